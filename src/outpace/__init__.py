@@ -1,0 +1,37 @@
+"""Outpace: language models generate several times faster without changing a token of what they would have said."""
+
+from typing import TYPE_CHECKING, Any
+
+from outpace.core.errors import InvalidRequest, ModelError, NonFiniteLogits, OutpaceError, UnsupportedModel
+from outpace.core.events import Generation, RequestMetrics, Sample, StepEvent
+from outpace.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from outpace.api import Model, TokenStream, load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Generation",
+    "InvalidRequest",
+    "Model",
+    "ModelError",
+    "NonFiniteLogits",
+    "OutpaceError",
+    "RequestMetrics",
+    "Sample",
+    "SamplingParams",
+    "StepEvent",
+    "TokenStream",
+    "UnsupportedModel",
+    "load",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: the front door imports transformers, which takes seconds.
+    if name in ("Model", "TokenStream", "load"):
+        from outpace import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'outpace' has no attribute {name!r}")

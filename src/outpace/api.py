@@ -1,0 +1,218 @@
+"""The front door: load a model, generate, stream. The composition root of the library."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, cast
+
+from outpace.core.errors import InvalidRequest
+from outpace.core.events import Generation, Sample, StepEvent
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Proposer
+from outpace.drafters.catalog import MAX_BUDGET, Surroundings, build_proposer, parse_method
+from outpace.engine.engine import Engine
+from outpace.engine.session import Session
+from outpace.models.load import load_target
+from outpace.models.target import TransformersTarget
+from outpace.models.text import ChatMessage, TextCodec
+
+Prompt = str | Sequence[int] | Sequence[ChatMessage]
+
+
+class Model:
+    """A loaded model with a default method. Made by `outpace.load`.
+
+    Attributes:
+        target: the model on its slots.
+        codec: its tokenizer.
+        engine: the engine that all calls share.
+        method: the default method.
+    """
+
+    def __init__(self, name: str, target: TransformersTarget, codec: TextCodec, method: str, budget: int | None) -> None:
+        self.name, self.target, self.codec, self.method = name, target, codec, method
+        self.engine = Engine(target, codec.new_detokenizer)
+        self._budget = _checked_budget(budget)
+        self._proposers: dict[str, Proposer] = {}
+        self.proposer(method)
+
+    def proposer(self, method: str) -> Proposer:
+        """The proposer of a method such as "recycle:budget=8", built once and kept, with what it has learned."""
+        if method not in self._proposers:
+            around = Surroundings(self.target.vocab_size, self.target.device)
+            self._proposers[method] = build_proposer(parse_method(method), around)
+        return self._proposers[method]
+
+    def reset(self) -> None:
+        """Make every method forget what it learned from earlier requests."""
+        for proposer in self._proposers.values():
+            proposer.reset()
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | None = None,
+        *,
+        method: str | None = None,
+        budget: int | None = None,
+        **options: Any,
+    ) -> Any:
+        """Generate answers; several prompts share the engine as one batch.
+
+        Args:
+            prompts: text, token ids or chat messages, or a list of any of these. Text is taken as it is; chat
+                messages go through the model's chat template.
+            params: sampling parameters; or give them as keyword options.
+            method: the method for these prompts, by default the model's.
+            budget: drafted nodes per round, by default the method's.
+            **options: fields of `SamplingParams`.
+
+        Returns:
+            A `Generation` for one prompt, a list of them for a list of prompts.
+
+        Raises:
+            InvalidRequest: a prompt or option that cannot be served.
+            NonFiniteLogits: the target produced NaN or infinity.
+        """
+        is_single, batch = _as_batch(prompts)
+        sessions = [self._add(prompt, params, method, budget, options) for prompt in batch]
+        self._drain([session for group in sessions for session in group])
+        generations = [
+            Generation(tuple(group[0].prompt_ids), tuple(self.engine.result(session) for session in group))
+            for group in sessions
+        ]
+        return generations[0] if is_single else generations
+
+    def stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        method: str | None = None,
+        budget: int | None = None,
+        **options: Any,
+    ) -> "TokenStream":
+        """Generate one answer piece by piece; closing the stream early cancels the request.
+
+        Arguments are those of `generate`, for one prompt and n = 1.
+        """
+        (session,) = self._add(prompt, params, method, budget, options, only_one=True)
+        return TokenStream(self.engine, session)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Ids of text, chat messages or ids.
+
+        Raises:
+            InvalidRequest: it is none of these, or the template refuses it.
+        """
+        if isinstance(prompt, str):
+            return self.codec.encode(prompt)
+        if prompt and all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
+            return list(cast(Sequence[int], prompt))
+        if prompt and all(isinstance(item, dict) for item in prompt):
+            return self.codec.encode_chat(cast(Sequence[ChatMessage], prompt))
+        if not prompt:
+            return []
+        raise InvalidRequest(f"prompt of type {type(prompt[0]).__name__}: give text, token ids or chat messages")
+
+    def _add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        method: str | None,
+        budget: int | None,
+        options: dict[str, Any],
+        only_one: bool = False,
+    ) -> list[Session]:
+        if params is not None and options:
+            raise InvalidRequest(f"params and {', '.join(options)} were both given: put everything into one of them")
+        params = params or SamplingParams.from_options(**options)
+        if only_one and params.n != 1:
+            raise InvalidRequest(f"n={params.n}: a stream carries one sample; use generate for several")
+        proposer = self.proposer(method or self.method)
+        chosen = _checked_budget(budget)
+        if chosen is None and (method or self.method) == self.method:
+            chosen = self._budget
+        return self.engine.add(self.encode(prompt), params, proposer, chosen)
+
+    def _drain(self, sessions: list[Session]) -> None:
+        try:
+            while any(session.finish_reason is None for session in sessions):
+                self.engine.step()
+        except BaseException:
+            for session in sessions:
+                self.engine.cancel(session)
+            raise
+
+
+class TokenStream(Iterator[StepEvent]):
+    """The events of one request. After the last one, `result` holds the whole answer."""
+
+    def __init__(self, engine: Engine, session: Session) -> None:
+        self._engine, self._session = engine, session
+        self.result: Sample | None = None
+
+    def __next__(self) -> StepEvent:
+        while not self._session.events and self._session.finish_reason is None:
+            self._engine.step()
+        if not self._session.events:
+            self.result = self._engine.result(self._session)
+            raise StopIteration
+        return self._session.events.popleft()
+
+    def close(self) -> None:
+        """Cancel the request if it is still running and free its slot."""
+        self._engine.cancel(self._session)
+        self.result = self._engine.result(self._session)
+
+    def __enter__(self) -> "TokenStream":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def load(
+    model: str,
+    method: str = "recycle",
+    *,
+    budget: int | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    max_model_len: int | None = None,
+    max_num_seqs: int = 8,
+) -> Model:
+    """Load a model for fast, lossless generation.
+
+    Args:
+        model: a local folder or GGUF file, the name of a pulled model (`outpace models pull smollm2-135m`), or a
+            hub id, looked for in this order.
+        method: how to draft: "plain", "lookup", "recycle", with options as in "recycle:budget=8".
+        budget: drafted nodes per round; None takes the method's default for the device.
+        dtype: "auto" (bfloat16 where the hardware computes in it), "float32", "bfloat16" or "float16".
+        device: "auto", "cpu" or "cuda".
+        max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
+        max_num_seqs: requests decoded at a time; more wait their turn.
+
+    Raises:
+        ModelError: the model cannot be found or read.
+        UnsupportedModel: its architecture cannot be decoded losslessly.
+        InvalidRequest: a bad option.
+    """
+    parse_method(method)
+    _checked_budget(budget)
+    target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs)
+    return Model(model, target, codec, method, budget)
+
+
+def _checked_budget(budget: int | None) -> int | None:
+    if budget is not None and not 0 <= budget <= MAX_BUDGET:
+        raise InvalidRequest(f"budget={budget}: must be from 0 to {MAX_BUDGET} drafted nodes")
+    return budget
+
+
+def _as_batch(prompts: Prompt | Sequence[Prompt]) -> tuple[bool, list[Prompt]]:
+    if isinstance(prompts, str):
+        return True, [prompts]
+    items = list(prompts)
+    if not items or isinstance(items[0], int | dict):
+        return True, [cast(Prompt, items)]
+    return False, cast(list[Prompt], items)

@@ -1,0 +1,21 @@
+"""Errors a user can act on. Each message names the field, the value and the remedy."""
+
+
+class OutpaceError(Exception):
+    """Base of every error that Outpace raises on purpose."""
+
+
+class InvalidRequest(OutpaceError, ValueError):
+    """A request cannot be served as asked: a bad parameter, an empty prompt, a prompt that does not fit."""
+
+
+class ModelError(OutpaceError):
+    """A model cannot be found, read or trusted."""
+
+
+class UnsupportedModel(ModelError):
+    """The model was read, but its architecture cannot be decoded losslessly by this engine."""
+
+
+class NonFiniteLogits(OutpaceError, ArithmeticError):
+    """The target produced NaN or infinite logits, so no token can be chosen."""

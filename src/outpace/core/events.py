@@ -1,0 +1,108 @@
+"""What the engine reports: events while it runs, counters and a result at the end."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """Tokens that one request gained in one step, and its end if it ended.
+
+    Attributes:
+        request_id, sample_index: which request, which of its n samples.
+        tokens: ids emitted in this step, in order.
+        text: text that became certain in this step; empty when the engine has no detokenizer.
+        finish_reason: "stop", "length", "cancelled" or "error" when the request ended with this step.
+    """
+
+    request_id: int
+    sample_index: int
+    tokens: tuple[int, ...]
+    text: str
+    finish_reason: str | None
+
+
+@dataclass
+class RequestMetrics:
+    """Counters of one request. Times are wall milliseconds of the steps it took part in, shared steps counted whole.
+
+    Attributes:
+        prompt_tokens, new_tokens: counts; new_tokens includes an EOS id.
+        steps: target passes after prefill.
+        drafted: drafted nodes verified (the pending token is not a draft).
+        accepted: drafted tokens that were emitted.
+        accepted_per_depth: entry d counts the steps whose draft at depth d + 1 was emitted.
+        ttft_ms: admission to first token. decode_ms: first token to last token.
+        draft_ms: building trees and learning from verified ones. forward_ms: the target's passes.
+        verify_ms: choosing tokens and walking trees. commit_ms: moving KV rows, stopping, detokenizing.
+    """
+
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_depth: list[int] = field(default_factory=list)
+    ttft_ms: float = 0.0
+    decode_ms: float = 0.0
+    draft_ms: float = 0.0
+    forward_ms: float = 0.0
+    verify_ms: float = 0.0
+    commit_ms: float = 0.0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens emitted per target pass after prefill, the bonus included; plain decoding has 1.0."""
+        return (self.new_tokens - 1) / self.steps if self.steps else 1.0
+
+    @property
+    def tpot_ms(self) -> float:
+        """Decode milliseconds per token after the first."""
+        return self.decode_ms / (self.new_tokens - 1) if self.new_tokens > 1 else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"tokens_per_step": self.tokens_per_step, "tpot_ms": self.tpot_ms}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One finished answer: ids, text, counts and finish reason all end at the same token.
+
+    Attributes:
+        token_ids: generated ids, an EOS or the token that completed a stop string included.
+        text: decoded text without special tokens, cut before a stop string.
+        finish_reason: "stop", "length", "cancelled" or "error".
+        stop_reason: the EOS id or the stop string that ended it, else None.
+        seed: the seed in use, also when the request named none.
+    """
+
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    stop_reason: int | str | None
+    seed: int
+    metrics: RequestMetrics
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The answer to one prompt: n samples. The shortcuts speak of the first."""
+
+    prompt_ids: tuple[int, ...]
+    samples: tuple[Sample, ...]
+
+    @property
+    def text(self) -> str:
+        return self.samples[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.samples[0].token_ids
+
+    @property
+    def finish_reason(self) -> str:
+        return self.samples[0].finish_reason
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        return self.samples[0].metrics

@@ -1,0 +1,209 @@
+"""The contracts between rooms: what a target, a proposer and a verifier hand to each other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from outpace.core.tree import DraftTree, Topology
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a source wants to see of the target beside the committed ids.
+
+    Attributes:
+        top_k: ids of the k largest logits at every verified node and prompt position; 0 for none.
+    """
+
+    top_k: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class NodeOutputs:
+    """The target's answer at R nodes of one request.
+
+    Attributes:
+        logits: [R, V] in the target's compute dtype.
+        top_ids: [R, k] ids of the largest logits, best first.
+        top_logits: [R, k] float32 logits of `top_ids`, computed in float32 whatever the compute dtype.
+    """
+
+    logits: Tensor
+    top_ids: Tensor
+    top_logits: Tensor
+
+    def scores(self, row: int) -> Tensor:
+        """[V] float32 logits of one node, exact in float32 for the top candidates."""
+        return self.logits[row].to(torch.float32, copy=True).scatter_(0, self.top_ids[row], self.top_logits[row])
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """A run of prompt tokens to be written after what the slot already holds.
+
+    Attributes:
+        slot: the request's slot.
+        tokens: [C] int64.
+        want_top: also return the top ids at every position, for sources that learn from the prompt.
+        is_last: also return the outputs at the last position, from which the first token is drawn.
+    """
+
+    slot: int
+    tokens: Tensor
+    want_top: bool
+    is_last: bool
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkOutput:
+    """Outputs of one prefill chunk: `top_ids` [C, k] if wanted, `last` (one node) if it was the last chunk."""
+
+    top_ids: Tensor | None
+    last: NodeOutputs | None
+
+
+class Target(Protocol):
+    """A model with a slot per request. Positions of a tree's nodes are committed length + depth.
+
+    Attributes:
+        vocab_size: V.
+        max_length: tokens of one request, prompt and answer together.
+        max_slots: requests that can be open at a time.
+        eos_token_ids: ids that end a request unless it names its own.
+    """
+
+    vocab_size: int
+    max_length: int
+    max_slots: int
+    eos_token_ids: tuple[int, ...]
+
+    def open_slot(self) -> int: ...
+
+    def close_slot(self, slot: int) -> None: ...
+
+    def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]: ...
+
+    def forward(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[NodeOutputs]: ...
+
+    def commit(self, slot: int, path: Sequence[int]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What verification decided for one tree.
+
+    Attributes:
+        path: accepted nodes from the root on; path[0] is 0, the pending token.
+        next_token: the target's own token after the path; the next round's pending token.
+    """
+
+    path: tuple[int, ...]
+    next_token: int
+
+    @property
+    def accepted_drafts(self) -> int:
+        return len(self.path) - 1
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """One request's wish for a tree.
+
+    Attributes:
+        ids: prompt and generated ids; the last one is the pending token.
+        budget: drafted nodes at most.
+        max_depth: depth of a drafted node at most.
+    """
+
+    ids: Sequence[int]
+    budget: int
+    max_depth: int
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """One verified tree, told to the proposer: retrieval learns from rejected nodes too."""
+
+    tree: DraftTree
+    verdict: Verdict
+    outputs: NodeOutputs
+
+
+class Proposer(Protocol):
+    """Answers "which tree?" for a batch of requests. `open` makes the state that the engine keeps per request;
+    `reset` forgets what was learned across requests.
+
+    Attributes:
+        needs: what it wants of the target.
+        budget: drafted nodes per tree unless a request asks for another number.
+    """
+
+    needs: Needs
+    budget: int
+
+    def open(self) -> Any: ...
+
+    def prefill(self, state: Any, tokens: Tensor, top_ids: Tensor | None) -> None: ...
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]: ...
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Continuations of F frontier nodes: tokens [F, C], best first."""
+
+    tokens: Tensor
+
+
+class LevelSource(Protocol):
+    """A source that is asked level by level. `tokens` [F] and `owners` [F] name the frontier nodes of all requests."""
+
+    needs: Needs
+
+    def open(self) -> Any: ...
+
+    def prefill(self, state: Any, tokens: Tensor, top_ids: Tensor | None) -> None: ...
+
+    def expand(self, states: Sequence[Any], tokens: Tensor, owners: Sequence[int]) -> Candidates: ...
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class RankPlan:
+    """A tree decided before any token is known: which rank of which node becomes a node.
+
+    Attributes:
+        topology: the tree, nodes in breadth-first order.
+        levels: per depth, the parent's place in the level above [F] and the rank among its candidates [F].
+    """
+
+    topology: Topology
+    levels: tuple[tuple[Tensor, Tensor], ...]
+
+
+class Shape(Protocol):
+    """Decides which nodes deserve a slot. Pure: it never sees a model."""
+
+    def plan(self, budget: int, max_depth: int) -> RankPlan: ...
+
+
+class Detokenizer(Protocol):
+    """Turns ids into text one by one.
+
+    `push` returns the text that became certain, maybe empty: a token can end inside a character. `flush` returns
+    what is still open at the end.
+    """
+
+    def push(self, token: int) -> str: ...
+
+    def flush(self) -> str: ...

@@ -1,0 +1,126 @@
+"""Draft trees: the one data structure that every method proposes and every verifier walks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+
+class Topology:
+    """The shape of a tree, without its tokens. Build with `Topology.of` or `Topology.chain`.
+
+    Node 0 is the pending token; `parents[i] < i` for every other node. Structure lives on the host because
+    verification walks it there; shapes recur round after round, so everything derived from one is computed once.
+
+    Attributes:
+        parents: parent index of each node, -1 for node 0.
+    """
+
+    def __init__(self, parents: tuple[int, ...]) -> None:
+        if not parents or parents[0] != -1:
+            raise ValueError(f"parents={parents}: node 0 is the pending token and its parent must be -1")
+        for node, parent in enumerate(parents[1:], start=1):
+            if not 0 <= parent < node:
+                raise ValueError(f"parents[{node}]={parent}: a parent must come before its child (0..{node - 1})")
+        self.parents = parents
+
+    @staticmethod
+    def of(parents: Sequence[int]) -> "Topology":
+        """The topology with these parents, shared between trees of the same shape.
+
+        Raises:
+            ValueError: node 0 is not the root, or a parent does not come before its child.
+        """
+        return _cached_topology(tuple(parents))
+
+    @staticmethod
+    def chain(length: int) -> "Topology":
+        """A path of `length` nodes, the pending token included."""
+        return _cached_topology(tuple(range(-1, length - 1)))
+
+    def __len__(self) -> int:
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> tuple[int, ...]:
+        """Drafted tokens from the pending token to each node; 0 for node 0."""
+        depths = [0] * len(self.parents)
+        for node in range(1, len(self.parents)):
+            depths[node] = depths[self.parents[node]] + 1
+        return tuple(depths)
+
+    @cached_property
+    def max_depth(self) -> int:
+        return max(self.depths)
+
+    @cached_property
+    def depth_tensor(self) -> Tensor:
+        return torch.tensor(self.depths)  # [N]
+
+    @cached_property
+    def children(self) -> tuple[tuple[int, ...], ...]:
+        """Children of each node, in index order."""
+        children: list[list[int]] = [[] for _ in self.parents]
+        for node in range(1, len(self.parents)):
+            children[self.parents[node]].append(node)
+        return tuple(tuple(nodes) for nodes in children)
+
+    @cached_property
+    def is_chain(self) -> bool:
+        return all(parent == node - 1 for node, parent in enumerate(self.parents))
+
+    @cached_property
+    def ancestor_mask(self) -> Tensor:
+        """[N, N] bool: entry (i, j) is true when j is i or an ancestor of i."""
+        if self.is_chain:
+            return torch.ones(len(self), len(self), dtype=torch.bool).tril()
+        mask = torch.eye(len(self), dtype=torch.bool)
+        for node in range(1, len(self.parents)):
+            mask[node] |= mask[self.parents[node]]
+        return mask
+
+    def path(self, node: int) -> tuple[int, ...]:
+        """Nodes from the root down to `node`, both included."""
+        path = [node]
+        while path[-1] != 0:
+            path.append(self.parents[path[-1]])
+        return tuple(reversed(path))
+
+
+@lru_cache(maxsize=1024)
+def _cached_topology(parents: tuple[int, ...]) -> Topology:
+    return Topology(parents)
+
+
+@dataclass(frozen=True, eq=False)
+class DraftTree:
+    """A proposal: tokens on a topology, with the distribution they were drawn from.
+
+    Attributes:
+        tokens: [N] int64; node 0 is the pending token. N = 1 is an empty draft, that is plain decoding.
+        topology: the shape, N nodes.
+        draft_probs: [N, V], row i the distribution from which the children of node i were drawn independently of
+            one another; None says *point mass*: each token was chosen, not drawn. There is no third option.
+    """
+
+    tokens: Tensor
+    topology: Topology
+    draft_probs: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens.dtype != torch.int64 or self.tokens.ndim != 1:
+            raise ValueError(f"tokens must be int64 [N], got {self.tokens.dtype} {tuple(self.tokens.shape)}")
+        if len(self.tokens) != len(self.topology):
+            raise ValueError(f"{len(self.tokens)} tokens on a topology of {len(self.topology)} nodes")
+        if self.draft_probs is not None and (self.draft_probs.ndim != 2 or len(self.draft_probs) != len(self)):
+            raise ValueError(f"draft_probs must be [N, V] with N={len(self)}, got {tuple(self.draft_probs.shape)}")
+
+    @staticmethod
+    def chain(tokens: Tensor, draft_probs: Tensor | None = None) -> "DraftTree":
+        """A chain draft; tokens[0] is the pending token."""
+        return DraftTree(tokens, Topology.chain(len(tokens)), draft_probs)
+
+    def __len__(self) -> int:
+        return len(self.topology)

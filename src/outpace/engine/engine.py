@@ -1,0 +1,204 @@
+"""The engine: admits requests into slots, fills their prompts in chunks, runs rounds, ends requests."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import torch
+
+from outpace.core.errors import InvalidRequest
+from outpace.core.events import Sample
+from outpace.core.params import MAX_SEED, SamplingParams
+from outpace.core.protocols import Chunk, Detokenizer, NodeOutputs, Proposer, Target
+from outpace.engine.round import find_sound, run_round
+from outpace.engine.session import Session
+from outpace.engine.stopping import Stop, StopChecker
+from outpace.sampling.draw import BatchDraw
+
+
+class Engine:
+    """Decodes any mix of requests over one target. Requests join and leave between steps.
+
+    Args:
+        target: the model.
+        new_detokenizer: makes a detokenizer per request; None if the engine should not produce text.
+        prefill_chunk: prompt tokens written per request and step; a long prompt does not hold up the others.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        new_detokenizer: Callable[[], Detokenizer] | None = None,
+        prefill_chunk: int = 256,
+    ) -> None:
+        self.target = target
+        self._new_detokenizer = new_detokenizer
+        self._prefill_chunk = prefill_chunk
+        self._next_request_id = 0
+        self._waiting: list[Session] = []
+        self._running: list[Session] = []
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._waiting or self._running)
+
+    def add(
+        self, prompt_ids: Sequence[int], params: SamplingParams, proposer: Proposer, budget: int | None = None
+    ) -> list[Session]:
+        """Queue one prompt; its n samples become sessions of one request.
+
+        Args:
+            prompt_ids: token ids of the prompt.
+            params: sampling parameters.
+            proposer: the method.
+            budget: drafted nodes per round; None takes the proposer's.
+
+        Raises:
+            InvalidRequest: the prompt is empty, has ids outside the vocabulary, or leaves no room for a token.
+        """
+        prompt = self._checked_prompt(prompt_ids, params)
+        budget = proposer.budget if budget is None else budget
+        if budget < 0:
+            raise InvalidRequest(f"budget={budget}: must be 0 or more drafted nodes")
+        eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
+        if params.stop and self._new_detokenizer is None:
+            raise InvalidRequest(f"stop={params.stop!r}: stop strings need a tokenizer; use eos_token_ids")
+        seed = secrets.randbelow(MAX_SEED) if params.seed is None else params.seed
+        limit = min(params.max_new_tokens, self.target.max_length - len(prompt))
+        request_id = self._next_request_id
+        self._next_request_id += 1
+        sessions = []
+        for sample_index in range(params.n):
+            detokenizer = self._new_detokenizer() if self._new_detokenizer else None
+            stopper = StopChecker(limit, eos, params.stop, detokenizer)
+            session = Session(request_id, sample_index, prompt, params, seed, proposer, budget, stopper)
+            session.ids = list(prompt)
+            session.metrics.prompt_tokens = len(prompt)
+            session.admitted_at = perf_counter()
+            sessions.append(session)
+            if limit == 0:
+                self._end(session, Stop("length"))
+                session.announce((), "")
+            else:
+                self._waiting.append(session)
+        return sessions
+
+    @torch.inference_mode()
+    def step(self) -> None:
+        """Admit what fits, write one prompt chunk per new request, run one round for the others.
+
+        What a request gained is filed in its session's `events`, so that callers sharing the engine never take each
+        other's.
+        """
+        while self._waiting and len(self._running) < self.target.max_slots:
+            session = self._waiting.pop(0)
+            session.slot = self.target.open_slot()
+            session.state = session.proposer.open()
+            self._running.append(session)
+        filling = [session for session in self._running if session.prefilled < len(session.prompt_ids)]
+        decoding = [session for session in self._running if session.prefilled == len(session.prompt_ids)]
+        if filling:
+            self._prefill(filling)
+        if decoding:
+            for session, tokens in run_round(self.target, decoding):
+                self._emit(session, tokens)
+            self._fail_unsound(decoding)
+
+    def cancel(self, session: Session) -> None:
+        """End a session now, keeping what it has, and free its slot. Does nothing to one that has ended."""
+        if session.finish_reason is None:
+            self._waiting = [other for other in self._waiting if other is not session]
+            self._end(session, Stop("cancelled"))
+            session.announce((), session.stopper.close())
+
+    def result(self, session: Session) -> Sample:
+        """The finished answer of a session.
+
+        Raises:
+            NonFiniteLogits: the target failed on it.
+        """
+        if session.error is not None:
+            raise session.error
+        assert session.finish_reason is not None, "result() is for sessions that have ended"
+        return Sample(
+            tuple(session.generated),
+            session.stopper.text,
+            session.finish_reason,
+            session.stop_reason,
+            session.seed,
+            session.metrics,
+        )
+
+    def _checked_prompt(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
+        prompt = [int(token) for token in prompt_ids]
+        if not prompt:
+            raise InvalidRequest("the prompt is empty: give at least one token")
+        outside = next((token for token in prompt if not 0 <= token < self.target.vocab_size), None)
+        if outside is not None:
+            raise InvalidRequest(f"token id {outside} is outside the vocabulary of {self.target.vocab_size}")
+        if len(prompt) + min(params.max_new_tokens, 1) > self.target.max_length:
+            raise InvalidRequest(
+                f"the prompt has {len(prompt)} tokens and the limit is {self.target.max_length} for prompt and answer "
+                "together, which leaves no room for a new token: shorten the prompt or load with a larger max_model_len"
+            )
+        return prompt
+
+    def _prefill(self, sessions: list[Session]) -> None:
+        chunks = []
+        for session in sessions:
+            assert session.slot is not None
+            end = min(session.prefilled + self._prefill_chunk, len(session.prompt_ids))
+            tokens = torch.tensor(session.prompt_ids[session.prefilled : end])
+            want_top = session.proposer.needs.top_k > 0
+            chunks.append(Chunk(session.slot, tokens, want_top, is_last=end == len(session.prompt_ids)))
+        ready: list[tuple[Session, NodeOutputs]] = []
+        for session, chunk, output in zip(sessions, chunks, self.target.prefill(chunks), strict=True):
+            session.prefilled += len(chunk.tokens)
+            session.proposer.prefill(session.state, chunk.tokens, output.top_ids)
+            if output.last is not None:
+                ready.append((session, output.last))
+        if not ready:
+            return
+        sound = find_sound([session for session, _ in ready], [output for _, output in ready])
+        first = [ready[index] for index in sound]
+        draw = BatchDraw([output for _, output in first], [(0,)] * len(first), [session.stream for session, _ in first])
+        for (session, _), token in zip(first, draw([(index, 0) for index in range(len(first))]), strict=True):
+            self._emit(session, [token])
+        self._fail_unsound(sessions)
+
+    def _emit(self, session: Session, tokens: list[int]) -> None:
+        started = perf_counter()
+        metrics = session.metrics
+        is_first = len(session.ids) == len(session.prompt_ids)
+        kept, text, stop = session.stopper.take(tokens)
+        session.ids += kept
+        metrics.new_tokens += len(kept)
+        accepted = min(len(kept), len(tokens) - 1)
+        metrics.accepted += accepted
+        metrics.accepted_per_depth += [0] * (accepted - len(metrics.accepted_per_depth))
+        for depth in range(accepted):
+            metrics.accepted_per_depth[depth] += 1
+        now = perf_counter()
+        if is_first:
+            session.first_token_at = now
+            metrics.ttft_ms = (now - session.admitted_at) * 1e3
+        else:
+            metrics.commit_ms += (now - started) * 1e3
+        metrics.decode_ms = (now - session.first_token_at) * 1e3
+        if stop is not None:
+            self._end(session, stop)
+        session.announce(kept, text)
+
+    def _fail_unsound(self, sessions: list[Session]) -> None:
+        for session in sessions:
+            if session.error is not None and session.finish_reason is None:
+                self._end(session, Stop("error"))
+                session.announce((), session.stopper.close())
+
+    def _end(self, session: Session, stop: Stop) -> None:
+        session.finish_reason, session.stop_reason = stop.finish_reason, stop.stop_reason
+        if session.slot is not None:
+            self.target.close_slot(session.slot)
+            session.slot = None
+            self._running.remove(session)
+        session.state = None

@@ -1,0 +1,141 @@
+"""One round: propose a token tree, verify it in one target pass, commit one path, tell the proposer what happened.
+
+Every method is this round with another proposer; plain decoding is this round with an empty draft.
+"""
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+
+from outpace.core.errors import NonFiniteLogits
+from outpace.core.protocols import DraftRequest, NodeOutputs, Observation, Proposer, Target, Verdict
+from outpace.core.tree import DraftTree
+from outpace.engine.session import Session
+from outpace.sampling.draw import BatchDraw, RejectionDraw
+from outpace.verify.match import match
+from outpace.verify.rejection import rejection
+
+Emitted = list[tuple[Session, list[int]]]
+
+
+def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
+    """Advance every session by one round.
+
+    Args:
+        target: the model; each session has a slot in it and one pending token.
+        sessions: requests of any mix of methods, lengths, temperatures and tree sizes.
+
+    Returns:
+        The tokens each session gained, 1 to K + 1 of them, not yet checked for stops. A session whose logits are not
+        finite gains none and has `error` set.
+    """
+    clock = [perf_counter()]
+    trees = propose(target, sessions)
+    clock.append(perf_counter())
+    outputs = target.forward([_slot(session) for session in sessions], trees)
+    clock.append(perf_counter())
+    sound = find_sound(sessions, outputs)
+    verdicts = verify(sessions, trees, outputs, sound)
+    clock.append(perf_counter())
+    emitted: Emitted = []
+    for index, verdict in verdicts.items():
+        session, tree = sessions[index], trees[index]
+        target.commit(_slot(session), verdict.path)
+        emitted.append((session, [*tree.tokens[list(verdict.path[1:])].tolist(), verdict.next_token]))
+    clock.append(perf_counter())
+    observe(sessions, trees, outputs, verdicts)
+    clock.append(perf_counter())
+    propose_s, forward_s, verify_s, commit_s, observe_s = (after - before for before, after in zip(clock, clock[1:]))
+    for session, tree in zip(sessions, trees, strict=True):
+        session.metrics.steps += 1
+        session.metrics.drafted += len(tree) - 1
+        session.metrics.draft_ms += (propose_s + observe_s) * 1e3
+        session.metrics.forward_ms += forward_s * 1e3
+        session.metrics.verify_ms += verify_s * 1e3
+        session.metrics.commit_ms += commit_s * 1e3
+    return emitted
+
+
+def propose(target: Target, sessions: Sequence[Session]) -> list[DraftTree]:
+    """One tree per session, asked of each proposer once for all its sessions."""
+    trees: dict[int, DraftTree] = {}
+    for proposer, members in by_proposer(sessions).items():
+        requests = []
+        for index in members:
+            session = sessions[index]
+            # The bonus token comes on top of the drafts, so the last token that fits is never a draft.
+            room = min(session.remaining, target.max_length - len(session.ids)) - 1
+            requests.append(DraftRequest(session.ids, session.budget, max(room, 0)))
+        proposed = proposer.propose([sessions[index].state for index in members], requests)
+        for index, request, tree in zip(members, requests, proposed, strict=True):
+            if len(tree) - 1 > request.budget or tree.topology.max_depth > request.max_depth:
+                raise ValueError(
+                    f"{type(proposer).__name__} proposed {len(tree) - 1} nodes of depth {tree.topology.max_depth}; "
+                    f"the budget is {request.budget} nodes of depth {request.max_depth}"
+                )
+            trees[index] = tree
+    return [trees[index] for index in range(len(sessions))]
+
+
+def find_sound(sessions: Sequence[Session], outputs: Sequence[NodeOutputs]) -> list[int]:
+    """Indices of sessions whose logits are finite; the others get an error. NaN sorts first, so the top tells."""
+    finite = torch.stack([torch.isfinite(output.top_logits).all() for output in outputs]).tolist()
+    for session, is_finite in zip(sessions, finite, strict=True):
+        if not is_finite:
+            session.error = NonFiniteLogits(
+                f"request {session.request_id}: the target's logits at position {len(session.ids)} are not finite; "
+                "check the weights, or load the model with dtype='float32'"
+            )
+    return [index for index, is_finite in enumerate(finite) if is_finite]
+
+
+def verify(
+    sessions: Sequence[Session], trees: Sequence[DraftTree], outputs: Sequence[NodeOutputs], sound: Sequence[int]
+) -> dict[int, Verdict]:
+    """A verdict for each sound session, by the rule its request asks for."""
+    tokens = {index: trees[index].tokens.tolist() for index in sound}
+    verdicts: dict[int, Verdict] = {}
+    matched = [index for index in sound if sessions[index].params.verification == "match"]
+    if matched:
+        topologies = [trees[index].topology for index in matched]
+        draw = BatchDraw(
+            [outputs[index] for index in matched],
+            [topology.depths for topology in topologies],
+            [sessions[index].stream for index in matched],
+        )
+        verdicts |= zip(matched, match(topologies, [tokens[index] for index in matched], draw), strict=True)
+    for index in sound:
+        if index not in verdicts:
+            primitives = RejectionDraw(outputs[index], trees[index].topology.depths, sessions[index].stream)
+            verdicts[index] = rejection(
+                trees[index], tokens[index], primitives.target_probs, primitives.categorical, primitives.bernoulli
+            )
+    return dict(sorted(verdicts.items()))
+
+
+def observe(
+    sessions: Sequence[Session],
+    trees: Sequence[DraftTree],
+    outputs: Sequence[NodeOutputs],
+    verdicts: dict[int, Verdict],
+) -> None:
+    """Tell each proposer what became of its trees."""
+    for proposer, members in by_proposer(sessions).items():
+        told = [index for index in members if index in verdicts]
+        if told:
+            observations = [Observation(trees[index], verdicts[index], outputs[index]) for index in told]
+            proposer.observe([sessions[index].state for index in told], observations)
+
+
+def by_proposer(sessions: Sequence[Session]) -> dict[Proposer, list[int]]:
+    """Indices of the sessions that share a proposer."""
+    groups: dict[Proposer, list[int]] = {}
+    for index, session in enumerate(sessions):
+        groups.setdefault(session.proposer, []).append(index)
+    return groups
+
+
+def _slot(session: Session) -> int:
+    assert session.slot is not None, "a session in a round has a slot"
+    return session.slot

@@ -1,0 +1,71 @@
+"""The one mutable object of a request."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from outpace.core.events import RequestMetrics, StepEvent
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Proposer
+from outpace.engine.stopping import StopChecker
+from outpace.sampling.draw import Stream
+
+
+@dataclass(eq=False)
+class Session:
+    """Everything the engine knows about one sample of one request.
+
+    Attributes:
+        request_id, sample_index: which request, which of its n samples.
+        prompt_ids: the prompt.
+        params, seed: how tokens are chosen; the seed actually in use.
+        proposer: answers "which tree?" for this request.
+        budget: drafted nodes per round at most.
+        stopper: decides where the answer ends.
+        state: the proposer's per-request state.
+        slot: KV slot, None while waiting and after the end.
+        prefilled: prompt tokens already written.
+        ids: prompt and generated ids. Once the prompt is written the last one is the pending token, whose KV is not.
+        admitted_at, first_token_at: clock readings in seconds.
+        finish_reason, stop_reason, error: how it ended.
+        events: its events that nobody has taken yet, oldest first.
+    """
+
+    request_id: int
+    sample_index: int
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    proposer: Proposer
+    budget: int
+    stopper: StopChecker
+    state: Any = None
+    slot: int | None = None
+    prefilled: int = 0
+    ids: list[int] = field(default_factory=list)
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+    admitted_at: float = 0.0
+    first_token_at: float = 0.0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: Exception | None = None
+    events: deque[StepEvent] = field(default_factory=deque)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.ids[len(self.prompt_ids) :]
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.params.max_new_tokens - (len(self.ids) - len(self.prompt_ids))
+
+    def announce(self, tokens: Sequence[int], text: str) -> None:
+        """File an event with the present finish reason."""
+        self.events.append(StepEvent(self.request_id, self.sample_index, tuple(tokens), text, self.finish_reason))
+
+    @property
+    def stream(self) -> Stream:
+        """The randomness for a tree rooted at the pending token: its successor goes to position len(ids)."""
+        return Stream(self.params, self.seed, self.sample_index, len(self.ids))

@@ -1,0 +1,75 @@
+"""Tree attention over slots, plugged into unmodified transformers models through their attention interface.
+
+The requests of a pass are packed into one row of tokens, each attends to its own slot at its exact length: no
+padding, no dead positions, and a request's numbers do not depend on who shares the pass. Stock attention would copy
+grouped keys, read dead positions and need one rectangular mask.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from outpace.cache.slots import PassCache, SlotKV, Segment
+from outpace.core.errors import UnsupportedModel
+
+ATTENTION_NAME = "outpace"
+# Arguments that attention interfaces receive without changing what is computed here.
+_HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "cache_position"})
+
+
+def tree_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    slots: PassCache | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of a packed pass: query [1, heads, T, head_dim] -> [1, T, heads, head_dim].
+
+    Raises:
+        UnsupportedModel: the model asks for attention features that this function does not compute.
+    """
+    del key, value, attention_mask  # read from the slots; visibility comes from the segments
+    unknown = [name for name, setting in kwargs.items() if setting is not None and name not in _HARMLESS]
+    if slots is None or scaling is None or unknown:
+        raise UnsupportedModel(f"{type(module).__name__} uses attention features that are not supported: {unknown}")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    attend = _attend_on_cpu if query.device.type == "cpu" else _attend_fused
+    parts = [attend(query[0], slots.kv, segment, layer, scaling) for segment in slots.segments]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+
+
+def _attend_on_cpu(query: Tensor, kv: SlotKV, segment: Segment, layer: int, scaling: float) -> Tensor:
+    """Grouped attention in float32: on a CPU faster than the fused kernel for few rows, and far less rounding."""
+    heads, _, head_dim = query.shape
+    keys, values = kv.read(layer, segment.slot, segment.count)  # [G, L, D]
+    groups, length, _ = keys.shape
+    rows = query[:, segment.start : segment.start + segment.count].to(torch.float32)  # [H, N, D]
+    rows = (rows * scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
+    scores = torch.bmm(rows, keys.float().transpose(1, 2))  # [G, H/G*N, L]
+    if segment.bias is not None:
+        fresh = scores.view(groups, heads // groups, segment.count, length)[..., length - segment.count :]
+        fresh += segment.bias
+    output = torch.bmm(torch.softmax(scores, dim=-1), values.float())  # [G, H/G*N, D]
+    return output.view(heads, segment.count, head_dim).transpose(0, 1).to(query.dtype)  # [N, H, D]
+
+
+def _attend_fused(query: Tensor, kv: SlotKV, segment: Segment, layer: int, scaling: float) -> Tensor:
+    keys, values = kv.read(layer, segment.slot, segment.count)  # [G, L, D]
+    rows = query[None, :, segment.start : segment.start + segment.count]  # [1, H, N, D]
+    mask = None
+    if segment.bias is not None:
+        prefix = keys.new_zeros(segment.count, keys.shape[1] - segment.count)
+        mask = torch.cat([prefix, segment.bias.to(keys.dtype)], dim=1)  # [N, L]
+    output = nn.functional.scaled_dot_product_attention(
+        rows, keys[None], values[None], attn_mask=mask, scale=scaling, enable_gqa=True
+    )
+    return output[0].transpose(0, 1)  # [N, H, D]
+
+
+AttentionInterface.register(ATTENTION_NAME, tree_attention)

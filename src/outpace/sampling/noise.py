@@ -1,0 +1,74 @@
+"""Keyed Gumbel noise: sampling that speculation cannot change.
+
+The target's draw at absolute position t of sample i of a request with seed s is argmax(log p + g), where g depends
+on (s, i, t, token id) alone. Whoever asks for the token at that position gets the same one: plain decoding, a
+verifier at any node of any tree, alone or in a batch. The bits come from an integer hash of 32-bit words, so that
+another backend can reproduce them.
+"""
+
+import hashlib
+import struct
+from collections.abc import Sequence
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B - 2**32
+_TOKEN_STEP = 0x9E3779B9 - 2**32
+
+
+class Purpose(IntEnum):
+    """What a noise value is for. Noise used twice correlates two decisions that must be independent."""
+
+    TARGET = 0
+    ACCEPT = 1
+    RESIDUAL = 2
+
+
+def noise_key(seed: int, sample_index: int, position: int, purpose: Purpose = Purpose.TARGET) -> tuple[int, int]:
+    """Two signed 32-bit words that key all noise of one decision.
+
+    Args:
+        seed: the request's seed, 0 to 2**63 - 1.
+        sample_index: which of the request's n samples.
+        position: absolute position of the token to be drawn, prompt included.
+        purpose: which decision at that position.
+    """
+    packed = struct.pack("<QIIB", seed, sample_index, position, purpose)
+    first, second = struct.unpack("<ii", hashlib.blake2b(packed, digest_size=8).digest())
+    return first, second
+
+
+def _mix(bits: Tensor) -> Tensor:
+    """A 32-bit finaliser (multiply-xorshift); int32 arithmetic wraps, shifts are made logical by masking."""
+    bits = bits ^ ((bits >> 16) & 0xFFFF)
+    bits = bits * _MIX_1
+    bits = bits ^ ((bits >> 15) & 0x1FFFF)
+    bits = bits * _MIX_2
+    return bits ^ ((bits >> 16) & 0xFFFF)
+
+
+def noise_bits(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
+    """[R, M] int32 hash of each key with each token id.
+
+    Args:
+        keys: R keys from `noise_key`.
+        token_ids: [M] ids shared by all rows, or [R, M].
+    """
+    words = torch.tensor(keys, dtype=torch.int32, device=token_ids.device)  # [R, 2]
+    bits = _mix(token_ids.to(torch.int32) * _TOKEN_STEP + words[:, :1])
+    return _mix(bits ^ words[:, 1:])
+
+
+def uniform(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
+    """[R, M] float32 in (0, 1), with 2**-32 resolution near 0."""
+    bits = noise_bits(keys, token_ids)
+    # Read as unsigned: small values convert to float32 exactly, which keeps the fine resolution near 0.
+    values = bits.to(torch.float32) + (bits < 0) * 2.0**32
+    return ((values + 0.5) * 2.0**-32).clamp_(max=1.0 - 2.0**-24)
+
+
+def gumbel(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
+    """[R, M] standard Gumbel noise, -log(-log1p(-u)): fine-grained in the upper tail, where the argmax lives."""
+    return uniform(keys, token_ids).neg_().log1p_().neg_().log_().neg_()

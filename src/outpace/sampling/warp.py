@@ -1,0 +1,84 @@
+"""One warp for target and draft alike: logits to the distribution that tokens are drawn from."""
+
+import torch
+from torch import Tensor
+
+from outpace.core.params import SamplingParams
+
+_TOP_P_GUESS = 256
+
+
+def warp(logits: Tensor, params: SamplingParams) -> Tensor:
+    """Apply temperature, top-k, top-p and min-p, in transformers' order and with its treatment of ties.
+
+    Args:
+        logits: [R, V] float32.
+        params: the request's sampling parameters.
+
+    Returns:
+        [R, V] float32 normalised log-probabilities, -inf for removed tokens; at temperature 0 all mass is on the
+        largest logit.
+    """
+    if params.is_greedy:
+        best = logits.argmax(dim=-1, keepdim=True)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, best, 0.0)
+    log_probs = torch.log_softmax(logits / params.temperature, dim=-1)
+    if 0 < params.top_k < logits.shape[-1]:
+        kth = log_probs.topk(params.top_k, dim=-1).values[:, -1:]
+        log_probs = _keep(log_probs, log_probs >= kth)
+    if params.top_p < 1.0:
+        log_probs = _keep(log_probs, log_probs >= _top_p_floor(log_probs, params.top_p))
+    if params.min_p > 0.0:
+        floor = log_probs.amax(dim=-1, keepdim=True) + torch.log(torch.tensor(params.min_p)).item()
+        log_probs = _keep(log_probs, log_probs >= floor)
+    return log_probs
+
+
+def cutoff_distance(logits: Tensor, params: SamplingParams, token: int) -> float:
+    """How far, in nats, a token's log-probability lies from the nearest cut-off that could drop or admit it.
+
+    The certificate uses it: a rounding error larger than this distance can change which tokens may be drawn.
+
+    Args:
+        logits: [V] float32 logits of one position.
+        params: the request's sampling parameters.
+        token: the token id in question.
+    """
+    distance = float("inf")
+    log_probs = torch.log_softmax(logits[None] / (params.temperature or 1.0), dim=-1)
+    if 0 < params.top_k < log_probs.shape[-1]:
+        around = log_probs.topk(params.top_k + 1, dim=-1).values[0, -2:]
+        distance = min(distance, float((log_probs[0, token] - around).abs().min()))
+        log_probs = _keep(log_probs, log_probs >= around[0])
+    if params.top_p < 1.0:
+        ordered = log_probs[0].sort(descending=True).values
+        floor = _top_p_floor(log_probs, params.top_p)[0, 0]
+        mass = ordered.exp().cumsum(0)
+        last = int((ordered >= floor).sum()) - 1
+        # The set grows or shrinks when the mass at its edge crosses top_p: measured as a relative change of mass.
+        edges = mass[max(last - 1, 0) : last + 1] if last else mass[:1]
+        slack = float((edges - params.top_p).abs().min() / params.top_p)
+        distance = min(distance, slack, *(float((log_probs[0, token] - edge).abs()) for edge in ordered[last : last + 2]))
+        log_probs = _keep(log_probs, log_probs >= floor)
+    if params.min_p > 0.0:
+        floor = log_probs.amax() + torch.log(torch.tensor(params.min_p))
+        distance = min(distance, float((log_probs[0, token] - floor).abs()))
+    return distance
+
+
+def _keep(log_probs: Tensor, keep: Tensor) -> Tensor:
+    return torch.log_softmax(log_probs.masked_fill(~keep, -torch.inf), dim=-1)
+
+
+def _top_p_floor(log_probs: Tensor, top_p: float) -> Tensor:
+    """[R, 1] log-probability of the last token that the nucleus needs to reach `top_p`."""
+    vocab = log_probs.shape[-1]
+    count = min(_TOP_P_GUESS, vocab)
+    while True:
+        ordered = log_probs.topk(count, dim=-1).values  # [R, count]
+        # A token is needed while the mass before it is short of top_p; a full sort is rarely worth its price.
+        before = ordered.exp().cumsum(dim=-1) - ordered.exp()
+        needed = (before < top_p).sum(dim=-1, keepdim=True)
+        if count == vocab or int(needed.max()) < count:
+            return ordered.gather(-1, needed - 1)
+        count = min(count * 8, vocab)

@@ -1,0 +1,94 @@
+"""Static shapes: which rank below which rank gets a slot, fixed before any token is known."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from outpace.core.protocols import RankPlan
+from outpace.core.tree import Topology
+
+RankPath = tuple[int, ...]
+
+# Token Recycling's static tree: 80 drafted nodes on 6 levels (arXiv 2408.08696).
+LEVEL_COUNTS = (8, 21, 25, 15, 8, 3)
+RANKS = 8
+# How often the token that the target chose was the matrix's candidate of each rank: SmolLM2-135M-Instruct on 50
+# training prompts (docs/log.md, "rank hit rates"). Only the order of their products matters.
+RANK_HIT_RATES = (0.42, 0.12, 0.065, 0.042, 0.031, 0.024, 0.019, 0.016)
+
+
+class Chain:
+    """chain(k): the best candidate of the best candidate, k deep."""
+
+    def plan(self, budget: int, max_depth: int) -> RankPlan:
+        return rank_plan([(0,) * depth for depth in range(1, min(budget, max_depth) + 1)])
+
+
+class RecyclingTemplate:
+    """The 80-node template of Token Recycling; smaller budgets take its most promising nodes.
+
+    The nodes for budget K are a prefix-closed subset of those for K + 1.
+    """
+
+    def plan(self, budget: int, max_depth: int) -> RankPlan:
+        return _recycling_plan(budget, max_depth)
+
+
+@lru_cache(maxsize=1024)
+def _recycling_plan(budget: int, max_depth: int) -> RankPlan:
+    paths = [path for path in best_paths(recycling_paths(), budget) if len(path) <= max_depth]
+    return rank_plan(paths)
+
+
+@lru_cache(maxsize=1)
+def recycling_paths() -> tuple[RankPath, ...]:
+    """The 80 rank paths of the full template.
+
+    The paper gives the number of nodes per level and, for the second, the children per rank: 8, 4, 3, 2, 1, 1, 1, 1.
+    Those are the 21 pairs with the smallest product of (rank + 1); the deeper levels follow the same rule.
+    """
+    paths: list[RankPath] = []
+    level: list[RankPath] = [()]
+    for count in LEVEL_COUNTS:
+        children = [(*path, rank) for path in level for rank in range(RANKS)]
+        children.sort(key=lambda path: (_rank_product(path), path))
+        level = children[:count]
+        paths += level
+    return tuple(paths)
+
+
+def best_paths(paths: Sequence[RankPath], budget: int) -> list[RankPath]:
+    """The `budget` paths most likely to be accepted, by the product of their ranks' hit rates.
+
+    A path is never more likely than its prefix, and ties go to the shorter one, so the result is prefix-closed.
+    """
+
+    def order(path: RankPath) -> tuple[float, int, RankPath]:
+        likelihood = 1.0
+        for rank in path:
+            likelihood *= RANK_HIT_RATES[rank]
+        return -likelihood, len(path), path
+
+    return sorted(paths, key=order)[:budget]
+
+
+def rank_plan(paths: Sequence[RankPath]) -> RankPlan:
+    """The plan of a prefix-closed set of rank paths, nodes in breadth-first order."""
+    ordered = sorted(paths, key=lambda path: (len(path), path))
+    node_of: dict[RankPath, int] = {(): 0} | {path: node for node, path in enumerate(ordered, start=1)}
+    parents = [-1] + [node_of[path[:-1]] for path in ordered]
+    levels = []
+    above: list[RankPath] = [()]
+    while level := [path for path in ordered if len(path) == len(above[0]) + 1]:
+        place = {path: index for index, path in enumerate(above)}
+        levels.append((torch.tensor([place[path[:-1]] for path in level]), torch.tensor([path[-1] for path in level])))
+        above = level
+    return RankPlan(Topology.of(parents), tuple(levels))
+
+
+def _rank_product(path: RankPath) -> int:
+    product = 1
+    for rank in path:
+        product *= rank + 1
+    return product
