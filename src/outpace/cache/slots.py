@@ -1,7 +1,6 @@
 """Slot KV: one preallocated stretch of keys and values per request, committed by moving rows, never recomputed."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,18 +54,16 @@ class SlotKV:
         assert slot not in self._free, f"slot {slot} is closed twice"
         self._free.append(slot)
 
-    def write(self, layer: int, slot: int, keys: Tensor, values: Tensor) -> None:
-        """Put N rows [kv_heads, N, head_dim] behind the committed ones."""
-        start = self.lengths[slot]
-        end = start + keys.shape[1]
-        assert end <= self.capacity, f"slot {slot}: {end} rows exceed the capacity of {self.capacity}"
-        self.storage[0, layer, slot, :, start:end] = keys
-        self.storage[1, layer, slot, :, start:end] = values
+    def rows(self, slot: int, count: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Committed rows and room for `count` fresh ones behind them.
 
-    def read(self, layer: int, slot: int, rows: int) -> tuple[Tensor, Tensor]:
-        """Committed rows and `rows` fresh ones: keys and values, each [kv_heads, length + rows, head_dim]."""
-        keys, values = self.storage[:, layer, slot, :, : self.lengths[slot] + rows]
-        return keys, values
+        Returns:
+            Views of keys and of values, one [kv_heads, length + count, head_dim] per layer.
+        """
+        end = self.lengths[slot] + count
+        assert end <= self.capacity, f"slot {slot}: {end} rows exceed the capacity of {self.capacity}"
+        keys, values = self.storage[:, :, slot, :, :end]
+        return list(keys.unbind()), list(values.unbind())
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
         """Keep the fresh rows of a root-to-node path, in order: one gather for all layers, keys and values.
@@ -82,20 +79,26 @@ class SlotKV:
         self.lengths[slot] = start + len(path)
 
 
-@dataclass(frozen=True, eq=False)
 class Segment:
-    """One request's rows in a packed pass.
+    """One request's rows in a packed pass, and what they may see.
 
     Attributes:
-        slot: its slot.
         start, count: its rows in the pass.
+        keys, values: per layer, the slot's committed rows followed by the pass's own [kv_heads, L, head_dim].
         bias: [count, count] float32, 0 where a row may see another fresh row and -inf elsewhere; None for one row.
     """
 
-    slot: int
-    start: int
-    count: int
-    bias: Tensor | None
+    def __init__(self, kv: SlotKV, slot: int, start: int, count: int, bias: Tensor | None) -> None:
+        self.start, self.count, self.bias = start, count, bias
+        self.keys, self.values = kv.rows(slot, count)
+        fresh = slice(kv.lengths[slot], kv.lengths[slot] + count)
+        self._fresh_keys = [keys[:, fresh] for keys in self.keys]
+        self._fresh_values = [values[:, fresh] for values in self.values]
+
+    def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
+        """File the pass's keys and values [1, kv_heads, T, head_dim] of one layer."""
+        self._fresh_keys[layer].copy_(keys[0, :, self.start : self.start + self.count])
+        self._fresh_values[layer].copy_(values[0, :, self.start : self.start + self.count])
 
 
 class PassCache(Cache):
@@ -105,17 +108,15 @@ class PassCache(Cache):
     there, so the tensors returned are the fresh rows alone.
     """
 
-    def __init__(self, kv: SlotKV, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[Segment]) -> None:
         super().__init__(layers=[])
-        self.kv = kv
         self.segments = segments
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         for segment in self.segments:
-            rows = slice(segment.start, segment.start + segment.count)
-            self.kv.write(layer_idx, segment.slot, key_states[0, :, rows], value_states[0, :, rows])
+            segment.write(layer_idx, key_states, value_states)
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from outpace.cache.slots import PassCache, SlotKV, Segment
+from outpace.cache.slots import PassCache, Segment
 from outpace.core.errors import UnsupportedModel
 
 ATTENTION_NAME = "outpace"
@@ -40,34 +40,36 @@ def tree_attention(
         raise UnsupportedModel(f"{type(module).__name__} uses attention features that are not supported: {unknown}")
     layer: int = module.layer_idx  # type: ignore[assignment]
     attend = _attend_on_cpu if query.device.type == "cpu" else _attend_fused
-    parts = [attend(query[0], slots.kv, segment, layer, scaling) for segment in slots.segments]
-    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+    if len(slots.segments) == 1:
+        return attend(query[0], slots.segments[0], layer, scaling)[None], None
+    parts = [
+        attend(query[0, :, segment.start : segment.start + segment.count], segment, layer, scaling)
+        for segment in slots.segments
+    ]
+    return torch.cat(parts)[None], None
 
 
-def _attend_on_cpu(query: Tensor, kv: SlotKV, segment: Segment, layer: int, scaling: float) -> Tensor:
+def _attend_on_cpu(query: Tensor, segment: Segment, layer: int, scaling: float) -> Tensor:
     """Grouped attention in float32: on a CPU faster than the fused kernel for few rows, and far less rounding."""
-    heads, _, head_dim = query.shape
-    keys, values = kv.read(layer, segment.slot, segment.count)  # [G, L, D]
+    heads, count, head_dim = query.shape
+    keys, values = segment.keys[layer], segment.values[layer]  # [G, L, D]
     groups, length, _ = keys.shape
-    rows = query[:, segment.start : segment.start + segment.count].to(torch.float32)  # [H, N, D]
-    rows = (rows * scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
+    rows = (query.float() * scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
     scores = torch.bmm(rows, keys.float().transpose(1, 2))  # [G, H/G*N, L]
     if segment.bias is not None:
-        fresh = scores.view(groups, heads // groups, segment.count, length)[..., length - segment.count :]
-        fresh += segment.bias
+        scores.view(heads, count, length)[..., length - count :] += segment.bias
     output = torch.bmm(torch.softmax(scores, dim=-1), values.float())  # [G, H/G*N, D]
-    return output.view(heads, segment.count, head_dim).transpose(0, 1).to(query.dtype)  # [N, H, D]
+    return output.view(heads, count, head_dim).transpose(0, 1).to(query.dtype)  # [N, H, D]
 
 
-def _attend_fused(query: Tensor, kv: SlotKV, segment: Segment, layer: int, scaling: float) -> Tensor:
-    keys, values = kv.read(layer, segment.slot, segment.count)  # [G, L, D]
-    rows = query[None, :, segment.start : segment.start + segment.count]  # [1, H, N, D]
+def _attend_fused(query: Tensor, segment: Segment, layer: int, scaling: float) -> Tensor:
+    keys, values = segment.keys[layer], segment.values[layer]  # [G, L, D]
     mask = None
     if segment.bias is not None:
         prefix = keys.new_zeros(segment.count, keys.shape[1] - segment.count)
         mask = torch.cat([prefix, segment.bias.to(keys.dtype)], dim=1)  # [N, L]
     output = nn.functional.scaled_dot_product_attention(
-        rows, keys[None], values[None], attn_mask=mask, scale=scaling, enable_gqa=True
+        query[None], keys[None], values[None], attn_mask=mask, scale=scaling, enable_gqa=True
     )
     return output[0].transpose(0, 1)  # [N, H, D]
 

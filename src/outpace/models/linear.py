@@ -5,8 +5,13 @@ result does not depend on how many rows share the pass, which stock kernels do n
 a 1-row pass and a 9-row pass on the same tokens.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
+
+# Layers of one parent that read the same input: one product instead of two or three.
+SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 class PackedLinear(nn.Module):
@@ -19,17 +24,43 @@ class PackedLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.out_features, self.in_features = weight.shape
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
         self.bias = None if bias is None else bias.detach()
         self.pads_single_rows = weight.dtype == torch.float32
 
     def forward(self, rows: Tensor) -> Tensor:
-        flat = rows.reshape(-1, self.in_features)  # [R, in]
         # The float32 kernel for exactly one row sums in another order than all the others.
-        padded = flat.expand(2, -1) if self.pads_single_rows and len(flat) == 1 else flat
-        result = torch.ops.mkldnn._linear_pointwise(padded, self.packed, self.bias, "none", [], "")
-        return result[: len(flat)].view(*rows.shape[:-1], self.out_features)
+        if self.pads_single_rows and rows.shape[:-1].numel() == 1:
+            return self._multiply(rows.expand(*rows.shape[:-2], 2, -1))[..., :1, :]
+        return self._multiply(rows)
+
+    def _multiply(self, rows: Tensor) -> Tensor:
+        product: Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")
+        return product
+
+
+class SiblingLinear(nn.Module):
+    """One of several layers that read the same input, computed together by whichever is called first.
+
+    The others' shares travel on the input tensor itself, so that nothing is kept on a module between calls.
+
+    Args:
+        together: the layers' weights stacked.
+        sizes: outputs of each layer.
+        index: which of them this one is.
+    """
+
+    def __init__(self, together: PackedLinear, sizes: Sequence[int], index: int) -> None:
+        super().__init__()
+        self.together, self.sizes, self.index = together, list(sizes), index
+
+    def forward(self, rows: Tensor) -> Tensor:
+        owner, shares = getattr(rows, "_outpace_shares", (None, ()))
+        if owner is not self.together:
+            shares = self.together(rows).split(self.sizes, dim=-1)
+            rows._outpace_shares = (self.together, shares)  # type: ignore[attr-defined]
+        share: Tensor = shares[self.index]
+        return share
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
@@ -41,13 +72,26 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack_linears(module: nn.Module) -> int:
-    """Replace every nn.Linear below `module` by its packed form; returns how many were replaced."""
-    count = 0
+def pack_linears(module: nn.Module) -> None:
+    """Replace every nn.Linear below `module` by its packed form, siblings together."""
+    for names in SIBLINGS:
+        layers = [getattr(module, name, None) for name in names]
+        if all(type(layer) is nn.Linear for layer in layers):
+            _pack_siblings(module, dict(zip(names, layers, strict=True)))  # type: ignore[arg-type]
     for name, child in module.named_children():
         if type(child) is nn.Linear:
             setattr(module, name, PackedLinear(child.weight, child.bias))
-            count += 1
         else:
-            count += pack_linears(child)
-    return count
+            pack_linears(child)
+
+
+def _pack_siblings(module: nn.Module, layers: dict[str, nn.Linear]) -> None:
+    biases = [layer.bias for layer in layers.values()]
+    if any(bias is None for bias in biases) != all(bias is None for bias in biases):
+        return
+    weight = torch.cat([layer.weight.detach() for layer in layers.values()])
+    bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
+    together = PackedLinear(weight, bias)
+    sizes = [layer.out_features for layer in layers.values()]
+    for index, name in enumerate(layers):
+        setattr(module, name, SiblingLinear(together, sizes, index))

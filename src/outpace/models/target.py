@@ -101,11 +101,11 @@ class TransformersTarget:
             if len(shape) > 1:
                 bias = torch.zeros(len(shape), len(shape)).masked_fill_(~shape.ancestor_mask, -torch.inf)
                 bias = bias.to(self.device)
-            segments.append(Segment(slot, start, len(shape), bias))
+            segments.append(Segment(self.kv, slot, start, len(shape), bias))
             # The position of a node is its prefix length plus its depth, never its index in the tree.
             positions.append(shape.depth_tensor + self.kv.lengths[slot])
             start += len(shape)
-        cache = PassCache(self.kv, segments)
+        cache = PassCache(segments)
         output = self._decoder(
             input_ids=torch.cat(list(tokens)).to(self.device)[None],
             position_ids=torch.cat(positions).to(self.device)[None],
