@@ -11,7 +11,7 @@ from outpace.core.errors import InvalidRequest
 
 
 class SlotKV:
-    """Keys and values of all layers and requests: [2, layers, slots, kv_heads, capacity, head_dim].
+    """Keys and values of all layers and requests, each [layers, slots, kv_heads, capacity, head_dim].
 
     A pass writes its N rows behind the `lengths[slot]` committed ones; `commit` keeps the rows of one path. Rows
     behind the committed length are scratch and never read by a later pass before it has overwritten them.
@@ -19,7 +19,8 @@ class SlotKV:
     Args:
         layers, slots, kv_heads, head_dim: sizes.
         capacity: rows per slot: the longest request plus the largest tree.
-        dtype, device: of the storage.
+        key_dtype, value_dtype: what attention reads without converting.
+        device: of the storage.
     """
 
     def __init__(
@@ -29,10 +30,13 @@ class SlotKV:
         kv_heads: int,
         capacity: int,
         head_dim: int,
-        dtype: torch.dtype,
+        key_dtype: torch.dtype,
+        value_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        self.storage = torch.empty(2, layers, slots, kv_heads, capacity, head_dim, dtype=dtype, device=device)
+        shape = (layers, slots, kv_heads, capacity, head_dim)
+        self.keys = torch.empty(shape, dtype=key_dtype, device=device)
+        self.values = torch.empty(shape, dtype=value_dtype, device=device)
         self.capacity = capacity
         self.lengths = [0] * slots
         self._free = list(range(slots))[::-1]
@@ -62,11 +66,10 @@ class SlotKV:
         """
         end = self.lengths[slot] + count
         assert end <= self.capacity, f"slot {slot}: {end} rows exceed the capacity of {self.capacity}"
-        keys, values = self.storage[:, :, slot, :, :end]
-        return list(keys.unbind()), list(values.unbind())
+        return list(self.keys[:, slot, :, :end].unbind()), list(self.values[:, slot, :, :end].unbind())
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the fresh rows of a root-to-node path, in order: one gather for all layers, keys and values.
+        """Keep the fresh rows of a root-to-node path, in order: one gather for all layers.
 
         Args:
             slot: the request's slot.
@@ -74,8 +77,9 @@ class SlotKV:
         """
         start = self.lengths[slot]
         if list(path) != list(range(len(path))):
-            rows = torch.tensor(path, device=self.storage.device) + start
-            self.storage[:, :, slot, :, start : start + len(path)] = self.storage[:, :, slot, :, rows]
+            rows = torch.tensor(path, device=self.keys.device) + start
+            for rows_of in (self.keys, self.values):
+                rows_of[:, slot, :, start : start + len(path)] = rows_of[:, slot, :, rows]
         self.lengths[slot] = start + len(path)
 
 
@@ -86,10 +90,13 @@ class Segment:
         start, count: its rows in the pass.
         keys, values: per layer, the slot's committed rows followed by the pass's own [kv_heads, L, head_dim].
         bias: [count, count] float32, 0 where a row may see another fresh row and -inf elsewhere; None for one row.
+        is_prompt: a prefill chunk, whose numbers every method shares, rather than a tree.
     """
 
-    def __init__(self, kv: SlotKV, slot: int, start: int, count: int, bias: Tensor | None) -> None:
-        self.start, self.count, self.bias = start, count, bias
+    def __init__(
+        self, kv: SlotKV, slot: int, start: int, count: int, bias: Tensor | None, is_prompt: bool = False
+    ) -> None:
+        self.start, self.count, self.bias, self.is_prompt = start, count, bias, is_prompt
         self.keys, self.values = kv.rows(slot, count)
         fresh = slice(kv.lengths[slot], kv.lengths[slot] + count)
         self._fresh_keys = [keys[:, fresh] for keys in self.keys]

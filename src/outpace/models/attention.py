@@ -15,6 +15,7 @@ from outpace.cache.slots import PassCache, Segment
 from outpace.core.errors import UnsupportedModel
 
 ATTENTION_NAME = "outpace"
+_ROWS_TREATED_ALIKE = 4
 # Arguments that attention interfaces receive without changing what is computed here.
 _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "cache_position"})
 
@@ -50,15 +51,27 @@ def tree_attention(
 
 
 def _attend_on_cpu(query: Tensor, segment: Segment, layer: int, scaling: float) -> Tensor:
-    """Grouped attention in float32: on a CPU faster than the fused kernel for few rows, and far less rounding."""
+    """Grouped attention whose result for a node depends on its path alone, to the last bit.
+
+    The same token is computed in a tree of one shape, in a tree of another and by plain decoding; its keys then lie
+    in other places, among other rows. Sums over keys run in float64, where the order of summation disappears in the
+    final rounding; the products with keys run in float32, whose kernel treats every row alike from 4 rows on. One
+    flipped bit would grow to full bfloat16 noise within a few layers (docs/log.md, "bit-equal on the CPU").
+    """
     heads, count, head_dim = query.shape
-    keys, values = segment.keys[layer], segment.values[layer]  # [G, L, D]
+    keys, values = segment.keys[layer], segment.values[layer]  # [G, L, D] float32, float64
     groups, length, _ = keys.shape
     rows = (query.float() * scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
-    scores = torch.bmm(rows, keys.float().transpose(1, 2))  # [G, H/G*N, L]
+    shared = rows.shape[1]
+    if shared < _ROWS_TREATED_ALIKE:
+        rows = nn.functional.pad(rows, (0, 0, 0, _ROWS_TREATED_ALIKE - shared))
+    scores = torch.bmm(rows, keys.transpose(1, 2))[:, :shared]  # [G, H/G*N, L]
     if segment.bias is not None:
         scores.view(heads, count, length)[..., length - count :] += segment.bias
-    output = torch.bmm(torch.softmax(scores, dim=-1), values.float())  # [G, H/G*N, D]
+    if segment.is_prompt:
+        output = torch.bmm(torch.softmax(scores, dim=-1), values.float())
+    else:
+        output = torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float64), values)  # [G, H/G*N, D]
     return output.view(heads, count, head_dim).transpose(0, 1).to(query.dtype)  # [N, H, D]
 
 

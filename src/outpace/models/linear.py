@@ -26,11 +26,10 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
         self.bias = None if bias is None else bias.detach()
-        self.pads_single_rows = weight.dtype == torch.float32
 
     def forward(self, rows: Tensor) -> Tensor:
-        # The float32 kernel for exactly one row sums in another order than all the others.
-        if self.pads_single_rows and rows.shape[:-1].numel() == 1:
+        # The kernel for exactly one row sums in another order than all the others.
+        if rows.shape[:-1].numel() == 1:
             return self._multiply(rows.expand(*rows.shape[:-2], 2, -1))[..., :1, :]
         return self._multiply(rows)
 

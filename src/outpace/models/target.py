@@ -38,14 +38,16 @@ class TransformersTarget:
         if can_pack(self.dtype, self.device):
             pack_linears(self._decoder)
         heads = config.num_attention_heads
+        on_cpu = self.device.type == "cpu"
         self.kv = SlotKV(
             layers=config.num_hidden_layers,
             slots=max_slots,
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             capacity=max_length + MAX_TREE_NODES,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            # Attention on a CPU computes in float32: storing what it reads saves a conversion per layer and pass.
-            dtype=torch.float32 if self.device.type == "cpu" and self.dtype == torch.bfloat16 else self.dtype,
+            # Attention on a CPU sums in float64: storing what it reads saves a conversion per layer and pass.
+            key_dtype=torch.float32 if on_cpu else self.dtype,
+            value_dtype=torch.float64 if on_cpu else self.dtype,
             device=self.device,
         )
 
@@ -68,7 +70,8 @@ class TransformersTarget:
             Top ids of all positions where wanted, the last position's outputs where it is the last chunk.
         """
         shapes = [Topology.chain(len(chunk.tokens)) for chunk in chunks]
-        hidden = self._run([chunk.slot for chunk in chunks], [chunk.tokens for chunk in chunks], shapes)
+        tokens = [chunk.tokens for chunk in chunks]
+        hidden = self._run([chunk.slot for chunk in chunks], tokens, shapes, is_prompt=True)
         outputs = []
         for chunk, rows in zip(chunks, hidden.split([len(shape) for shape in shapes]), strict=True):
             self.kv.commit(chunk.slot, range(len(chunk.tokens)))
@@ -93,7 +96,9 @@ class TransformersTarget:
         return outputs
 
     @torch.inference_mode()
-    def _run(self, slots: Sequence[int], tokens: Sequence[Tensor], shapes: Sequence[Topology]) -> Tensor:
+    def _run(
+        self, slots: Sequence[int], tokens: Sequence[Tensor], shapes: Sequence[Topology], is_prompt: bool = False
+    ) -> Tensor:
         """[T, H] final hidden states of packed segments."""
         segments, positions, start = [], [], 0
         for slot, shape in zip(slots, shapes, strict=True):
@@ -101,7 +106,7 @@ class TransformersTarget:
             if len(shape) > 1:
                 bias = torch.zeros(len(shape), len(shape)).masked_fill_(~shape.ancestor_mask, -torch.inf)
                 bias = bias.to(self.device)
-            segments.append(Segment(self.kv, slot, start, len(shape), bias))
+            segments.append(Segment(self.kv, slot, start, len(shape), bias, is_prompt))
             # The position of a node is its prefix length plus its depth, never its index in the tree.
             positions.append(shape.depth_tensor + self.kv.lengths[slot])
             start += len(shape)
