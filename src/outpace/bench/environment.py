@@ -1,0 +1,52 @@
+"""What a figure depends on besides the method: machine, versions, settings."""
+
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+
+def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    """Hardware, threads, versions and git revision, for a record."""
+    on_gpu = device.type == "cuda"
+    return {
+        "hardware": torch.cuda.get_device_name(device) if on_gpu else _cpu_name(),
+        "cores": psutil.cpu_count(logical=False),
+        "threads": torch.get_num_threads(),
+        "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("outpace", "torch", "transformers")},
+        "git": _git_revision(),
+    }
+
+
+def memory_mb(device: torch.device) -> float:
+    """Memory in use: the process on a CPU, the peak since the last call on a GPU."""
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return float(peak) / 2**20
+    return float(psutil.Process().memory_info().rss) / 2**20
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _git_revision() -> str | None:
+    """Revision of the checkout this package runs from; None for an installed copy."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None

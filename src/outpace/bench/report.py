@@ -1,0 +1,106 @@
+"""From records to figures: paired ratios with intervals, a table, one JSON summary."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+from scipy.stats import bootstrap
+
+from outpace.bench.runner import PHASES, PLAIN
+
+Record = dict[str, Any]
+
+
+def summarise(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+    """Figures per method, in the order the methods first appear.
+
+    Speedup is plain over method, decode time per token after the first, paired per prompt: the median, with a 95 %
+    bootstrap interval. End-to-end includes the prefill. Prompts whose answer is one token long have no decode time
+    and are left out of the ratios.
+    """
+    plain = {record["index"]: record for record in records if record["method"] == PLAIN}
+    methods = list(dict.fromkeys(record["method"] for record in records))
+    return {method: _figures([record for record in records if record["method"] == method], plain) for method in methods}
+
+
+def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, Any]:
+    decode, end_to_end = [], []
+    for record in records:
+        base = plain[record["index"]]
+        if record["tpot_ms"] and base["tpot_ms"]:
+            decode.append(base["tpot_ms"] / record["tpot_ms"])
+            per_token = base["end_to_end_ms"] / base["new_tokens"], record["end_to_end_ms"] / record["new_tokens"]
+            end_to_end.append(per_token[0] / per_token[1])
+    steps = sum(record["steps"] for record in records)
+    decode_ms = sum(record["decode_ms"] for record in records)
+    kinds = [record["finding"]["kind"] for record in records]
+    phases = {phase: sum(record[phase] for record in records) / max(steps, 1) for phase in PHASES}
+    round_ms = decode_ms / max(steps, 1)
+    decoded = sum(record["new_tokens"] - record["turns"] for record in records if record["new_tokens"])
+    return {
+        "prompts": len(records),
+        "speedup": _median(decode),
+        "speedup_interval": _interval(decode),
+        "end_to_end_speedup": _median(end_to_end),
+        "tokens_per_step": decoded / steps if steps else 1.0,
+        "accepted_per_step": sum(record["accepted"] for record in records) / max(steps, 1),
+        "drafted_per_step": sum(record["drafted"] for record in records) / max(steps, 1),
+        "tokens_per_second": 1e3 * decoded / decode_ms if decode_ms else None,
+        "ttft_ms": _median([record["ttft_ms"] for record in records]),
+        "tpot_ms": _median([record["tpot_ms"] for record in records if record["tpot_ms"]]),
+        "round_ms": round_ms,
+        **phases,
+        "overhead": 1 - phases["forward_ms"] / round_ms if round_ms else None,
+        "memory_mb": max(record["memory_mb"] for record in records),
+        "equal": kinds.count("equal") / len(kinds),
+        "ties": kinds.count("tie"),
+        "bugs": kinds.count("bug"),
+        "unclassified": kinds.count("unchecked") + kinds.count("different"),
+    }
+
+
+def table(summary: dict[str, dict[str, Any]], title: str) -> Table:
+    """The summary for people."""
+    result = Table(title=title, title_justify="left")
+    columns = ["method", "speedup", "95 %", "end to end", "tok/step", "accepted/step", "tok/s", "TTFT ms", "TPOT ms"]
+    columns += ["draft", "forward", "verify", "commit ms", "other", "MB", "equal", "ties", "bugs"]
+    for column in columns:
+        result.add_column(column, justify="left" if column == "method" else "right")
+    for method, row in summary.items():
+        low, high = row["speedup_interval"] or (None, None)
+        interval = f"{low:.2f}-{high:.2f}" if low is not None else "-"
+        result.add_row(
+            method,
+            _number(row["speedup"], 2, "x"),
+            interval,
+            _number(row["end_to_end_speedup"], 2, "x"),
+            _number(row["tokens_per_step"], 2),
+            _number(row["accepted_per_step"], 2),
+            _number(row["tokens_per_second"], 1),
+            _number(row["ttft_ms"], 1),
+            _number(row["tpot_ms"], 2),
+            *(_number(row[phase], 2) for phase in PHASES),
+            _number(row["overhead"] * 100 if row["overhead"] is not None else None, 1, "%"),
+            _number(row["memory_mb"], 0),
+            f"{row['equal']:.0%}",
+            str(row["ties"]),
+            str(row["bugs"]),
+        )
+    return result
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float] | None:
+    if len(values) < 3 or len(set(values)) == 1:
+        return None
+    rng = np.random.default_rng(0)
+    result = bootstrap((np.array(values),), np.median, confidence_level=0.95, method="percentile", rng=rng)
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+
+
+def _number(value: float | None, digits: int, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.{digits}f}{unit}"

@@ -1,0 +1,75 @@
+"""Prompts to measure on: JSON lines with an id, a dataset name and one or more turns."""
+
+import json
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from outpace.core.errors import InvalidRequest
+
+BUILT_IN = "builtin"
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """One prompt of a workload.
+
+    Attributes:
+        id, dataset: names for records.
+        turns: what the user says, turn by turn.
+        raw: plain continuation instead of a chat.
+    """
+
+    id: str
+    dataset: str
+    turns: tuple[str, ...]
+    raw: bool = False
+
+    def prompt(self, turn: int, answers: list[str]) -> Any:
+        """The prompt of a turn, given the answers to the turns before it."""
+        if self.raw:
+            said = [text for pair in zip(self.turns, answers) for text in pair]
+            return "".join([*said, self.turns[turn]])
+        messages = []
+        for asked, answered in zip(self.turns, answers):
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        return [*messages, {"role": "user", "content": self.turns[turn]}]
+
+
+def read_workload(spec: str) -> list[WorkItem]:
+    """Read "FILE" or "FILE:LIMIT"; "builtin" names a few prompts of this package's own.
+
+    Raises:
+        InvalidRequest: no such file, no prompts, or a malformed line, which is named.
+    """
+    name, _, limit = spec.rpartition(":") if spec.rpartition(":")[2].isdigit() else (spec, "", "")
+    if name == BUILT_IN:
+        lines = (files("outpace") / "data" / "prompts.jsonl").read_text().splitlines()
+    else:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise InvalidRequest(f"workload {name!r}: no such file; give a JSON-lines file or '{BUILT_IN}'")
+        lines = path.read_text().splitlines()
+    items = [_read_line(name, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+    if not items:
+        raise InvalidRequest(f"workload {name!r}: no prompts in it")
+    return items[: int(limit)] if limit else items
+
+
+def read_workloads(specs: list[str]) -> list[WorkItem]:
+    """Several workloads one after the other."""
+    return [item for spec in specs for item in read_workload(spec)]
+
+
+def _read_line(name: str, number: int, line: str) -> WorkItem:
+    where = f"workload {name!r}, line {number}"
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"{where}: not JSON: {error}") from error
+    turns = row.get("turns") if isinstance(row, dict) else None
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise InvalidRequest(f"{where}: needs 'turns', a list of non-empty strings")
+    dataset = str(row.get("dataset", Path(name).stem))
+    return WorkItem(str(row.get("id", f"{dataset}-{number}")), dataset, tuple(turns), bool(row.get("raw", False)))

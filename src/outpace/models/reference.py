@@ -1,0 +1,81 @@
+"""Stock transformers `generate` with the same weights, dtype and threads: the outside yardstick of a benchmark."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.generation.streamers import BaseStreamer
+
+from outpace.core.params import SamplingParams
+from outpace.models.load import DTYPES, choose_device, read_model, resolve
+
+
+@dataclass(frozen=True)
+class ReferenceRun:
+    """Ids and times of one `generate` call; ttft_ms to the first token, decode_ms from there to the last."""
+
+    token_ids: tuple[int, ...]
+    ttft_ms: float
+    decode_ms: float
+
+
+class _Clock(BaseStreamer):
+    """Notes when each token arrives; the first call brings the prompt."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: Tensor) -> None:
+        self.times.append(perf_counter())
+
+    def end(self) -> None:
+        pass
+
+
+class TransformersReference:
+    """An unmodified second copy of the model behind transformers' own loop.
+
+    Args:
+        name: as for `outpace.load`.
+        dtype: torch's name of the dtype, the same as the engine's.
+        device: the engine's.
+    """
+
+    def __init__(self, name: str, dtype: str, device: str) -> None:
+        self._model = read_model(resolve(name), DTYPES[dtype], choose_device(device), "sdpa")
+
+    @torch.inference_mode()
+    def generate(self, ids: Sequence[int], params: SamplingParams, eos_token_ids: Sequence[int]) -> ReferenceRun:
+        """Decode greedily or by sampling; a sampled run uses transformers' own random stream."""
+        clock = _Clock()
+        prompt = torch.tensor([list(ids)], device=self._model.device)
+        sampling = (
+            {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+            if params.is_greedy
+            else {
+                "do_sample": True,
+                "temperature": params.temperature,
+                "top_p": params.top_p,
+                "top_k": params.top_k,
+                "min_p": params.min_p or None,
+            }
+        )
+        if params.seed is not None:
+            torch.manual_seed(params.seed)
+        started = perf_counter()
+        output: Any = self._model.generate(  # type: ignore[operator]
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=params.max_new_tokens,
+            eos_token_id=list(eos_token_ids) or None,
+            pad_token_id=eos_token_ids[0] if eos_token_ids else 0,
+            streamer=clock,
+            **sampling,
+        )
+        arrivals = clock.times[1:]
+        ttft = (arrivals[0] - started) * 1e3 if arrivals else 0.0
+        decode = (arrivals[-1] - arrivals[0]) * 1e3 if arrivals else 0.0
+        return ReferenceRun(tuple(output[0, len(ids) :].tolist()), ttft, decode)

@@ -1,0 +1,96 @@
+"""A target small enough to know exactly: a few tokens, probabilities in closed form, no tensors to trust."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
+from outpace.core.tree import DraftTree
+from outpace.sampling.noise import noise_key, uniform
+
+TOP = 16
+
+
+class ToyTarget:
+    """A target whose next-token law depends on the last two tokens and on the position, like a model with RoPE.
+
+    It implements the engine's `Target` protocol, remembers committed ids per slot, and evaluates every node on its own
+    path: a drafter, shape or verifier that confuses positions or paths changes the output.
+
+    Args:
+        vocab_size: V, a handful.
+        seed: which law.
+        sharpness: scale of the logits; larger is more predictable.
+        max_length, max_slots, eos_token_ids: as for any target.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 8,
+        seed: int = 0,
+        sharpness: float = 3.0,
+        max_length: int = 256,
+        max_slots: int = 4,
+        eos_token_ids: tuple[int, ...] = (),
+    ) -> None:
+        self.vocab_size, self.max_length, self.max_slots = vocab_size, max_length, max_slots
+        self.eos_token_ids = eos_token_ids
+        self.committed: dict[int, list[int]] = {}
+        self._passes: dict[int, DraftTree] = {}
+        self._seed, self._sharpness = seed, sharpness
+
+    def logits(self, ids: Sequence[int], position: int) -> Tensor:
+        """[V] float32 logits of the token at `position`, given the ids before it."""
+        context = 0
+        for token in list(ids)[-2:]:
+            context = context * (self.vocab_size + 1) + token + 1
+        key = noise_key(self._seed, context, position)
+        return uniform([key], torch.arange(self.vocab_size))[0] * self._sharpness
+
+    def probs(self, ids: Sequence[int]) -> Tensor:
+        """[V] the exact next-token law after a sequence, at temperature 1."""
+        return torch.softmax(self.logits(ids, len(ids)).double(), dim=-1)
+
+    def open_slot(self) -> int:
+        slot = next(slot for slot in range(self.max_slots) if slot not in self.committed)
+        self.committed[slot] = []
+        return slot
+
+    def close_slot(self, slot: int) -> None:
+        del self.committed[slot]
+
+    def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
+        outputs = []
+        for chunk in chunks:
+            ids = self.committed[chunk.slot]
+            rows = []
+            for token in chunk.tokens.tolist():
+                ids.append(token)
+                rows.append(self.logits(ids, len(ids)))
+            seen = _outputs(torch.stack(rows))
+            last = NodeOutputs(seen.logits[-1:], seen.top_ids[-1:], seen.top_logits[-1:]) if chunk.is_last else None
+            outputs.append(ChunkOutput(seen.top_ids if chunk.want_top else None, last))
+        return outputs
+
+    def forward(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[NodeOutputs]:
+        outputs = []
+        for slot, tree in zip(slots, trees, strict=True):
+            self._passes[slot] = tree
+            rows = [self.node_logits(slot, tree, node) for node in range(len(tree))]
+            outputs.append(_outputs(torch.stack(rows)))
+        return outputs
+
+    def node_logits(self, slot: int, tree: DraftTree, node: int) -> Tensor:
+        """[V] logits after one node; the successor of node i stands at committed length + depth + 1."""
+        path = tree.topology.path(node)
+        ids = self.committed[slot] + tree.tokens[list(path)].tolist()
+        return self.logits(ids, len(self.committed[slot]) + tree.topology.depths[node] + 1)
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        self.committed[slot] += self._passes[slot].tokens[list(path)].tolist()
+
+
+def _outputs(logits: Tensor) -> NodeOutputs:
+    top_logits, top_ids = logits.topk(min(TOP, logits.shape[-1]), dim=-1)
+    return NodeOutputs(logits, top_ids, top_logits)

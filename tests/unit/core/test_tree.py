@@ -1,0 +1,126 @@
+"""Draft trees: validation, depths, ancestor mask and paths, against definitions spelled out by brute force."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from outpace.core.tree import DraftTree, Topology
+
+
+@st.composite
+def parent_lists(draw: st.DrawFn) -> list[int]:
+    """Parents of a random tree of 1 to 24 nodes, each node below any earlier one."""
+    size = draw(st.integers(1, 24))
+    return [-1] + [draw(st.integers(0, node - 1)) for node in range(1, size)]
+
+
+def ancestors(parents: list[int], node: int) -> list[int]:
+    """The node and all above it, by following parents one step at a time."""
+    found = []
+    while node != -1:
+        found.append(node)
+        node = parents[node]
+    return found
+
+
+@pytest.mark.parametrize(
+    "parents",
+    [
+        pytest.param([], id="empty"),
+        pytest.param([0], id="root-is-its-own-parent"),
+        pytest.param([-1, -1], id="two-roots"),
+        pytest.param([-1, 1], id="own-parent"),
+        pytest.param([-1, 2, 0], id="child-before-parent"),
+        pytest.param([-1, 0, 5], id="parent-outside"),
+        pytest.param([-1, 0, -2], id="negative-parent"),
+    ],
+)
+def test_parents_that_are_no_tree_are_refused(parents: list[int]) -> None:
+    """Guards against forests, cycles and children before parents, on which every walk below would lie or hang."""
+    with pytest.raises(ValueError, match="parent"):
+        Topology.of(parents)
+
+
+@given(parent_lists())
+def test_depth_counts_the_steps_to_the_root(parents: list[int]) -> None:
+    """Guards against depths taken from the node's index: positions are prefix length + depth."""
+    topology = Topology.of(parents)
+    expected = [len(ancestors(parents, node)) - 1 for node in range(len(parents))]
+    assert list(topology.depths) == expected
+    assert topology.depth_tensor.tolist() == expected
+    assert topology.max_depth == max(expected)
+
+
+@given(parent_lists())
+def test_the_mask_is_exactly_the_ancestor_relation(parents: list[int]) -> None:
+    """Guards against a mask in which a node sees a sibling, or misses an ancestor that is not adjacent to it."""
+    mask = Topology.of(parents).ancestor_mask
+    expected = [[other in ancestors(parents, node) for other in range(len(parents))] for node in range(len(parents))]
+    assert mask.dtype == torch.bool
+    assert mask.tolist() == expected
+
+
+@given(parent_lists())
+def test_a_path_runs_from_the_root_down_to_the_node(parents: list[int]) -> None:
+    """Guards against a path that is upside down or skips the root, which would commit KV rows in a wrong order."""
+    topology = Topology.of(parents)
+    for node in range(len(parents)):
+        assert list(topology.path(node)) == ancestors(parents, node)[::-1]
+
+
+@given(parent_lists())
+def test_every_node_but_the_root_is_a_child_once(parents: list[int]) -> None:
+    """Guards against a child lost or listed under another parent, so that verification never visits it."""
+    children = Topology.of(parents).children
+    listed = [(child, parent) for parent, nodes in enumerate(children) for child in nodes]
+    assert sorted(listed) == [(node, parents[node]) for node in range(1, len(parents))]
+    assert all(list(nodes) == sorted(nodes) for nodes in children)
+
+
+@given(parent_lists())
+def test_only_an_unbranched_line_is_a_chain(parents: list[int]) -> None:
+    """Guards against the fast mask for chains being used on a tree of another shape."""
+    topology = Topology.of(parents)
+    assert topology.is_chain == (max(topology.depths) == len(parents) - 1)
+    if topology.is_chain:
+        assert topology.ancestor_mask.tolist() == Topology.chain(len(parents)).ancestor_mask.tolist()
+
+
+def test_two_trees_with_the_same_depths_are_different_topologies() -> None:
+    """Guards against a cache of shapes keyed by less than all parents."""
+    first, second = Topology.of([-1, 0, 0, 1]), Topology.of([-1, 0, 0, 2])
+    assert first.depths == second.depths
+    assert first.path(3) == (0, 1, 3)
+    assert second.path(3) == (0, 2, 3)
+    assert Topology.of((-1, 0, 0, 2)) is second
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float32])
+def test_tokens_of_another_dtype_are_refused(dtype: torch.dtype) -> None:
+    """Guards against token ids in a float or short type, which round large ids to another token."""
+    with pytest.raises(ValueError, match="int64"):
+        DraftTree(torch.zeros(2, dtype=dtype), Topology.chain(2))
+
+
+def test_tokens_of_a_wrong_shape_are_refused() -> None:
+    """Guards against a batch dimension left on, and against a tree with more or fewer tokens than nodes."""
+    with pytest.raises(ValueError, match=r"\(1, 2\)"):
+        DraftTree(torch.zeros(1, 2, dtype=torch.int64), Topology.chain(2))
+    with pytest.raises(ValueError, match="3 tokens on a topology of 2 nodes"):
+        DraftTree(torch.zeros(3, dtype=torch.int64), Topology.chain(2))
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (3,), (4, 5), (1, 3, 5)])
+def test_draft_probs_without_one_row_per_node_are_refused(shape: tuple[int, ...]) -> None:
+    """Guards against probabilities stored per drafted token: row i is the law of node i's children."""
+    with pytest.raises(ValueError, match="draft_probs"):
+        DraftTree(torch.zeros(3, dtype=torch.int64), Topology.chain(3), torch.full(shape, 0.2))
+
+
+def test_a_chain_of_one_token_is_plain_decoding() -> None:
+    """Guards against an empty draft that counts its pending token as drafted."""
+    tree = DraftTree.chain(torch.tensor([7]))
+    assert len(tree) == 1
+    assert tree.topology.max_depth == 0
+    assert tree.topology.ancestor_mask.tolist() == [[True]]

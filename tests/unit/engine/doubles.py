@@ -1,0 +1,107 @@
+"""What the engine's tests share: a detokenizer of one character per token, answers known beforehand, broken parts."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import DraftRequest
+from outpace.core.tree import DraftTree, Topology
+from outpace.engine.engine import Engine
+from outpace.engine.session import Session
+from outpace.shaping.proposer import EmptyDraft
+from outpace.testing import OracleDrafter, ToyTarget, decode
+
+VOCAB = 60
+PROMPT = [3, 1, 4, 1, 5]
+
+
+def character(token: int) -> str:
+    """The character of a token, all different and none a pattern."""
+    return chr(ord("A") + token)
+
+
+def text_of(tokens: Iterable[int]) -> str:
+    return "".join(character(token) for token in tokens)
+
+
+class CharDetokenizer:
+    """One character per token."""
+
+    def push(self, token: int) -> str:
+        return character(token)
+
+    def flush(self) -> str:
+        return ""
+
+
+class PairDetokenizer:
+    """Characters become certain two at a time, as when a token ends inside a character."""
+
+    def __init__(self) -> None:
+        self._open = ""
+
+    def push(self, token: int) -> str:
+        self._open += character(token)
+        return self.flush() if len(self._open) == 2 else ""
+
+    def flush(self) -> str:
+        text, self._open = self._open, ""
+        return text
+
+
+class PoisonedTarget(ToyTarget):
+    """A target whose logits are not finite at one position of the sequences that begin with `poison`."""
+
+    def __init__(self, poison: int, at: int, value: float, **options: Any) -> None:
+        super().__init__(**options)
+        self._poison, self._at, self._value = poison, at, value
+
+    def logits(self, ids: Sequence[int], position: int) -> Tensor:
+        logits = super().logits(ids, position)
+        if ids[0] == self._poison and position == self._at:
+            logits[2] = self._value
+        return logits
+
+
+class GreedyProposer(OracleDrafter):
+    """Proposes a given tree whatever was asked for."""
+
+    def __init__(self, parents: Sequence[int]) -> None:
+        super().__init__([])
+        self._topology = Topology.of(parents)
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        drafts = [0] * (len(self._topology) - 1)
+        return [DraftTree(torch.tensor([request.ids[-1], *drafts]), self._topology) for request in requests]
+
+
+def toy_engine(text: bool = False, **options: Any) -> Engine:
+    target = ToyTarget(**({"vocab_size": VOCAB, "seed": 1} | options))
+    return Engine(target, CharDetokenizer if text else None)
+
+
+def distinct_answer(count: int) -> list[int]:
+    """PROMPT's greedy answer, whose tokens are all different, so that each is the first of its kind."""
+    (session,) = decode(toy_engine(), [PROMPT], [SamplingParams(max_new_tokens=count)], [EmptyDraft()])
+    assert len(set(session.generated)) == count, "choose another seed: the tests need an answer without repeats"
+    return session.generated
+
+
+def run_all(engine: Engine, sessions: Sequence[Session], limit: int = 10_000) -> None:
+    """Step until all have ended; a hang is an error."""
+    for _ in range(limit):
+        if all(session.finish_reason is not None for session in sessions):
+            return
+        engine.step()
+    raise AssertionError(f"not finished after {limit} steps")
+
+
+def event_tokens(session: Session) -> list[int]:
+    return [token for event in session.events for token in event.tokens]
+
+
+def event_text(session: Session) -> str:
+    return "".join(event.text for event in session.events)

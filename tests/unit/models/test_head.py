@@ -1,0 +1,106 @@
+"""The LM head: which candidate is best is decided in float32, whatever the model computes in."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outpace.models import head as head_module
+from outpace.models.head import TOP_CANDIDATES, LmHead
+from outpace.models.linear import can_pack
+from tests.unit.models.tiny import stock_model, tiny_config, tiny_target
+
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+
+
+def random_layer(dtype: torch.dtype, bias: bool = True, vocab: int = 300, width: int = 64) -> nn.Linear:
+    generator = torch.Generator().manual_seed(11)
+    layer = nn.Linear(width, vocab, bias=bias)
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.copy_(torch.randn(weight.shape, generator=generator))
+    return layer.to(dtype)
+
+
+def random_hidden(rows: int, dtype: torch.dtype, width: int = 64) -> Tensor:
+    return torch.randn(rows, width, generator=torch.Generator().manual_seed(12)).to(dtype)
+
+
+def exact_logits(layer: nn.Linear, hidden: Tensor) -> Tensor:
+    """[R, V] float64 logits of the weights as they are stored."""
+    with torch.no_grad():
+        logits = hidden.double() @ layer.weight.double().T
+        return logits if layer.bias is None else logits + layer.bias.double()
+
+
+@each_dtype
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+def test_top_candidates_carry_float32_logits_best_first(dtype: torch.dtype, bias: bool) -> None:
+    """Guards against top logits rounded to bfloat16, without their bias, or ids left in bfloat16's order."""
+    layer = random_layer(dtype, bias)
+    hidden = random_hidden(9, dtype)
+    outputs, exact = LmHead(layer)(hidden), exact_logits(layer, hidden)
+    assert outputs.top_ids.shape == (9, TOP_CANDIDATES)
+    assert outputs.top_logits.dtype == torch.float32
+    torch.testing.assert_close(outputs.top_logits.double(), exact.gather(1, outputs.top_ids), atol=1e-4, rtol=1e-5)
+    assert bool((outputs.top_logits[:, :-1] >= outputs.top_logits[:, 1:]).all())
+    assert torch.equal(outputs.top_ids[:, 0], exact.argmax(dim=-1))
+
+
+def test_rounding_does_not_decide_between_the_best_two() -> None:
+    """Guards against argmax over bfloat16 logits: near 20 these are multiples of 0.125 and the lower id would win."""
+    weight = torch.zeros(40, 4)
+    weight[7] = torch.tensor([20.0, 0.0, 0.0, 0.0])
+    weight[31] = torch.tensor([20.0, 0.03125, 0.0, 0.0])  # better by 0.03, equal after rounding
+    layer = nn.Linear(4, 40, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(weight)
+    outputs = LmHead(layer.to(torch.bfloat16))(torch.tensor([[1.0, 1.0, 0.0, 0.0]], dtype=torch.bfloat16))
+    assert outputs.logits[0, 7] == outputs.logits[0, 31], "the case must be a tie in bfloat16"
+    assert outputs.top_ids[0, :2].tolist() == [31, 7]
+    assert outputs.scores(0).argmax() == 31
+
+
+def test_scores_replace_the_top_candidates_only() -> None:
+    """Guards against re-scored logits written to wrong ids, or into the shared logits themselves."""
+    layer = random_layer(torch.bfloat16)
+    outputs = LmHead(layer)(random_hidden(3, torch.bfloat16))
+    before = outputs.logits.clone()
+    scores = outputs.scores(1)
+    assert scores.dtype == torch.float32
+    assert torch.equal(outputs.logits, before)
+    assert torch.equal(scores[outputs.top_ids[1]], outputs.top_logits[1])
+    others = torch.ones(300, dtype=torch.bool).index_fill(0, outputs.top_ids[1], False)
+    assert torch.equal(scores[others], before[1].float()[others])
+
+
+@each_dtype
+def test_top_ids_of_a_prompt_equal_those_of_its_blocks(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against rows lost or shifted at the edges of the blocks in which a long prompt is scored."""
+    head = LmHead(random_layer(dtype))
+    hidden = random_hidden(70, dtype)
+    if not can_pack(dtype, hidden.device):
+        pytest.skip("row-invariant kernels are needed for equal bits")
+    whole = head(hidden).top_ids
+    for size in (1, 7, 64, 70):
+        monkeypatch.setattr(head_module, "_ROWS_AT_ONCE", size)
+        assert torch.equal(head.top_ids(hidden), whole), f"blocks of {size}"
+
+
+def test_a_vocabulary_smaller_than_the_candidates_is_scored_whole() -> None:
+    """Guards against asking topk for more tokens than there are."""
+    outputs = LmHead(random_layer(torch.float32, vocab=5))(random_hidden(2, torch.float32))
+    assert outputs.top_ids.sort().values.tolist() == [[0, 1, 2, 3, 4]] * 2
+
+
+def test_a_target_without_packed_kernels_answers_outside_the_engine_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an output layer that records gradients on inference tensors, which only the engine's mode hid."""
+    from outpace.models import target as target_module
+    from tests.unit.models.tiny import open_with
+
+    monkeypatch.setattr(target_module, "can_pack", lambda dtype, device: False)
+    monkeypatch.setattr(head_module, "can_pack", lambda dtype, device: False)
+    config = tiny_config("llama")
+    _, last = open_with(tiny_target(config), [5, 9, 2])
+    with torch.inference_mode():
+        expected = stock_model(config)(torch.tensor([[5, 9, 2]])).logits[0, -1]
+    torch.testing.assert_close(last.logits[0], expected, atol=1e-4, rtol=0)

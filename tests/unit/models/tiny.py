@@ -1,0 +1,137 @@
+"""Tiny random models and tokenizers that the tests build themselves: no download, seconds at most.
+
+Weights are drawn wide (0.2 instead of 0.02) and biases and norms are drawn too: logits then lie far from ties, and a
+bias that is dropped or a row that sees the wrong keys changes them visibly.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+
+from outpace.core.protocols import Chunk, NodeOutputs
+from outpace.core.tree import DraftTree, Topology
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.target import TransformersTarget
+
+VOCAB = 160
+# The families of the contract: the next one is one line.
+FAMILIES: dict[str, Callable[..., PretrainedConfig]] = {
+    "llama": LlamaConfig,
+    "qwen2": Qwen2Config,
+}
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def tiny_config(family: str, **changes: Any) -> PretrainedConfig:
+    """Three layers, 6 query heads over 2 key heads, 8 dimensions each."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "hidden_size": 48,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
+    return FAMILIES[family](**(sizes | changes))
+
+
+def stock_model(config: PretrainedConfig, attention: str = "eager", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """A transformers model with the same weights at every call for the same config."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, weight in sorted(model.named_parameters()):
+            is_norm = weight.ndim == 1 and name.endswith("weight")
+            weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2 + (1.0 if is_norm else 0.0))
+    return model.to(dtype).eval()  # type: ignore[call-arg, arg-type]
+
+
+def tiny_target(
+    config: PretrainedConfig,
+    dtype: torch.dtype = torch.float32,
+    max_length: int = 256,
+    max_slots: int = 4,
+    eos_token_ids: tuple[int, ...] = (),
+) -> TransformersTarget:
+    """Our target over the weights of `stock_model`."""
+    return TransformersTarget(stock_model(config, ATTENTION_NAME, dtype), max_length, max_slots, eos_token_ids)
+
+
+def random_ids(count: int, seed: int, vocab: int = VOCAB) -> list[int]:
+    ids: list[int] = torch.randint(vocab, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return ids
+
+
+def open_with(target: TransformersTarget, prompt: Sequence[int], chunk: int = 256) -> tuple[int, NodeOutputs]:
+    """A slot filled with a prompt in chunks, and the outputs at the prompt's last position."""
+    slot = target.open_slot()
+    for start in range(0, len(prompt), chunk):
+        tokens = torch.tensor(prompt[start : start + chunk])
+        (output,) = target.prefill([Chunk(slot, tokens, want_top=False, is_last=start + chunk >= len(prompt))])
+    assert output.last is not None
+    return slot, output.last
+
+
+def decode_one_by_one(target: TransformersTarget, slot: int, tokens: Sequence[int]) -> NodeOutputs:
+    """Commit tokens as plain decoding does, one row per pass; the outputs of the last."""
+    for token in tokens:
+        (outputs,) = target.forward([slot], [DraftTree.chain(torch.tensor([token]))])
+        target.commit(slot, [0])
+    return outputs
+
+
+def random_tree(parents: Sequence[int], seed: int) -> DraftTree:
+    return DraftTree(torch.tensor(random_ids(len(parents), seed)), Topology.of(parents))
+
+
+def path_tokens(tree: DraftTree, node: int) -> list[int]:
+    tokens: list[int] = tree.tokens[list(tree.topology.path(node))].tolist()
+    return tokens
+
+
+def committed_rows(target: TransformersTarget, slot: int) -> tuple[Tensor, Tensor]:
+    """Keys and values of a slot [layers, kv_heads, length, head_dim]."""
+    length = target.kv.lengths[slot]
+    return target.kv.keys[:, slot, :, :length], target.kv.values[:, slot, :, :length]
+
+
+def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedTokenizerFast:
+    """One token per byte, <eos> is id 0; a character beyond ASCII takes several tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {"<eos>": 0} | {symbol: index for index, symbol in enumerate(alphabet, start=1)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", chat_template=chat_template)
+
+
+def save_tiny_model(folder: Path, family: str = "llama", eos_token_id: int | list[int] | None = 0, **changes: Any) -> Path:
+    """A complete checkpoint with a byte tokenizer, ready for `outpace.load`; some ids have no text, as in Qwen."""
+    sizes: dict[str, Any] = {"vocab_size": 264, "max_position_embeddings": 256, "eos_token_id": 0}
+    model = stock_model(tiny_config(family, **(sizes | changes)))
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = eos_token_id
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder

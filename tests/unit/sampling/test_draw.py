@@ -1,0 +1,154 @@
+"""The random primitives of verification: keyed by position, whatever stands beside them in the batch."""
+
+import torch
+from torch import Tensor
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import NodeOutputs
+from outpace.sampling.draw import BatchDraw, RejectionDraw, Stream, draw_keyed
+from outpace.sampling.noise import Purpose, gumbel, noise_key
+from outpace.sampling.warp import warp
+from tests.statistics import chi_square_p
+
+VOCAB = 20
+
+
+def outputs_of(logits: Tensor, top: int = 4) -> NodeOutputs:
+    top_logits, top_ids = logits.topk(top, dim=-1)
+    return NodeOutputs(logits, top_ids, top_logits)
+
+
+def random_logits(rows: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+MIXED = [
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=0.0),
+    SamplingParams(temperature=0.7, top_k=3),
+    SamplingParams(temperature=1.0),
+    SamplingParams(temperature=1.3, top_p=0.6),
+    SamplingParams(temperature=0.7, top_k=3),
+]
+
+
+def test_mixed_rows_draw_what_each_draws_alone() -> None:
+    """Guards against rows of different parameters that are warped together or handed back in another order."""
+    rows = list(random_logits(len(MIXED)))
+    streams = [Stream(params, seed, seed % 2, 0) for seed, params in enumerate(MIXED)]
+    positions = [9, 4, 4, 31, 9, 2]
+    together = draw_keyed(rows, streams, positions)
+    alone = [draw_keyed([rows[i]], [streams[i]], [positions[i]])[0] for i in range(len(rows))]
+    by_definition = [
+        int((warp(rows[i][None], s.params) + gumbel([noise_key(s.seed, s.sample_index, positions[i])], torch.arange(VOCAB))).argmax())
+        for i, s in enumerate(streams)
+    ]
+    assert together == alone == by_definition
+
+
+def test_the_draw_depends_on_seed_sample_and_position() -> None:
+    """Guards against noise that forgets part of its key; 40 equal draws by chance have odds below 1e-20."""
+    row = torch.zeros(VOCAB)
+    params = SamplingParams(temperature=1.0)
+
+    def run(seed: int, sample: int, offset: int) -> list[int]:
+        return draw_keyed([row] * 40, [Stream(params, seed, sample, 0)] * 40, [offset + 100 * i for i in range(40)])
+
+    base = run(1, 0, 0)
+    assert base == run(1, 0, 0)
+    assert base != run(2, 0, 0)
+    assert base != run(1, 1, 0)
+    assert base != run(1, 0, 1)
+
+
+def test_batch_draw_keys_a_node_by_its_depth() -> None:
+    """Guards against noise keyed by the node's index: two nodes at one depth stand for the same position."""
+    params, seed, first = SamplingParams(temperature=1.0), 8, 50
+    depths = (0, 1, 1, 2, 2)
+    row = random_logits(1)
+    draw = BatchDraw([outputs_of(row.expand(5, VOCAB).contiguous())], [depths], [Stream(params, seed, 0, first)])
+    drawn = [draw([(0, node)])[0] for node in range(5)]
+    expected = [draw_keyed([row[0]], [Stream(params, seed, 0, 0)], [first + depth])[0] for depth in depths]
+    assert drawn == expected
+    assert len(set(drawn)) > 1
+
+
+def test_batch_draw_answers_greedy_and_sampled_rows_in_the_order_asked() -> None:
+    """Guards against answers that slip to another request where greedy and sampled rows alternate."""
+    outputs = [outputs_of(random_logits(3, seed)) for seed in range(len(MIXED))]
+    depths = [(0, 1, 1)] * len(MIXED)
+    streams = [Stream(params, 5, index, 10) for index, params in enumerate(MIXED)]
+    queries = [(index, node) for node in (2, 0, 1) for index in (4, 1, 0, 5, 2, 3)]
+    together = BatchDraw(outputs, depths, streams)(queries)
+    alone = [BatchDraw([outputs[i]], [depths[i]], [streams[i]])([(0, node)])[0] for i, node in queries]
+    assert together == alone
+    greedy = [token for (index, _), token in zip(queries, together, strict=True) if index == 1]
+    assert greedy == [int(outputs[1].logits[node].argmax()) for node in (2, 0, 1)]
+
+
+def test_the_top_logits_decide_where_the_compute_dtype_ties() -> None:
+    """Guards against drawing from bfloat16 logits: rounding makes ties that float32 does not have."""
+    exact = torch.tensor([[10.0, 10.01, 9.99, 0.0]])
+    top = exact.topk(3)
+    outputs = NodeOutputs(exact.bfloat16(), top.indices, top.values)
+    assert len(set(outputs.logits[0, :3].tolist())) == 1
+    greedy = BatchDraw([outputs], [(0,)], [Stream(SamplingParams(), 0, 0, 5)])
+    assert greedy([(0, 0)]) == [1]
+    assert outputs.scores(0)[:3].tolist() == exact[0, :3].tolist()
+    cold = RejectionDraw(outputs, (0,), Stream(SamplingParams(temperature=0.001), 0, 0, 5))
+    assert int(cold.target_probs(0).argmax()) == 1
+    assert float(cold.target_probs(0)[1]) > 0.99
+
+
+def test_a_match_draw_never_touches_the_noise_of_rejection() -> None:
+    """Guards against the purposes of noise being merged: an acceptance must be independent of the residual's draw.
+
+    A chi-square test of independence in effect: accept with 1/2, then draw one of 4. False alarm: 1e-6.
+    """
+    outputs = outputs_of(torch.zeros(2, 4))
+    probs = torch.full((4,), 0.25)
+    counts = [0] * 8
+    for seed in range(3000):
+        draw = RejectionDraw(outputs, (0, 1), Stream(SamplingParams(temperature=1.0), seed, 0, 7))
+        counts[4 * draw.bernoulli(0.5, 1) + draw.categorical(probs, 0)] += 1
+    assert chi_square_p(counts, [0.125] * 8) > 1e-6
+
+
+def test_siblings_do_not_share_their_luck() -> None:
+    """Guards against acceptances keyed by position alone: after a rejection a sibling's chance would be spoilt.
+
+    Two siblings accepted with 0.5 and 0.3: all four outcomes have the product law. False alarm: 1e-6.
+    """
+    outputs = outputs_of(torch.zeros(3, 4))
+    counts = [0] * 4
+    for seed in range(3000):
+        draw = RejectionDraw(outputs, (0, 1, 1), Stream(SamplingParams(temperature=1.0), seed, 0, 7))
+        counts[2 * draw.bernoulli(0.5, 1) + draw.bernoulli(0.3, 2)] += 1
+    assert chi_square_p(counts, [0.35, 0.15, 0.35, 0.15]) > 1e-6
+
+
+def test_certain_acceptances_are_certain() -> None:
+    """Guards against a uniform of exactly 0 or 1: a token of probability 0 accepted, or one of probability 1 refused."""
+    outputs = outputs_of(torch.zeros(2, 4))
+    for seed in range(200):
+        draw = RejectionDraw(outputs, (0, 1), Stream(SamplingParams(temperature=1.0), seed, 0, 7))
+        assert draw.bernoulli(1.0, 1)
+        assert not draw.bernoulli(0.0, 1)
+        assert draw.categorical(torch.tensor([0.0, 0.0, 1.0, 0.0]), 0) == 2
+
+
+def test_rejection_noise_is_keyed_by_absolute_position() -> None:
+    """Guards against noise that restarts each round: node 0 of the next round is another position.
+
+    A node of depth d under a tree at position t must use what a root at t + d would use.
+    """
+    params = SamplingParams(temperature=1.0)
+    outputs = outputs_of(torch.zeros(3, VOCAB))
+    flat = torch.full((VOCAB,), 1 / VOCAB)
+    tree = RejectionDraw(outputs, (0, 1, 2), Stream(params, 3, 0, 20))
+    roots = [RejectionDraw(outputs, (0, 1, 2), Stream(params, 3, 0, 20 + depth)) for depth in range(3)]
+    drawn = [tree.categorical(flat, node) for node in range(3)]
+    assert drawn == [root.categorical(flat, 0) for root in roots]
+    assert len(set(drawn)) > 1
+    key = noise_key(3, 0, 21, Purpose.RESIDUAL)
+    assert drawn[1] == int(gumbel([key], torch.arange(VOCAB)).argmax())

@@ -1,0 +1,191 @@
+"""Planted bugs: each must be caught by the very check that guards against it, which shows that the check has power."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import NodeOutputs, Proposer
+from outpace.core.tree import DraftTree, Topology
+from outpace.engine import round as engine_round
+from outpace.engine.engine import Engine
+from outpace.sampling.draw import BatchDraw, RejectionDraw, Stream
+from outpace.sampling.noise import Purpose
+from outpace.sampling.warp import warp
+from outpace.testing import AdversaryDrafter, ToyTarget, assert_lossless
+from outpace.verify.rejection import rejection
+from tests.statistics import chi_square_p
+from tests.unit.verify.enumeration import (
+    START,
+    Conditional,
+    Ids,
+    Oracle,
+    chosen_tree,
+    joint_law,
+    match_round,
+    plain_law,
+    random_topology,
+    rejection_round,
+    sampled_tree,
+    total_variation,
+    toy_law,
+)
+
+Verify = Callable[[DraftTree, Ids, Conditional, Oracle], Ids]
+
+PROMPTS = [[1, 2], [3], [5, 0, 4, 4], [7, 1, 6]]
+SAMPLED = [SamplingParams(max_new_tokens=24, temperature=1.0, seed=seed) for seed in range(4)]
+NARROWED = [SamplingParams(max_new_tokens=24, temperature=1.0, top_k=2, seed=seed) for seed in range(4)]
+GREEDY = [SamplingParams(max_new_tokens=24, seed=0)] * 4
+
+
+def check_lossless(target_type: type[ToyTarget], params: Sequence[SamplingParams]) -> None:
+    def make_proposer(sequences: list[list[int]]) -> Proposer:
+        return AdversaryDrafter(8, sequences, seed=1)
+
+    assert_lossless(lambda: Engine(target_type()), make_proposer, PROMPTS, params)
+
+
+class PositionsByIndex(ToyTarget):
+    """Planted: a node stands at committed length + its index, which is right on chains alone."""
+
+    def node_logits(self, slot: int, tree: DraftTree, node: int) -> Tensor:
+        ids = self.committed[slot] + tree.tokens[list(tree.topology.path(node))].tolist()
+        return self.logits(ids, len(self.committed[slot]) + node + 1)
+
+
+class CommitsByIndex(ToyTarget):
+    """Planted: as many rows as were accepted are kept, but the first ones, not those on the path."""
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        super().commit(slot, range(len(path)))
+
+
+class ForgetsRollback(ToyTarget):
+    """Planted: rejected rows stay behind the accepted ones."""
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        super().commit(slot, range(len(self._passes[slot])))
+
+
+class SeesSiblings(ToyTarget):
+    """Planted: a node's context is the row before it, an ancestor or not: a causal mask on a tree."""
+
+    def node_logits(self, slot: int, tree: DraftTree, node: int) -> Tensor:
+        ids = self.committed[slot] + tree.tokens[: node + 1].tolist()
+        return self.logits(ids, len(self.committed[slot]) + tree.topology.depths[node] + 1)
+
+
+@pytest.mark.parametrize("bugged", [PositionsByIndex, CommitsByIndex, ForgetsRollback, SeesSiblings])
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_target_that_confuses_nodes_is_caught(bugged: type[ToyTarget], params: list[SamplingParams]) -> None:
+    """Guards against an `assert_lossless` that passes wrong positions, paths or masks; the sound target passes it."""
+    check_lossless(ToyTarget, params)
+    with pytest.raises(AssertionError, match="plain decoding"):
+        check_lossless(bugged, params)
+
+
+class ProcessorsOnlyAtTheRoot(BatchDraw):
+    """Planted: the pending token's successor is warped, tokens at drafted positions come from the raw softmax."""
+
+    def __call__(self, queries: list[tuple[int, int]]) -> list[int]:
+        drawn = []
+        for index, node in queries:
+            stream = self._streams[index]
+            raw = SamplingParams(temperature=stream.params.temperature)
+            params = stream.params if node == 0 else raw
+            bare = Stream(params, stream.seed, stream.sample_index, stream.first_position)
+            drawn += BatchDraw([self._outputs[index]], [self._depths[index]], [bare])([(0, node)])
+        return drawn
+
+
+def test_a_processor_missing_at_drafted_positions_is_caught_token_by_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an `assert_lossless` that never reaches a token which only a missing top-k could let in."""
+    check_lossless(ToyTarget, NARROWED)
+    monkeypatch.setattr(engine_round, "BatchDraw", ProcessorsOnlyAtTheRoot)
+    with pytest.raises(AssertionError, match="plain decoding"):
+        check_lossless(ToyTarget, NARROWED)
+
+
+@pytest.mark.parametrize("verify_round", [match_round, rejection_round])
+@pytest.mark.parametrize("bugged", [False, True])
+def test_a_processor_missing_at_drafted_positions_breaks_the_law(verify_round: Verify, bugged: bool) -> None:
+    """Guards against an enumeration that cannot see a processor left out; the control arm stays within 1e-9."""
+    for seed in range(4):
+        narrowed = toy_law(seed, SamplingParams(temperature=1.0, top_k=2))
+        raw = toy_law(seed)
+
+        def decode_round(
+            ids: Ids, oracle: Oracle, seed: int = seed, p: Conditional = narrowed, raw: Conditional = raw
+        ) -> Ids:
+            tree = chosen_tree(ids, random_topology(ids, seed, "random", most=6), seed)
+            return verify_round(tree, ids, lambda at: raw(at) if bugged and at != ids else p(at), oracle)
+
+        distance = total_variation(joint_law(START, 3, decode_round), plain_law(START, 3, narrowed))
+        assert distance > 1e-3 if bugged else distance <= 1e-9
+
+
+@pytest.mark.parametrize("bugged", [False, True])
+def test_probabilities_that_were_not_sampled_from_break_the_law(bugged: bool) -> None:
+    """Guards against an enumeration that cannot tell q from what was sampled (here the same q at temperature 0.5)."""
+    for seed in range(4):
+        target, claimed = toy_law(seed), toy_law(seed + 1000)
+        sampled = toy_law(seed + 1000, SamplingParams(temperature=0.5)) if bugged else claimed
+
+        def decode_round(
+            ids: Ids, oracle: Oracle, p: Conditional = target, q: Conditional = claimed, used: Conditional = sampled
+        ) -> Ids:
+            tree = sampled_tree(ids, Topology.of([-1, 0, 0]), used, oracle)
+            laws = torch.stack([q(ids)] * 3)
+            return rejection_round(DraftTree(tree.tokens, tree.topology, laws), ids, p, oracle)
+
+        distance = total_variation(joint_law(START, 3, decode_round), plain_law(START, 3, target))
+        assert distance > 1e-3 if bugged else distance <= 1e-9
+
+
+def test_a_residual_that_keeps_the_rejected_token_breaks_the_law() -> None:
+    """Guards against an enumeration blind to the classic slip: after a rejection, drawing from p and not from p - q."""
+    for seed in range(4):
+        target, draft = toy_law(seed), toy_law(seed + 1000)
+
+        def decode_round(ids: Ids, oracle: Oracle, p: Conditional = target, q: Conditional = draft) -> Ids:
+            tree = sampled_tree(ids, Topology.chain(2), q, oracle)
+            path = rejection(tree, tree.tokens.tolist(), lambda node: p(ids), lambda law, node: 0, oracle.bernoulli).path
+            if len(path) == 2:
+                return (int(tree.tokens[1]),)
+            return (oracle.choose(p(ids).tolist()),)
+
+        assert total_variation(joint_law(START, 1, decode_round), plain_law(START, 1, target)) > 1e-3
+
+
+class SharedNoise(RejectionDraw):
+    """Planted: acceptance and residual use one noise, as if it had no purpose in its key."""
+
+    def _key(self, depth: int, purpose: Purpose) -> tuple[int, int]:
+        return super()._key(depth, Purpose.RESIDUAL)
+
+
+def rejection_p_value(draw_type: type[RejectionDraw], seeds: int) -> float:
+    """P-value of the first emitted token under rejection with one chosen draft, one run per seed."""
+    params = SamplingParams(temperature=1.0, verification="rejection")
+    logits = torch.tensor([[0.3, 1.0, 0.0, 0.6], [0.0, 0.0, 0.0, 0.0]])
+    tree = DraftTree(torch.tensor([2, 3]), Topology.chain(2))
+    top = logits.topk(4)
+    outputs = NodeOutputs(logits, top.indices, top.values)
+    counts = [0] * 4
+    for seed in range(seeds):
+        draw = draw_type(outputs, tree.topology.depths, Stream(params, seed, 0, 6))
+        verdict = rejection(tree, [2, 3], draw.target_probs, draw.categorical, draw.bernoulli)
+        counts[3 if verdict.accepted_drafts else verdict.next_token] += 1
+    return chi_square_p(counts, warp(logits[:1], params)[0].double().exp().tolist())
+
+
+def test_noise_shared_by_acceptance_and_residual_is_caught() -> None:
+    """Guards against a statistical test too weak to see re-used noise. False alarm of the control arm: 1e-6.
+
+    The bias of the planted arm shifts token 1 by several percent, so its p-value is below 1e-20 at this many seeds.
+    """
+    assert rejection_p_value(RejectionDraw, 4000) > 1e-6
+    assert rejection_p_value(SharedNoise, 4000) < 1e-12
