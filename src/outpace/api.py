@@ -76,8 +76,17 @@ class Model:
             NonFiniteLogits: the target produced NaN or infinity.
         """
         is_single, batch = _as_batch(prompts)
-        sessions = [self._add(prompt, params, method, budget, options) for prompt in batch]
-        self._drain([session for group in sessions for session in group])
+        sessions: list[list[Session]] = []
+        try:
+            for prompt in batch:
+                sessions.append(self._add(prompt, params, method, budget, options))
+            while any(session.finish_reason is None for group in sessions for session in group):
+                self.engine.step()
+        except BaseException:
+            for group in sessions:
+                for session in group:
+                    self.engine.cancel(session)
+            raise
         generations = [
             Generation(tuple(group[0].prompt_ids), tuple(self.engine.result(session) for session in group))
             for group in sessions
@@ -139,15 +148,6 @@ class Model:
         if chosen is None and (method or self.method) == self.method:
             chosen = self._budget
         return self.engine.add(self.encode(prompt), params, proposer, chosen)
-
-    def _drain(self, sessions: list[Session]) -> None:
-        try:
-            while any(session.finish_reason is None for session in sessions):
-                self.engine.step()
-        except BaseException:
-            for session in sessions:
-                self.engine.cancel(session)
-            raise
 
 
 class TokenStream(Iterator[StepEvent]):

@@ -96,8 +96,8 @@ def test_requests_of_different_parameters_share_a_batch(method: str, eos: tuple[
 @pytest.mark.parametrize("seed", range(12))
 def test_adversaries_of_many_seeds_change_nothing(seed: int) -> None:
     """Guards against the rare tree that a few fixed ones miss; laws of the target vary with the seed too."""
-    params = requests(temperature=1.0 if seed % 2 else 0.0)
-    sessions = assert_lossless(lambda: make_engine(seed=seed), adversary(seed, seed / 11, 12), PROMPTS, params)
+    params, eos = requests(temperature=1.0 if seed % 2 else 0.0), EOS if seed % 3 == 0 else ()
+    sessions = assert_lossless(lambda: make_engine(eos, seed), adversary(seed, seed / 11, 12), PROMPTS, params)
     assert sum(session.metrics.drafted for session in sessions) > 20
 
 

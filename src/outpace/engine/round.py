@@ -37,13 +37,14 @@ def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
     outputs = target.forward([_slot(session) for session in sessions], trees)
     clock.append(perf_counter())
     sound = find_sound(sessions, outputs)
-    verdicts = verify(sessions, trees, outputs, sound)
+    tokens = [tree.tokens.tolist() for tree in trees]
+    verdicts = verify(sessions, trees, tokens, outputs, sound)
     clock.append(perf_counter())
     emitted: Emitted = []
     for index, verdict in verdicts.items():
-        session, tree = sessions[index], trees[index]
+        session = sessions[index]
         target.commit(_slot(session), verdict.path)
-        emitted.append((session, [*tree.tokens[list(verdict.path[1:])].tolist(), verdict.next_token]))
+        emitted.append((session, [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]))
     clock.append(perf_counter())
     observe(sessions, trees, outputs, verdicts)
     clock.append(perf_counter())
@@ -92,10 +93,13 @@ def find_sound(sessions: Sequence[Session], outputs: Sequence[NodeOutputs]) -> l
 
 
 def verify(
-    sessions: Sequence[Session], trees: Sequence[DraftTree], outputs: Sequence[NodeOutputs], sound: Sequence[int]
+    sessions: Sequence[Session],
+    trees: Sequence[DraftTree],
+    tokens: Sequence[list[int]],
+    outputs: Sequence[NodeOutputs],
+    sound: Sequence[int],
 ) -> dict[int, Verdict]:
     """A verdict for each sound session, by the rule its request asks for."""
-    tokens = {index: trees[index].tokens.tolist() for index in sound}
     verdicts: dict[int, Verdict] = {}
     matched = [index for index in sound if sessions[index].params.verification == "match"]
     if matched:

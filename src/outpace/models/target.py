@@ -110,7 +110,7 @@ class TransformersTarget:
             start += len(shape)
         cache = PassCache(segments)
         output = self._decoder(
-            input_ids=torch.cat(list(tokens)).to(self.device)[None],
+            input_ids=torch.cat([part.to(self.device) for part in tokens])[None],
             position_ids=torch.cat(positions).to(self.device)[None],
             past_key_values=cache,
             use_cache=True,

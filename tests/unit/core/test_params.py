@@ -109,7 +109,7 @@ def test_unknown_options_are_refused_and_the_known_ones_listed() -> None:
 
 def test_a_refused_option_wins_over_good_ones_beside_it() -> None:
     """Guards against checking only the first option given."""
-    with pytest.raises(InvalidRequest, match="^num_beams=4"):
+    with pytest.raises(InvalidRequest, match=r"^num_beams=4"):
         SamplingParams.from_options(temperature=0.5, top_k=3, num_beams=4)
 
 

@@ -39,10 +39,9 @@ def test_mixed_rows_draw_what_each_draws_alone() -> None:
     positions = [9, 4, 4, 31, 9, 2]
     together = draw_keyed(rows, streams, positions)
     alone = [draw_keyed([rows[i]], [streams[i]], [positions[i]])[0] for i in range(len(rows))]
-    by_definition = [
-        int((warp(rows[i][None], s.params) + gumbel([noise_key(s.seed, s.sample_index, positions[i])], torch.arange(VOCAB))).argmax())
-        for i, s in enumerate(streams)
-    ]
+    keys = [noise_key(s.seed, s.sample_index, position) for s, position in zip(streams, positions, strict=True)]
+    scores = torch.cat([warp(row[None], params) for row, params in zip(rows, MIXED, strict=True)])
+    by_definition = (scores + gumbel(keys, torch.arange(VOCAB))).argmax(dim=-1).tolist()
     assert together == alone == by_definition
 
 
@@ -100,10 +99,10 @@ def test_the_top_logits_decide_where_the_compute_dtype_ties() -> None:
     assert float(cold.target_probs(0)[1]) > 0.99
 
 
-def test_a_match_draw_never_touches_the_noise_of_rejection() -> None:
-    """Guards against the purposes of noise being merged: an acceptance must be independent of the residual's draw.
+def test_acceptance_and_residual_are_independent() -> None:
+    """Guards against the purposes of noise being merged: a rejection would then spoil the residual's draw.
 
-    A chi-square test of independence in effect: accept with 1/2, then draw one of 4. False alarm: 1e-6.
+    Accept with 1/2 and draw one of 4: all eight outcomes are equally likely. False alarm: 1e-6.
     """
     outputs = outputs_of(torch.zeros(2, 4))
     probs = torch.full((4,), 0.25)
@@ -128,7 +127,7 @@ def test_siblings_do_not_share_their_luck() -> None:
 
 
 def test_certain_acceptances_are_certain() -> None:
-    """Guards against a uniform of exactly 0 or 1: a token of probability 0 accepted, or one of probability 1 refused."""
+    """Guards against a uniform of exactly 0 or 1: an impossible token accepted or a certain one refused."""
     outputs = outputs_of(torch.zeros(2, 4))
     for seed in range(200):
         draw = RejectionDraw(outputs, (0, 1), Stream(SamplingParams(temperature=1.0), seed, 0, 7))

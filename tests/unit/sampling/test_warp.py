@@ -166,7 +166,8 @@ def test_a_token_flips_only_within_its_distance(params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize(
-    "params", [SamplingParams(temperature=1.0), SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=4)]
+    "params",
+    [SamplingParams(temperature=1.0), SamplingParams(temperature=0.0), SamplingParams(temperature=1.0, top_k=4)],
 )
 def test_without_a_cutoff_the_distance_is_infinite(params: SamplingParams) -> None:
     """Guards against a cut-off that is invented where all tokens are kept (top_k = V) or none is drawn (greedy)."""

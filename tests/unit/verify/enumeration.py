@@ -137,7 +137,7 @@ def sampled_tree(ids: Ids, topology: Topology, draft: Conditional, oracle: Oracl
     """Children of a node drawn independently of one another from the draft's law there, each draw enumerated."""
     tokens = [ids[-1]]
     laws = torch.zeros(len(topology), VOCAB, dtype=torch.float64)  # rows of leaves stay empty: nothing was drawn there
-    for node, parent in enumerate(topology.parents[1:], start=1):
+    for parent in topology.parents[1:]:
         path = [tokens[above] for above in topology.path(parent)[1:]]
         laws[parent] = draft(ids + tuple(path))
         tokens.append(oracle.choose(laws[parent].tolist()))

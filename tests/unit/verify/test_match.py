@@ -94,8 +94,9 @@ def test_the_walk_follows_parents_and_nothing_else(target: dict[int, int], path:
 def test_equal_siblings_do_not_trouble_the_walk() -> None:
     """Guards against a draft that names one token twice: one of the two is followed, and one token is emitted."""
     topology = Topology.of([-1, 0, 0, 1, 2])
-    verdict = match([topology], [[9, 5, 5, 1, 2]], lambda queries: [{0: 5, 1: 1}.get(node, 4) for _, node in queries])[0]
-    assert verdict == Verdict((0, 1, 3), 4)
+    target = {0: 5, 1: 1, 3: 4}
+    verdicts = match([topology], [[9, 5, 5, 1, 2]], lambda queries: [target[node] for _, node in queries])
+    assert verdicts == [Verdict((0, 1, 3), 4)]
 
 
 def test_a_batch_is_walked_like_its_members_and_drawn_once_per_level() -> None:

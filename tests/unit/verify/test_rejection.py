@@ -139,7 +139,8 @@ def test_the_target_is_asked_only_along_the_path() -> None:
         asked.append(node)
         return uniform
 
-    tree = DraftTree(torch.tensor([2, 0, 1, 3, 3]), Topology.of([-1, 0, 0, 1, 2]))
-    verdict = rejection(tree, [2, 0, 1, 3, 3], target_probs, lambda law, node: 0, lambda probability, node: node in (2, 4))
+    tokens = [2, 0, 1, 3, 3]
+    tree = DraftTree(torch.tensor(tokens), Topology.of([-1, 0, 0, 1, 2]))
+    verdict = rejection(tree, tokens, target_probs, lambda law, node: 0, lambda probability, node: node in (2, 4))
     assert verdict.path == (0, 2, 4)
     assert asked == [0, 2, 4]

@@ -1,0 +1,127 @@
+"""The commands, run as a user runs them, on a tiny model."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from outpace import cli
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.tree import Topology
+from tests.unit.models.tiny import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048))
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments), catch_exceptions=True)
+
+
+def _last_json(result: Result) -> Any:
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def test_generate_streams_the_text_that_json_reports(folder: str) -> None:
+    """Guards against a stream that says something else than the result."""
+    options = ["generate", "hello", "-m", folder, "--max-new-tokens", "12", "--temperature", "1", "--seed", "5"]
+    streamed = _run(*options)
+    (sample,) = _last_json(_run(*options, "--json"))["samples"]
+    assert streamed.exit_code == 0
+    assert streamed.stdout.rstrip("\n").startswith(sample["text"].rstrip("\n"))
+    assert sample["seed"] == 5
+    assert len(sample["token_ids"]) == sample["metrics"]["new_tokens"] == 12
+
+
+def test_generate_several_samples(folder: str) -> None:
+    """Guards against n samples that are one sample printed n times."""
+    options = ["-m", folder, "--n", "3", "--temperature", "1", "--seed", "1", "--max-new-tokens", "8", "--json"]
+    samples = _last_json(_run("generate", "hello", *options))["samples"]
+    assert len({tuple(sample["token_ids"]) for sample in samples}) == 3
+
+
+def test_bench_ends_with_one_json_line_and_keeps_records(folder: str, tmp_path: Path) -> None:
+    """Guards against a table that scripts cannot read, and against records that do not say what they measured."""
+    methods = "plain,lookup,recycle:budget=8,shape=chain"
+    result = _run(
+        "bench", "-m", folder, "-w", "builtin:3", "--methods", methods, "--max-new-tokens", "12", "--out", str(tmp_path)
+    )
+    summary = _last_json(result)["methods"]
+    assert list(summary) == ["plain", "lookup", "recycle:budget=8,shape=chain"]
+    for figures in summary.values():
+        assert (figures["equal"], figures["ties"], figures["bugs"]) == (1.0, 0, 0)
+        assert figures["tokens_per_step"] >= 1.0
+    assert summary["plain"]["speedup"] == 1.0
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert len(records) == 3 * 3
+    for record in records:
+        assert record["versions"]["torch"]
+        assert record["new_tokens"] == sum(len(ids) for ids in record["token_ids"])
+        parts = record["draft_ms"] + record["forward_ms"] + record["verify_ms"] + record["commit_ms"]
+        assert parts <= record["decode_ms"] * 1.01
+        assert record["steps"] + record["accepted"] >= record["new_tokens"] - record["turns"]
+
+
+def test_bench_against_stock_generate(folder: str) -> None:
+    """Guards against an engine whose plain decoding differs from transformers' own greedy decoding."""
+    options = ["--methods", "transformers,plain", "--max-new-tokens", "12", "--dtype", "float32", "--json"]
+    summary = _last_json(_run("bench", "-m", folder, "-w", "builtin:2", *options))["methods"]
+    assert summary["transformers"]["equal"] == 1.0
+
+
+def test_verify_passes_and_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a certificate that cannot fail: with a tree's positions taken from the index it must exit with 1."""
+    options = ["verify", "-m", folder, "-w", "builtin:2", "--method", "recycle:budget=30", "--max-new-tokens", "24"]
+    report = _last_json(_run(*options, "--json"))
+    assert (report["equal"], report["bugs"], report["prompts"]) == (4, 0, 4)
+    right = Topology.depth_tensor.func  # type: ignore[attr-defined]
+    wrong = property(lambda self: right(self) if self.is_chain else right(self) * 2)
+    monkeypatch.setattr(Topology, "depth_tensor", wrong)
+    result = _run(*options)
+    assert result.exit_code == 1
+    assert "NOT LOSSLESS" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "complaint"),
+    [
+        (("generate", "x", "--method", "magic"), InvalidRequest, "unknown; choose one of"),
+        (("generate", "x", "--temperature", "-1"), InvalidRequest, "temperature=-1"),
+        (("generate", "x", "--dtype", "int3"), InvalidRequest, "dtype='int3'"),
+        (("generate", "x", "--max-model-len", "999999"), InvalidRequest, "max_model_len=999999"),
+        (("generate", "x" * 3000,), InvalidRequest, "no room for a new token"),
+        (("bench", "-w", "nothing.jsonl"), InvalidRequest, "no such file"),
+        (("verify", "-w", "builtin", "--batch-size", "0"), InvalidRequest, "batch_size=0"),
+    ],
+)  # fmt: skip
+def test_bad_input(folder: str, arguments: tuple[str, ...], error: type[Exception], complaint: str) -> None:
+    """Guards against a traceback, or a silent default, where one line should name field, value and remedy."""
+    result = _run(*arguments, "-m", folder)
+    assert isinstance(result.exception, error)
+    assert complaint in str(result.exception)
+
+
+def test_errors_are_one_line_with_status_two(tmp_path: Path) -> None:
+    """Guards against tracebacks at the user: the installed command prints one line and exits with 2."""
+    command = [sys.executable, "-m", "outpace.cli", "generate", "x", "--model", str(tmp_path / "missing.gguf")]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "no such GGUF file" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against a model list that hides what is not pulled, and a pull that guesses names."""
+    monkeypatch.setenv("OUTPACE_HOME", str(tmp_path))
+    (row,) = json.loads(_run("models", "list", "--json").stdout)
+    assert (row["name"], row["folder"]) == ("smollm2-135m", None)
+    result = _run("models", "pull", "gpt-17")
+    assert isinstance(result.exception, ModelError)
+    assert "unknown model 'gpt-17'" in str(result.exception)

@@ -1,0 +1,102 @@
+"""The certificate: it must tell equal, tie and bug apart, and catch a real bug on a real forward."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outpace
+from outpace.api import Model
+from outpace.bench.certificate import Certifier, certify, count_kinds
+from outpace.bench.workload import read_workload
+from outpace.core.params import SamplingParams
+from outpace.core.tree import Topology
+from tests.unit.models.tiny import save_tiny_model
+
+GREEDY = SamplingParams(max_new_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048)
+    return outpace.load(str(folder), "recycle", dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(max_new_tokens=24, temperature=1.0, seed=3)])
+def test_a_lossless_method_is_certified(model: Model, params: SamplingParams) -> None:
+    """Guards against a certificate that finds fault with a sound method."""
+    for batch_size in (1, 3):
+        cases = certify(model, "recycle", read_workload("builtin:3"), params, batch_size=batch_size)
+        assert count_kinds(cases) == {"equal": 3, "ties": 0, "bugs": 0}
+        assert all(case["new_tokens"] >= 24 for case in cases)
+
+
+def test_positions_by_index_are_a_bug(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against the published mistake of rotating a tree's nodes by their index: the certificate must say bug."""
+    right = Topology.depth_tensor.func  # type: ignore[attr-defined]
+
+    def wrong(self: Topology) -> torch.Tensor:
+        depths: torch.Tensor = right(self)
+        return depths if self.is_chain else torch.arange(len(self))
+
+    monkeypatch.setattr(Topology, "depth_tensor", property(wrong))
+    # An oracle-like warm-up: the matrix has seen the answers, so branching trees really get accepted nodes.
+    items = read_workload("builtin:4")
+    certify(model, "recycle:budget=30", items, GREEDY)
+    kinds = count_kinds(certify(model, "recycle:budget=30", items, GREEDY))
+    assert kinds["bugs"] > 0
+    assert kinds["ties"] == 0
+
+
+def test_a_rounding_difference_is_a_tie(model: Model) -> None:
+    """Guards against calling rounding a bug: close scores, and agreement in higher precision, make a tie."""
+    prompt = model.encode("abc")
+    plain = model.generate(prompt, GREEDY, method="plain").token_ids
+    place = 5
+    ids = [*prompt, *plain[:place]]
+    other = next(token for token in range(200) if token != plain[place])
+    forged = (*plain[:place], other, *plain[place + 1 :])
+    bounds = model.margin(ids, GREEDY, (plain[place], other))
+    assert bounds.between is not None
+
+    class NearModel(Model):
+        """The same model, with the margin of a near tie."""
+
+        def margin(self, ids: Any, params: Any, tokens: Any) -> Any:
+            real = super().margin(ids, params, tokens)
+            return type(real)(2e-4, None, 2e-4)
+
+    near = NearModel.__new__(NearModel)
+    near.__dict__.update(model.__dict__)
+    reload = lambda dtype: outpace.load(model.name, "plain", dtype=dtype, device="cpu")  # noqa: E731
+    agrees = lambda loaded, asked, params: loaded.generate(asked, params, method="plain").token_ids  # noqa: E731
+    finding = Certifier(near, reload).classify(prompt, GREEDY, plain, forged, agrees)
+    assert (finding.kind, finding.token, finding.higher_precision_equal) == ("tie", place, True)
+    # The same near tie is a bug when the runs differ in higher precision too.
+    finding = Certifier(near, reload).classify(prompt, GREEDY, plain, forged, lambda *_: forged)
+    assert finding.kind == "bug"
+    # And a wide margin is a bug however well the repetition agrees.
+    finding = Certifier(model, reload).classify(prompt, GREEDY, plain, forged, agrees)
+    assert finding.kind == "bug"
+    assert finding.margin == pytest.approx(bounds.between)
+
+
+def test_stopping_differently_is_a_bug(model: Model) -> None:
+    """Guards against comparing only the common part: a missing tail is a lost answer, not a tie."""
+    prompt = model.encode("abc")
+    plain = model.generate(prompt, GREEDY, method="plain").token_ids
+    finding = Certifier(model).classify(prompt, GREEDY, plain, plain[:-3], lambda *_: plain)
+    assert (finding.kind, finding.token) == ("bug", len(plain) - 3)
+
+
+def test_margin_of_a_cut_off_token(model: Model, tmp_path: Path) -> None:
+    """Guards against an infinite margin where a token fell just outside the nucleus: the cut-off's distance counts."""
+    ids = model.encode("hello")
+    logits_margin = model.margin(ids, SamplingParams(temperature=1.0, seed=1), (5, 6))
+    assert logits_margin.to_cutoff is None
+    assert logits_margin.between is not None
+    cut = model.margin(ids, SamplingParams(temperature=1.0, seed=1, top_k=1), (5, 6))
+    assert cut.between is None
+    assert cut.to_cutoff is not None
+    assert cut.smallest == cut.to_cutoff

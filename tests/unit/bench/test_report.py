@@ -1,0 +1,76 @@
+"""Figures from records: the arithmetic behind every published number."""
+
+from typing import Any
+
+import pytest
+
+from outpace.bench.report import summarise
+from outpace.bench.runner import checked_methods
+from outpace.core.errors import InvalidRequest
+
+
+def _record(index: int, method: str, **changes: Any) -> dict[str, Any]:
+    record = {
+        "index": index, "id": str(index), "method": method, "turns": 1, "new_tokens": 11, "steps": 10, "drafted": 0,
+        "accepted": 0, "tpot_ms": 10.0, "decode_ms": 100.0, "end_to_end_ms": 150.0, "ttft_ms": 50.0, "draft_ms": 0.0,
+        "forward_ms": 90.0, "verify_ms": 5.0, "commit_ms": 5.0, "memory_mb": 1.0, "finding": {"kind": "equal"},
+    }  # fmt: skip
+    return record | changes
+
+
+def test_speedup_is_the_median_of_paired_ratios() -> None:
+    """Guards against a ratio of means, which one slow prompt decides."""
+    records = [_record(index, "plain", tpot_ms=tpot) for index, tpot in enumerate([10.0, 10.0, 1000.0])]
+    records += [_record(index, "fast", tpot_ms=tpot) for index, tpot in enumerate([5.0, 4.0, 1000.0])]
+    figures = summarise(records)
+    assert figures["fast"]["speedup"] == 2.0
+    assert figures["plain"]["speedup"] == 1.0
+    low, high = figures["fast"]["speedup_interval"]
+    assert 1.0 <= low <= 2.0 <= high <= 2.5
+
+
+def test_tokens_per_step_counts_the_bonus_and_not_the_first_token() -> None:
+    """Guards against counting the prefill's token as decoded, which flatters short answers."""
+    figures = summarise([_record(0, "plain"), _record(0, "fast", steps=4, accepted=6, drafted=20)])
+    assert figures["plain"]["tokens_per_step"] == 1.0
+    assert figures["fast"]["tokens_per_step"] == 2.5
+    assert figures["fast"]["accepted_per_step"] == 1.5
+    assert figures["fast"]["drafted_per_step"] == 5.0
+
+
+def test_end_to_end_counts_the_prefill() -> None:
+    """Guards against an end-to-end figure that leaves out what a method adds to the prefill."""
+    slow_start = _record(0, "fast", tpot_ms=5.0, decode_ms=50.0, end_to_end_ms=150.0, ttft_ms=100.0)
+    figures = summarise([_record(0, "plain"), slow_start])
+    assert figures["fast"]["speedup"] == 2.0
+    assert figures["fast"]["end_to_end_speedup"] == 1.0
+
+
+def test_ties_and_bugs_stand_beside_the_speed() -> None:
+    """Guards against a speed figure whose runs were not equal (rule 7)."""
+    kinds = ["equal", "tie", "bug", "bug"]
+    records = [_record(index, "plain") for index in range(4)]
+    records += [_record(index, "odd", finding={"kind": kind}) for index, kind in enumerate(kinds)]
+    figures = summarise(records)["odd"]
+    assert (figures["equal"], figures["ties"], figures["bugs"]) == (0.25, 1, 2)
+
+
+def test_answers_of_one_token_have_no_ratio() -> None:
+    """Guards against a division by a decode time that does not exist."""
+    short = {"new_tokens": 1, "steps": 0, "tpot_ms": None, "decode_ms": 0.0}
+    figures = summarise([_record(0, "plain", **short), _record(0, "fast", **short)])
+    assert figures["fast"]["speedup"] is None
+    assert figures["fast"]["tokens_per_step"] == 1.0
+
+
+def test_method_lists() -> None:
+    """Guards against options that break a comma-separated list, and against a table without its baseline."""
+    assert checked_methods("lookup") == ("plain", "lookup")
+    assert checked_methods("recycle:budget=8,shape=chain,plain") == ("recycle:budget=8,shape=chain", "plain")
+    assert checked_methods("transformers,plain") == ("transformers", "plain")
+    with pytest.raises(InvalidRequest, match="twice"):
+        checked_methods("lookup,lookup")
+    with pytest.raises(InvalidRequest, match="recycle takes budget, shape"):
+        checked_methods("recycle:depth=3")
+    with pytest.raises(InvalidRequest, match="unknown; choose one of"):
+        checked_methods("plain,magic")

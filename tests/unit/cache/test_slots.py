@@ -1,0 +1,139 @@
+"""Slot KV: what a commit keeps, where the next pass writes, who may use which rows."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from outpace.cache.slots import PassCache, Segment, SlotKV
+from outpace.core.errors import InvalidRequest
+from outpace.core.tree import Topology
+
+LAYERS, HEADS, DIM = 2, 3, 4
+
+
+def slot_kv(slots: int = 2, capacity: int = 16, key_dtype: torch.dtype = torch.float32) -> SlotKV:
+    kv = SlotKV(LAYERS, slots, HEADS, capacity, DIM, key_dtype, torch.float64, torch.device("cpu"))
+    kv.keys.fill_(torch.nan)  # whoever reads a row that nobody wrote finds out
+    kv.values.fill_(torch.nan)
+    return kv
+
+
+def run_pass(kv: SlotKV, work: Sequence[tuple[int, Sequence[int]]]) -> PassCache:
+    """A packed pass whose row for mark m has keys m + layer / 10 and values -m - layer / 10."""
+    segments, start = [], 0
+    for slot, marks in work:
+        segments.append(Segment(kv, slot, start, len(marks), None))
+        start += len(marks)
+    rows = torch.tensor([float(mark) for _, marks in work for mark in marks])
+    cache = PassCache(segments)
+    for layer in range(LAYERS):
+        states = (rows + layer / 10)[None, None, :, None].expand(1, HEADS, -1, DIM)
+        cache.update(states, -states, layer)
+    return cache
+
+
+def marks_of(kv: SlotKV, slot: int) -> list[int]:
+    """The marks that a slot has committed, after checking that all layers, heads, keys and values agree."""
+    keys, values = kv.rows(slot, 0)
+    marks = keys[0][0, :, 0]
+    for layer in range(LAYERS):
+        expected = (marks + layer / 10)[None, :, None].expand(HEADS, -1, DIM)
+        torch.testing.assert_close(keys[layer], expected)
+        torch.testing.assert_close(values[layer].float(), -expected)
+    return [round(mark) for mark in marks.tolist()]
+
+
+def test_slots_are_handed_out_once_and_come_back_empty() -> None:
+    """Guards against one slot for two requests, and against a new request that sees the last one's rows."""
+    kv = slot_kv()
+    first, second = kv.open(), kv.open()
+    assert {first, second} == {0, 1}
+    with pytest.raises(InvalidRequest, match=r"all 2 slots.*max_num_seqs"):
+        kv.open()
+    run_pass(kv, [(first, [1, 2])])
+    kv.commit(first, [0, 1])
+    kv.close(first)
+    assert kv.open() == first
+    assert kv.lengths[first] == 0
+    assert marks_of(kv, first) == []
+    with pytest.raises(AssertionError, match="closed twice"):
+        kv.close(second)
+        kv.close(second)
+
+
+def test_committing_chains_appends_in_order() -> None:
+    """Guards against a pass that writes over committed rows or leaves a gap behind a shortened chain."""
+    kv = slot_kv()
+    slot = kv.open()
+    run_pass(kv, [(slot, [1, 2, 3])])
+    kv.commit(slot, range(3))
+    run_pass(kv, [(slot, [4, 5, 6, 7])])
+    kv.commit(slot, [0, 1])  # 6 and 7 were rejected
+    run_pass(kv, [(slot, [8])])
+    kv.commit(slot, [0])
+    assert marks_of(kv, slot) == [1, 2, 3, 4, 5, 8]
+
+
+@pytest.mark.parametrize("node", range(9))
+def test_committing_a_branching_path_keeps_its_rows_in_order(node: int) -> None:
+    """Guards against a gather that overwrites a row before reading it, or that moves some layers or heads only."""
+    topology = Topology.of((-1, 0, 0, 1, 2, 2, 4, 6, 3))
+    kv = slot_kv()
+    slot = kv.open()
+    run_pass(kv, [(slot, [50, 51])])
+    kv.commit(slot, range(2))
+    run_pass(kv, [(slot, range(9))])
+    kv.commit(slot, topology.path(node))
+    assert marks_of(kv, slot) == [50, 51, *topology.path(node)]
+
+
+def test_segments_of_a_packed_pass_write_to_their_own_slots() -> None:
+    """Guards against rows filed under a neighbour: segments of 1, 4 and 2 rows start where the last one ended."""
+    kv = slot_kv(slots=3)
+    slots = [kv.open() for _ in range(3)]
+    run_pass(kv, [(slots[2], [90])])
+    kv.commit(slots[2], [0])
+    cache = run_pass(kv, [(slots[1], [1]), (slots[2], [2, 3, 4, 5]), (slots[0], [6, 7])])
+    assert [segment.keys[0].shape[1] for segment in cache.segments] == [1, 5, 2]
+    assert torch.isfinite(torch.cat([segment.keys[1] for segment in cache.segments], dim=1)).all()
+    for slot, path in zip((slots[1], slots[2], slots[0]), ([0], [0, 2], [0, 1]), strict=True):
+        kv.commit(slot, path)
+    assert [marks_of(kv, slot) for slot in slots] == [[6, 7], [1], [90, 2, 4]]
+
+
+def test_committing_one_slot_does_not_touch_the_others() -> None:
+    """Guards against a gather over the whole store."""
+    kv = slot_kv()
+    moved, still = kv.open(), kv.open()
+    run_pass(kv, [(moved, [1, 2, 3]), (still, [7, 8, 9])])
+    before = kv.keys[:, still].clone(), kv.values[:, still].clone()
+    kv.commit(moved, [0, 2])
+    assert torch.equal(kv.keys[:, still].nan_to_num(), before[0].nan_to_num())
+    assert torch.equal(kv.values[:, still].nan_to_num(), before[1].nan_to_num())
+
+
+def test_a_pass_beyond_the_capacity_is_caught_before_it_writes() -> None:
+    """Guards against rows cut off silently by a slice that ends at the capacity."""
+    kv = slot_kv(capacity=5)
+    slot = kv.open()
+    run_pass(kv, [(slot, [1, 2, 3])])
+    kv.commit(slot, range(3))
+    run_pass(kv, [(slot, [4, 5])])
+    kv.commit(slot, range(2))
+    assert marks_of(kv, slot) == [1, 2, 3, 4, 5]
+    with pytest.raises(AssertionError, match="6 rows exceed the capacity of 5"):
+        run_pass(kv, [(slot, [6])])
+
+
+def test_keys_and_values_keep_their_own_precision() -> None:
+    """Guards against values rounded to the keys' dtype on the way in."""
+    kv = slot_kv(key_dtype=torch.bfloat16)
+    slot = kv.open()
+    cache = PassCache([Segment(kv, slot, 0, 1, None)])
+    exact = torch.full((1, HEADS, 1, DIM), 1.0 + 2.0**-40, dtype=torch.float64)
+    cache.update(exact, exact, 0)
+    kv.commit(slot, [0])
+    keys, values = kv.rows(slot, 0)
+    assert keys[0].dtype == torch.bfloat16
+    assert torch.equal(values[0], exact[0])

@@ -1,0 +1,259 @@
+"""The engine's promises to a request: its limits, its budget, its neighbours' independence, an end in every case."""
+
+from typing import Any
+
+import pytest
+
+from outpace.core.errors import InvalidRequest, NonFiniteLogits
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Proposer
+from outpace.engine.engine import Engine
+from outpace.shaping.proposer import EmptyDraft
+from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
+from tests.unit.engine.doubles import (
+    PROMPT,
+    VOCAB,
+    GreedyProposer,
+    PoisonedTarget,
+    event_tokens,
+    run_all,
+    toy_engine,
+)
+
+
+class BoundedTarget(ToyTarget):
+    """Refuses positions beyond its limit, as a model with a table of positions would."""
+
+    def logits(self, ids: Any, position: int) -> Any:
+        assert position < self.max_length, f"asked for a token at position {position} of {self.max_length}"
+        return super().logits(ids, position)
+
+
+def alone(prompt: list[int], params: SamplingParams, **options: Any) -> list[int]:
+    """What plain decoding answers to one request by itself."""
+    (session,) = decode(toy_engine(**options), [prompt], [params], [EmptyDraft()])
+    return session.generated
+
+
+def params_of(index: int, count: int = 12) -> SamplingParams:
+    """A different mix for each request."""
+    return SamplingParams(
+        max_new_tokens=1 + (index * 7) % count, temperature=(0.0, 0.8, 1.3)[index % 3], top_p=(1.0, 0.9)[index % 2],
+        seed=index,
+    )  # fmt: skip
+
+
+def test_an_empty_prompt_and_foreign_ids_are_refused_by_name() -> None:
+    """Guards against an index error deep in the model, or in another request's step."""
+    engine = toy_engine()
+    with pytest.raises(InvalidRequest, match="prompt is empty"):
+        engine.add([], SamplingParams(), EmptyDraft())
+    for token in (-1, VOCAB):
+        with pytest.raises(InvalidRequest, match=f"token id {token} .* {VOCAB}"):
+            engine.add([1, token], SamplingParams(), EmptyDraft())
+    with pytest.raises(InvalidRequest, match="stop strings need a tokenizer"):
+        engine.add([1], SamplingParams(stop=("x",)), EmptyDraft())
+    assert engine.is_idle
+
+
+def test_a_prompt_at_the_context_limit_is_refused_with_the_numbers() -> None:
+    """Guards against a prompt cut silently: the message must say how long it is and what the limit is."""
+    engine = toy_engine(max_length=20)
+    with pytest.raises(InvalidRequest, match=r"has 20 tokens and the limit is 20.*max_model_len"):
+        engine.add([1] * 20, SamplingParams(max_new_tokens=5), EmptyDraft())
+    (session,) = engine.add([1] * 20, SamplingParams(max_new_tokens=0), EmptyDraft())
+    assert session.finish_reason == "length"
+
+
+@pytest.mark.parametrize("room", [1, 2, 5])
+def test_an_answer_fills_the_context_to_the_last_token(room: int) -> None:
+    """Guards against off-by-one at the limit: no token short, none too many, no draft at a position that is not there."""
+    target = BoundedTarget(VOCAB, seed=13, max_length=20)
+    prompt = [2] * (20 - room)
+    params = SamplingParams(max_new_tokens=100)
+    (plain,) = decode(Engine(target), [prompt], [params], [EmptyDraft()])
+    assert (len(plain.generated), plain.finish_reason) == (room, "length")
+    for proposer in (OracleDrafter([plain.ids]), AdversaryDrafter(VOCAB, [plain.ids])):
+        (session,) = decode(Engine(target), [prompt], [params], [proposer])
+        assert (session.ids, session.finish_reason) == (plain.ids, "length")
+
+
+def test_no_token_and_one_token() -> None:
+    """Guards against a model pass for a request that wants nothing, and a second pass for one that wants one token."""
+    engine = toy_engine(text=True)
+    (none,) = engine.add(PROMPT, SamplingParams(max_new_tokens=0), EmptyDraft())
+    assert engine.is_idle
+    assert [(event.tokens, event.finish_reason) for event in none.events] == [((), "length")]
+    sample = engine.result(none)
+    assert (sample.token_ids, sample.text, sample.metrics.new_tokens) == ((), "", 0)
+    assert sample.metrics.tokens_per_step == 1.0
+    (one,) = decode(engine, [PROMPT], [SamplingParams(max_new_tokens=1)], [OracleDrafter([])])
+    assert one.generated == alone(PROMPT, SamplingParams(max_new_tokens=1))
+    assert one.metrics.steps == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("delay", [0, 1, 4])
+def test_non_finite_logits_end_only_the_request_they_hit(value: float, delay: int) -> None:
+    """Guards against NaN drawn as a token, and against one broken request taking the batch down with it."""
+    at = len(PROMPT) + delay
+    target = PoisonedTarget(PROMPT[0], at, value, vocab_size=VOCAB, seed=13, max_slots=2)
+    engine, params = Engine(target), SamplingParams(max_new_tokens=10)
+    healthy_prompt = [9, 9]
+    (poisoned,) = engine.add(PROMPT, params, EmptyDraft())
+    (healthy,) = engine.add(healthy_prompt, params, EmptyDraft())
+    run_all(engine, [poisoned, healthy])
+    assert healthy.generated == alone(healthy_prompt, params)
+    assert (poisoned.finish_reason, healthy.finish_reason) == ("error", "length")
+    assert poisoned.generated == alone(PROMPT, params)[:delay], "what came before the fault stays"
+    assert event_tokens(poisoned) == poisoned.generated
+    assert [event.finish_reason for event in poisoned.events][-1] == "error"
+    with pytest.raises(NonFiniteLogits, match=f"position {at} "):
+        engine.result(poisoned)
+    assert target.committed == {}, "both slots must be free again"
+
+
+def test_a_token_that_is_ruled_out_is_no_fault() -> None:
+    """Guards against refusing minus infinity, the ordinary mark of an id that must not be drawn."""
+    target = PoisonedTarget(PROMPT[0], len(PROMPT), -float("inf"), vocab_size=VOCAB, seed=13)
+    (session,) = decode(Engine(target), [PROMPT], [SamplingParams(max_new_tokens=5)], [EmptyDraft()])
+    assert session.finish_reason == "length"
+    assert session.generated[0] != 2
+
+
+def test_cancelling_frees_the_slot_and_leaves_the_others_alone() -> None:
+    """Guards against a leaked slot, a waiting request that never starts, and neighbours shifted by the gap."""
+    engine = toy_engine(max_slots=2)
+    prompts = [[index + 1, 5] for index in range(4)]
+    params = [SamplingParams(max_new_tokens=20, temperature=0.9, seed=index) for index in range(4)]
+    sessions = [engine.add(p, wanted, EmptyDraft())[0] for p, wanted in zip(prompts, params, strict=True)]
+    for _ in range(4):
+        engine.step()
+    engine.cancel(sessions[0])
+    engine.cancel(sessions[3])  # still waiting: it must never start
+    engine.cancel(sessions[0])
+    run_all(engine, sessions)
+    assert [session.finish_reason for session in sessions] == ["cancelled", "length", "length", "cancelled"]
+    expected = [alone(p, wanted) for p, wanted in zip(prompts, params, strict=True)]
+    assert sessions[0].generated == expected[0][: len(sessions[0].generated)] != []
+    assert [sessions[1].generated, sessions[2].generated, sessions[3].generated] == [expected[1], expected[2], []]
+    assert [event.finish_reason for event in sessions[0].events].count("cancelled") == 1
+    assert engine.result(sessions[0]).finish_reason == "cancelled"
+    engine.cancel(sessions[1])
+    assert sessions[1].finish_reason == "length", "an ended request cannot be cancelled"
+    assert engine.is_idle
+    assert engine.target.committed == {}  # type: ignore[attr-defined]
+
+
+def test_sixty_four_requests_through_eight_slots() -> None:
+    """Guards against slots mixed up as they are reused: every answer must be the one the request gets alone."""
+    prompts = [[index % VOCAB, *range(index % 5)] for index in range(64)]
+    expected = [alone(prompt, params_of(index)) for index, prompt in enumerate(prompts)]
+    drafter = AdversaryDrafter(VOCAB, [prompt + answer for prompt, answer in zip(prompts, expected, strict=True)])
+    engine = toy_engine(max_slots=8)
+    proposers: list[Proposer] = [drafter if index % 4 else EmptyDraft() for index in range(64)]
+    sessions = decode(engine, prompts, [params_of(index) for index in range(64)], proposers)
+    assert [session.generated for session in sessions] == expected
+    assert sum(session.metrics.accepted for session in sessions) > 50, "drafts must have been accepted"
+
+
+def test_requests_that_join_between_steps_get_their_own_answer() -> None:
+    """Guards against state that is laid out when the batch starts and is wrong once another request joins."""
+    engine = toy_engine(max_slots=3)
+    sessions = []
+    for index in range(6):
+        sessions += engine.add([index, 7], params_of(index), AdversaryDrafter(VOCAB, seed=index))
+        engine.step()
+        engine.step()
+    run_all(engine, sessions)
+    assert [s.generated for s in sessions] == [alone([index, 7], params_of(index)) for index in range(6)]
+
+
+def test_a_long_prompt_does_not_hold_up_the_others() -> None:
+    """Guards against a step that fills a whole prompt while running requests wait, and against chunks out of order."""
+    engine = Engine(ToyTarget(VOCAB, seed=13), prefill_chunk=10)
+    long_prompt = [index % VOCAB for index in range(95)]
+    (short,) = engine.add(PROMPT, SamplingParams(max_new_tokens=30), EmptyDraft())
+    engine.step()
+    (long,) = engine.add(long_prompt, SamplingParams(max_new_tokens=3), EmptyDraft())
+    for step in range(1, 11):
+        engine.step()
+        assert len(short.generated) == 1 + step, "one token per step, whatever the neighbour does"
+        assert len(long.generated) == (1 if step == 10 else 0)
+    run_all(engine, [short, long])
+    assert long.generated == alone(long_prompt, SamplingParams(max_new_tokens=3))
+
+
+def test_samples_of_one_request_differ_and_do_not_depend_on_their_number() -> None:
+    """Guards against samples that share their noise, and against noise keyed by the place in the batch."""
+    few, many = (SamplingParams(max_new_tokens=12, temperature=1.2, seed=5, n=n) for n in (1, 4))
+    drafter = AdversaryDrafter(VOCAB)
+    answers = [session.generated for session in decode(toy_engine(), [PROMPT], [many], [drafter])]
+    assert len({tuple(answer) for answer in answers}) == 4
+    assert decode(toy_engine(), [PROMPT], [few], [EmptyDraft()])[0].generated == answers[0]
+    again = decode(toy_engine(max_slots=1), [[8], PROMPT], [few, many], [EmptyDraft()] * 2)
+    assert [session.generated for session in again[1:]] == answers
+    assert [session.sample_index for session in again] == [0, 0, 1, 2, 3]
+
+
+def test_a_seed_chosen_by_the_engine_is_reported_and_reproduces_the_answer() -> None:
+    """Guards against unseeded requests that all get the same noise, or whose answer cannot be had again.
+
+    Two unseeded answers of 12 tokens agree by chance with odds far below 1 in a million.
+    """
+    engine, unseeded = toy_engine(), SamplingParams(max_new_tokens=12, temperature=1.5)
+    first, second = decode(engine, [PROMPT] * 2, [unseeded] * 2, [EmptyDraft()] * 2)
+    assert first.seed != second.seed
+    assert first.generated != second.generated
+    reported = engine.result(first).seed
+    seeded = SamplingParams(max_new_tokens=12, temperature=1.5, seed=reported)
+    assert alone(PROMPT, seeded) == first.generated
+
+
+@pytest.mark.parametrize(
+    ("parents", "budget", "count", "complaint"),
+    [
+        ((-1, 0, 0, 0, 0), 3, 20, "4 nodes of depth 1; the budget is 3 nodes"),
+        ((-1, 0, 1, 2), 8, 4, "3 nodes of depth 3; the budget is 8 nodes of depth 2"),
+    ],
+    ids=["too many nodes", "too deep"],
+)
+def test_a_proposer_that_exceeds_its_budget_is_refused(
+    parents: tuple[int, ...], budget: int, count: int, complaint: str
+) -> None:
+    """Guards against drafts that cost more than asked, or run past the end of the context."""
+    engine = toy_engine()
+    (session,) = engine.add(PROMPT, SamplingParams(max_new_tokens=count), GreedyProposer(parents), budget)
+    with pytest.raises(ValueError, match=complaint):
+        run_all(engine, [session])
+    engine.cancel(session)
+    assert engine.is_idle
+    (after,) = decode(engine, [PROMPT], [SamplingParams(max_new_tokens=4)], [EmptyDraft()])
+    assert after.generated == alone(PROMPT, SamplingParams(max_new_tokens=4)), "the engine must still work"
+
+
+def test_a_requests_budget_replaces_the_proposers() -> None:
+    """Guards against a budget that is taken but ignored; 0 means no drafts at all."""
+    answer = alone(PROMPT, SamplingParams(max_new_tokens=13))
+    for budget, drafted, steps in ((0, 0, 12), (3, 9, 3), (5, 10, 2), (None, 10, 2)):
+        engine = toy_engine()
+        oracle = OracleDrafter([PROMPT + answer], budget=8)
+        (session,) = engine.add(PROMPT, SamplingParams(max_new_tokens=13), oracle, budget)
+        run_all(engine, [session])
+        assert (session.metrics.drafted, session.metrics.steps) == (drafted, steps), f"budget {budget}"
+    with pytest.raises(InvalidRequest, match="budget=-1"):
+        toy_engine().add(PROMPT, SamplingParams(), OracleDrafter([]), -1)
+
+
+def test_the_proposer_is_told_what_happened() -> None:
+    """Guards against observations that are shifted by a round: path and next token must be what was emitted."""
+    answer = alone(PROMPT, SamplingParams(max_new_tokens=13))
+    oracle = OracleDrafter([PROMPT + answer], budget=3)
+    decode(toy_engine(), [PROMPT], [SamplingParams(max_new_tokens=13)], [oracle])
+    told = [answer[0]]
+    for observation in oracle.observations:
+        path = list(observation.verdict.path)
+        assert observation.tree.tokens[0] == told[-1], "node 0 is the pending token"
+        assert observation.outputs.top_ids[path[-1], 0] == observation.verdict.next_token
+        told += [*observation.tree.tokens[path[1:]].tolist(), observation.verdict.next_token]
+    assert told == answer
