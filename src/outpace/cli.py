@@ -36,6 +36,7 @@ Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Tokens per request, prompt and answer together.")]
 Workload = Annotated[list[str], typer.Option("--workload", "-w", help="JSON-lines FILE or FILE:LIMIT; 'builtin'.")]
+MaxTurns = Annotated[int | None, typer.Option(help="Turns per conversation; by default all.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 
 
@@ -112,7 +113,7 @@ def generate(
 def verify(
     model: ModelName,
     workload: Workload,
-    method: Method = "recycle",
+    method: Annotated[str, typer.Option(help="One method or several, comma-separated.")] = "recycle",
     budget: Budget = None,
     max_new_tokens: MaxNewTokens = 128,
     temperature: Annotated[
@@ -122,41 +123,47 @@ def verify(
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
     seed: Annotated[int, typer.Option(help="Key of the sampling noise.")] = 0,
-    batch_size: Annotated[int, typer.Option(help="Prompts that share the engine in the method's run.")] = 1,
+    batch_size: Annotated[
+        list[int] | None, typer.Option(help="Prompts that share the engine in a method's run; by default 1.")
+    ] = None,
+    max_turns: MaxTurns = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
     as_json: AsJson = False,
 ) -> None:
-    """Certify that a method changes no token: each prompt is equal, a rounding tie, or a bug (exit status 1)."""
-    from outpace.bench.certificate import certify, count_kinds
+    """Certify that methods change no token: each prompt is equal, a rounding tie, or a bug (exit status 1)."""
+    from outpace.bench.certificate import CertificatePlan, certify, count_kinds
+    from outpace.bench.runner import split_methods
     from outpace.bench.workload import read_workloads
 
-    if batch_size < 1:
-        raise InvalidRequest(f"batch_size={batch_size}: must be at least 1")
-    items = read_workloads(workload)
+    batch_sizes = tuple(batch_size or [1])
+    if min(batch_sizes) < 1:
+        raise InvalidRequest(f"batch_size={min(batch_sizes)}: must be at least 1")
+    methods, items = split_methods(method), read_workloads(workload, max_turns)
     wanted = [SamplingParams(max_new_tokens, value, top_k, top_p, min_p, seed) for value in temperature or [0.0, 1.0]]
-    loaded = _load(model, method, budget, dtype, device, max_model_len, batch_size)
+    loaded = _load(model, "plain", None, dtype, device, max_model_len, max(batch_sizes))
     cases: list[dict[str, Any]] = []
     for params in wanted:
         with _progress(f"temperature {params.temperature:g}", len(items)) as advance:
-            cases += certify(loaded, method, items, params, budget=budget, batch_size=batch_size, on_item=advance)
+            cases += certify(loaded, CertificatePlan(methods, items, params, budget, batch_sizes), advance)
     kinds = count_kinds(cases)
-    report = {"model": model, "method": method, "dtype": str(loaded.target.dtype).removeprefix("torch.")}
-    report_json = json.dumps({**report, "batch_size": batch_size, "prompts": len(cases), **kinds, "cases": cases})
+    dtype_name = str(loaded.target.dtype).removeprefix("torch.")
     if as_json:
-        print(report_json)
+        report = {"model": model, "method": method, "dtype": dtype_name, "comparisons": len(cases), **kinds}
+        print(json.dumps({**report, "cases": cases}))
     else:
         for case in cases:
             if case["kind"] != "equal":
                 console.print(
-                    f"{case['kind'].upper()} {case['id']} at temperature {case['temperature']:g}: turn {case['turn']}, "
-                    f"token {case['token']}, margin {case['margin']}, top-2 gap {case['top2']}, {case['note']}"
+                    f"{case['kind'].upper()} {case['id']}, {case['method']}, batch {case['batch_size']}, temperature "
+                    f"{case['temperature']:g}: turn {case['turn']}, token {case['token']}, margin {case['margin']}, "
+                    f"top-2 gap {case['top2']}, {case['note']}"
                 )
-        verdict = "LOSSLESS" if not kinds["bugs"] else "NOT LOSSLESS"
         console.print(
-            f"{verdict}: {method} on {model} in {report['dtype']}, batch {batch_size}: "
-            f"{kinds['equal']} equal, {kinds['ties']} ties, {kinds['bugs']} bugs of {len(cases)}"
+            f"{'NOT LOSSLESS' if kinds['bugs'] else 'LOSSLESS'}: {method} on {model} in {dtype_name}, batch "
+            f"{', '.join(map(str, batch_sizes))}: {kinds['equal']} equal, {kinds['ties']} ties, {kinds['bugs']} bugs "
+            f"of {len(cases)}"
         )
     raise typer.Exit(1 if kinds["bugs"] else 0)
 
@@ -178,6 +185,7 @@ def bench(
     warm: Annotated[
         list[str] | None, typer.Option(help="FILE or FILE:LIMIT that methods learn from first, unmeasured.")
     ] = None,
+    max_turns: MaxTurns = None,
     out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl and summary.json.")] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -187,12 +195,12 @@ def bench(
 ) -> None:
     """Race methods against plain decoding, interleaved prompt by prompt; the last line of output is JSON."""
     from outpace.bench.report import summarise, table
-    from outpace.bench.runner import BenchPlan, BenchRun, checked_methods, write_records
+    from outpace.bench.runner import BenchPlan, BenchRun, split_methods, with_baseline, write_records
     from outpace.bench.workload import read_workloads
 
-    chosen = checked_methods(methods)
+    chosen = with_baseline(split_methods(methods))
     params = SamplingParams(max_new_tokens, temperature, top_k, top_p, min_p, seed)
-    items, warm_items = tuple(read_workloads(workload)), tuple(read_workloads(warm or []))
+    items, warm_items = read_workloads(workload, max_turns), read_workloads(warm or [])
     loaded = _load(model, "plain", None, dtype, device, max_model_len, 1)
     run = BenchRun(loaded, BenchPlan(chosen, items, params, budget, warm_items, check))
     with _progress("bench", len(items) + len(warm_items)) as advance:

@@ -77,10 +77,10 @@ def test_bench_against_stock_generate(folder: str) -> None:
 
 
 def test_verify_passes_and_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a certificate that cannot fail: with a tree's positions taken from the index it must exit with 1."""
+    """Guards against a certificate that cannot fail: with wrong positions in trees it must exit with 1."""
     options = ["verify", "-m", folder, "-w", "builtin:2", "--method", "recycle:budget=30", "--max-new-tokens", "24"]
     report = _last_json(_run(*options, "--json"))
-    assert (report["equal"], report["bugs"], report["prompts"]) == (4, 0, 4)
+    assert (report["equal"], report["bugs"], report["comparisons"]) == (4, 0, 4)
     right = Topology.depth_tensor.func  # type: ignore[attr-defined]
     wrong = property(lambda self: right(self) if self.is_chain else right(self) * 2)
     monkeypatch.setattr(Topology, "depth_tensor", wrong)

@@ -1,5 +1,6 @@
 """The contract on a target known exactly: every method, sampling option and batch emits what plain decoding emits."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from outpace.core.protocols import DraftRequest, Observation, Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
 from outpace.engine.engine import Engine
+from outpace.sampling.noise import gumbel, noise_key
+from outpace.sampling.warp import warp
 from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_lossless, decode
 from tests.statistics import chi_square_p
@@ -65,6 +68,21 @@ def requests(**options: Any) -> list[SamplingParams]:
     """One request per prompt; limits from one token up, so that some answers end inside a draft."""
     limits = (30, 1, 80, 17, 6)
     return [SamplingParams(max_new_tokens=limit, seed=40 + i, **options) for i, limit in enumerate(limits)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_plain_decoding_is_its_definition(temperature: float) -> None:
+    """Guards against a wrong baseline: it is argmax(log p + g), g keyed by seed, sample and absolute position."""
+    target = ToyTarget(VOCAB, sharpness=4.0)
+    params = SamplingParams(max_new_tokens=20, temperature=temperature, top_k=5, n=2, seed=77)
+    for session in decode(make_engine(()), [PROMPTS[1]], [params], [EmptyDraft()]):
+        ids = list(PROMPTS[1])
+        for _ in range(20):
+            scores = warp(target.logits(ids, len(ids))[None], params)
+            if temperature:
+                scores = scores + gumbel([noise_key(77, session.sample_index, len(ids))], torch.arange(VOCAB))
+            ids.append(int(scores.argmax()))
+        assert session.ids == ids
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
@@ -134,6 +152,8 @@ def test_all_of_an_oracles_drafts_count_as_accepted(temperature: float) -> None:
         bonus = metrics.new_tokens - 1 - metrics.accepted
         missed = metrics.steps - bonus  # an answer that ends with a draft has no bonus in its last step
         assert missed == 0 if session.finish_reason == "length" else missed in (0, 1)
+        if session.finish_reason == "length":
+            assert metrics.steps == math.ceil((metrics.new_tokens - 1) / 9), "8 drafts and a bonus fit in each step"
 
 
 def longest_match(observation: Observation, answer: Sequence[int]) -> int:

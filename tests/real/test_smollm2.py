@@ -4,7 +4,7 @@ import pytest
 
 import outpace
 from outpace.api import Model
-from outpace.bench.certificate import certify, count_kinds
+from outpace.bench.certificate import CertificatePlan, certify, count_kinds
 from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
 from outpace.models.reference import TransformersReference
@@ -19,13 +19,12 @@ def exact() -> Model:
     return outpace.load("smollm2-135m", dtype="float32", device="cpu")
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_equal_in_float32(exact: Model, method: str, temperature: float) -> None:
+def test_equal_in_float32(exact: Model, temperature: float) -> None:
     """Guards against any loss on the real model: float32, greedy and seeded sampling, every method, equal or fail."""
     params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=11)
-    cases = certify(exact, method, read_workload("builtin:3"), params, batch_size=3)
-    assert count_kinds(cases) == {"equal": 3, "ties": 0, "bugs": 0}
+    plan = CertificatePlan(METHODS, tuple(read_workload("builtin:3")), params, batch_sizes=(3,))
+    assert count_kinds(certify(exact, plan)) == {"equal": 3 * len(METHODS), "ties": 0, "bugs": 0}
 
 
 def test_plain_equals_transformers(exact: Model) -> None:
@@ -44,14 +43,16 @@ def test_no_bugs_in_bfloat16() -> None:
     model = outpace.load("smollm2-135m", dtype="bfloat16", device="cpu")
     for temperature in (0.0, 0.8):
         params = SamplingParams(max_new_tokens=32, temperature=temperature, top_p=0.95, seed=3)
-        kinds = count_kinds(certify(model, "recycle", read_workload("builtin:3"), params, batch_size=3))
+        items = tuple(read_workload("builtin:3"))
+        kinds = count_kinds(certify(model, CertificatePlan(("recycle",), items, params, batch_sizes=(1, 3))))
         assert kinds["bugs"] == 0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
-def test_all_built_in_prompts_at_length(exact: Model, method: str) -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_all_built_in_prompts_at_length(exact: Model, temperature: float) -> None:
     """Guards against faults that need long answers: stops, repetition, later turns, context growth."""
-    for params in (SamplingParams(max_new_tokens=200), SamplingParams(max_new_tokens=200, temperature=0.7, seed=5)):
-        kinds = count_kinds(certify(exact, method, read_workload("builtin"), params, batch_size=8))
-        assert kinds["ties"] == kinds["bugs"] == 0
+    params = SamplingParams(max_new_tokens=200, temperature=temperature, seed=5)
+    plan = CertificatePlan(METHODS, tuple(read_workload("builtin")), params, batch_sizes=(1, 8))
+    kinds = count_kinds(certify(exact, plan))
+    assert kinds["ties"] == kinds["bugs"] == 0

@@ -6,6 +6,7 @@ from typing import Any
 
 from outpace.api import Model, load
 from outpace.bench.workload import WorkItem
+from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 
 # The largest difference of deciding scores that rounding explains, in logits (nats when sampling). In bfloat16, two
@@ -120,53 +121,83 @@ def method_runner(method: str, budget: int | None) -> Runner:
     return run
 
 
-def certify(
-    model: Model,
-    method: str,
-    items: Sequence[WorkItem],
-    params: SamplingParams,
-    *,
-    budget: int | None = None,
-    batch_size: int = 1,
-    on_item: Callable[[], None] = lambda: None,
-) -> list[dict[str, Any]]:
-    """Compare a method with plain decoding on every turn of every prompt.
+@dataclass(frozen=True)
+class CertificatePlan:
+    """What to compare with plain decoding.
+
+    Attributes:
+        methods: methods with options.
+        items: prompts; the answers of plain decoding are the history of later turns.
+        params: sampling parameters, with a seed if they sample.
+        budget: drafted nodes per round for methods that do not name their own.
+        batch_sizes: how many prompts share the engine in a method's run; plain decoding always runs alone.
+    """
+
+    methods: tuple[str, ...]
+    items: tuple[WorkItem, ...]
+    params: SamplingParams
+    budget: int | None = None
+    batch_sizes: tuple[int, ...] = (1,)
+
+
+def certify(model: Model, plan: CertificatePlan, on_item: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+    """Compare methods with plain decoding on every turn of every prompt.
 
     Args:
         model: the model.
-        method, budget: the method under test.
-        items: prompts; the answers of plain decoding are the history of later turns.
-        params: sampling parameters, with a seed if they sample.
-        batch_size: prompts that share the engine in the method's run; plain decoding always runs alone.
+        plan: what to compare.
         on_item: called after each prompt.
 
     Returns:
-        One case per prompt: its id, dataset, temperature, generated tokens and the finding of its first difference.
+        One case per prompt, method and batch size: names, generated tokens and the finding of its first difference.
     """
     certifier = Certifier(model)
     cases = []
-    for start in range(0, len(items), batch_size):
-        group = list(items[start : start + batch_size])
-        findings = {item.id: Finding("equal") for item in group}
-        answers: dict[str, list[str]] = {item.id: [] for item in group}
-        tokens = dict.fromkeys(findings, 0)
-        for turn in range(max(len(item.turns) for item in group)):
-            present = [item for item in group if turn < len(item.turns)]
-            prompts = [model.encode(item.prompt(turn, answers[item.id])) for item in present]
-            plain = [model.generate(prompt, params, method="plain") for prompt in prompts]
-            others = model.generate(prompts, params, method=method, budget=budget)
-            for item, prompt, want, got in zip(present, prompts, plain, others, strict=True):
-                answers[item.id].append(want.text)
-                tokens[item.id] += len(want.token_ids)
-                if findings[item.id].kind == "equal":
-                    findings[item.id] = certifier.classify(
-                        prompt, params, want.token_ids, got.token_ids, method_runner(method, budget), turn
-                    )
-        for item in group:
-            case = {"id": item.id, "dataset": item.dataset, "temperature": params.temperature}
-            cases.append(case | {"new_tokens": tokens[item.id]} | asdict(findings[item.id]))
+    for group in _split(plan.items, max(plan.batch_sizes)):
+        turns = _plain_turns(model, group, plan.params)
+        for method in plan.methods:
+            run = method_runner(method, plan.budget)
+            for batch_size in plan.batch_sizes:
+                findings = dict.fromkeys(range(len(group)), Finding("equal"))
+                for turn, present in enumerate(turns):
+                    for part in _split(present, batch_size):
+                        prompts = [prompt for _, prompt, _ in part]
+                        answers = model.generate(prompts, plan.params, method=method, budget=plan.budget)
+                        for (index, prompt, want), got in zip(part, answers, strict=True):
+                            if findings[index].kind == "equal":
+                                ids = want.token_ids, got.token_ids
+                                findings[index] = certifier.classify(prompt, plan.params, *ids, run, turn)
+                for index, item in enumerate(group):
+                    case = {"id": item.id, "dataset": item.dataset, "method": method, "batch_size": batch_size}
+                    tokens = sum(len(want.token_ids) for present in turns for i, _, want in present if i == index)
+                    case |= {"temperature": plan.params.temperature, "new_tokens": tokens}
+                    cases.append(case | asdict(findings[index]))
+        for _ in group:
             on_item()
     return cases
+
+
+PlainTurn = list[tuple[int, list[int], Generation]]
+"""For one turn: index of the prompt in its group, ids asked, plain decoding's answer."""
+
+
+def _plain_turns(model: Model, group: Sequence[WorkItem], params: SamplingParams) -> list[PlainTurn]:
+    answers: list[list[str]] = [[] for _ in group]
+    turns: list[PlainTurn] = []
+    for turn in range(max(len(item.turns) for item in group)):
+        present: PlainTurn = []
+        for index, item in enumerate(group):
+            if turn < len(item.turns):
+                prompt = model.encode(item.prompt(turn, answers[index]))
+                plain = model.generate(prompt, params, method="plain")
+                answers[index].append(plain.text)
+                present.append((index, prompt, plain))
+        turns.append(present)
+    return turns
+
+
+def _split(items: Sequence[Any], size: int) -> list[Sequence[Any]]:
+    return [items[start : start + size] for start in range(0, len(items), size)]
 
 
 def count_kinds(cases: Sequence[dict[str, Any]]) -> dict[str, int]:

@@ -143,8 +143,8 @@ class BenchRun:
         return self._reference(model).generate(prompt, params, model.target.eos_token_ids).token_ids
 
 
-def checked_methods(text: str) -> tuple[str, ...]:
-    """Split "plain,lookup,recycle:budget=8,shape=chain" and make sure the baseline is there.
+def split_methods(text: str) -> tuple[str, ...]:
+    """Split "lookup,recycle:budget=8,shape=chain" into methods with their options.
 
     Raises:
         InvalidRequest: an unknown method or option, or a method named twice.
@@ -161,7 +161,12 @@ def checked_methods(text: str) -> tuple[str, ...]:
             parse_method(method)
     if len(set(methods)) != len(methods):
         raise InvalidRequest(f"methods={text!r}: a method is named twice")
-    return tuple(methods) if PLAIN in methods else (PLAIN, *methods)
+    return tuple(methods)
+
+
+def with_baseline(methods: tuple[str, ...]) -> tuple[str, ...]:
+    """The methods, plain decoding among them: every speedup is measured against it."""
+    return methods if PLAIN in methods else (PLAIN, *methods)
 
 
 def write_records(records: Sequence[dict[str, Any]], folder: Path) -> Path:

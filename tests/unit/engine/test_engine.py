@@ -67,7 +67,7 @@ def test_a_prompt_at_the_context_limit_is_refused_with_the_numbers() -> None:
 
 @pytest.mark.parametrize("room", [1, 2, 5])
 def test_an_answer_fills_the_context_to_the_last_token(room: int) -> None:
-    """Guards against off-by-one at the limit: no token short, none too many, no draft at a position that is not there."""
+    """Guards against off-by-one at the limit: no token short, none too many, no draft where there is no position."""
     target = BoundedTarget(VOCAB, seed=13, max_length=20)
     prompt = [2] * (20 - room)
     params = SamplingParams(max_new_tokens=100)

@@ -14,7 +14,8 @@ def open_stream(engine: Engine, prompt: list[int], seed: int, count: int = 25) -
 
 
 def read(stream: TokenStream) -> tuple[list[int], str]:
-    tokens, text = [], ""
+    tokens: list[int] = []
+    text = ""
     for event in stream:
         tokens += event.tokens
         text += event.text

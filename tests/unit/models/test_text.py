@@ -72,7 +72,7 @@ def test_a_message_without_role_or_content_is_refused_by_value(codec: TextCodec,
 
 def test_what_a_template_refuses_is_told_with_its_reason(codec: TextCodec) -> None:
     """Guards against a template engine's own exception reaching the user as a crash."""
-    with pytest.raises(InvalidRequest, match="chat template of tiny refuses.*no tools here"):
+    with pytest.raises(InvalidRequest, match=r"chat template of tiny refuses.*no tools here"):
         codec.encode_chat([{"role": "tool", "content": "x"}])
 
 
@@ -86,5 +86,5 @@ def test_a_model_without_a_chat_template_says_so() -> None:
 def test_a_tokenizer_that_is_not_fast_is_refused() -> None:
     """Guards against a failure at the first streamed token instead of at load."""
     assert issubclass(type(byte_tokenizer()), PreTrainedTokenizerFast)
-    with pytest.raises(ModelError, match="slow-model: needs a fast tokenizer.*found object"):
+    with pytest.raises(ModelError, match=r"slow-model: needs a fast tokenizer.*found object"):
         TextCodec(object(), "slow-model")

@@ -56,7 +56,9 @@ def tiny_config(family: str, **changes: Any) -> PretrainedConfig:
     return FAMILIES[family](**(sizes | changes))
 
 
-def stock_model(config: PretrainedConfig, attention: str = "eager", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+def stock_model(
+    config: PretrainedConfig, attention: str = "eager", dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
     """A transformers model with the same weights at every call for the same config."""
     model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention)
     generator = torch.Generator().manual_seed(7)
@@ -64,7 +66,9 @@ def stock_model(config: PretrainedConfig, attention: str = "eager", dtype: torch
         for name, weight in sorted(model.named_parameters()):
             is_norm = weight.ndim == 1 and name.endswith("weight")
             weight.copy_(torch.randn(weight.shape, generator=generator) * 0.2 + (1.0 if is_norm else 0.0))
-    return model.to(dtype).eval()  # type: ignore[call-arg, arg-type]
+    model.to(dtype)  # type: ignore[arg-type]
+    model.eval()
+    return model
 
 
 def tiny_target(
@@ -121,17 +125,60 @@ def byte_tokenizer(chat_template: str | None = CHAT_TEMPLATE) -> PreTrainedToken
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {"<eos>": 0} | {symbol: index for index, symbol in enumerate(alphabet, start=1)}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", chat_template=chat_template)
 
 
-def save_tiny_model(folder: Path, family: str = "llama", eos_token_id: int | list[int] | None = 0, **changes: Any) -> Path:
+def save_tiny_model(
+    folder: Path, family: str = "llama", generation_eos: int | list[int] | None = 0, **changes: Any
+) -> Path:
     """A complete checkpoint with a byte tokenizer, ready for `outpace.load`; some ids have no text, as in Qwen."""
     sizes: dict[str, Any] = {"vocab_size": 264, "max_position_embeddings": 256, "eos_token_id": 0}
     model = stock_model(tiny_config(family, **(sizes | changes)))
     assert model.generation_config is not None
-    model.generation_config.eos_token_id = eos_token_id
+    model.generation_config.eos_token_id = generation_eos
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+def write_tiny_gguf(path: Path) -> Path:
+    """A complete GGUF file: a Llama of two layers in float32 with a byte tokenizer, EOS id 2."""
+    from gguf import GGUFWriter
+
+    width, inner, heads, kv_heads = 32, 64, 4, 2
+    tokens = ["<unk>", "<bos>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll"]
+    writer = GGUFWriter(str(path), "llama")
+    writer.add_context_length(128)
+    writer.add_embedding_length(width)
+    writer.add_block_count(2)
+    writer.add_feed_forward_length(inner)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(width // heads)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] * 3 + [1] * (len(tokens) - 3))
+    writer.add_token_merges(["h e", "l l"])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    shapes = {"token_embd": (len(tokens), width), "output_norm": (width,), "output": (len(tokens), width)}
+    for layer in range(2):
+        shapes |= {f"blk.{layer}.{name}": (width,) for name in ("attn_norm", "ffn_norm")}
+        shapes |= {f"blk.{layer}.attn_{name}": (width, width) for name in ("q", "output")}
+        shapes |= {f"blk.{layer}.attn_{name}": (width * kv_heads // heads, width) for name in ("k", "v")}
+        shapes |= {f"blk.{layer}.ffn_{name}": (inner, width) for name in ("gate", "up")}
+        shapes |= {f"blk.{layer}.ffn_down": (width, inner)}
+    generator = torch.Generator().manual_seed(7)
+    for name, shape in shapes.items():
+        writer.add_tensor(f"{name}.weight", (torch.randn(shape, generator=generator) * 0.2).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

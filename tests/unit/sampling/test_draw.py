@@ -6,7 +6,7 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NodeOutputs
 from outpace.sampling.draw import BatchDraw, RejectionDraw, Stream, draw_keyed
-from outpace.sampling.noise import Purpose, gumbel, noise_key
+from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
 from outpace.sampling.warp import warp
 from tests.statistics import chi_square_p
 
@@ -151,3 +151,15 @@ def test_rejection_noise_is_keyed_by_absolute_position() -> None:
     assert len(set(drawn)) > 1
     key = noise_key(3, 0, 21, Purpose.RESIDUAL)
     assert drawn[1] == int(gumbel([key], torch.arange(VOCAB)).argmax())
+
+
+def test_an_acceptance_has_a_noise_value_of_its_own() -> None:
+    """Guards against acceptances decided by the target's noise, which a drafter may have drawn its tokens with.
+
+    Each acceptance compares with one value, keyed by purpose, the drafted token's position and the node.
+    """
+    draw = RejectionDraw(outputs_of(torch.zeros(4, 4)), (0, 1, 1, 2), Stream(SamplingParams(temperature=1.0), 3, 1, 20))
+    for node, position in ((1, 20), (2, 20), (3, 21)):
+        value = float(uniform([noise_key(3, 1, position, Purpose.ACCEPT)], torch.tensor([node])))
+        assert draw.bernoulli(value + 1e-6, node)
+        assert not draw.bernoulli(value, node)

@@ -1,0 +1,195 @@
+"""The front door on a tiny model: forms of prompts, refusals, streams, and the promise that methods change nothing."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outpace
+from outpace.core.errors import InvalidRequest
+from outpace.core.events import Generation
+from outpace.core.params import SamplingParams
+from tests.unit.models.tiny import save_tiny_model
+
+METHODS = ["lookup", "lookup:budget=3", "recycle", "recycle:budget=24", "recycle:shape=chain,budget=5"]
+PROMPTS = ["hello hello hello", "x", "A longer prompt: é, 世, and then some more of it. " * 2, "0101010101"]
+CHAT = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture(scope="module", params=["llama", "qwen2"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
+    folder = save_tiny_model(tmp_path_factory.mktemp(request.param), family=request.param)
+    return outpace.load(str(folder), dtype="float32", device="cpu", max_num_seqs=3)
+
+
+def assert_nothing_runs(model: outpace.Model) -> None:
+    """No request waits or runs, and every slot can be had."""
+    assert model.engine.is_idle
+    for slot in [model.target.open_slot() for _ in range(model.target.max_slots)]:
+        model.target.close_slot(slot)
+
+
+def answers(model: outpace.Model, prompts: Any, **options: Any) -> list[tuple[int, ...]]:
+    return [generation.token_ids for generation in model.generate(prompts, **options)]
+
+
+def test_every_form_of_a_prompt_means_the_same_ids(model: outpace.Model) -> None:
+    """Guards against a batch taken for one prompt of ids or vice versa, and against a template on plain text."""
+    text, ids = "Hi there", model.encode("Hi there")
+    rendered = "<user>Hi\n<assistant>"
+    single = model.generate(text, max_new_tokens=5)
+    assert isinstance(single, Generation)
+    assert single.prompt_ids == tuple(ids)
+    assert len(ids) == len(text), "the test's tokenizer has a token per byte"
+    assert model.generate(ids, max_new_tokens=5).token_ids == single.token_ids
+    assert model.generate(CHAT, max_new_tokens=5).prompt_ids == tuple(model.encode(rendered))
+    batches: list[Any] = [[text, text], [ids, ids], [text, ids]]
+    for batch in batches:
+        both = model.generate(batch, max_new_tokens=5)
+        assert [generation.token_ids for generation in both] == [single.token_ids] * 2
+    chats = model.generate([CHAT, CHAT], max_new_tokens=5)
+    assert [generation.prompt_ids for generation in chats] == [tuple(model.encode(rendered))] * 2
+    assert isinstance(model.generate([text], max_new_tokens=5), list), "a list of one prompt is answered by a list"
+
+
+def test_a_result_is_consistent_in_itself(model: outpace.Model) -> None:
+    """Guards against text, ids and counts that belong to different tokens, and against the seed of the wrong sample."""
+    generation = model.generate("abc", max_new_tokens=30, temperature=1.0, seed=8, n=3)
+    assert len({sample.token_ids for sample in generation.samples}) == 3
+    for sample in generation.samples:
+        assert sample.text == model.codec.decode(sample.token_ids)
+        assert sample.metrics.new_tokens == len(sample.token_ids)
+        assert sample.metrics.prompt_tokens == 3
+        assert sample.seed == 8
+        assert sample.finish_reason == ("stop" if sample.token_ids[-1] == 0 else "length")
+    assert generation.text == generation.samples[0].text
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"method": "guess"}, "method='guess': unknown; choose one of plain, lookup, recycle"),
+        ({"method": "recycle:depth=3"}, "recycle takes budget, shape .* not 'depth=3'"),
+        ({"method": "plain:budget=3"}, "plain takes no options"),
+        ({"method": "lookup:budget=-1"}, "budget must be an integer from 0 to 511"),
+        ({"budget": 512}, "budget=512: must be from 0 to 511"),
+        ({"temprature": 1.0}, "temprature=1.0: unknown option; known options are"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty=1.1: not supported"),
+        ({"top_p": 0.0}, r"top_p=0.0: must be a number in \(0, 1\]"),
+        ({"params": SamplingParams(), "temperature": 0.5}, "params and temperature were both given"),
+    ],
+)
+def test_what_is_unknown_or_contradictory_is_refused_by_name(
+    model: outpace.Model, options: dict[str, Any], complaint: str
+) -> None:
+    """Guards against an option that is dropped in silence: a wrong answer that looks right."""
+    for call in (model.generate, model.stream):
+        with pytest.raises(InvalidRequest, match=complaint):
+            call("x", **options)
+    assert model.engine.is_idle
+
+
+def test_a_prompt_that_cannot_be_served_is_refused(model: outpace.Model) -> None:
+    """Guards against an empty answer to an empty prompt, and against prompts of types that happen to iterate."""
+    prompts: list[Any] = ["", []]
+    for empty in prompts:
+        with pytest.raises(InvalidRequest, match="prompt is empty"):
+            model.generate(empty)
+    with pytest.raises(InvalidRequest, match="prompt of type float"):
+        model.generate([[0.5, 1.5]])  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="n=2: a stream carries one sample"):
+        model.stream("x", n=2)
+    assert model.engine.is_idle
+
+
+def test_a_refused_prompt_takes_its_batch_with_it(model: outpace.Model) -> None:
+    """Guards against prompts before the bad one left in the queue, where they would slow down later calls unseen."""
+    batch: list[Any] = ["good", "also good", [264]]
+    with pytest.raises(InvalidRequest, match="token id 264 is outside the vocabulary"):
+        model.generate(batch, max_new_tokens=50)
+    assert_nothing_runs(model)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 3}, {"stop": "\ufffd"}], ids=str)
+def test_a_stream_adds_up_to_what_generate_returns(model: outpace.Model, options: dict[str, Any]) -> None:
+    """Guards against pieces lost, repeated or cut inside a character on their way through a stream."""
+    whole = model.generate("Hi there", max_new_tokens=40, **options)
+    stream = model.stream("Hi there", max_new_tokens=40, **options)
+    events = list(stream)
+    assert "".join(event.text for event in events) == whole.text
+    assert tuple(token for event in events for token in event.tokens) == whole.token_ids
+    assert [event.finish_reason for event in events] == [None] * (len(events) - 1) + [whole.finish_reason]
+    assert stream.result is not None
+    assert (stream.result.text, stream.result.finish_reason) == (whole.text, whole.finish_reason)
+
+
+def test_closing_a_stream_early_cancels_the_request(model: outpace.Model) -> None:
+    """Guards against an abandoned request that goes on decoding in its slot."""
+    with model.stream("hello", max_new_tokens=200, eos_token_ids=()) as stream:
+        seen = [token for event in (next(stream), next(stream)) for token in event.tokens]
+    assert_nothing_runs(model)
+    assert stream.result is not None
+    assert stream.result.finish_reason == "cancelled"
+    assert list(stream.result.token_ids) == seen
+
+
+def test_an_exception_while_decoding_frees_every_slot(model: outpace.Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an interrupt that leaves requests running behind the user's back."""
+
+    def interrupt(*arguments: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model.target, "forward", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(PROMPTS, max_new_tokens=5)
+    monkeypatch.undo()
+    assert_nothing_runs(model)
+    assert len(answers(model, PROMPTS, max_new_tokens=5)) == len(PROMPTS)
+
+
+def test_seeds_are_reported_and_reproduce_the_answer(model: outpace.Model) -> None:
+    """Guards against unseeded answers that cannot be had again. Two of 20 tokens agree with odds below 1 in 10**9."""
+    first, second = (model.generate("once", max_new_tokens=20, temperature=1.0) for _ in range(2))
+    assert first.token_ids != second.token_ids
+    again = model.generate("once", max_new_tokens=20, temperature=1.0, seed=first.samples[0].seed, method="plain")
+    assert again.token_ids == first.token_ids
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 11}], ids=["greedy", "T=0.8"])
+def test_methods_say_what_plain_decoding_says(model: outpace.Model, method: str, sampling: dict[str, Any]) -> None:
+    """Guards against any change of output by any method, alone or in a batch of more requests than slots."""
+    options = {"max_new_tokens": 40, "eos_token_ids": (), **sampling}
+    plain = [model.generate(prompt, method="plain", **options).token_ids for prompt in PROMPTS]
+    assert answers(model, PROMPTS, method="plain", **options) == plain
+    alone = [model.generate(prompt, method=method, **options) for prompt in PROMPTS]
+    assert [generation.token_ids for generation in alone] == plain
+    assert answers(model, PROMPTS, method=method, **options) == plain
+    if not sampling:
+        assert sum(generation.metrics.accepted for generation in alone) > 0, "drafts must have been accepted"
+
+
+def test_the_budget_of_a_call_replaces_the_methods(model: outpace.Model) -> None:
+    """Guards against a budget that is ignored, and against one that a request passes on to the next."""
+    options: dict[str, Any] = {"max_new_tokens": 10, "method": "recycle:budget=6", "eos_token_ids": ()}
+    for budget, most in ((0, 0), (2, 2), (None, 6)):
+        metrics = model.generate("hello", budget=budget, **options).metrics
+        assert metrics.drafted <= most * metrics.steps
+        assert metrics.drafted > (most - 1) * (metrics.steps - 3), f"budget {budget} must be used"
+
+
+def test_importing_outpace_is_cheap() -> None:
+    """Guards against seconds of imports for a command that prints help, and against web frameworks in a library."""
+    heavy = ("transformers", "fastapi", "starlette", "uvicorn", "flask", "aiohttp", "gradio")
+    script = (
+        "import sys, outpace\n"
+        "outpace.SamplingParams(temperature=0.5)\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])\n"
+        "from outpace import load\n"
+        "print('transformers' in sys.modules)\n"
+    )
+    source = Path(outpace.__file__).parents[1]
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=source, check=True)
+    assert result.stdout.split("\n")[:2] == ["[]", "True"]

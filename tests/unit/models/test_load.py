@@ -1,0 +1,156 @@
+"""From a name to a target: what is found first, and what is said when nothing usable is found."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import outpace
+from outpace.core.errors import InvalidRequest, ModelError, UnsupportedModel
+from outpace.models.load import choose_device, choose_dtype, load_target, resolve
+from outpace.models.registry import BUILT_IN
+from tests.unit.models.tiny import save_tiny_model, write_tiny_gguf
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("checkpoint"))
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home for pulled models and an empty folder to stand in."""
+    monkeypatch.setenv("OUTPACE_HOME", str(tmp_path / "home"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "home"
+
+
+def test_a_folder_beats_a_pulled_model_and_that_beats_the_hub(home: Path) -> None:
+    """Guards against a local checkpoint shadowed by a download of the same name, and against needless downloads."""
+    assert resolve("name").path == "name", "nothing here: the hub's"
+    stored = home / "models" / "name"
+    stored.mkdir(parents=True)
+    assert resolve("name").path == "name", "a folder without its record is half a pull"
+    (stored / "outpace.json").write_text("{}")
+    assert resolve("name").path == str(stored)
+    Path("name").mkdir()
+    assert resolve("name").path == "name"
+    assert Path(resolve("name").path).is_dir()
+    assert resolve("owner/name").path == "owner/name"
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "some/deep/path"])
+def test_a_path_that_does_not_exist_is_not_sought_on_the_hub(name: str) -> None:
+    """Guards against a mistyped path answered with an error about hub authentication."""
+    with pytest.raises(ModelError, match="no such folder or GGUF file"):
+        resolve(name)
+
+
+def test_a_built_in_model_that_was_not_pulled_says_how() -> None:
+    """Guards against a first run that ends in a hub error instead of the one command that helps."""
+    name = next(iter(BUILT_IN))
+    with pytest.raises(ModelError, match=f"run `outpace models pull {name}`"):
+        outpace.load(name)
+
+
+def test_a_missing_gguf_is_told() -> None:
+    """Guards against a name that ends in .gguf taken for a hub id."""
+    with pytest.raises(ModelError, match=r"missing\.gguf: no such GGUF file"):
+        resolve("missing.gguf")
+
+
+def test_a_complete_gguf_loads_and_answers(gguf: Path) -> None:
+    """Guards against a file check that refuses good files, and against the EOS id lost on the way."""
+    model = outpace.load(str(gguf), dtype="float32")
+    assert model.target.eos_token_ids == (2,)
+    assert model.target.max_length == 128
+    assert model.generate("hello", max_new_tokens=4, method="recycle").token_ids == (
+        model.generate("hello", max_new_tokens=4, method="plain").token_ids
+    )
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.999])
+def test_a_gguf_cut_off_half_way_is_told_before_any_weight_is_read(gguf: Path, tmp_path: Path, share: float) -> None:
+    """Guards against an interrupted download that loads with weights missing, or fails with a shape mismatch."""
+    whole = gguf.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(ModelError, match=rf"cut\.gguf: not a complete GGUF file \({cut.stat().st_size} bytes\).*again"):
+        outpace.load(str(cut))
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"dtype": "int8"}, r"dtype='int8': use 'auto'"),
+        ({"dtype": "torch.float32"}, r"dtype='torch\.float32'"),
+        ({"device": "abacus"}, r"device='abacus': not a device"),
+        ({"max_num_seqs": 0}, "max_num_seqs=0: must be at least 1"),
+        ({"max_model_len": 0}, "max_model_len=0: .* positions for 1 to 256 tokens"),
+        ({"max_model_len": 257}, "max_model_len=257: .* positions for 1 to 256 tokens"),
+        ({"budget": -1}, "budget=-1"),
+        ({"method": "guess"}, "method='guess': unknown; choose one of plain"),
+    ],
+)
+def test_a_bad_option_is_refused_by_name_value_and_remedy(
+    checkpoint: Path, options: dict[str, object], complaint: str
+) -> None:
+    """Guards against options that fail deep in torch, or are corrected in silence."""
+    with pytest.raises(InvalidRequest, match=complaint):
+        outpace.load(str(checkpoint), **options)  # type: ignore[arg-type]
+
+
+def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against falling back to the CPU in silence; "auto" is for that."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InvalidRequest, match="device='cuda': no GPU is visible"):
+        choose_device("cuda")
+    assert choose_device("auto").type == "cpu"
+    assert choose_dtype("auto", torch.device("cpu")) in (torch.bfloat16, torch.float32)
+
+
+def test_the_models_limit_and_the_users_shorter_one(checkpoint: Path) -> None:
+    """Guards against positions the model was not built for, and against a shorter limit that is ignored."""
+    assert load_target(str(checkpoint), "float32", "cpu", None, 1)[0].max_length == 256
+    assert load_target(str(checkpoint), "float32", "cpu", 1, 1)[0].max_length == 1
+
+
+@pytest.mark.parametrize(
+    ("generation_eos", "config_eos", "expected"),
+    [([7, 5], 6, (7, 5)), (7, 6, (7,)), (None, 6, (6,)), (None, None, (0,))],
+)
+def test_eos_ids_of_the_generation_config_come_first(
+    tmp_path: Path, generation_eos: int | list[int] | None, config_eos: int | None, expected: tuple[int, ...]
+) -> None:
+    """Guards against chat models that end on an id only their generation config names, so that they never stop."""
+    folder = save_tiny_model(tmp_path / "m", generation_eos=generation_eos, eos_token_id=config_eos)
+    assert load_target(str(folder), "float32", "cpu", None, 1)[0].eos_token_ids == expected
+
+
+def test_broken_checkpoints_are_told_apart(tmp_path: Path) -> None:
+    """Guards against one message for everything: no model, no tokenizer, cut-off weights, a refused architecture."""
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ModelError, match="empty: no model found"):
+        outpace.load(str(tmp_path / "empty"))
+    folder = save_tiny_model(tmp_path / "m")
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ModelError, match="m: cannot be loaded: "):
+        outpace.load(str(folder))
+    weights.write_bytes(whole)
+    for tokenizer in folder.glob("tokenizer*"):
+        tokenizer.unlink()
+    with pytest.raises(ModelError, match="tokenizer"):
+        outpace.load(str(folder))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": {"rope_type": "dynamic", "factor": 2}}))
+    with pytest.raises(UnsupportedModel, match="dynamic"):
+        outpace.load(str(folder))

