@@ -106,9 +106,8 @@ def test_requests_of_different_parameters_share_a_batch(method: str, eos: tuple[
         for base, options in zip(wanted, several, strict=True)
     ]
     sessions = assert_lossless(lambda: make_engine(eos), METHODS[method], PROMPTS, params)
-    accepted, drafted = (sum(getattr(s.metrics, name) for s in sessions) for name in ("accepted", "drafted"))
-    if not eos:
-        assert (0 < accepted <= drafted) or method == "plain", "answers this long must accept something"
+    if not eos and method != "plain":
+        assert sum(session.metrics.accepted for session in sessions) > 0, "answers this long must accept something"
 
 
 @pytest.mark.parametrize("seed", range(12))
