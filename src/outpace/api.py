@@ -219,6 +219,8 @@ def _checked_budget(budget: int | None) -> int | None:
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> tuple[bool, list[Prompt]]:
     if isinstance(prompts, str):
         return True, [prompts]
+    if hasattr(prompts, "tolist"):  # ids as a tensor or an array, one prompt or a rectangle of them
+        prompts = prompts.tolist()
     items = list(prompts)
     if not items or isinstance(items[0], int | dict):
         return True, [cast(Prompt, items)]

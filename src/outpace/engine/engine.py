@@ -9,8 +9,8 @@ import torch
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
-from outpace.core.protocols import Chunk, Detokenizer, NodeOutputs, Proposer, Target
-from outpace.engine.round import find_sound, run_round
+from outpace.core.protocols import Chunk, Detokenizer, NodeOutputs, Proposer, Target, Verdict
+from outpace.engine.round import keep_sound, run_round
 from outpace.engine.session import Session
 from outpace.engine.stopping import Stop, StopChecker
 from outpace.sampling.draw import BatchDraw
@@ -159,11 +159,12 @@ class Engine:
                 ready.append((session, output.last))
         if not ready:
             return
-        sound = find_sound([session for session, _ in ready], [output for _, output in ready])
-        first = [ready[index] for index in sound]
-        draw = BatchDraw([output for _, output in first], [(0,)] * len(first), [session.stream for session, _ in first])
-        for (session, _), token in zip(first, draw([(index, 0) for index in range(len(first))]), strict=True):
-            self._emit(session, [token])
+        first, outputs = [session for session, _ in ready], [output for _, output in ready]
+        draw = BatchDraw(outputs, [(0,)] * len(first), [session.stream for session in first])
+        drawn = draw([(index, 0) for index in range(len(first))])
+        verdicts = keep_sound(first, outputs, [Verdict((0,), token) for token in drawn])
+        for index, verdict in verdicts.items():
+            self._emit(first[index], [verdict.next_token])
         self._fail_unsound(sessions)
 
     def _emit(self, session: Session, tokens: list[int]) -> None:

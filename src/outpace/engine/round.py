@@ -29,16 +29,15 @@ def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
 
     Returns:
         The tokens each session gained, 1 to K + 1 of them, not yet checked for stops. A session whose logits are not
-        finite gains none and has `error` set.
+        finite on its path gains none and has `error` set.
     """
     clock = [perf_counter()]
     trees = propose(target, sessions)
     clock.append(perf_counter())
     outputs = target.forward([_slot(session) for session in sessions], trees)
     clock.append(perf_counter())
-    sound = find_sound(sessions, outputs)
     tokens = [tree.tokens.tolist() for tree in trees]
-    verdicts = verify(sessions, trees, tokens, outputs, sound)
+    verdicts = keep_sound(sessions, outputs, verify(sessions, trees, tokens, outputs))
     clock.append(perf_counter())
     emitted: Emitted = []
     for index, verdict in verdicts.items():
@@ -80,28 +79,15 @@ def propose(target: Target, sessions: Sequence[Session]) -> list[DraftTree]:
     return [trees[index] for index in range(len(sessions))]
 
 
-def find_sound(sessions: Sequence[Session], outputs: Sequence[NodeOutputs]) -> list[int]:
-    """Indices of sessions whose logits are finite; the others get an error. NaN sorts first, so the top tells."""
-    finite = torch.stack([torch.isfinite(output.top_logits).all() for output in outputs]).tolist()
-    for session, is_finite in zip(sessions, finite, strict=True):
-        if not is_finite:
-            session.error = NonFiniteLogits(
-                f"request {session.request_id}: the target's logits at position {len(session.ids)} are not finite; "
-                "check the weights, or load the model with dtype='float32'"
-            )
-    return [index for index, is_finite in enumerate(finite) if is_finite]
-
-
 def verify(
     sessions: Sequence[Session],
     trees: Sequence[DraftTree],
     tokens: Sequence[list[int]],
     outputs: Sequence[NodeOutputs],
-    sound: Sequence[int],
-) -> dict[int, Verdict]:
-    """A verdict for each sound session, by the rule its request asks for."""
+) -> list[Verdict]:
+    """A verdict for each session, by the rule its request asks for."""
     verdicts: dict[int, Verdict] = {}
-    matched = [index for index in sound if sessions[index].params.verification == "match"]
+    matched = [index for index, session in enumerate(sessions) if session.params.verification == "match"]
     if matched:
         topologies = [trees[index].topology for index in matched]
         draw = BatchDraw(
@@ -110,13 +96,36 @@ def verify(
             [sessions[index].stream for index in matched],
         )
         verdicts |= zip(matched, match(topologies, [tokens[index] for index in matched], draw), strict=True)
-    for index in sound:
+    for index, session in enumerate(sessions):
         if index not in verdicts:
-            primitives = RejectionDraw(outputs[index], trees[index].topology.depths, sessions[index].stream)
+            primitives = RejectionDraw(outputs[index], trees[index].topology.depths, session.stream)
             verdicts[index] = rejection(
                 trees[index], tokens[index], primitives.target_probs, primitives.categorical, primitives.bernoulli
             )
-    return dict(sorted(verdicts.items()))
+    return [verdicts[index] for index in range(len(sessions))]
+
+
+def keep_sound(
+    sessions: Sequence[Session], outputs: Sequence[NodeOutputs], verdicts: Sequence[Verdict]
+) -> dict[int, Verdict]:
+    """The verdicts whose path has finite logits; the other sessions get an error.
+
+    Only nodes on the path count: plain decoding would never have looked at the others. NaN and infinity sort first,
+    so the top logit tells.
+    """
+    finite = torch.cat([torch.isfinite(output.top_logits[:, 0]) for output in outputs]).tolist()
+    sound: dict[int, Verdict] = {}
+    for index, (session, output, verdict) in enumerate(zip(sessions, outputs, verdicts, strict=True)):
+        nodes, finite = finite[: len(output.top_logits)], finite[len(output.top_logits) :]
+        depth = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
+        if depth is None:
+            sound[index] = verdict
+        else:
+            session.error = NonFiniteLogits(
+                f"request {session.request_id}: the target's logits for position {len(session.ids) + depth} are not "
+                "finite; check the weights, or load the model with dtype='float32'"
+            )
+    return sound
 
 
 def observe(

@@ -16,6 +16,7 @@ from outpace.core.errors import UnsupportedModel
 
 ATTENTION_NAME = "outpace"
 _ROWS_TREATED_ALIKE = 4
+_KEYS_TREATED_ALIKE = 16
 # Arguments that attention interfaces receive without changing what is computed here.
 _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "cache_position"})
 
@@ -55,17 +56,14 @@ def _attend_on_cpu(query: Tensor, segment: Segment, layer: int, scaling: float) 
 
     The same token is computed in a tree of one shape, in a tree of another and by plain decoding; its keys then lie
     in other places, among other rows. Sums over keys run in float64, where the order of summation disappears in the
-    final rounding; the products with keys run in float32, whose kernel treats every row alike from 4 rows on. One
+    final rounding; the products with keys run in float32 in sizes that one kernel serves (`_products`). One
     flipped bit would grow to full bfloat16 noise within a few layers (docs/log.md, "bit-equal on the CPU").
     """
     heads, count, head_dim = query.shape
     keys, values = segment.keys[layer], segment.values[layer]  # [G, L, D] float32, float64
     groups, length, _ = keys.shape
     rows = (query.to(keys.dtype) * scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
-    shared = rows.shape[1]
-    if shared < _ROWS_TREATED_ALIKE:
-        rows = nn.functional.pad(rows, (0, 0, 0, _ROWS_TREATED_ALIKE - shared))
-    scores = torch.bmm(rows, keys.transpose(1, 2))[:, :shared]  # [G, H/G*N, L]
+    scores = _products(rows, keys)  # [G, H/G*N, L]
     if segment.bias is not None:
         scores.view(heads, count, length)[..., length - count :] += segment.bias
     if segment.is_prompt:
@@ -73,6 +71,23 @@ def _attend_on_cpu(query: Tensor, segment: Segment, layer: int, scaling: float) 
     else:
         output = torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float64), values)  # [G, H/G*N, D]
     return output.view(heads, count, head_dim).transpose(0, 1).to(query.dtype)  # [N, H, D]
+
+
+def _products(rows: Tensor, keys: Tensor) -> Tensor:
+    """[G, R, L] products of rows [G, R, D] with keys [G, L, D], each with the same bits whatever stands beside it.
+
+    The batched kernel treats all rows and keys alike from 4 rows and 16 keys on. A batch of one goes to another
+    kernel, which cuts its work up between threads by the number of rows, so it is made a batch of two.
+    """
+    groups, count, _ = rows.shape
+    length = keys.shape[1]
+    if count < _ROWS_TREATED_ALIKE:
+        rows = nn.functional.pad(rows, (0, 0, 0, _ROWS_TREATED_ALIKE - count))
+    if length < _KEYS_TREATED_ALIKE:
+        keys = nn.functional.pad(keys, (0, 0, 0, _KEYS_TREATED_ALIKE - length))
+    if groups == 1:
+        rows, keys = rows.expand(2, -1, -1), keys.expand(2, -1, -1)
+    return torch.bmm(rows, keys.transpose(1, 2))[:groups, :count, :length]
 
 
 def _attend_fused(query: Tensor, segment: Segment, layer: int, scaling: float) -> Tensor:

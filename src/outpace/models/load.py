@@ -68,6 +68,8 @@ def choose_device(device: str) -> torch.device:
         chosen = torch.device(device)
     except RuntimeError as error:
         raise InvalidRequest(f"device={device!r}: not a device; use 'auto', 'cpu' or 'cuda'") from error
+    if chosen.type not in ("cpu", "cuda"):
+        raise InvalidRequest(f"device={device!r}: not supported; use 'auto', 'cpu' or 'cuda'")
     if chosen.type == "cuda" and not torch.cuda.is_available():
         raise InvalidRequest(f"device={device!r}: no GPU is visible to this build of torch; use 'cpu' or 'auto'")
     return chosen

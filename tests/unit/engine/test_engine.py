@@ -1,4 +1,4 @@
-"""The engine's promises to a request: its limits, its budget, its neighbours' independence, an end in every case."""
+"""The engine's promises to a request: its limits, its neighbours' independence, an end in every case."""
 
 from typing import Any
 
@@ -13,7 +13,6 @@ from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
 from tests.unit.engine.doubles import (
     PROMPT,
     VOCAB,
-    GreedyProposer,
     PoisonedTarget,
     event_tokens,
     run_all,
@@ -208,52 +207,3 @@ def test_a_seed_chosen_by_the_engine_is_reported_and_reproduces_the_answer() -> 
     reported = engine.result(first).seed
     seeded = SamplingParams(max_new_tokens=12, temperature=1.5, seed=reported)
     assert alone(PROMPT, seeded) == first.generated
-
-
-@pytest.mark.parametrize(
-    ("parents", "budget", "count", "complaint"),
-    [
-        ((-1, 0, 0, 0, 0), 3, 20, "4 nodes of depth 1; the budget is 3 nodes"),
-        ((-1, 0, 1, 2), 8, 4, "3 nodes of depth 3; the budget is 8 nodes of depth 2"),
-    ],
-    ids=["too many nodes", "too deep"],
-)
-def test_a_proposer_that_exceeds_its_budget_is_refused(
-    parents: tuple[int, ...], budget: int, count: int, complaint: str
-) -> None:
-    """Guards against drafts that cost more than asked, or run past the end of the context."""
-    engine = toy_engine()
-    (session,) = engine.add(PROMPT, SamplingParams(max_new_tokens=count), GreedyProposer(parents), budget)
-    with pytest.raises(ValueError, match=complaint):
-        run_all(engine, [session])
-    engine.cancel(session)
-    assert engine.is_idle
-    (after,) = decode(engine, [PROMPT], [SamplingParams(max_new_tokens=4)], [EmptyDraft()])
-    assert after.generated == alone(PROMPT, SamplingParams(max_new_tokens=4)), "the engine must still work"
-
-
-def test_a_requests_budget_replaces_the_proposers() -> None:
-    """Guards against a budget that is taken but ignored; 0 means no drafts at all."""
-    answer = alone(PROMPT, SamplingParams(max_new_tokens=13))
-    for budget, drafted, steps in ((0, 0, 12), (3, 9, 3), (5, 10, 2), (None, 10, 2)):
-        engine = toy_engine()
-        oracle = OracleDrafter([PROMPT + answer], budget=8)
-        (session,) = engine.add(PROMPT, SamplingParams(max_new_tokens=13), oracle, budget)
-        run_all(engine, [session])
-        assert (session.metrics.drafted, session.metrics.steps) == (drafted, steps), f"budget {budget}"
-    with pytest.raises(InvalidRequest, match="budget=-1"):
-        toy_engine().add(PROMPT, SamplingParams(), OracleDrafter([]), -1)
-
-
-def test_the_proposer_is_told_what_happened() -> None:
-    """Guards against observations that are shifted by a round: path and next token must be what was emitted."""
-    answer = alone(PROMPT, SamplingParams(max_new_tokens=13))
-    oracle = OracleDrafter([PROMPT + answer], budget=3)
-    decode(toy_engine(), [PROMPT], [SamplingParams(max_new_tokens=13)], [oracle])
-    told = [answer[0]]
-    for observation in oracle.observations:
-        path = list(observation.verdict.path)
-        assert observation.tree.tokens[0] == told[-1], "node 0 is the pending token"
-        assert observation.outputs.top_ids[path[-1], 0] == observation.verdict.next_token
-        told += [*observation.tree.tokens[path[1:]].tolist(), observation.verdict.next_token]
-    assert told == answer

@@ -1,0 +1,58 @@
+"""What the engine and a proposer owe each other: a budget that is kept, and the truth about what happened."""
+
+import pytest
+
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+from outpace.shaping.proposer import EmptyDraft
+from outpace.testing import OracleDrafter, decode
+from tests.unit.engine.doubles import PROMPT, GreedyProposer, distinct_answer, run_all, toy_engine
+
+
+@pytest.mark.parametrize(
+    ("parents", "budget", "count", "complaint"),
+    [
+        ((-1, 0, 0, 0, 0), 3, 20, "4 nodes of depth 1; the budget is 3 nodes"),
+        ((-1, 0, 1, 2), 8, 4, "3 nodes of depth 3; the budget is 8 nodes of depth 2"),
+    ],
+    ids=["too many nodes", "too deep"],
+)
+def test_a_proposer_that_exceeds_its_budget_is_refused(
+    parents: tuple[int, ...], budget: int, count: int, complaint: str
+) -> None:
+    """Guards against drafts that cost more than asked, or run past the end of the context."""
+    engine = toy_engine()
+    (session,) = engine.add(PROMPT, SamplingParams(max_new_tokens=count), GreedyProposer(parents), budget)
+    with pytest.raises(ValueError, match=complaint):
+        run_all(engine, [session])
+    engine.cancel(session)
+    assert engine.is_idle
+    (after,) = decode(engine, [PROMPT], [SamplingParams(max_new_tokens=4)], [EmptyDraft()])
+    assert after.generated == distinct_answer(4), "the engine must still work"
+
+
+def test_a_requests_budget_replaces_the_proposers() -> None:
+    """Guards against a budget that is taken but ignored; 0 means no drafts at all."""
+    answer = distinct_answer(13)
+    for budget, drafted, steps in ((0, 0, 12), (3, 9, 3), (5, 10, 2), (None, 10, 2)):
+        engine = toy_engine()
+        oracle = OracleDrafter([PROMPT + answer], budget=8)
+        (session,) = engine.add(PROMPT, SamplingParams(max_new_tokens=13), oracle, budget)
+        run_all(engine, [session])
+        assert (session.metrics.drafted, session.metrics.steps) == (drafted, steps), f"budget {budget}"
+    with pytest.raises(InvalidRequest, match="budget=-1"):
+        toy_engine().add(PROMPT, SamplingParams(), OracleDrafter([]), -1)
+
+
+def test_the_proposer_is_told_what_happened() -> None:
+    """Guards against observations that are shifted by a round: path and next token must be what was emitted."""
+    answer = distinct_answer(13)
+    oracle = OracleDrafter([PROMPT + answer], budget=3)
+    decode(toy_engine(), [PROMPT], [SamplingParams(max_new_tokens=13)], [oracle])
+    told = [answer[0]]
+    for observation in oracle.observations:
+        path = list(observation.verdict.path)
+        assert observation.tree.tokens[0] == told[-1], "node 0 is the pending token"
+        assert observation.outputs.top_ids[path[-1], 0] == observation.verdict.next_token
+        told += [*observation.tree.tokens[path[1:]].tolist(), observation.verdict.next_token]
+    assert told == answer

@@ -1,0 +1,97 @@
+"""Tree attention by itself: a node's bits depend on its path alone, and what is not computed is refused."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outpace.cache.slots import PassCache, Segment, SlotKV
+from outpace.core.errors import UnsupportedModel
+from outpace.core.tree import Topology
+from outpace.models.attention import tree_attention
+
+HEADS, DIM = 6, 16
+TREE = Topology.of((-1, 0, 0, 1, 1, 2, 4, 0, 6, 3))
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+class Rows:
+    """Queries, keys and values of a prompt and of the nodes of a tree, one layer."""
+
+    def __init__(self, groups: int, prompt: int, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(prompt)
+        count = prompt + len(TREE)
+        self.groups, self.prompt = groups, prompt
+        self.query = torch.randn(HEADS, count, DIM, generator=generator).to(dtype)
+        self.keys = torch.randn(groups, count, DIM, generator=generator).to(dtype)
+        self.values = torch.randn(groups, count, DIM, generator=generator).to(dtype)
+
+    def attend(self, fresh: Sequence[int], before: Sequence[int], topology: Topology) -> Tensor:
+        """[N, H, D] outputs of fresh rows behind committed ones."""
+        kv = SlotKV(1, 1, self.groups, 256, DIM, torch.float32, torch.float64, torch.device("cpu"))
+        slot = kv.open()
+        kv.keys[0, slot, :, : len(before)] = self.keys[:, list(before)].float()
+        kv.values[0, slot, :, : len(before)] = self.values[:, list(before)].double()
+        kv.lengths[slot] = len(before)
+        bias = None
+        if len(fresh) > 1:
+            bias = torch.zeros(len(fresh), len(fresh)).masked_fill_(~topology.ancestor_mask, -torch.inf)
+        cache = PassCache([Segment(kv, slot, 0, len(fresh), bias)])
+        cache.update(self.keys[None, :, list(fresh)], self.values[None, :, list(fresh)], 0)
+        return attend(self.query[None, :, list(fresh)], cache)[0]
+
+
+def attend(query: Tensor, cache: PassCache, **extra: Any) -> Tensor:
+    module = nn.Module()
+    module.layer_idx = 0  # type: ignore[assignment]
+    return tree_attention(module, query, query, query, None, scaling=DIM**-0.5, slots=cache, **extra)[0]
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_node_has_the_bits_of_plain_decoding_at_every_length(groups: int, dtype: torch.dtype) -> None:
+    """Guards against kernels chosen by the number of keys, rows, heads or threads: short prompts took another one.
+
+    A sum in float64 is within reach of a float32 rounding boundary with odds of about 1 in 10**8; 0.3 million numbers
+    are compared, so a false alarm has odds of less than 1 in 100, fixed by the seeds.
+    """
+    for prompt in [*range(1, 36), 63, 64, 65, 127]:
+        rows = Rows(groups, prompt, dtype)
+        known = list(range(prompt))
+        together = rows.attend([prompt + node for node in range(len(TREE))], known, TREE)
+        for node in (0, 2, 5, 8, 9):
+            path = [prompt + step for step in TREE.path(node)]
+            alone = rows.attend(path[-1:], known + path[:-1], Topology.chain(1))
+            assert torch.equal(together[node], alone[0]), f"prompt of {prompt}, node {node}"
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+def test_the_numbers_are_those_of_stock_attention(groups: int) -> None:
+    """Guards against padding that leaks into the softmax: made-up rows and keys must weigh nothing."""
+    for prompt in (1, 5, 40):
+        rows = Rows(groups, prompt, torch.float32)
+        together = rows.attend([prompt + node for node in range(len(TREE))], range(prompt), TREE)
+        for node in range(len(TREE)):
+            seen = [*range(prompt), *(prompt + step for step in TREE.path(node))]
+            expected = nn.functional.scaled_dot_product_attention(
+                rows.query[None, :, seen[-1:]], rows.keys[None, :, seen], rows.values[None, :, seen], enable_gqa=True
+            )
+            torch.testing.assert_close(together[node], expected[0, :, 0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("feature", [{"softcap": 30.0}, {"sliding_window": 16}, {"s_aux": torch.ones(HEADS)}])
+def test_features_that_are_not_computed_are_refused_by_name(feature: dict[str, Any]) -> None:
+    """Guards against an architecture whose attention does more than ours and would be decoded without it."""
+    cache = PassCache([])
+    with pytest.raises(UnsupportedModel, match=next(iter(feature))):
+        attend(torch.zeros(1, HEADS, 1, DIM), cache, **feature)
