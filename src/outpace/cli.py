@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -270,11 +270,20 @@ def _quieten_transformers() -> None:
 
 
 @contextmanager
-def _progress(label: str, total: int) -> Iterator[Any]:
+def _progress(label: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal; in a log file, a line at every tenth of the way."""
     columns = (SpinnerColumn(), TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=notes, transient=True) as progress:
-        task = progress.add_task(label, total=total)
-        yield lambda: progress.advance(task)
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
+        task, done = progress.add_task(label, total=total), 0
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            progress.advance(task)
+            if not notes.is_terminal and done * 10 // total > (done - 1) * 10 // total:
+                notes.print(f"{label}: {done}/{total}")
+
+        yield advance
 
 
 if __name__ == "__main__":

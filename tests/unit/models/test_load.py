@@ -154,3 +154,11 @@ def test_broken_checkpoints_are_told_apart(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"rope_parameters": {"rope_type": "dynamic", "factor": 2}}))
     with pytest.raises(UnsupportedModel, match="dynamic"):
         outpace.load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("alias", "dtype"), [("bf16", torch.bfloat16), ("fp32", torch.float32), ("half", torch.float16)]
+)
+def test_short_dtype_names_mean_what_they_mean_elsewhere(alias: str, dtype: torch.dtype) -> None:
+    """Guards against refusing, or misreading, the names people carry over from other engines."""
+    assert choose_dtype(alias, torch.device("cpu")) == dtype
