@@ -154,9 +154,7 @@ def load_target(
     model = read_model(source, chosen_dtype, where, ATTENTION_NAME)
     codec = read_tokenizer(source)
     eos = _eos_token_ids(model, codec)
-    length = max_model_len or min(limit, # The short names that vLLM and common usage accept for the same dtypes.
-DTYPE_ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
-DEFAULT_MAX_LENGTH)
+    length = max_model_len or min(limit, DEFAULT_MAX_LENGTH)
     return TransformersTarget(model, length, max_num_seqs, eos), codec
 
 
