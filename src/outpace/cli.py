@@ -211,7 +211,7 @@ def bench(
         (out / "summary.json").write_text(json.dumps({"methods": summary}, indent=2))
     if not as_json:
         where = f"{records[0]['hardware']}, {records[0]['threads']} threads, {records[0]['dtype']}"
-        Console(width=max(console.width, 180)).print(table(summary, f"{model}, {len(items)} prompts, {where}"))
+        Console(width=max(console.width, 200)).print(table(summary, f"{model}, {len(items)} prompts, {where}"))
     print(json.dumps({"methods": summary}))
 
 

@@ -63,10 +63,10 @@ def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, A
 def table(summary: dict[str, dict[str, Any]], title: str) -> Table:
     """The summary for people."""
     result = Table(title=title, title_justify="left")
-    columns = ["method", "speedup", "95 %", "end to end", "tok/step", "accepted/step", "tok/s", "TTFT ms", "TPOT ms"]
+    columns = ["method", "speedup", "95 %", "end to end", "tok/step", "accepted", "tok/s", "TTFT ms", "TPOT ms"]
     columns += ["draft", "forward", "verify", "commit ms", "other", "MB", "equal", "ties", "bugs"]
     for column in columns:
-        result.add_column(column, justify="left" if column == "method" else "right")
+        result.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for method, row in summary.items():
         low, high = row["speedup_interval"] or (None, None)
         interval = f"{low:.2f}-{high:.2f}" if low is not None else "-"

@@ -51,7 +51,7 @@ def _lookup(spec: MethodSpec, around: Surroundings) -> Proposer:
 
 def _recycle(spec: MethodSpec, around: Surroundings) -> Proposer:
     # Beyond a handful of rows a CPU pass is compute-bound, so small trees win there (docs/log.md).
-    default = 8 if around.device.type == "cpu" else 80
+    default = 6 if around.device.type == "cpu" else 80
     source = TokenRecycling(TransitionMatrix(around.vocab_size, around.device))
     shape = SHAPES[spec.shape or "template"]()
     return LevelProposer(source, shape, default if spec.budget is None else spec.budget, around.device)

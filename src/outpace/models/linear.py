@@ -13,6 +13,9 @@ from torch import Tensor, nn
 # Layers of one parent that read the same input: one product instead of two or three.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
+# The kernel for exactly one row adds up wider inputs in blocks of 1024, the others do not: bits would differ.
+_WIDEST_SINGLE_ROW = 1024
+
 
 class PackedLinear(nn.Module):
     """A frozen linear layer over a weight reordered once for oneDNN.
@@ -26,11 +29,11 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
         self.bias = None if bias is None else bias.detach()
+        self.pads_single_rows = weight.shape[1] > _WIDEST_SINGLE_ROW
 
     def forward(self, rows: Tensor) -> Tensor:
-        # The kernel for exactly one row sums in another order than all the others.
-        if rows.shape[:-1].numel() == 1:
-            return self._multiply(rows.expand(*rows.shape[:-2], 2, -1))[..., :1, :]
+        if self.pads_single_rows and rows.shape[:-1].numel() == 1:
+            return self._multiply(torch.cat((rows, rows), dim=-2)).narrow(-2, 0, 1)
         return self._multiply(rows)
 
     def _multiply(self, rows: Tensor) -> Tensor:

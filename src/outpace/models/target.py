@@ -11,6 +11,7 @@ from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.models.head import LmHead
 from outpace.models.linear import can_pack, pack_linears
+from outpace.models.norm import fuse_norms
 
 MAX_TREE_NODES = 512
 
@@ -35,6 +36,7 @@ class TransformersTarget:
         self.vocab_size = self._head.vocab_size
         if can_pack(self.dtype, self.device):
             pack_linears(self._decoder)
+            fuse_norms(self._decoder)
         heads = config.num_attention_heads
         on_cpu = self.device.type == "cpu"
         self.kv = SlotKV(
