@@ -47,6 +47,12 @@ def main() -> None:
     except OutpaceError as error:
         notes.print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
         sys.exit(2)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("psutil", "scipy"):
+            raise
+        notes.print(f"[red]error:[/red] this command needs {missing}: pip install 'outpace\\[bench]'", highlight=False)
+        sys.exit(2)
 
 
 @app.command()

@@ -125,3 +125,14 @@ def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result = _run("models", "pull", "gpt-17")
     assert isinstance(result.exception, ModelError)
     assert "unknown model 'gpt-17'" in str(result.exception)
+
+
+def test_a_missing_extra_is_named(tmp_path: Path) -> None:
+    """Guards against a traceback for people who installed without the bench extra."""
+    script = (
+        "import sys; sys.modules['scipy'] = sys.modules['scipy.stats'] = None; "
+        "sys.argv = ['outpace', 'bench', '-m', 'x', '-w', 'builtin']; from outpace.cli import main; main()"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "pip install 'outpace[bench]'" in result.stderr

