@@ -1,4 +1,4 @@
-"""Outpace: language models generate several times faster without changing a token of what they would have said."""
+"""Outpace: language models generate faster without changing a token of what they would have said."""
 
 from typing import TYPE_CHECKING, Any
 
