@@ -14,7 +14,7 @@ class LmHead:
     """Scores hidden states against the vocabulary.
 
     bfloat16 logits near 20 are multiples of 0.125, so rounding alone often decides between the best two. The best
-    few are therefore computed again in float32 from the same hidden state, at under 2 % of the head's cost.
+    few are therefore computed again in float32 from the same hidden state, for about 7 % of the head's time at one row.
 
     Args:
         layer: the model's output embedding.
