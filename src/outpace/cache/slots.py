@@ -58,8 +58,12 @@ class SlotKV:
         assert slot not in self._free, f"slot {slot} is closed twice"
         self._free.append(slot)
 
+    def truncate(self, slot: int, length: int) -> None:
+        """Forget committed rows from `length` on."""
+        self.lengths[slot] = min(self.lengths[slot], length)
+
     def rows(self, slot: int, count: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Committed rows and room for `count` fresh ones behind them.
+        """Committed rows and `count` more behind them.
 
         Returns:
             Views of keys and of values, one [kv_heads, length + count, head_dim] per layer.
@@ -86,21 +90,70 @@ class SlotKV:
 class Segment:
     """One request's rows in a packed pass, and what they may see.
 
-    Attributes:
-        start, count: its rows in the pass.
-        keys, values: per layer, the slot's committed rows followed by the pass's own [kv_heads, L, head_dim].
-        bias: [count, count] float32, 0 where a row may see another fresh row and -inf elsewhere; None for one row.
+    Rows that earlier passes left behind the committed ones are *scratch*: a tree that grows level by level reads the
+    levels above from there.
+
+    Args:
+        kv, slot: where the request's keys and values lie.
+        start: its first row in the pass.
+        positions: [S + N] logical positions of its S scratch rows and its N fresh ones.
+        visible: [N, S + N] bool, which of those each fresh row may see; None if they may see all, as one row may.
         is_prompt: a prefill chunk, whose numbers every method shares, rather than a tree.
+        scratch: S.
+
+    Attributes:
+        count: N.
+        keys, values: per layer, the slot's rows up to and including the pass's own [kv_heads, L, head_dim].
     """
 
     def __init__(
-        self, kv: SlotKV, slot: int, start: int, count: int, bias: Tensor | None, is_prompt: bool = False
+        self,
+        kv: SlotKV,
+        slot: int,
+        start: int,
+        positions: Tensor,
+        visible: Tensor | None = None,
+        is_prompt: bool = False,
+        scratch: int = 0,
     ) -> None:
-        self.start, self.count, self.bias, self.is_prompt = start, count, bias, is_prompt
-        self.keys, self.values = kv.rows(slot, count)
-        fresh = slice(kv.lengths[slot], kv.lengths[slot] + count)
+        self.start, self.count, self.is_prompt = start, len(positions) - scratch, is_prompt
+        self.keys, self.values = kv.rows(slot, len(positions))
+        self._committed, self._positions, self._visible = kv.lengths[slot], positions, visible
+        self._device = kv.keys.device
+        self._sights: dict[int | None, tuple[int, Tensor | None]] = {}
+        fresh = slice(self._committed + scratch, self._committed + len(positions))
         self._fresh_keys = [keys[:, fresh] for keys in self.keys]
         self._fresh_values = [values[:, fresh] for values in self.values]
+
+    def sight(self, window: int | None) -> tuple[int, Tensor | None]:
+        """What the fresh rows see through a sliding window, or without one.
+
+        A window counts logical positions: a key is visible to a row if it stands less than `window` before it,
+        wherever either is stored.
+
+        Returns:
+            The first key that any row sees, and the bias [N, M] float32 on the last M keys, 0 where a row sees and
+            -inf elsewhere; None if every row sees every key from the first on.
+        """
+        if window not in self._sights:
+            self._sights[window] = self._look(window)
+        return self._sights[window]
+
+    def _look(self, window: int | None) -> tuple[int, Tensor | None]:
+        own = self._positions[-self.count :]
+        tail = len(self._positions)
+        first = 0 if window is None else min(max(int(own.min()) - window + 1, 0), self._committed)
+        visible = self._visible
+        if window is not None and int(own.max()) >= window:
+            behind = torch.arange(first, self._committed)
+            in_tail = torch.ones(self.count, tail, dtype=torch.bool) if visible is None else visible
+            seen = torch.cat([torch.ones(self.count, len(behind), dtype=torch.bool), in_tail], dim=1)
+            reached = torch.cat([behind, self._positions])[None] > own[:, None] - window
+            visible = seen & reached
+        if visible is None or bool(visible.all()):
+            return first, None
+        bias = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)
+        return first, bias.to(self._device)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
         """File the pass's keys and values [1, kv_heads, T, head_dim] of one layer."""

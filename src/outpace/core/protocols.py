@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
 
 
@@ -109,18 +110,47 @@ class Verdict:
 
 
 @dataclass(frozen=True)
+class Stream:
+    """What the choice of a request's next tokens depends on beside the logits.
+
+    Attributes:
+        params: sampling parameters.
+        seed, sample_index: key of the noise.
+        ids: prompt and generated ids; the last one is node 0 of the tree, if there is a tree.
+        prompt_length: how many of `ids` are the prompt.
+        eos_token_ids: ids that end the request.
+    """
+
+    params: SamplingParams
+    seed: int
+    sample_index: int
+    ids: Sequence[int]
+    prompt_length: int = 0
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def first_position(self) -> int:
+        """Absolute position of the token that is drawn after node 0."""
+        return len(self.ids)
+
+
+@dataclass(frozen=True)
 class DraftRequest:
     """One request's wish for a tree.
 
     Attributes:
-        ids: prompt and generated ids; the last one is the pending token.
+        stream: its ids, the last one pending, and the randomness of its next tokens.
         budget: drafted nodes at most.
         max_depth: depth of a drafted node at most.
     """
 
-    ids: Sequence[int]
+    stream: Stream
     budget: int
     max_depth: int
+
+    @property
+    def ids(self) -> Sequence[int]:
+        return self.stream.ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,8 +163,9 @@ class Observation:
 
 
 class Proposer(Protocol):
-    """Answers "which tree?" for a batch of requests. `open` makes the state that the engine keeps per request;
-    `reset` forgets what was learned across requests.
+    """Answers "which tree?" for a batch of requests. `open` makes the state that the engine keeps per request and
+    `close` takes it back; `rewind` says that only the first `length` ids it has seen still hold, when a conversation
+    goes on from there; `reset` forgets what was learned across requests.
 
     Attributes:
         needs: what it wants of the target.
@@ -146,7 +177,11 @@ class Proposer(Protocol):
 
     def open(self) -> Any: ...
 
-    def prefill(self, state: Any, tokens: Tensor, top_ids: Tensor | None) -> None: ...
+    def close(self, state: Any) -> None: ...
+
+    def rewind(self, state: Any, length: int) -> None: ...
+
+    def prefill(self, states: Sequence[Any], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None: ...
 
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]: ...
 
@@ -169,7 +204,11 @@ class LevelSource(Protocol):
 
     def open(self) -> Any: ...
 
-    def prefill(self, state: Any, tokens: Tensor, top_ids: Tensor | None) -> None: ...
+    def close(self, state: Any) -> None: ...
+
+    def rewind(self, state: Any, length: int) -> None: ...
+
+    def prefill(self, states: Sequence[Any], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None: ...
 
     def expand(self, states: Sequence[Any], tokens: Tensor, owners: Sequence[int]) -> Candidates: ...
 

@@ -19,6 +19,10 @@ class LookupState:
         self._first_end: dict[tuple[int, ...], int] = {}
         self._indexed = 0
 
+    def clear(self) -> None:
+        self._first_end.clear()
+        self._indexed = 0
+
     def find(self, ids: Sequence[int], length: int) -> list[int]:
         """Up to `length` tokens that followed the longest known suffix, empty if none has a full continuation."""
         for end in range(self._indexed + 1, len(ids) + 1):
@@ -48,7 +52,15 @@ class PromptLookup:
     def open(self) -> LookupState:
         return LookupState()
 
-    def prefill(self, state: LookupState, tokens: Tensor, top_ids: Tensor | None) -> None:
+    def close(self, state: LookupState) -> None:
+        pass
+
+    def rewind(self, state: LookupState, length: int) -> None:
+        state.clear()  # indexed again, in microseconds, at the next draft
+
+    def prefill(
+        self, states: Sequence[LookupState], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]
+    ) -> None:
         pass  # the state indexes the ids it is shown when it drafts
 
     def propose(self, states: Sequence[LookupState], requests: Sequence[DraftRequest]) -> list[DraftTree]:

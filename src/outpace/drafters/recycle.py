@@ -60,9 +60,16 @@ class TokenRecycling:
     def open(self) -> None:
         return None
 
-    def prefill(self, state: None, tokens: Tensor, top_ids: Tensor | None) -> None:
-        assert top_ids is not None, "needs.top_k asks for top ids at every prompt position"
-        self.matrix.update(tokens, top_ids)
+    def close(self, state: None) -> None:
+        pass
+
+    def rewind(self, state: None, length: int) -> None:
+        pass
+
+    def prefill(self, states: Sequence[None], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None:
+        seen = [ids for ids in top_ids if ids is not None]
+        assert len(seen) == len(tokens), "needs.top_k asks for top ids at every prompt position"
+        self.matrix.update(torch.cat(list(tokens)), torch.cat(seen))
 
     def expand(self, states: Sequence[None], tokens: Tensor, owners: Sequence[int]) -> Candidates:
         return Candidates(self.matrix.successors[tokens])

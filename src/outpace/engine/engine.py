@@ -10,7 +10,7 @@ from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Chunk, Detokenizer, NodeOutputs, Proposer, Target, Verdict
-from outpace.engine.round import keep_sound, run_round
+from outpace.engine.round import by_proposer, keep_sound, run_round
 from outpace.engine.session import Session
 from outpace.engine.stopping import Stop, StopChecker
 from outpace.sampling.draw import BatchDraw
@@ -152,17 +152,21 @@ class Engine:
             want_top = session.proposer.needs.top_k > 0
             chunks.append(Chunk(session.slot, tokens, want_top, is_last=end == len(session.prompt_ids)))
         ready: list[tuple[Session, NodeOutputs]] = []
-        for session, chunk, output in zip(sessions, chunks, self.target.prefill(chunks), strict=True):
+        outputs = self.target.prefill(chunks)
+        for proposer, members in by_proposer(sessions).items():
+            states = [sessions[index].state for index in members]
+            prompts = [chunks[index].tokens for index in members]
+            proposer.prefill(states, prompts, [outputs[index].top_ids for index in members])
+        for session, chunk, output in zip(sessions, chunks, outputs, strict=True):
             session.prefilled += len(chunk.tokens)
-            session.proposer.prefill(session.state, chunk.tokens, output.top_ids)
             if output.last is not None:
                 ready.append((session, output.last))
         if not ready:
             return
-        first, outputs = [session for session, _ in ready], [output for _, output in ready]
-        draw = BatchDraw(outputs, [(0,)] * len(first), [session.stream for session in first])
+        first, last = [session for session, _ in ready], [output for _, output in ready]
+        draw = BatchDraw(last, [(0,)] * len(first), [session.stream for session in first])
         drawn = draw([(index, 0) for index in range(len(first))])
-        verdicts = keep_sound(first, outputs, [Verdict((0,), token) for token in drawn])
+        verdicts = keep_sound(first, last, [Verdict((0,), token) for token in drawn])
         for index, verdict in verdicts.items():
             self._emit(first[index], [verdict.next_token])
         self._fail_unsound(sessions)
@@ -200,6 +204,6 @@ class Engine:
         session.finish_reason, session.stop_reason = stop.finish_reason, stop.stop_reason
         if session.slot is not None:
             self.target.close_slot(session.slot)
-            session.slot = None
+            session.proposer.close(session.state)
+            session.slot = session.state = None
             self._running.remove(session)
-        session.state = None

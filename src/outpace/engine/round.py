@@ -67,7 +67,7 @@ def propose(target: Target, sessions: Sequence[Session]) -> list[DraftTree]:
             session = sessions[index]
             # The bonus token comes on top of the drafts, so the last token that fits is never a draft.
             room = min(session.remaining, target.max_length - len(session.ids)) - 1
-            requests.append(DraftRequest(session.ids, session.budget, max(room, 0)))
+            requests.append(DraftRequest(session.stream, session.budget, max(room, 0)))
         proposed = proposer.propose([sessions[index].state for index in members], requests)
         for index, request, tree in zip(members, requests, proposed, strict=True):
             if len(tree) - 1 > request.budget or tree.topology.max_depth > request.max_depth:

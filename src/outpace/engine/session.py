@@ -7,9 +7,8 @@ from typing import Any
 
 from outpace.core.events import RequestMetrics, StepEvent
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Proposer
+from outpace.core.protocols import Proposer, Stream
 from outpace.engine.stopping import StopChecker
-from outpace.sampling.draw import Stream
 
 
 @dataclass(eq=False)
@@ -68,4 +67,6 @@ class Session:
     @property
     def stream(self) -> Stream:
         """The randomness for a tree rooted at the pending token: its successor goes to position len(ids)."""
-        return Stream(self.params, self.seed, self.sample_index, len(self.ids))
+        return Stream(
+            self.params, self.seed, self.sample_index, self.ids, len(self.prompt_ids), self.stopper.eos_token_ids
+        )

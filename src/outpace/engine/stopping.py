@@ -32,7 +32,7 @@ class StopChecker:
         detokenizer: Detokenizer | None,
     ) -> None:
         self._left = max_new_tokens
-        self._eos = frozenset(eos_token_ids)
+        self.eos_token_ids = tuple(eos_token_ids)
         self._stop = tuple(stop)
         self._detokenizer = detokenizer
         self._held = ""  # text that may still turn out to begin a stop string
@@ -58,7 +58,7 @@ class StopChecker:
         return kept, released, stop
 
     def _advance(self, token: int) -> tuple[str, Stop | None]:
-        if token in self._eos:
+        if token in self.eos_token_ids:
             return self._close(), Stop("stop", token)
         if self._detokenizer is not None:
             self._held += self._detokenizer.push(token)

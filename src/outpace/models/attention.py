@@ -29,6 +29,7 @@ def tree_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     slots: PassCache | None = None,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a packed pass: query [1, heads, T, head_dim] -> [1, T, heads, head_dim].
@@ -43,15 +44,15 @@ def tree_attention(
     layer: int = module.layer_idx  # type: ignore[assignment]
     attend = _attend_on_cpu if query.device.type == "cpu" else _attend_fused
     if len(slots.segments) == 1:
-        return attend(query[0], slots.segments[0], layer, scaling)[None], None
+        return attend(query[0], slots.segments[0], layer, scaling, sliding_window)[None], None
     parts = [
-        attend(query[0, :, segment.start : segment.start + segment.count], segment, layer, scaling)
+        attend(query[0, :, segment.start : segment.start + segment.count], segment, layer, scaling, sliding_window)
         for segment in slots.segments
     ]
     return torch.cat(parts)[None], None
 
 
-def _attend_on_cpu(query: Tensor, segment: Segment, layer: int, scaling: float) -> Tensor:
+def _attend_on_cpu(query: Tensor, segment: Segment, layer: int, scaling: float, window: int | None) -> Tensor:
     """Grouped attention whose result for a node depends on its path alone, to the last bit.
 
     The same token is computed in a tree of one shape, in a tree of another and by plain decoding; its keys then lie
@@ -60,12 +61,13 @@ def _attend_on_cpu(query: Tensor, segment: Segment, layer: int, scaling: float) 
     flipped bit would grow to full bfloat16 noise within a few layers (docs/log.md, "bit-equal on the CPU").
     """
     heads, count, head_dim = query.shape
-    keys, values = segment.keys[layer], segment.values[layer]  # [G, L, D] float32, float64
+    first, bias = segment.sight(window)
+    keys, values = segment.keys[layer][:, first:], segment.values[layer][:, first:]  # [G, L, D] float32, float64
     groups, length, _ = keys.shape
     rows = (query.to(keys.dtype) * scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
     scores = _products(rows, keys)  # [G, H/G*N, L]
-    if segment.bias is not None:
-        scores.view(heads, count, length)[..., length - count :] += segment.bias
+    if bias is not None:
+        scores.view(heads, count, length)[..., length - bias.shape[1] :] += bias
     if segment.is_prompt:
         output = torch.bmm(torch.softmax(scores, dim=-1), values.to(scores.dtype))
     else:
@@ -90,12 +92,13 @@ def _products(rows: Tensor, keys: Tensor) -> Tensor:
     return torch.bmm(rows, keys.transpose(1, 2))[:groups, :count, :length]
 
 
-def _attend_fused(query: Tensor, segment: Segment, layer: int, scaling: float) -> Tensor:
-    keys, values = segment.keys[layer], segment.values[layer]  # [G, L, D]
+def _attend_fused(query: Tensor, segment: Segment, layer: int, scaling: float, window: int | None) -> Tensor:
+    first, bias = segment.sight(window)
+    keys, values = segment.keys[layer][:, first:], segment.values[layer][:, first:]  # [G, L, D]
     mask = None
-    if segment.bias is not None:
-        prefix = keys.new_zeros(segment.count, keys.shape[1] - segment.count)
-        mask = torch.cat([prefix, segment.bias.to(keys.dtype)], dim=1)  # [N, L]
+    if bias is not None:
+        prefix = keys.new_zeros(segment.count, keys.shape[1] - bias.shape[1])
+        mask = torch.cat([prefix, bias.to(keys.dtype)], dim=1)  # [N, L]
     output = nn.functional.scaled_dot_product_attention(
         query[None], keys[None], values[None], attn_mask=mask, scale=scaling, enable_gqa=True
     )

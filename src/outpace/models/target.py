@@ -102,13 +102,9 @@ class TransformersTarget:
         """[T, H] final hidden states of packed segments."""
         segments, positions, start = [], [], 0
         for slot, shape in zip(slots, shapes, strict=True):
-            bias = None
-            if len(shape) > 1:
-                bias = torch.zeros(len(shape), len(shape)).masked_fill_(~shape.ancestor_mask, -torch.inf)
-                bias = bias.to(self.device)
-            segments.append(Segment(self.kv, slot, start, len(shape), bias, is_prompt))
             # The position of a node is its prefix length plus its depth, never its index in the tree.
             positions.append(shape.depth_tensor + self.kv.lengths[slot])
+            segments.append(Segment(self.kv, slot, start, positions[-1], shape.ancestor_mask, is_prompt))
             start += len(shape)
         cache = PassCache(segments)
         output = self._decoder(

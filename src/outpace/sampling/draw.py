@@ -1,31 +1,14 @@
 """The random primitives of verification, bound to a batch of requests and their keyed noise."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NodeOutputs
+from outpace.core.protocols import NodeOutputs, Stream
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
 from outpace.sampling.warp import warp
-
-
-@dataclass(frozen=True)
-class Stream:
-    """Where a request's randomness comes from and where in the sequence node 0 stands.
-
-    Attributes:
-        params: sampling parameters.
-        seed, sample_index: key of the noise.
-        first_position: absolute position of the token that is drawn after node 0.
-    """
-
-    params: SamplingParams
-    seed: int
-    sample_index: int
-    first_position: int
 
 
 def draw_keyed(rows: Sequence[Tensor], streams: Sequence[Stream], positions: Sequence[int]) -> list[int]:

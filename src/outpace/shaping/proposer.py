@@ -20,7 +20,13 @@ class EmptyDraft:
     def open(self) -> None:
         return None
 
-    def prefill(self, state: None, tokens: Tensor, top_ids: Tensor | None) -> None:
+    def close(self, state: None) -> None:
+        pass
+
+    def rewind(self, state: None, length: int) -> None:
+        pass
+
+    def prefill(self, states: Sequence[None], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None:
         pass
 
     def propose(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[DraftTree]:
@@ -51,8 +57,14 @@ class LevelProposer:
     def open(self) -> Any:
         return self.source.open()
 
-    def prefill(self, state: Any, tokens: Tensor, top_ids: Tensor | None) -> None:
-        self.source.prefill(state, tokens, top_ids)
+    def close(self, state: Any) -> None:
+        self.source.close(state)
+
+    def rewind(self, state: Any, length: int) -> None:
+        self.source.rewind(state, length)
+
+    def prefill(self, states: Sequence[Any], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None:
+        self.source.prefill(states, tokens, top_ids)
 
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         plans = [self.shape.plan(request.budget, request.max_depth) for request in requests]

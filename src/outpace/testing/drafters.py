@@ -28,7 +28,13 @@ class OracleDrafter:
     def open(self) -> Any:
         return None
 
-    def prefill(self, state: Any, tokens: Tensor, top_ids: Tensor | None) -> None:
+    def close(self, state: Any) -> None:
+        pass
+
+    def rewind(self, state: Any, length: int) -> None:
+        pass
+
+    def prefill(self, states: Sequence[Any], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None:
         pass
 
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:

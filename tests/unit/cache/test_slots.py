@@ -23,7 +23,7 @@ def run_pass(kv: SlotKV, work: Sequence[tuple[int, Sequence[int]]]) -> PassCache
     """A packed pass whose row for mark m has keys m + layer / 10 and values -m - layer / 10."""
     segments, start = [], 0
     for slot, marks in work:
-        segments.append(Segment(kv, slot, start, len(marks), None))
+        segments.append(Segment(kv, slot, start, torch.arange(len(marks)) + kv.lengths[slot]))
         start += len(marks)
     rows = torch.tensor([float(mark) for _, marks in work for mark in marks])
     cache = PassCache(segments)
@@ -130,7 +130,7 @@ def test_keys_and_values_keep_their_own_precision() -> None:
     """Guards against values rounded to the keys' dtype on the way in."""
     kv = slot_kv(key_dtype=torch.bfloat16)
     slot = kv.open()
-    cache = PassCache([Segment(kv, slot, 0, 1, None)])
+    cache = PassCache([Segment(kv, slot, 0, torch.tensor([0]))])
     exact = torch.full((1, HEADS, 1, DIM), 1.0 + 2.0**-40, dtype=torch.float64)
     cache.update(exact, exact, 0)
     kv.commit(slot, [0])

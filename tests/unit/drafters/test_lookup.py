@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from outpace.core.protocols import DraftRequest
 from outpace.drafters.lookup import LookupState, PromptLookup
+from tests.unit.drafters.requests import draft_request
 
 
 def _slow_find(ids: Sequence[int], length: int) -> list[int]:
@@ -53,7 +53,7 @@ def test_budget_and_room_shorten_the_chain() -> None:
     drafter = PromptLookup()
     ids = [1, 2, 3] * 10
     for budget, depth, expected in ((10, 10, 10), (4, 10, 4), (10, 2, 2), (10, 0, 0), (0, 5, 0)):
-        (tree,) = drafter.propose([LookupState()], [DraftRequest(ids, budget, depth)])
+        (tree,) = drafter.propose([LookupState()], [draft_request(ids, budget, depth)])
         assert len(tree) - 1 == expected
         assert tree.tokens.tolist() == (ids * 2)[len(ids) - 1 : len(ids) + expected]
         assert tree.topology.is_chain

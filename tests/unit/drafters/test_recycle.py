@@ -5,13 +5,13 @@ import torch
 
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest
 from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
 from outpace.drafters.recycle import SUCCESSORS, TokenRecycling, TransitionMatrix
 from outpace.engine.engine import Engine
 from outpace.shaping.proposer import LevelProposer
 from outpace.shaping.rank_paths import Chain, RecyclingTemplate
 from outpace.testing import ToyTarget, decode
+from tests.unit.drafters.requests import draft_request
 
 CPU = torch.device("cpu")
 
@@ -65,7 +65,7 @@ def test_trees_follow_the_matrix() -> None:
     matrix = TransitionMatrix(200, CPU)
     matrix.successors = torch.randint(0, 200, (200, SUCCESSORS), generator=torch.Generator().manual_seed(0))
     proposer = LevelProposer(TokenRecycling(matrix), RecyclingTemplate(), 80, CPU)
-    requests = [DraftRequest([17], 80, 9), DraftRequest([99, 5], 13, 3), DraftRequest([1], 0, 9)]
+    requests = [draft_request([17], 80, 9), draft_request([99, 5], 13, 3), draft_request([1], 0, 9)]
     trees = proposer.propose([None] * 3, requests)
     assert [len(tree) - 1 for tree in trees] == [80, 13, 0]
     assert trees[1].topology.max_depth <= 3
@@ -83,7 +83,7 @@ def test_chain_shape_follows_first_successors() -> None:
     matrix = TransitionMatrix(30, CPU)
     matrix.successors[:, 0] = (torch.arange(30) + 1) % 30
     proposer = LevelProposer(TokenRecycling(matrix), Chain(), 5, CPU)
-    (tree,) = proposer.propose([None], [DraftRequest([28], 5, 9)])
+    (tree,) = proposer.propose([None], [draft_request([28], 5, 9)])
     assert tree.tokens.tolist() == [28, 29, 0, 1, 2, 3]
 
 

@@ -42,10 +42,8 @@ class Rows:
         kv.keys[0, slot, :, : len(before)] = self.keys[:, list(before)].float()
         kv.values[0, slot, :, : len(before)] = self.values[:, list(before)].double()
         kv.lengths[slot] = len(before)
-        bias = None
-        if len(fresh) > 1:
-            bias = torch.zeros(len(fresh), len(fresh)).masked_fill_(~topology.ancestor_mask, -torch.inf)
-        cache = PassCache([Segment(kv, slot, 0, len(fresh), bias)])
+        positions = topology.depth_tensor + len(before)
+        cache = PassCache([Segment(kv, slot, 0, positions, topology.ancestor_mask)])
         cache.update(self.keys[None, :, list(fresh)], self.values[None, :, list(fresh)], 0)
         return attend(self.query[None, :, list(fresh)], cache)[0]
 
@@ -89,7 +87,7 @@ def test_the_numbers_are_those_of_stock_attention(groups: int) -> None:
             torch.testing.assert_close(together[node], expected[0, :, 0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("feature", [{"softcap": 30.0}, {"sliding_window": 16}, {"s_aux": torch.ones(HEADS)}])
+@pytest.mark.parametrize("feature", [{"softcap": 30.0}, {"s_aux": torch.ones(HEADS)}])
 def test_features_that_are_not_computed_are_refused_by_name(feature: dict[str, Any]) -> None:
     """Guards against an architecture whose attention does more than ours and would be decoded without it."""
     cache = PassCache([])

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NodeOutputs, Proposer
+from outpace.core.protocols import NodeOutputs, Proposer, Stream
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine import round as engine_round
 from outpace.engine.engine import Engine
-from outpace.sampling.draw import BatchDraw, RejectionDraw, Stream
+from outpace.sampling.draw import BatchDraw, RejectionDraw
 from outpace.sampling.noise import Purpose
 from outpace.sampling.warp import warp
 from outpace.testing import AdversaryDrafter, ToyTarget, assert_lossless
@@ -96,7 +96,7 @@ class ProcessorsOnlyAtTheRoot(BatchDraw):
             stream = self._streams[index]
             raw = SamplingParams(temperature=stream.params.temperature)
             params = stream.params if node == 0 else raw
-            bare = Stream(params, stream.seed, stream.sample_index, stream.first_position)
+            bare = Stream(params, stream.seed, stream.sample_index, stream.ids)
             drawn += BatchDraw([self._outputs[index]], [self._depths[index]], [bare])([(0, node)])
         return drawn
 
@@ -176,7 +176,7 @@ def rejection_p_value(draw_type: type[RejectionDraw], seeds: int) -> float:
     outputs = NodeOutputs(logits, top.indices, top.values)
     counts = [0] * 4
     for seed in range(seeds):
-        draw = draw_type(outputs, tree.topology.depths, Stream(params, seed, 0, 6))
+        draw = draw_type(outputs, tree.topology.depths, Stream(params, seed, 0, [0] * 6))
         verdict = rejection(tree, [2, 3], draw.target_probs, draw.categorical, draw.bernoulli)
         counts[3 if verdict.accepted_drafts else verdict.next_token] += 1
     return chi_square_p(counts, warp(logits[:1], params)[0].double().exp().tolist())
