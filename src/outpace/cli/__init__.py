@@ -1,0 +1,33 @@
+"""The command line: generate, verify, bench, models."""
+
+import sys
+
+import typer
+
+from outpace.cli.bench import bench
+from outpace.cli.generate import generate
+from outpace.cli.models import models_app
+from outpace.cli.options import notes
+from outpace.cli.verify import verify
+from outpace.core.errors import OutpaceError
+
+# Commands import what they run when they run: --help must not wait for transformers.
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+for command in (generate, verify, bench):
+    app.command()(command)
+app.add_typer(models_app, name="models")
+
+
+def main() -> None:
+    """Entry point: errors made on purpose become one line and exit status 2."""
+    try:
+        app()
+    except OutpaceError as error:
+        notes.print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in ("psutil", "scipy"):
+            raise
+        notes.print(f"[red]error:[/red] this command needs {missing}: pip install 'outpace\\[bench]'", highlight=False)
+        sys.exit(2)

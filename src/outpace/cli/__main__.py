@@ -1,0 +1,5 @@
+"""`python -m outpace.cli`."""
+
+from outpace.cli import main
+
+main()

@@ -1,0 +1,74 @@
+"""`outpace bench`: methods against each other."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from outpace.cli.options import (
+    AsJson,
+    Budget,
+    Device,
+    Dtype,
+    MaxModelLen,
+    MaxNewTokens,
+    MaxTurns,
+    MinP,
+    ModelName,
+    Temperature,
+    TopK,
+    TopP,
+    Workload,
+    console,
+    load_model,
+    progress_bar,
+)
+from outpace.core.params import SamplingParams
+
+
+def bench(
+    model: ModelName,
+    workload: Workload,
+    methods: Annotated[
+        str, typer.Option(help="Comma-separated; 'transformers' is stock generate.")
+    ] = "plain,lookup,recycle",
+    budget: Budget = None,
+    max_new_tokens: MaxNewTokens = 128,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Annotated[int, typer.Option(help="Key of the sampling noise.")] = 0,
+    warm: Annotated[
+        list[str] | None, typer.Option(help="FILE or FILE:LIMIT that methods learn from first, unmeasured.")
+    ] = None,
+    max_turns: MaxTurns = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl and summary.json.")] = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    max_model_len: MaxModelLen = None,
+    check: Annotated[bool, typer.Option(help="Classify differences as ties or bugs.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """Race methods against plain decoding, interleaved prompt by prompt; the last line of output is JSON."""
+    from outpace.bench.report import summarise, table
+    from outpace.bench.runner import BenchPlan, BenchRun, split_methods, with_baseline, write_records
+    from outpace.bench.workload import read_workloads
+
+    chosen = with_baseline(split_methods(methods))
+    params = SamplingParams(max_new_tokens, temperature, top_k, top_p, min_p, seed)
+    items, warm_items = read_workloads(workload, max_turns), read_workloads(warm or [])
+    loaded = load_model(model, "plain", None, dtype, device, max_model_len, 1)
+    run = BenchRun(loaded, BenchPlan(chosen, items, params, budget, warm_items, check))
+    with progress_bar("bench", len(items) + len(warm_items)) as advance:
+        records = run.records(advance)
+    summary = summarise(records)
+    if out is not None:
+        write_records(records, out)
+        (out / "summary.json").write_text(json.dumps({"methods": summary}, indent=2))
+    if not as_json:
+        where = f"{records[0]['hardware']}, {records[0]['threads']} threads, {records[0]['dtype']}"
+        Console(width=max(console.width, 200)).print(table(summary, f"{model}, {len(items)} prompts, {where}"))
+    print(json.dumps({"methods": summary}))

@@ -1,0 +1,73 @@
+"""What the commands share: their options, loading a model, progress."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from outpace.api import Model
+
+console, notes = Console(), Console(stderr=True)
+
+ModelName = Annotated[str, typer.Option("--model", "-m", help="Folder, GGUF file, pulled name or hub id.")]
+Method = Annotated[str, typer.Option(help="plain, lookup or recycle, with options as in recycle:budget=8.")]
+Budget = Annotated[int | None, typer.Option(help="Drafted nodes per round; by default the method's own.")]
+MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate per prompt.")]
+Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
+TopP = Annotated[float, typer.Option(help="Keep the smallest set with this probability; 1 keeps all.")]
+MinP = Annotated[float, typer.Option(help="Drop tokens below this fraction of the likeliest one; 0 keeps all.")]
+Seed = Annotated[int | None, typer.Option(help="Key of the sampling noise.")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+MaxModelLen = Annotated[int | None, typer.Option(help="Tokens per request, prompt and answer together.")]
+Workload = Annotated[list[str], typer.Option("--workload", "-w", help="JSON-lines FILE or FILE:LIMIT; 'builtin'.")]
+MaxTurns = Annotated[int | None, typer.Option(help="Turns per conversation; by default all.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
+
+
+def load_model(
+    model: str, method: str, budget: int | None, dtype: str, device: str, max_model_len: int | None, max_num_seqs: int
+) -> "Model":
+    with notes.status(f"loading {model}"):
+        from outpace.api import load
+
+        quieten_transformers()
+        return load(
+            model,
+            method,
+            budget=budget,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+        )
+
+
+def quieten_transformers() -> None:
+    """Its bars and advice would break the output of scripts and fight with our own bars."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+@contextmanager
+def progress_bar(label: str, total: int) -> Iterator[Callable[[], None]]:
+    """A bar on a terminal; in a log file, a line at every tenth of the way."""
+    columns = (SpinnerColumn(), TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
+        task, done = progress.add_task(label, total=total), 0
+
+        def advance() -> None:
+            nonlocal done
+            done += 1
+            progress.advance(task)
+            if not notes.is_terminal and done * 10 // total > (done - 1) * 10 // total:
+                notes.print(f"{label}: {done}/{total}")
+
+        yield advance

@@ -1,0 +1,84 @@
+"""`outpace verify`: the losslessness certificate."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from outpace.cli.options import (
+    AsJson,
+    Budget,
+    Device,
+    Dtype,
+    MaxModelLen,
+    MaxNewTokens,
+    MaxTurns,
+    MinP,
+    ModelName,
+    TopK,
+    TopP,
+    Workload,
+    console,
+    load_model,
+    progress_bar,
+)
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+
+
+def verify(
+    model: ModelName,
+    workload: Workload,
+    method: Annotated[str, typer.Option(help="One method or several, comma-separated.")] = "recycle",
+    budget: Budget = None,
+    max_new_tokens: MaxNewTokens = 128,
+    temperature: Annotated[
+        list[float] | None, typer.Option(help="Temperatures to certify, 0 for greedy; by default 0 and 1.")
+    ] = None,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Annotated[int, typer.Option(help="Key of the sampling noise.")] = 0,
+    batch_size: Annotated[
+        list[int] | None, typer.Option(help="Prompts that share the engine in a method's run; by default 1.")
+    ] = None,
+    max_turns: MaxTurns = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    max_model_len: MaxModelLen = None,
+    as_json: AsJson = False,
+) -> None:
+    """Certify that methods change no token: each prompt is equal, a rounding tie, or a bug (exit status 1)."""
+    from outpace.bench.certificate import CertificatePlan, certify, count_kinds
+    from outpace.bench.runner import split_methods
+    from outpace.bench.workload import read_workloads
+
+    batch_sizes = tuple(batch_size or [1])
+    if min(batch_sizes) < 1:
+        raise InvalidRequest(f"batch_size={min(batch_sizes)}: must be at least 1")
+    methods, items = split_methods(method), read_workloads(workload, max_turns)
+    wanted = [SamplingParams(max_new_tokens, value, top_k, top_p, min_p, seed) for value in temperature or [0.0, 1.0]]
+    loaded = load_model(model, "plain", None, dtype, device, max_model_len, max(batch_sizes))
+    cases: list[dict[str, Any]] = []
+    for params in wanted:
+        with progress_bar(f"temperature {params.temperature:g}", len(items)) as advance:
+            cases += certify(loaded, CertificatePlan(methods, items, params, budget, batch_sizes), advance)
+    kinds = count_kinds(cases)
+    dtype_name = str(loaded.target.dtype).removeprefix("torch.")
+    if as_json:
+        report = {"model": model, "method": method, "dtype": dtype_name, "comparisons": len(cases), **kinds}
+        print(json.dumps({**report, "cases": cases}))
+    else:
+        for case in cases:
+            if case["kind"] != "equal":
+                console.print(
+                    f"{case['kind'].upper()} {case['id']}, {case['method']}, batch {case['batch_size']}, temperature "
+                    f"{case['temperature']:g}: turn {case['turn']}, token {case['token']}, margin {case['margin']}, "
+                    f"top-2 gap {case['top2']}, {case['note']}"
+                )
+        console.print(
+            f"{'NOT LOSSLESS' if kinds['bugs'] else 'LOSSLESS'}: {method} on {model} in {dtype_name}, batch "
+            f"{', '.join(map(str, batch_sizes))}: {kinds['equal']} equal, {kinds['ties']} ties, {kinds['bugs']} bugs "
+            f"of {len(cases)}"
+        )
+    raise typer.Exit(1 if kinds["bugs"] else 0)
