@@ -11,6 +11,7 @@ from outpace.drafters.catalog import MAX_BUDGET, Surroundings, build_proposer, p
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session
+from outpace.models.draft import DraftModel, load_drafter
 from outpace.models.load import load_target
 from outpace.models.target import TransformersTarget
 from outpace.models.text import ChatMessage, TextCodec
@@ -26,12 +27,22 @@ class Model:
         codec: its tokenizer.
         engine: the engine that all calls share.
         method: the default method.
+        drafter: name of the draft model for the methods that need one; None is the target's own first layers.
     """
 
     def __init__(
-        self, name: str, target: TransformersTarget, codec: TextCodec, method: str, budget: int | None
+        self,
+        name: str,
+        target: TransformersTarget,
+        codec: TextCodec,
+        method: str,
+        budget: int | None = None,
+        drafter: str | None = None,
     ) -> None:
-        self.name, self.target, self.codec, self.method = name, target, codec, method
+        self.name, self.target, self.codec, self.method, self.drafter = name, target, codec, method, drafter
+        self._draft_model: DraftModel | None = None
+        if drafter is not None:
+            self.draft_model()  # a wrong name is told now, not at the first request
         self.engine = Engine(target, codec.new_detokenizer)
         self._budget = _checked_budget(budget)
         self._proposers: dict[str, Proposer] = {}
@@ -40,9 +51,15 @@ class Model:
     def proposer(self, method: str) -> Proposer:
         """The proposer of a method such as "recycle:budget=8", built once and kept, with what it has learned."""
         if method not in self._proposers:
-            around = Surroundings(self.target.vocab_size, self.target.device)
+            around = Surroundings(self.target.vocab_size, self.target.device, self.draft_model)
             self._proposers[method] = build_proposer(parse_method(method), around)
         return self._proposers[method]
+
+    def draft_model(self) -> DraftModel:
+        """The draft model, loaded when first needed and shared by all methods that use one."""
+        if self._draft_model is None:
+            self._draft_model = load_drafter(self.drafter, self.target, self.codec)
+        return self._draft_model
 
     def reset(self) -> None:
         """Make every method forget what it learned from earlier requests."""
@@ -181,6 +198,7 @@ def load(
     model: str,
     method: str = "recycle",
     *,
+    drafter: str | None = None,
     budget: int | None = None,
     dtype: str = "auto",
     device: str = "auto",
@@ -192,7 +210,10 @@ def load(
     Args:
         model: a local folder or GGUF file, the name of a pulled model (`outpace models pull smollm2-135m`), or a
             hub id, looked for in this order.
-        method: how to draft: "plain", "lookup", "recycle", with options as in "recycle:budget=8".
+        method: how to draft: "plain", "lookup", "recycle", "linear", "fixed" or "dynatree", with options as in
+            "recycle:budget=8".
+        drafter: the draft model of "linear", "fixed" and "dynatree", named as `model` is, with the same tokenizer;
+            "early-exit" or "early-exit:LAYERS" for the target's own first layers, the default.
         budget: drafted nodes per round; None takes the method's default for the device.
         dtype: "auto" (bfloat16 where the hardware computes in it), "float32", "bfloat16" or "float16".
         device: "auto", "cpu" or "cuda".
@@ -207,7 +228,7 @@ def load(
     parse_method(method)
     _checked_budget(budget)
     target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs)
-    return Model(model, target, codec, method, budget)
+    return Model(model, target, codec, method, budget, drafter)
 
 
 def _checked_budget(budget: int | None) -> int | None:

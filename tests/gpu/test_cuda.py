@@ -11,6 +11,7 @@ from outpace.models.attention import ATTENTION_NAME
 from outpace.models.target import TransformersTarget
 from outpace.sampling.noise import noise_bits, noise_key
 from outpace.testing import AdversaryDrafter, assert_lossless
+from tests.unit.drafters.requests import no_draft_model
 from tests.unit.models.tiny import FAMILIES, open_with, path_tokens, random_ids, stock_model, tiny_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -43,7 +44,7 @@ def test_lossless(family: str, temperature: float) -> None:
     target = _target(family)
     prompts = [random_ids(length, length) for length in (5, 40, 17)]
     params = [SamplingParams(max_new_tokens=32, temperature=temperature, seed=seed) for seed in range(3)]
-    around = Surroundings(target.vocab_size, target.device)
+    around = Surroundings(target.vocab_size, target.device, no_draft_model)
     for make in (
         lambda known: AdversaryDrafter(target.vocab_size, known, budget=12),
         lambda known: build_proposer(parse_method("recycle:budget=40"), around),

@@ -17,6 +17,7 @@ from outpace.sampling.warp import warp
 from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_lossless, decode
 from tests.statistics import chi_square_p
+from tests.unit.drafters.requests import no_draft_model
 
 VOCAB = 12
 EOS = (3,)
@@ -27,7 +28,9 @@ MakeProposer = Callable[[list[list[int]]], Proposer]
 
 
 def named(text: str) -> MakeProposer:
-    return lambda sequences: build_proposer(parse_method(text), Surroundings(VOCAB, torch.device("cpu")))
+    return lambda sequences: build_proposer(
+        parse_method(text), Surroundings(VOCAB, torch.device("cpu"), no_draft_model)
+    )
 
 
 def adversary(seed: int, truth: float, budget: int = 8) -> MakeProposer:

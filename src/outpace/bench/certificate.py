@@ -107,7 +107,8 @@ class Certifier:
 
     def _load(self, dtype: str) -> Model:
         device = str(self._model.target.device)
-        return load(self._model.name, "plain", dtype=dtype, device=device, max_num_seqs=1)
+        drafter = self._model.drafter
+        return load(self._model.name, "plain", drafter=drafter, dtype=dtype, device=device, max_num_seqs=1)
 
 
 def method_runner(method: str, budget: int | None) -> Runner:

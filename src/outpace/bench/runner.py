@@ -182,8 +182,7 @@ def _options(plan: BenchPlan, method: str) -> dict[str, Any]:
     if method == TRANSFORMERS:
         return {}
     spec = parse_method(method)
-    budget = plan.budget if spec.budget is None else spec.budget
-    return {"budget": budget, "shape": spec.shape}
+    return spec.options.model_dump() | {"budget": plan.budget if spec.budget is None else spec.budget}
 
 
 def _totals(turns: Sequence[TurnRun]) -> dict[str, Any]:
@@ -199,6 +198,7 @@ def _totals(turns: Sequence[TurnRun]) -> dict[str, Any]:
         "new_tokens": total("new_tokens"),
         "steps": steps,
         "drafted": total("drafted"),
+        "draft_passes": total("draft_passes"),
         "accepted": total("accepted"),
         "accepted_per_depth": [sum(column) for column in _columns(depths)],
         "tokens_per_step": decoded / steps if steps else 1.0,

@@ -11,6 +11,7 @@ from outpace.cli.options import (
     AsJson,
     Budget,
     Device,
+    Drafter,
     Dtype,
     MaxModelLen,
     MaxNewTokens,
@@ -34,6 +35,7 @@ def bench(
     methods: Annotated[
         str, typer.Option(help="Comma-separated; 'transformers' is stock generate.")
     ] = "plain,lookup,recycle",
+    drafter: Drafter = None,
     budget: Budget = None,
     max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 0.0,
@@ -60,7 +62,7 @@ def bench(
     chosen = with_baseline(split_methods(methods))
     params = SamplingParams(max_new_tokens, temperature, top_k, top_p, min_p, seed)
     items, warm_items = read_workloads(workload, max_turns), read_workloads(warm or [])
-    loaded = load_model(model, "plain", None, dtype, device, max_model_len, 1)
+    loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, 1)
     run = BenchRun(loaded, BenchPlan(chosen, items, params, budget, warm_items, check))
     with progress_bar("bench", len(items) + len(warm_items)) as advance:
         records = run.records(advance)

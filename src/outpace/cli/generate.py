@@ -10,6 +10,7 @@ from outpace.cli.options import (
     AsJson,
     Budget,
     Device,
+    Drafter,
     Dtype,
     MaxModelLen,
     MaxNewTokens,
@@ -30,6 +31,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads standard input.")],
     model: ModelName,
     method: Method = "recycle",
+    drafter: Drafter = None,
     budget: Budget = None,
     max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 0.0,
@@ -50,7 +52,7 @@ def generate(
         max_new_tokens, temperature, top_k, top_p, min_p, seed, n, stop=tuple(stop or ())
     )  # checked before a model is loaded
     text = sys.stdin.read() if prompt == "-" else prompt
-    loaded = load_model(model, method, budget, dtype, device, max_model_len, max(n, 1))
+    loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, max(n, 1))
     is_chat = not raw and bool(loaded.codec.tokenizer.chat_template)
     asked: Any = [{"role": "user", "content": text}] if is_chat else text
     if as_json or n > 1:

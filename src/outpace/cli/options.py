@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 console, notes = Console(), Console(stderr=True)
 
 ModelName = Annotated[str, typer.Option("--model", "-m", help="Folder, GGUF file, pulled name or hub id.")]
-Method = Annotated[str, typer.Option(help="plain, lookup or recycle, with options as in recycle:budget=8.")]
+Method = Annotated[
+    str, typer.Option(help="plain, lookup, recycle, linear, fixed, dynatree; options as in recycle:budget=8.")
+]
+Drafter = Annotated[
+    str | None, typer.Option(help="Draft model of linear, fixed and dynatree; by default the target's first layers.")
+]
 Budget = Annotated[int | None, typer.Option(help="Drafted nodes per round; by default the method's own.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate per prompt.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
@@ -31,7 +36,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and 
 
 
 def load_model(
-    model: str, method: str, budget: int | None, dtype: str, device: str, max_model_len: int | None, max_num_seqs: int
+    model: str,
+    method: str,
+    drafter: str | None,
+    budget: int | None,
+    dtype: str,
+    device: str,
+    max_model_len: int | None,
+    max_num_seqs: int,
 ) -> "Model":
     with notes.status(f"loading {model}"):
         from outpace.api import load
@@ -40,6 +52,7 @@ def load_model(
         return load(
             model,
             method,
+            drafter=drafter,
             budget=budget,
             dtype=dtype,
             device=device,

@@ -9,6 +9,7 @@ from outpace.cli.options import (
     AsJson,
     Budget,
     Device,
+    Drafter,
     Dtype,
     MaxModelLen,
     MaxNewTokens,
@@ -30,6 +31,7 @@ def verify(
     model: ModelName,
     workload: Workload,
     method: Annotated[str, typer.Option(help="One method or several, comma-separated.")] = "recycle",
+    drafter: Drafter = None,
     budget: Budget = None,
     max_new_tokens: MaxNewTokens = 128,
     temperature: Annotated[
@@ -58,7 +60,7 @@ def verify(
         raise InvalidRequest(f"batch_size={min(batch_sizes)}: must be at least 1")
     methods, items = split_methods(method), read_workloads(workload, max_turns)
     wanted = [SamplingParams(max_new_tokens, value, top_k, top_p, min_p, seed) for value in temperature or [0.0, 1.0]]
-    loaded = load_model(model, "plain", None, dtype, device, max_model_len, max(batch_sizes))
+    loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, max(batch_sizes))
     cases: list[dict[str, Any]] = []
     for params in wanted:
         with progress_bar(f"temperature {params.temperature:g}", len(items)) as advance:

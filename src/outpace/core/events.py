@@ -30,6 +30,7 @@ class RequestMetrics:
         prompt_tokens, new_tokens: counts; new_tokens includes an EOS id.
         steps: target passes after prefill.
         drafted: drafted nodes verified (the pending token is not a draft).
+        draft_passes: forward passes of a draft model, prompts not counted.
         accepted: drafted tokens that were emitted.
         accepted_per_depth: entry d counts the steps whose draft at depth d + 1 was emitted.
         ttft_ms: admission to first token. decode_ms: first token to last token.
@@ -41,6 +42,7 @@ class RequestMetrics:
     new_tokens: int = 0
     steps: int = 0
     drafted: int = 0
+    draft_passes: int = 0
     accepted: int = 0
     accepted_per_depth: list[int] = field(default_factory=list)
     ttft_ms: float = 0.0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.tree import DraftTree, Topology
+from outpace.core.tree import DraftTree
 
 
 @dataclass(frozen=True)
@@ -188,52 +188,6 @@ class Proposer(Protocol):
     def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None: ...
 
     def reset(self) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """Continuations of F frontier nodes: tokens [F, C], best first."""
-
-    tokens: Tensor
-
-
-class LevelSource(Protocol):
-    """A source that is asked level by level. `tokens` [F] and `owners` [F] name the frontier nodes of all requests."""
-
-    needs: Needs
-
-    def open(self) -> Any: ...
-
-    def close(self, state: Any) -> None: ...
-
-    def rewind(self, state: Any, length: int) -> None: ...
-
-    def prefill(self, states: Sequence[Any], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None: ...
-
-    def expand(self, states: Sequence[Any], tokens: Tensor, owners: Sequence[int]) -> Candidates: ...
-
-    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None: ...
-
-    def reset(self) -> None: ...
-
-
-@dataclass(frozen=True, eq=False)
-class RankPlan:
-    """A tree decided before any token is known: which rank of which node becomes a node.
-
-    Attributes:
-        topology: the tree, nodes in breadth-first order.
-        levels: per depth, the parent's place in the level above [F] and the rank among its candidates [F].
-    """
-
-    topology: Topology
-    levels: tuple[tuple[Tensor, Tensor], ...]
-
-
-class Shape(Protocol):
-    """Decides which nodes deserve a slot. Pure: it never sees a model."""
-
-    def plan(self, budget: int, max_depth: int) -> RankPlan: ...
 
 
 class Detokenizer(Protocol):

@@ -103,11 +103,13 @@ class DraftTree:
         topology: the shape, N nodes.
         draft_probs: [N, V], row i the distribution from which the children of node i were drawn independently of
             one another; None says *point mass*: each token was chosen, not drawn. There is no third option.
+        draft_passes: forward passes of a draft model that it took.
     """
 
     tokens: Tensor
     topology: Topology
     draft_probs: Tensor | None = None
+    draft_passes: int = 0
 
     def __post_init__(self) -> None:
         if self.tokens.dtype != torch.int64 or self.tokens.ndim != 1:

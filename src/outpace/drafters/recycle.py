@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from outpace.core.drafting import Candidates, Frontier
 from outpace.core.errors import InvalidRequest
-from outpace.core.protocols import Candidates, Needs, Observation
+from outpace.core.protocols import DraftRequest, Needs, Observation
 
 SUCCESSORS = 8
 
@@ -53,6 +54,8 @@ class TokenRecycling:
         matrix: the shared matrix.
     """
 
+    passes_per_level = 0
+
     def __init__(self, matrix: TransitionMatrix) -> None:
         self.needs = Needs(top_k=SUCCESSORS)
         self.matrix = matrix
@@ -71,8 +74,11 @@ class TokenRecycling:
         assert len(seen) == len(tokens), "needs.top_k asks for top ids at every prompt position"
         self.matrix.update(torch.cat(list(tokens)), torch.cat(seen))
 
-    def expand(self, states: Sequence[None], tokens: Tensor, owners: Sequence[int]) -> Candidates:
-        return Candidates(self.matrix.successors[tokens])
+    def begin(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[int]:
+        return [request.max_depth for request in requests]
+
+    def expand(self, states: Sequence[None], frontier: Frontier, width: int) -> Candidates:
+        return Candidates(self.matrix.successors[frontier.tokens, :width])
 
     def observe(self, states: Sequence[None], observations: Sequence[Observation]) -> None:
         tokens = torch.cat([observation.tree.tokens for observation in observations])

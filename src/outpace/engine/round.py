@@ -51,6 +51,7 @@ def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
     for session, tree in zip(sessions, trees, strict=True):
         session.metrics.steps += 1
         session.metrics.drafted += len(tree) - 1
+        session.metrics.draft_passes += tree.draft_passes
         session.metrics.draft_ms += (propose_s + observe_s) * 1e3
         session.metrics.forward_ms += forward_s * 1e3
         session.metrics.verify_ms += verify_s * 1e3

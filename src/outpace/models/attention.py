@@ -67,6 +67,7 @@ def _attend_on_cpu(query: Tensor, segment: Segment, layer: int, scaling: float, 
     rows = (query.to(keys.dtype) * scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
     scores = _products(rows, keys)  # [G, H/G*N, L]
     if bias is not None:
+        scores = scores.contiguous()
         scores.view(heads, count, length)[..., length - bias.shape[1] :] += bias
     if segment.is_prompt:
         output = torch.bmm(torch.softmax(scores, dim=-1), values.to(scores.dtype))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
@@ -93,6 +93,20 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
+def read_config(source: Source) -> PretrainedConfig:
+    """Read a model's configuration.
+
+    Raises:
+        ModelError: there is none under that name.
+    """
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        raise ModelError(f"{source.name}: no model found: {reason}") from error
+    return config
+
+
 def read_model(source: Source, dtype: torch.dtype, device: torch.device, attention: str) -> PreTrainedModel:
     """Read weights without running any code of the checkpoint's.
 
@@ -142,10 +156,7 @@ def load_target(
     where = choose_device(device)
     chosen_dtype = choose_dtype(dtype, where)
     source = resolve(name)
-    try:
-        config = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
-    except Exception as error:
-        raise ModelError(f"{name}: no model found: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+    config = read_config(source)
     check_supported(config)
     limit = config.get_text_config().max_position_embeddings
     if max_model_len is not None and not 1 <= max_model_len <= limit:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.protocols import DraftRequest, LevelSource, Needs, Observation, Shape
+from outpace.core.drafting import Frontier, LevelSource, StaticShape
+from outpace.core.protocols import DraftRequest, Needs, Observation
 from outpace.core.tree import DraftTree
 
 
@@ -39,8 +40,8 @@ class EmptyDraft:
         pass
 
 
-class LevelProposer:
-    """A source asked level by level, one call per level for all requests, under a static shape.
+class StaticProposer:
+    """A source asked level by level under a shape that is fixed before any token is known: no host read at all.
 
     Args:
         source: what might come next.
@@ -49,7 +50,7 @@ class LevelProposer:
         device: where tokens live.
     """
 
-    def __init__(self, source: LevelSource, shape: Shape, budget: int, device: torch.device) -> None:
+    def __init__(self, source: LevelSource, shape: StaticShape, budget: int, device: torch.device) -> None:
         self.source, self.shape, self.budget = source, shape, budget
         self.needs = source.needs
         self._device = device
@@ -67,17 +68,30 @@ class LevelProposer:
         self.source.prefill(states, tokens, top_ids)
 
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        plans = [self.shape.plan(request.budget, request.max_depth) for request in requests]
+        limits = self.source.begin(states, requests)
+        plans = [
+            self.shape.plan(request.budget, max(limit, 0)) for request, limit in zip(requests, limits, strict=True)
+        ]
         trees = [[torch.tensor([request.ids[-1]], device=self._device)] for request in requests]  # tokens by level
+        starts = [0] * len(plans)  # where each request's nodes began in the frontier before
         for depth in range(max(len(plan.levels) for plan in plans)):
             growing = [index for index, plan in enumerate(plans) if depth < len(plan.levels)]
             sizes = [len(trees[index][-1]) for index in growing]
             owners = [index for index, size in zip(growing, sizes, strict=True) for _ in range(size)]
-            found = self.source.expand(states, torch.cat([trees[index][-1] for index in growing]), owners)
+            parents = [-1] * len(owners)
+            if depth:
+                above = [plans[index].levels[depth - 1][0] + starts[index] for index in growing]
+                parents = torch.cat(above).tolist()
+            frontier = Frontier(torch.cat([trees[index][-1] for index in growing]), owners, parents)
+            found = self.source.expand(states, frontier, max(plans[index].width for index in growing))
             for index, tokens in zip(growing, found.tokens.split(sizes), strict=True):
-                parents, ranks = plans[index].levels[depth]
-                trees[index].append(tokens[parents, ranks])  # [F]
-        return [DraftTree(torch.cat(tokens), plan.topology) for tokens, plan in zip(trees, plans, strict=True)]
+                places, ranks = plans[index].levels[depth]
+                trees[index].append(tokens[places, ranks])  # [F]
+                starts[index] = owners.index(index)
+        return [
+            DraftTree(torch.cat(tokens), plan.topology, draft_passes=len(plan.levels) * self.source.passes_per_level)
+            for tokens, plan in zip(trees, plans, strict=True)
+        ]
 
     def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
         self.source.observe(states, observations)

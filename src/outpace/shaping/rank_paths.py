@@ -5,7 +5,7 @@ from functools import lru_cache
 
 import torch
 
-from outpace.core.protocols import RankPlan
+from outpace.core.drafting import RankPlan
 from outpace.core.tree import Topology
 
 RankPath = tuple[int, ...]
@@ -83,7 +83,8 @@ def rank_plan(paths: Sequence[RankPath]) -> RankPlan:
         place = {path: index for index, path in enumerate(above)}
         levels.append((torch.tensor([place[path[:-1]] for path in level]), torch.tensor([path[-1] for path in level])))
         above = level
-    return RankPlan(Topology.of(parents), tuple(levels))
+    width = 1 + max((rank for path in ordered for rank in path), default=0)
+    return RankPlan(Topology.of(parents), tuple(levels), width)
 
 
 def _rank_product(path: RankPath) -> int:

@@ -8,10 +8,10 @@ from outpace.core.params import SamplingParams
 from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
 from outpace.drafters.recycle import SUCCESSORS, TokenRecycling, TransitionMatrix
 from outpace.engine.engine import Engine
-from outpace.shaping.proposer import LevelProposer
+from outpace.shaping.proposer import StaticProposer
 from outpace.shaping.rank_paths import Chain, RecyclingTemplate
 from outpace.testing import ToyTarget, decode
-from tests.unit.drafters.requests import draft_request
+from tests.unit.drafters.requests import draft_request, no_draft_model
 
 CPU = torch.device("cpu")
 
@@ -44,8 +44,8 @@ def test_wider_top_ids_are_cut_to_eight() -> None:
 def test_it_learns_from_prompts_rejected_nodes_and_across_requests() -> None:
     """Guards against a matrix fed by accepted tokens alone, or cleared between prompts."""
     target = ToyTarget(vocab_size=12, seed=5)
-    proposer = build_proposer(parse_method("recycle:budget=20"), Surroundings(12, CPU))
-    assert isinstance(proposer, LevelProposer)
+    proposer = build_proposer(parse_method("recycle:budget=20"), Surroundings(12, CPU, no_draft_model))
+    assert isinstance(proposer, StaticProposer)
     assert isinstance(proposer.source, TokenRecycling)
     matrix = proposer.source.matrix
     engine = Engine(target)
@@ -64,7 +64,7 @@ def test_trees_follow_the_matrix() -> None:
     """Guards against a template read with parents or ranks mixed up: each node succeeds its parent."""
     matrix = TransitionMatrix(200, CPU)
     matrix.successors = torch.randint(0, 200, (200, SUCCESSORS), generator=torch.Generator().manual_seed(0))
-    proposer = LevelProposer(TokenRecycling(matrix), RecyclingTemplate(), 80, CPU)
+    proposer = StaticProposer(TokenRecycling(matrix), RecyclingTemplate(), 80, CPU)
     requests = [draft_request([17], 80, 9), draft_request([99, 5], 13, 3), draft_request([1], 0, 9)]
     trees = proposer.propose([None] * 3, requests)
     assert [len(tree) - 1 for tree in trees] == [80, 13, 0]
@@ -82,7 +82,7 @@ def test_chain_shape_follows_first_successors() -> None:
     """Guards against a chain that strays from rank 0."""
     matrix = TransitionMatrix(30, CPU)
     matrix.successors[:, 0] = (torch.arange(30) + 1) % 30
-    proposer = LevelProposer(TokenRecycling(matrix), Chain(), 5, CPU)
+    proposer = StaticProposer(TokenRecycling(matrix), Chain(), 5, CPU)
     (tree,) = proposer.propose([None], [draft_request([28], 5, 9)])
     assert tree.tokens.tolist() == [28, 29, 0, 1, 2, 3]
 

@@ -1,0 +1,137 @@
+"""The contracts behind a proposer: sources say what might come next, shapes say what of it deserves a slot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from outpace.core.protocols import DraftRequest, Needs, Observation
+from outpace.core.tree import Topology
+
+
+@dataclass(frozen=True, eq=False)
+class Frontier:
+    """Nodes whose continuations are wanted: one level of every growing tree, nodes of a request side by side.
+
+    Attributes:
+        tokens: [F] int64.
+        owners: index of each node's request, ascending.
+        parents: place of each node's parent in the frontier before this one; -1 for pending tokens.
+    """
+
+    tokens: Tensor
+    owners: Sequence[int]
+    parents: Sequence[int]
+
+    def groups(self) -> dict[int, range]:
+        """The places of each request's nodes."""
+        groups: dict[int, range] = {}
+        for place, owner in enumerate(self.owners):
+            start = groups[owner].start if owner in groups else place
+            groups[owner] = range(start, place + 1)
+        return groups
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Continuations of F frontier nodes, best first.
+
+    Attributes:
+        tokens: [F, C] int64.
+        log_probs: [F, C] float32 keyed scores (log q when greedy); None from sources that have none.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor | None = None
+
+
+class LevelSource(Protocol):
+    """A source that is asked level by level, once per level for all requests.
+
+    `begin` starts a round and says how deep each request may be drafted.
+
+    Attributes:
+        needs: what it wants of the target.
+        passes_per_level: forward passes of a draft model that one `expand` costs.
+    """
+
+    needs: Needs
+    passes_per_level: int
+
+    def open(self) -> Any: ...
+
+    def close(self, state: Any) -> None: ...
+
+    def rewind(self, state: Any, length: int) -> None: ...
+
+    def prefill(self, states: Sequence[Any], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None: ...
+
+    def begin(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[int]: ...
+
+    def expand(self, states: Sequence[Any], frontier: Frontier, width: int) -> Candidates: ...
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class RankPlan:
+    """A tree decided before any token is known: which rank of which node becomes a node.
+
+    Attributes:
+        topology: the tree, nodes in breadth-first order.
+        levels: per depth, the parent's place in the level above [F] and the rank among its candidates [F].
+        width: candidates per node that it looks at.
+    """
+
+    topology: Topology
+    levels: tuple[tuple[Tensor, Tensor], ...]
+    width: int
+
+
+class StaticShape(Protocol):
+    """Decides which nodes deserve a slot before drafting begins. Pure: it never sees a model."""
+
+    def plan(self, budget: int, max_depth: int) -> RankPlan: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Level:
+    """What a growing shape decides on: the candidates below one level of every tree. Host tensors.
+
+    Attributes:
+        depth: of the candidates.
+        owners: [F] int64, request of each parent.
+        log_probs: [F, C] keyed score of each candidate, best first.
+        cumulative: [F, C] the same summed along the path.
+    """
+
+    depth: int
+    owners: Tensor
+    log_probs: Tensor
+    cumulative: Tensor
+
+
+class GrowingShape(Protocol):
+    """Decides level by level which candidates deserve a slot. Pure but for the history in its per-request states.
+
+    `grow` returns two masks [F, C]: candidates that become nodes, and those among them to be expanded in turn. Budgets
+    are kept by whoever asks. `observe` is told what became of a tree, `close` that a request has ended.
+
+    Attributes:
+        width: candidates per node that it looks at.
+    """
+
+    width: int
+
+    def open(self) -> Any: ...
+
+    def close(self, state: Any) -> None: ...
+
+    def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]: ...
+
+    def observe(self, state: Any, observation: Observation) -> None: ...
+
+    def reset(self) -> None: ...

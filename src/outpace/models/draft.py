@@ -1,0 +1,189 @@
+"""Models that draft: a small causal LM, or the target's own first layers."""
+
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.families import check_supported
+from outpace.models.head import LmHead
+from outpace.models.linear import can_pack, pack_linears
+from outpace.models.load import read_config, read_model, read_tokenizer, resolve
+from outpace.models.norm import fuse_norms
+from outpace.models.packed import PackedModel, Part
+from outpace.models.text import TextCodec
+
+EARLY_EXIT = "early-exit"
+EARLY_EXIT_SHARE = 2 / 3
+
+
+@dataclass(frozen=True, eq=False)
+class Growth:
+    """One request's share of a draft pass.
+
+    Attributes:
+        slot: the request's slot in the draft model.
+        tokens: [N] int64 fresh rows.
+        offsets: [S + N] positions of scratch and fresh rows behind the committed ones.
+        visible: [N, S + N] bool; None if all.
+        scratch: S.
+        wanted: how many of the last rows to score.
+    """
+
+    slot: int
+    tokens: Tensor
+    offsets: Tensor
+    visible: Tensor | None
+    scratch: int
+    wanted: int
+
+
+class DraftModel(PackedModel):
+    """A causal LM with slots of its own, which writes the levels of a tree as scratch behind each request's ids.
+
+    Attributes:
+        passes, rows: forward passes and rows computed so far, prompts included.
+    """
+
+    def __init__(
+        self, decoder: nn.Module, head: LmHead, config: PretrainedConfig, max_length: int, max_slots: int
+    ) -> None:
+        weight = next(decoder.parameters())
+        # Nobody compares a draft's bits with anything, so sums in float32 will do.
+        dtype = torch.promote_types(weight.dtype, torch.float32) if weight.device.type == "cpu" else weight.dtype
+        super().__init__(decoder, head, config, max_length, max_slots, key_dtype=dtype, value_dtype=dtype)
+        self.passes = self.rows = 0
+
+    def length(self, slot: int) -> int:
+        """Committed ids of a slot."""
+        return self.kv.lengths[slot]
+
+    def rewind(self, slot: int, length: int) -> None:
+        self.kv.truncate(slot, length)
+
+    def fill(self, slots: Sequence[int], tokens: Sequence[Tensor]) -> None:
+        """Write and commit runs of ids, one per slot."""
+        parts = [self._chain(slot, ids) for slot, ids in zip(slots, tokens, strict=True)]
+        self._pass(parts)
+        for slot, ids in zip(slots, tokens, strict=True):
+            self.kv.commit(slot, range(len(ids)))
+
+    def grow(self, growths: Sequence[Growth]) -> Tensor:
+        """[W, V] float32 logits of the wanted rows of all requests, from one pass. Nothing is committed."""
+        parts = [
+            Part(growth.slot, self._known(growth.tokens), growth.offsets, growth.visible, growth.scratch, True)
+            for growth in growths
+        ]
+        hidden = self._pass(parts)
+        sizes = [len(growth.tokens) for growth in growths]
+        last = [
+            rows[-growth.wanted :] for rows, growth in zip(hidden.split(sizes), growths, strict=True)
+        ]  # [wanted, H] each
+        outputs = self.head(torch.cat(last))
+        return outputs.logits.float().scatter_(1, outputs.top_ids, outputs.top_logits)
+
+    def _pass(self, parts: Sequence[Part]) -> Tensor:
+        self.passes += 1
+        self.rows += sum(len(part.tokens) for part in parts)
+        return self.run(parts)
+
+    def _chain(self, slot: int, tokens: Tensor) -> Part:
+        count = len(tokens)
+        causal = torch.ones(count, count, dtype=torch.bool).tril()
+        return Part(slot, self._known(tokens), torch.arange(count), causal, is_prompt=True)
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """The target may have padded more ids onto its vocabulary; whatever stands for them costs drafts only."""
+        return tokens.clamp(max=self.config.vocab_size - 1)
+
+
+def early_exit(target: PackedModel, layers: int | None = None) -> DraftModel:
+    """The target's own first layers with its norm and head, sharing every weight (Draft & Verify without training).
+
+    Args:
+        target: the model; its modules are shared, not copied.
+        layers: how many of its layers; None takes two thirds.
+
+    Raises:
+        InvalidRequest: not between 1 and one less than the target's layers.
+    """
+    total = target.config.num_hidden_layers
+    layers = max(1, round(total * EARLY_EXIT_SHARE)) if layers is None else layers
+    if not 1 <= layers < total:
+        raise InvalidRequest(f"drafter='early-exit:{layers}': the target has {total} layers; take 1 to {total - 1}")
+    config = copy.copy(target.config)
+    config.num_hidden_layers = layers
+    decoder = copy.copy(target.decoder)
+    decoder._modules = dict(target.decoder._modules)  # a shallow copy would share the table of children
+    name, stack = next((name, child) for name, child in decoder._modules.items() if isinstance(child, nn.ModuleList))
+    decoder._modules[name] = nn.ModuleList(list(stack)[:layers])
+    decoder.config = config  # type: ignore[assignment]  # families loop over its num_hidden_layers
+    return DraftModel(decoder, target.head, config, target.max_length, target.max_slots)
+
+
+def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> DraftModel:
+    """The draft model for a target.
+
+    Args:
+        name: "early-exit" or "early-exit:LAYERS" for the target's own first layers, which None means too; else a
+            folder, GGUF file, pulled name or hub id.
+        target: the target; the draft model gets its dtype, device, slots and limit of tokens.
+        codec: the target's tokenizer.
+
+    Raises:
+        ModelError: the drafter cannot be found or read, or has another vocabulary.
+        UnsupportedModel: its architecture cannot roll back.
+        InvalidRequest: an early exit that does not exist.
+    """
+    kind, _, layers = (name or EARLY_EXIT).partition(":")
+    if kind == EARLY_EXIT:
+        if layers and not layers.isdigit():
+            raise InvalidRequest(f"drafter={name!r}: give the number of layers, as in '{EARLY_EXIT}:8'")
+        return early_exit(target, int(layers) if layers else None)
+    assert name is not None
+    source = resolve(name)
+    config = read_config(source).get_text_config()
+    check_supported(config)
+    draft_codec = read_tokenizer(source)
+    check_same_vocabulary(codec, draft_codec, name)
+    limit = min(config.max_position_embeddings, target.max_length)
+    warn_if_shorter(name, limit, target.max_length)
+    model = read_model(source, target.dtype, target.device, ATTENTION_NAME)
+    if can_pack(model.dtype, model.device):
+        pack_linears(model.get_decoder())
+        fuse_norms(model.get_decoder())
+    return DraftModel(model.get_decoder(), LmHead(model.get_output_embeddings()), config, limit, target.max_slots)
+
+
+def check_same_vocabulary(target: TextCodec, draft: TextCodec, name: str) -> None:
+    """A draft token must mean the same to both models. Rows padded onto an embedding have no token and may differ.
+
+    Raises:
+        ModelError: the tokenizers give an id different texts, or one has tokens that the other lacks.
+    """
+    wanted, found = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
+    if wanted == found:
+        return
+    differing = sorted(set(wanted.items()) ^ set(found.items()), key=lambda item: item[1])
+    index = differing[0][1]
+    texts = [{number: text for text, number in vocab.items()}.get(index) for vocab in (found, wanted)]
+    raise ModelError(
+        f"drafter={name!r}: its vocabulary is not the target's: id {index} is {texts[0]!r} there and {texts[1]!r} in "
+        f"the target, {len({number for _, number in differing})} ids differ; use a drafter with the target's tokenizer"
+    )
+
+
+def warn_if_shorter(name: str, limit: int, max_length: int) -> None:
+    """Tell that drafting ends before the context does: a request that grows longer goes on undrafted."""
+    if limit < max_length:
+        warnings.warn(
+            f"drafter={name!r} has positions for {limit} tokens and requests may have {max_length}: beyond {limit} "
+            "tokens they are decoded without drafts; load with a smaller max_model_len or take a drafter with more",
+            stacklevel=2,
+        )

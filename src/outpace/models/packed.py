@@ -1,0 +1,104 @@
+"""A decoder on slots: rows of many requests in one packed pass, each request behind its own keys and values."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from outpace.cache.slots import PassCache, Segment, SlotKV
+from outpace.models.head import LmHead
+
+MAX_TREE_NODES = 512
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One request's share of a pass: N fresh rows, which may see S scratch rows that earlier passes left behind.
+
+    Attributes:
+        slot: where its keys and values lie.
+        tokens: [N] int64.
+        offsets: [S + N] logical positions of the scratch and the fresh rows, counted from the committed length.
+        visible: [N, S + N] bool, which of those each fresh row sees; None if all.
+        scratch: S.
+        is_prompt: a prefill chunk, whose numbers every method shares.
+    """
+
+    slot: int
+    tokens: Tensor
+    offsets: Tensor
+    visible: Tensor | None = None
+    scratch: int = 0
+    is_prompt: bool = False
+
+
+class PackedModel:
+    """Runs parts of many requests in one packed pass [1, T].
+
+    Args:
+        decoder: a transformers decoder whose attention implementation is `models.attention.ATTENTION_NAME`.
+        head: its LM head.
+        config: the decoder's text configuration.
+        max_length: tokens of one request.
+        max_slots: requests at a time.
+        key_dtype, value_dtype: in which keys and values are kept.
+    """
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        head: LmHead,
+        config: PretrainedConfig,
+        max_length: int,
+        max_slots: int,
+        key_dtype: torch.dtype,
+        value_dtype: torch.dtype,
+    ) -> None:
+        self.max_length, self.max_slots, self.config = max_length, max_slots, config
+        self.decoder, self.head = decoder, head
+        weight = next(decoder.parameters())
+        self.device, self.dtype = weight.device, weight.dtype
+        self.vocab_size = head.vocab_size
+        heads = config.num_attention_heads
+        self.kv = SlotKV(
+            layers=config.num_hidden_layers,
+            slots=max_slots,
+            kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            capacity=max_length + MAX_TREE_NODES,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            key_dtype=key_dtype,
+            value_dtype=value_dtype,
+            device=self.device,
+        )
+
+    def open_slot(self) -> int:
+        return self.kv.open()
+
+    def close_slot(self, slot: int) -> None:
+        self.kv.close(slot)
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        self.kv.commit(slot, path)
+
+    @torch.inference_mode()
+    def run(self, parts: Sequence[Part]) -> Tensor:
+        """[T, H] final hidden states of the parts' fresh rows, packed; their keys and values become scratch rows."""
+        segments, positions, start = [], [], 0
+        for part in parts:
+            # The position of a row is the committed length plus its depth, never its index in the tree.
+            where = part.offsets + self.kv.lengths[part.slot]
+            segments.append(Segment(self.kv, part.slot, start, where, part.visible, part.is_prompt, part.scratch))
+            positions.append(where[part.scratch :])
+            start += len(part.tokens)
+        cache = PassCache(segments)
+        output = self.decoder(
+            input_ids=torch.cat([part.tokens.to(self.device) for part in parts])[None],
+            position_ids=torch.cat(positions).to(self.device)[None],
+            past_key_values=cache,
+            use_cache=True,
+            slots=cache,
+        )
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden

@@ -1,0 +1,44 @@
+"""Keyed scores: how likely the target's own draw is to agree with a draft token."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Stream
+from outpace.sampling.noise import gumbel, noise_key
+from outpace.sampling.warp import warp
+
+
+def keyed_scores(logits: Tensor, streams: Sequence[Stream], depths: Sequence[int], noise: bool = True) -> Tensor:
+    """log_softmax(log q + g) with the noise of the target's own draw at each position; log q where there is none.
+
+    At temperature > 0 the probability q(x) says little about a draft's acceptance: what counts is whether x wins
+    under the noise that the target will use. Shapes, gates and reranking therefore receive these scores.
+
+    Args:
+        logits: [F, V] float32 draft logits, in the target's ids.
+        streams: the request of each row.
+        depths: depth of each row's node; the token after it stands `depth` places after the pending token's successor.
+        noise: whether sampled requests draft with their noise.
+
+    Returns:
+        [F, V] float32 log-scores, each row normalised; -inf where the sampling parameters rule a token out.
+    """
+    scores = torch.empty_like(logits)
+    by_params: dict[SamplingParams, list[int]] = {}
+    for row, stream in enumerate(streams):
+        by_params.setdefault(stream.params, []).append(row)
+    for params, members in by_params.items():
+        rows = logits[members]
+        if params.is_greedy or not noise:
+            scores[members] = torch.log_softmax(rows, dim=-1)
+            continue
+        keys = [
+            noise_key(streams[row].seed, streams[row].sample_index, streams[row].first_position + depths[row])
+            for row in members
+        ]
+        vocab = torch.arange(logits.shape[-1], device=logits.device)
+        scores[members] = torch.log_softmax(warp(rows, params) + gumbel(keys, vocab), dim=-1)
+    return scores

@@ -1,0 +1,210 @@
+"""DynaTree: breadth, depth and pruning of a draft tree follow the draft's confidence and what was accepted of late."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from outpace.core.drafting import Level
+from outpace.core.protocols import Observation
+from outpace.shaping.fixed import Prune
+
+# The authors' rule, from their public code: a dead zone around the target, fixed steps, ranges of its own.
+AUTHORS_DEAD_ZONE = 0.1
+AUTHORS_CONFIDENCE_STEP = 0.05
+AUTHORS_CONFIDENCE_RANGE = (0.5, 0.95)
+AUTHORS_DEEP_RANGE = (0.3, 0.8)
+# Both rules wait for this many entries of history: a mean over fewer says little.
+FEWEST_ENTRIES = 5
+# Keeps the two confidence thresholds apart when history moves the upper one.
+CONFIDENCE_GAP = 0.01
+
+
+class DynaTreeConfig(BaseModel):
+    """Settings of DynaTree (sections 3.3 to 3.5, Algorithm 1; what the paper omits is from the authors' code).
+
+    Attributes:
+        min_breadth, mid_breadth, max_breadth: children of a node whose confidence c(u) is at least `high_confidence`,
+            between the two thresholds, below `low_confidence` (B_min, B_mid, B_max).
+        high_confidence, low_confidence: thresholds on c(u), the probability of the best child (tau_h, tau_l).
+        base_depth: nodes above this depth are expanded whenever they are likely enough (D0).
+        max_depth: drafted tokens on the longest path (D_max).
+        stop_probability: a node with a cumulative probability below it is not expanded (rho_stop).
+        deep_probability: beyond `base_depth` only nodes above this are expanded (rho_deep).
+        prune_probability: nodes below this cumulative probability are pruned (tau).
+        prune: "leaves": before verification (section 3.3); "expansion": kept but not expanded (Algorithm 1).
+        breadth, depth: switch the two adaptations off: every node gets `mid_breadth` children; every node above
+            `base_depth` is expanded unless pruned, and none below.
+        history: "paper": the two update equations of section 3.3, each round; "authors": fixed steps outside a dead
+            zone, once per answer, as in their code; "off".
+        target_acceptance: what history steers towards (a*).
+        window: entries in the mean (W).
+        depth_step, confidence_step: eta_D and eta_h of the paper's equations.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_breadth: int = Field(default=1, ge=1, le=16)
+    mid_breadth: int = Field(default=2, ge=1, le=16)
+    max_breadth: int = Field(default=3, ge=1, le=16)
+    high_confidence: float = Field(default=0.9, gt=0, le=1)
+    low_confidence: float = Field(default=0.4, gt=0, lt=1)
+    base_depth: int = Field(default=5, ge=1)
+    max_depth: int = Field(default=8, ge=2, le=64)
+    stop_probability: float = Field(default=0.1, gt=0, lt=1)
+    deep_probability: float = Field(default=0.5, gt=0, lt=1)
+    prune_probability: float = Field(default=0.05, gt=0, lt=1)
+    prune: Prune = "leaves"
+    breadth: bool = True
+    depth: bool = True
+    history: Literal["paper", "authors", "off"] = "paper"
+    target_acceptance: float = Field(default=0.7, gt=0, lt=1)
+    window: int = Field(default=10, ge=FEWEST_ENTRIES)
+    depth_step: float = Field(default=0.5, ge=0)
+    confidence_step: float = Field(default=0.025, ge=0)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        ordered = [
+            (self.min_breadth <= self.mid_breadth, "min_breadth", "mid_breadth", "at most"),
+            (self.mid_breadth <= self.max_breadth, "mid_breadth", "max_breadth", "at most"),
+            (self.low_confidence < self.high_confidence, "low_confidence", "high_confidence", "below"),
+            (self.stop_probability < self.deep_probability, "stop_probability", "deep_probability", "below"),
+            (self.base_depth < self.max_depth, "base_depth", "max_depth", "below"),
+        ]
+        for holds, lower, upper, relation in ordered:
+            if not holds:
+                values = f"{lower}={getattr(self, lower)} and {upper}={getattr(self, upper)} contradict each other"
+                raise ValueError(f"{values}: {lower} must be {relation} {upper}")
+        return self
+
+
+@dataclass
+class DynaTreeState:
+    """What history has made of the settings for one request.
+
+    Attributes:
+        base_depth: D0 as a real number, rounded where it is used.
+        high_confidence, deep_probability: tau_h and rho_deep now.
+        rates: acceptance of recent rounds, accepted drafts over the deepest depth drafted.
+        emitted, rounds: tokens and rounds of the answer so far.
+    """
+
+    base_depth: float
+    high_confidence: float
+    deep_probability: float
+    rates: deque[float]
+    emitted: int = 0
+    rounds: int = 0
+
+
+@dataclass
+class _AuthorsHistory:
+    """What the authors' rule carries from answer to answer."""
+
+    base_depth: float
+    high_confidence: float
+    deep_probability: float
+    rates: deque[float] = field(default_factory=deque)
+
+
+class DynaTree:
+    """The confidence-adaptive tree.
+
+    Args:
+        config: its settings.
+    """
+
+    def __init__(self, config: DynaTreeConfig) -> None:
+        self.config = config
+        self.width = config.max_breadth
+        self.reset()
+
+    def reset(self) -> None:
+        config = self.config
+        self._carried = _AuthorsHistory(
+            float(config.base_depth), config.high_confidence, config.deep_probability, deque(maxlen=config.window)
+        )
+
+    def open(self) -> DynaTreeState:
+        carried = self._carried
+        return DynaTreeState(
+            carried.base_depth, carried.high_confidence, carried.deep_probability, deque(maxlen=self.config.window)
+        )
+
+    def grow(self, states: Sequence[DynaTreeState], level: Level) -> tuple[Tensor, Tensor]:
+        """Dynamic breadth, dynamic depth and adaptive pruning of one level (section 3.3)."""
+        config = self.config
+        likely = level.cumulative >= math.log(config.prune_probability)  # [F, C]
+        ranks = torch.arange(level.log_probs.shape[1])
+        selected = ranks < self._breadths(states, level)[:, None]
+        if config.prune == "leaves":
+            # A node below the threshold has no descendant above it, so pruning afterwards would leave the same tree,
+            # but would have spent budget on it.
+            selected &= likely
+        base = torch.tensor([round(state.base_depth) for state in states])[level.owners, None]  # [F, 1]
+        shallow = level.depth < base
+        if not config.depth:
+            return selected, selected & likely & shallow
+        deep = torch.tensor([math.log(state.deep_probability) for state in states])[level.owners, None]
+        expanded = (level.cumulative >= math.log(config.stop_probability)) & (shallow | (level.cumulative > deep))
+        return selected, selected & likely & expanded & (level.depth < config.max_depth)
+
+    def _breadths(self, states: Sequence[DynaTreeState], level: Level) -> Tensor:
+        """[F] children per node: B(u)."""
+        config = self.config
+        breadths = torch.full((len(level.owners),), config.mid_breadth)
+        if config.breadth:
+            confidence = level.log_probs[:, 0].exp()
+            high = torch.tensor([state.high_confidence for state in states])[level.owners]
+            breadths[confidence >= high] = config.min_breadth
+            breadths[confidence < config.low_confidence] = config.max_breadth
+        return breadths
+
+    def observe(self, state: DynaTreeState, observation: Observation) -> None:
+        """History adaptation: D0 and tau_h follow the acceptance of the last rounds (section 3.3)."""
+        config, accepted = self.config, observation.verdict.accepted_drafts
+        state.rounds += 1
+        state.emitted += accepted + 1
+        deepest = observation.tree.topology.max_depth
+        if not deepest:
+            return  # nothing was drafted, so nothing was learned
+        state.rates.append(accepted / deepest)
+        if config.history != "paper" or len(state.rates) < FEWEST_ENTRIES:
+            return
+        error = sum(state.rates) / len(state.rates) - config.target_acceptance
+        state.base_depth = _clip(state.base_depth + config.depth_step * error, 1, config.max_depth - 1)
+        lowest = config.low_confidence + CONFIDENCE_GAP
+        state.high_confidence = _clip(state.high_confidence - config.confidence_step * error, lowest, 1.0)
+
+    def close(self, state: DynaTreeState) -> None:
+        """The authors' rule: once per answer, one step if the mean of the last answers left the dead zone.
+
+        Their rate counts emitted tokens, the bonus included, over D0 + 2, as their code does.
+        """
+        config, carried = self.config, self._carried
+        if config.history != "authors" or not state.rounds:
+            return
+        carried.rates.append(state.emitted / state.rounds / (config.base_depth + 2))
+        if len(carried.rates) < FEWEST_ENTRIES:
+            return
+        error = sum(carried.rates) / len(carried.rates) - config.target_acceptance
+        if abs(error) <= AUTHORS_DEAD_ZONE:
+            return
+        step = math.copysign(1.0, error)
+        carried.base_depth = _clip(carried.base_depth + step, 2, config.max_depth - 1)
+        low, high = AUTHORS_CONFIDENCE_RANGE
+        low = max(low, config.low_confidence + CONFIDENCE_GAP)
+        carried.high_confidence = _clip(carried.high_confidence - step * AUTHORS_CONFIDENCE_STEP, low, high)
+        low, high = AUTHORS_DEEP_RANGE
+        low = max(low, config.stop_probability + CONFIDENCE_GAP)
+        carried.deep_probability = _clip(carried.deep_probability - step * AUTHORS_CONFIDENCE_STEP, low, high)
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)

@@ -1,0 +1,138 @@
+"""Trees that grow level by level on the scores of their source."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.core.drafting import Frontier, GrowingShape, Level, LevelSource
+from outpace.core.protocols import DraftRequest, Observation
+from outpace.core.tree import DraftTree, Topology
+
+
+@dataclass(eq=False)
+class GrowingState:
+    """A request's state in a source and in a shape."""
+
+    of_source: Any
+    of_shape: Any
+
+
+class GrowingProposer:
+    """A source asked level by level under a shape that decides on the scores of each level as it comes.
+
+    One host read per level: it tells whether there is a next one.
+
+    Args:
+        source: what might come next, with scores.
+        shape: which of it deserves a slot.
+        budget: drafted nodes per tree by default.
+    """
+
+    def __init__(self, source: LevelSource, shape: GrowingShape, budget: int) -> None:
+        self.source, self.shape, self.budget = source, shape, budget
+        self.needs = source.needs
+
+    def open(self) -> GrowingState:
+        return GrowingState(self.source.open(), self.shape.open())
+
+    def close(self, state: GrowingState) -> None:
+        self.source.close(state.of_source)
+        self.shape.close(state.of_shape)
+
+    def rewind(self, state: GrowingState, length: int) -> None:
+        self.source.rewind(state.of_source, length)
+
+    def prefill(
+        self, states: Sequence[GrowingState], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]
+    ) -> None:
+        self.source.prefill([state.of_source for state in states], tokens, top_ids)
+
+    def propose(self, states: Sequence[GrowingState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        sources, shapes = [state.of_source for state in states], [state.of_shape for state in states]
+        limits = torch.tensor(self.source.begin(sources, requests))  # [R]
+        grove = _Grove([request.ids[-1] for request in requests])
+        room = torch.tensor([request.budget for request in requests])  # [R]
+        nodes = ((room > 0) & (limits > 0)).nonzero()[:, 0]  # [F] to expand
+        above = torch.full_like(nodes, -1)
+        passes = torch.zeros(len(requests), dtype=torch.int64)
+        depth = 0
+        while len(nodes):
+            depth += 1
+            owners = grove.owners[nodes]
+            frontier = Frontier(grove.tokens[nodes], owners.tolist(), above.tolist())
+            found = self.source.expand(sources, frontier, self.shape.width)
+            assert found.log_probs is not None, "a growing shape needs a source with scores"
+            passes[owners.unique()] += self.source.passes_per_level
+            tokens, log_probs = found.tokens.cpu(), found.log_probs.cpu()  # [F, C]
+            level = Level(depth, owners, log_probs, grove.scores[nodes, None] + log_probs)
+            selected, expanded = self.shape.grow(shapes, level)
+            selected = within_room(selected & torch.isfinite(level.cumulative), level, room)
+            places, ranks = selected.nonzero(as_tuple=True)  # [M]
+            added = grove.add(nodes[places], tokens[places, ranks], level.cumulative[places, ranks])
+            room -= torch.bincount(owners[places], minlength=len(room))
+            onward = expanded[places, ranks] & (room > 0)[owners[places]] & (depth < limits)[owners[places]]
+            nodes, above = added[onward], places[onward]
+        return grove.trees(passes.tolist())
+
+    def observe(self, states: Sequence[GrowingState], observations: Sequence[Observation]) -> None:
+        self.source.observe([state.of_source for state in states], observations)
+        for state, observation in zip(states, observations, strict=True):
+            self.shape.observe(state.of_shape, observation)
+
+    def reset(self) -> None:
+        self.source.reset()
+        self.shape.reset()
+
+
+def within_room(selected: Tensor, level: Level, room: Tensor) -> Tensor:
+    """[F, C] the selected candidates that fit each request's room [R], the best by cumulative score first."""
+    counts = torch.bincount(level.owners, selected.sum(dim=1).double(), minlength=len(room))
+    if bool((counts <= room).all()):
+        return selected
+    places, ranks = selected.nonzero(as_tuple=True)  # [M]
+    owners = level.owners[places]
+    order = level.cumulative[places, ranks].argsort(descending=True, stable=True)
+    order = order[owners[order].argsort(stable=True)]
+    first = torch.searchsorted(owners[order], torch.arange(len(room)))  # where each request's candidates begin
+    kept = order[torch.arange(len(order)) - first[owners[order]] < room[owners[order]]]
+    fitting = torch.zeros_like(selected)
+    fitting[places[kept], ranks[kept]] = True
+    return fitting
+
+
+class _Grove:
+    """The growing trees of a batch as flat host tensors, numbered level by level.
+
+    Attributes:
+        owners, tokens, parents: [N] of all nodes so far; parents by number, -1 for pending tokens.
+        scores: [N] cumulative keyed score, 0 for pending tokens.
+    """
+
+    def __init__(self, pending: Sequence[int]) -> None:
+        self.owners = torch.arange(len(pending))
+        self.tokens = torch.tensor(pending)
+        self.parents = torch.full((len(pending),), -1)
+        self.scores = torch.zeros(len(pending))
+        self._count = len(pending)
+
+    def add(self, parents: Tensor, tokens: Tensor, scores: Tensor) -> Tensor:
+        """Add nodes below `parents` [M]; their numbers."""
+        numbers = torch.arange(len(self.tokens), len(self.tokens) + len(tokens))
+        self.owners = torch.cat([self.owners, self.owners[parents]])
+        self.tokens = torch.cat([self.tokens, tokens])
+        self.parents = torch.cat([self.parents, parents])
+        self.scores = torch.cat([self.scores, scores])
+        return numbers
+
+    def trees(self, passes: Sequence[int]) -> list[DraftTree]:
+        local = torch.empty(len(self.tokens), dtype=torch.int64)
+        trees = []
+        for owner in range(self._count):
+            own = (self.owners == owner).nonzero()[:, 0]
+            local[own] = torch.arange(len(own))
+            parents = [-1, *local[self.parents[own[1:]]].tolist()]
+            trees.append(DraftTree(self.tokens[own], Topology.of(parents), draft_passes=passes[owner]))
+        return trees
