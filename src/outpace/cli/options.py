@@ -1,5 +1,6 @@
 """What the commands share: their options, loading a model, progress."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
@@ -46,9 +47,9 @@ def load_model(
     max_num_seqs: int,
 ) -> "Model":
     with notes.status(f"loading {model}"):
+        quieten_transformers()
         from outpace.api import load
 
-        quieten_transformers()
         return load(
             model,
             method,
@@ -63,6 +64,7 @@ def load_model(
 
 def quieten_transformers() -> None:
     """Its bars and advice would break the output of scripts and fight with our own bars."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # the GGUF reader's bar knows no other switch; read at import
     from transformers.utils import logging
 
     logging.set_verbosity_error()

@@ -74,6 +74,7 @@ class DraftModel(PackedModel):
         for slot, ids in zip(slots, tokens, strict=True):
             self.kv.commit(slot, range(len(ids)))
 
+    @torch.inference_mode()
     def grow(self, growths: Sequence[Growth]) -> Tensor:
         """[W, V] float32 logits of the wanted rows of all requests, from one pass. Nothing is committed."""
         parts = [
@@ -162,21 +163,24 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
 
 
 def check_same_vocabulary(target: TextCodec, draft: TextCodec, name: str) -> None:
-    """A draft token must mean the same to both models. Rows padded onto an embedding have no token and may differ.
+    """A draft id must mean the same to both models. Either may have more ids behind the other's last: padding of an
+    embedding, or tokens that only one of them added.
 
     Raises:
-        ModelError: the tokenizers give an id different texts, or one has tokens that the other lacks.
+        ModelError: the tokenizers give an id different texts.
     """
-    wanted, found = target.tokenizer.get_vocab(), draft.tokenizer.get_vocab()
-    if wanted == found:
-        return
-    differing = sorted(set(wanted.items()) ^ set(found.items()), key=lambda item: item[1])
-    index = differing[0][1]
-    texts = [{number: text for text, number in vocab.items()}.get(index) for vocab in (found, wanted)]
-    raise ModelError(
-        f"drafter={name!r}: its vocabulary is not the target's: id {index} is {texts[0]!r} there and {texts[1]!r} in "
-        f"the target, {len({number for _, number in differing})} ids differ; use a drafter with the target's tokenizer"
+    wanted, found = (
+        {number: text for text, number in codec.tokenizer.get_vocab().items()} for codec in (target, draft)
     )
+    shared = range(min(max(wanted), max(found)) + 1)
+    differing = [number for number in shared if wanted.get(number) != found.get(number)]
+    if differing:
+        first = differing[0]
+        raise ModelError(
+            f"drafter={name!r}: its vocabulary is not the target's: id {first} is {found.get(first)!r} there and "
+            f"{wanted.get(first)!r} in the target, {len(differing)} of {len(shared)} ids differ; use a drafter with "
+            "the target's tokenizer"
+        )
 
 
 def warn_if_shorter(name: str, limit: int, max_length: int) -> None:
