@@ -33,6 +33,7 @@ def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, A
             per_token = base["end_to_end_ms"] / base["new_tokens"], record["end_to_end_ms"] / record["new_tokens"]
             end_to_end.append(per_token[0] / per_token[1])
     steps = sum(record["steps"] for record in records)
+    drafted = sum(record["drafted"] for record in records)
     decode_ms = sum(record["decode_ms"] for record in records)
     kinds = [record["finding"]["kind"] for record in records]
     phases = {phase: sum(record[phase] for record in records) / max(steps, 1) for phase in PHASES}
@@ -45,7 +46,10 @@ def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, A
         "end_to_end_speedup": _median(end_to_end),
         "tokens_per_step": decoded / steps if steps else 1.0,
         "accepted_per_step": sum(record["accepted"] for record in records) / max(steps, 1),
-        "drafted_per_step": sum(record["drafted"] for record in records) / max(steps, 1),
+        "drafted_per_step": drafted / max(steps, 1),
+        "draft_passes_per_step": sum(record["draft_passes"] for record in records) / max(steps, 1),
+        "accepted_per_drafted": sum(record["accepted"] for record in records) / max(drafted, 1),
+        "rounds": steps,
         "tokens_per_second": 1e3 * decoded / decode_ms if decode_ms else None,
         "ttft_ms": _median([record["ttft_ms"] for record in records]),
         "tpot_ms": _median([record["tpot_ms"] for record in records if record["tpot_ms"]]),
@@ -63,7 +67,7 @@ def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, A
 def table(summary: dict[str, dict[str, Any]], title: str) -> Table:
     """The summary for people."""
     result = Table(title=title, title_justify="left")
-    columns = ["method", "speedup", "95 %", "end to end", "tok/step", "accepted", "tok/s", "TTFT ms", "TPOT ms"]
+    columns = ["method", "speedup", "95 %", "end to end", "tok/step", "acc/drafted", "tok/s", "TTFT ms", "TPOT ms"]
     columns += ["draft", "forward", "verify", "commit ms", "other", "MB", "equal", "ties", "bugs"]
     for column in columns:
         result.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
@@ -76,7 +80,7 @@ def table(summary: dict[str, dict[str, Any]], title: str) -> Table:
             interval,
             _number(row["end_to_end_speedup"], 2, "x"),
             _number(row["tokens_per_step"], 2),
-            _number(row["accepted_per_step"], 2),
+            f"{row['accepted_per_drafted']:.0%}" if row["drafted_per_step"] else "-",
             _number(row["tokens_per_second"], 1),
             _number(row["ttft_ms"], 1),
             _number(row["tpot_ms"], 2),

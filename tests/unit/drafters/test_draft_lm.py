@@ -150,19 +150,13 @@ def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:
     third = source.expand([state], Frontier(second.tokens[1, :1], [0], [1]), 2)
     path = [int(root.tokens[0, 2]), int(first.tokens[2, 1]), int(second.tokens[1, 0])]
     source.close(state)
-    for depth, found in (
-        (0, root.log_probs[0]),
-        (1, first.log_probs[2]),
-        (2, second.log_probs[1]),
-        (3, third.log_probs[0]),
-    ):  # type: ignore[index]
-        alone = source.open()
-        source.begin([alone], [draft_request(PROMPTS[1] + path[:depth], 20, 8)])
-        expected = source.expand(
-            [alone], Frontier(torch.tensor([(PROMPTS[1] + path[:depth])[-1]]), [0], [-1]), len(found)
-        )
+    for depth, (found, place) in enumerate(((root, 0), (first, 2), (second, 1), (third, 0))):
+        alone, ids = source.open(), PROMPTS[1] + path[:depth]
+        source.begin([alone], [draft_request(ids, 20, 8)])
+        expected = source.expand([alone], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 2)
+        assert found.log_probs is not None
         assert expected.log_probs is not None
-        torch.testing.assert_close(found, expected.log_probs[0], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found.log_probs[place, :2], expected.log_probs[0], atol=1e-4, rtol=1e-4)
         source.close(alone)
 
 
