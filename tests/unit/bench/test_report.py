@@ -12,7 +12,8 @@ from outpace.core.errors import InvalidRequest
 def _record(index: int, method: str, **changes: Any) -> dict[str, Any]:
     record = {
         "index": index, "id": str(index), "method": method, "turns": 1, "new_tokens": 11, "steps": 10, "drafted": 0,
-        "draft_passes": 0, "accepted": 0, "tpot_ms": 10.0, "decode_ms": 100.0, "end_to_end_ms": 150.0, "ttft_ms": 50.0, "draft_ms": 0.0,
+        "draft_passes": 0, "accepted": 0, "tpot_ms": 10.0,
+        "decode_ms": 100.0, "end_to_end_ms": 150.0, "ttft_ms": 50.0, "draft_ms": 0.0,
         "forward_ms": 90.0, "verify_ms": 5.0, "commit_ms": 5.0, "memory_mb": 1.0, "finding": {"kind": "equal"},
     }  # fmt: skip
     return record | changes
