@@ -5,12 +5,14 @@ from torch import Tensor
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NodeOutputs, Stream
+from outpace.core.tree import Topology
 from outpace.sampling.draw import BatchDraw, RejectionDraw, draw_keyed
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
 from outpace.sampling.warp import warp
 from tests.statistics import chi_square_p
 
 VOCAB = 20
+ROOT = Topology.chain(1)
 
 
 def outputs_of(logits: Tensor, top: int = 4) -> NodeOutputs:
@@ -63,11 +65,12 @@ def test_the_draw_depends_on_seed_sample_and_position() -> None:
 def test_batch_draw_keys_a_node_by_its_depth() -> None:
     """Guards against noise keyed by the node's index: two nodes at one depth stand for the same position."""
     params, seed, first = SamplingParams(temperature=1.0), 8, 50
-    depths = (0, 1, 1, 2, 2)
+    topology = Topology.of([-1, 0, 0, 1, 1])
     row = random_logits(1)
-    draw = BatchDraw([outputs_of(row.expand(5, VOCAB).contiguous())], [depths], [Stream(params, seed, 0, [0] * first)])
+    outputs = outputs_of(row.expand(5, VOCAB).contiguous())
+    draw = BatchDraw([outputs], [topology], [[0] * 5], [Stream(params, seed, 0, [0] * first)])
     drawn = [draw([(0, node)])[0] for node in range(5)]
-    expected = [draw_keyed([row[0]], [Stream(params, seed, 0, [])], [first + depth])[0] for depth in depths]
+    expected = [draw_keyed([row[0]], [Stream(params, seed, 0, [])], [first + depth])[0] for depth in topology.depths]
     assert drawn == expected
     assert len(set(drawn)) > 1
 
@@ -75,11 +78,12 @@ def test_batch_draw_keys_a_node_by_its_depth() -> None:
 def test_batch_draw_answers_greedy_and_sampled_rows_in_the_order_asked() -> None:
     """Guards against answers that slip to another request where greedy and sampled rows alternate."""
     outputs = [outputs_of(random_logits(3, seed)) for seed in range(len(MIXED))]
-    depths = [(0, 1, 1)] * len(MIXED)
+    trees, tokens = [Topology.of([-1, 0, 0])] * len(MIXED), [[0, 1, 2]] * len(MIXED)
     streams = [Stream(params, 5, index, [0] * 10) for index, params in enumerate(MIXED)]
     queries = [(index, node) for node in (2, 0, 1) for index in (4, 1, 0, 5, 2, 3)]
-    together = BatchDraw(outputs, depths, streams)(queries)
-    alone = [BatchDraw([outputs[i]], [depths[i]], [streams[i]])([(0, node)])[0] for i, node in queries]
+    together = BatchDraw(outputs, trees, tokens, streams)(queries)
+    single = [BatchDraw([outputs[i]], trees[:1], tokens[:1], [streams[i]]) for i in range(len(MIXED))]
+    alone = [single[i]([(0, node)])[0] for i, node in queries]
     assert together == alone
     greedy = [token for (index, _), token in zip(queries, together, strict=True) if index == 1]
     assert greedy == [int(outputs[1].logits[node].argmax()) for node in (2, 0, 1)]
@@ -91,10 +95,10 @@ def test_the_top_logits_decide_where_the_compute_dtype_ties() -> None:
     top = exact.topk(3)
     outputs = NodeOutputs(exact.bfloat16(), top.indices, top.values)
     assert len(set(outputs.logits[0, :3].tolist())) == 1
-    greedy = BatchDraw([outputs], [(0,)], [Stream(SamplingParams(), 0, 0, [0] * 5)])
+    greedy = BatchDraw([outputs], [ROOT], [[0]], [Stream(SamplingParams(), 0, 0, [0] * 5)])
     assert greedy([(0, 0)]) == [1]
     assert outputs.scores(0)[:3].tolist() == exact[0, :3].tolist()
-    cold = RejectionDraw(outputs, (0,), Stream(SamplingParams(temperature=0.001), 0, 0, [0] * 5))
+    cold = RejectionDraw(outputs, ROOT, [0], Stream(SamplingParams(temperature=0.001), 0, 0, [0] * 5))
     assert int(cold.target_probs(0).argmax()) == 1
     assert float(cold.target_probs(0)[1]) > 0.99
 
@@ -108,7 +112,9 @@ def test_acceptance_and_residual_are_independent() -> None:
     probs = torch.full((4,), 0.25)
     counts = [0] * 8
     for seed in range(3000):
-        draw = RejectionDraw(outputs, (0, 1), Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7))
+        draw = RejectionDraw(
+            outputs, Topology.chain(2), [0, 1], Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7)
+        )
         counts[4 * draw.bernoulli(0.5, 1) + draw.categorical(probs, 0)] += 1
     assert chi_square_p(counts, [0.125] * 8) > 1e-6
 
@@ -121,7 +127,9 @@ def test_siblings_do_not_share_their_luck() -> None:
     outputs = outputs_of(torch.zeros(3, 4))
     counts = [0] * 4
     for seed in range(3000):
-        draw = RejectionDraw(outputs, (0, 1, 1), Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7))
+        draw = RejectionDraw(
+            outputs, Topology.of([-1, 0, 0]), [0] * 3, Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7)
+        )
         counts[2 * draw.bernoulli(0.5, 1) + draw.bernoulli(0.3, 2)] += 1
     assert chi_square_p(counts, [0.35, 0.15, 0.35, 0.15]) > 1e-6
 
@@ -130,7 +138,9 @@ def test_certain_acceptances_are_certain() -> None:
     """Guards against a uniform of exactly 0 or 1: an impossible token accepted or a certain one refused."""
     outputs = outputs_of(torch.zeros(2, 4))
     for seed in range(200):
-        draw = RejectionDraw(outputs, (0, 1), Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7))
+        draw = RejectionDraw(
+            outputs, Topology.chain(2), [0, 1], Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7)
+        )
         assert draw.bernoulli(1.0, 1)
         assert not draw.bernoulli(0.0, 1)
         assert draw.categorical(torch.tensor([0.0, 0.0, 1.0, 0.0]), 0) == 2
@@ -143,9 +153,9 @@ def test_rejection_noise_is_keyed_by_absolute_position() -> None:
     """
     params = SamplingParams(temperature=1.0)
     outputs = outputs_of(torch.zeros(3, VOCAB))
-    flat = torch.full((VOCAB,), 1 / VOCAB)
-    tree = RejectionDraw(outputs, (0, 1, 2), Stream(params, 3, 0, [0] * 20))
-    roots = [RejectionDraw(outputs, (0, 1, 2), Stream(params, 3, 0, [0] * (20 + depth))) for depth in range(3)]
+    flat, chain = torch.full((VOCAB,), 1 / VOCAB), Topology.chain(3)
+    tree = RejectionDraw(outputs, chain, [0] * 3, Stream(params, 3, 0, [0] * 20))
+    roots = [RejectionDraw(outputs, chain, [0] * 3, Stream(params, 3, 0, [0] * (20 + depth))) for depth in range(3)]
     drawn = [tree.categorical(flat, node) for node in range(3)]
     assert drawn == [root.categorical(flat, 0) for root in roots]
     assert len(set(drawn)) > 1
@@ -158,9 +168,8 @@ def test_an_acceptance_has_a_noise_value_of_its_own() -> None:
 
     Each acceptance compares with one value, keyed by purpose, the drafted token's position and the node.
     """
-    draw = RejectionDraw(
-        outputs_of(torch.zeros(4, 4)), (0, 1, 1, 2), Stream(SamplingParams(temperature=1.0), 3, 1, [0] * 20)
-    )
+    stream = Stream(SamplingParams(temperature=1.0), 3, 1, [0] * 20)
+    draw = RejectionDraw(outputs_of(torch.zeros(4, 4)), Topology.of([-1, 0, 0, 1]), [0] * 4, stream)
     for node, position in ((1, 20), (2, 20), (3, 21)):
         value = float(uniform([noise_key(3, 1, position, Purpose.ACCEPT)], torch.tensor([node])))
         assert draw.bernoulli(value + 1e-6, node)

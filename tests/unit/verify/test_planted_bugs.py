@@ -97,7 +97,8 @@ class ProcessorsOnlyAtTheRoot(BatchDraw):
             raw = SamplingParams(temperature=stream.params.temperature)
             params = stream.params if node == 0 else raw
             bare = Stream(params, stream.seed, stream.sample_index, stream.ids)
-            drawn += BatchDraw([self._outputs[index]], [self._depths[index]], [bare])([(0, node)])
+            tree = self._topologies[index], self._tokens[index]
+            drawn += BatchDraw([self._outputs[index]], [tree[0]], [tree[1]], [bare])([(0, node)])
         return drawn
 
 
@@ -176,7 +177,7 @@ def rejection_p_value(draw_type: type[RejectionDraw], seeds: int) -> float:
     outputs = NodeOutputs(logits, top.indices, top.values)
     counts = [0] * 4
     for seed in range(seeds):
-        draw = draw_type(outputs, tree.topology.depths, Stream(params, seed, 0, [0] * 6))
+        draw = draw_type(outputs, tree.topology, [2, 3], Stream(params, seed, 0, [0] * 6))
         verdict = rejection(tree, [2, 3], draw.target_probs, draw.categorical, draw.bernoulli)
         counts[3 if verdict.accepted_drafts else verdict.next_token] += 1
     return chi_square_p(counts, warp(logits[:1], params)[0].double().exp().tolist())
