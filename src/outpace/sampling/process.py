@@ -88,7 +88,7 @@ def _penalise(row: Tensor, params: SamplingParams, history: History) -> None:
         said = torch.tensor(history.output_ids, device=row.device)
         counts = torch.bincount(said, minlength=len(row)).to(row.dtype)  # [V]
         row -= params.frequency_penalty * counts
-        row -= params.presence_penalty * (counts > 0)
+        row -= params.presence_penalty * (counts > 0).to(row.dtype)
 
 
 def _banned(params: SamplingParams, history: History, vocab_size: int) -> list[int]:

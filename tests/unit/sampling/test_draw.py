@@ -1,13 +1,17 @@
 """The random primitives of verification: keyed by position, whatever stands beside them in the batch."""
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NodeOutputs, Stream
 from outpace.core.tree import Topology
-from outpace.sampling.draw import BatchDraw, RejectionDraw, draw_keyed
+from outpace.sampling.draw import NO_TOKEN, BatchDraw, RejectionDraw, draw_keyed
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
+from outpace.sampling.process import History
 from outpace.sampling.warp import warp
 from tests.statistics import chi_square_p
 
@@ -174,3 +178,98 @@ def test_an_acceptance_has_a_noise_value_of_its_own() -> None:
         value = float(uniform([noise_key(3, 1, position, Purpose.ACCEPT)], torch.tensor([node])))
         assert draw.bernoulli(value + 1e-6, node)
         assert not draw.bernoulli(value, node)
+
+
+# Two siblings with a child each; tokens differ, so that every node has a history of its own.
+TREE, TOKENS = Topology.of([-1, 0, 0, 1, 2]), [4, 5, 6, 7, 8]
+PATHS = [[], [5], [6], [5, 7], [6, 8]]
+PROMPT, SAID = [1, 2], [3, 4]
+PENALISED: dict[str, Any] = {"repetition_penalty": 1.8, "frequency_penalty": 0.7, "bad_words_ids": [[7, 0], [8, 1]]}
+
+
+def penalised(**options: Any) -> Stream:
+    return Stream(SamplingParams.from_options(**PENALISED, **options), 8, 0, PROMPT + SAID, len(PROMPT), (9,))
+
+
+class CountingOutputs(NodeOutputs):
+    """Notes which nodes are looked at."""
+
+    def scores(self, row: int) -> Tensor:
+        seen: list[int] = self.__dict__.setdefault("seen", [])
+        seen.append(row)
+        return super().scores(row)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_node_is_drawn_after_its_own_path(temperature: float) -> None:
+    """Guards against penalties by the root's history, or by rows that stand before a node without being above it."""
+    stream = penalised(temperature=temperature)
+    row = random_logits(1, seed=3) / 4
+    outputs = outputs_of(row.expand(5, VOCAB).contiguous())
+    drawn = BatchDraw([outputs], [TREE], [TOKENS], [stream])([(0, node) for node in range(5)])
+    for node, path in enumerate(PATHS):
+        scores = warp(row, stream.params, [History(PROMPT, [*SAID, *path], (9,))])[0]
+        noise = gumbel([noise_key(8, 0, 4 + len(path))], torch.arange(VOCAB))[0] * bool(temperature)
+        assert drawn[node] == int((scores + noise).argmax()), node
+        law = RejectionDraw(outputs, TREE, TOKENS, stream).target_probs(node)
+        assert torch.equal(law, scores.exp()), node
+    laws = [RejectionDraw(outputs, TREE, TOKENS, penalised(temperature=1.0)).target_probs(node) for node in range(5)]
+    assert len({tuple(law.tolist()) for law in laws}) == 5, "every path must have its own law, or nothing was tested"
+
+
+def test_only_visited_nodes_are_computed() -> None:
+    """Guards against penalties worked out for whole trees, and against any work for greedy requests without options."""
+    logits = random_logits(5)
+    best = logits.topk(4)
+    counted = [CountingOutputs(logits, best.indices, best.values) for _ in range(3)]
+    streams = [penalised(temperature=1.0), penalised(), Stream(SamplingParams(), 8, 0, PROMPT + SAID, 2)]
+    draw = BatchDraw(counted, [TREE] * 3, [TOKENS] * 3, streams)
+    draw([(0, 0), (1, 0), (2, 0)])
+    draw([(1, 2), (2, 2)])
+    draw([(1, 4)])
+    assert [outputs.__dict__.get("seen", []) for outputs in counted] == [[0], [0, 2, 4], []]
+
+
+def test_requests_with_and_without_options_share_a_draw() -> None:
+    """Guards against histories or paths that slip to a neighbour where only some requests have them."""
+    streams = [
+        penalised(temperature=1.0),
+        Stream(SamplingParams(temperature=1.0), 3, 0, [0] * 7, 2),
+        penalised(),
+        Stream(SamplingParams(), 3, 0, [0] * 7, 2),
+        Stream(penalised(temperature=1.0).params, 5, 1, [11, 12, 13], 1),
+    ]
+    outputs = [outputs_of(random_logits(5, seed)) for seed in range(5)]
+    queries = [(index, node) for node in (3, 0, 4) for index in (4, 2, 0, 3, 1)]
+    together = BatchDraw(outputs, [TREE] * 5, [TOKENS] * 5, streams)(queries)
+    single = [BatchDraw([outputs[i]], [TREE], [TOKENS], [streams[i]]) for i in range(5)]
+    assert together == [single[index]([(0, node)])[0] for index, node in queries]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_is_drawn_where_none_is_left(temperature: float) -> None:
+    """Guards against an arbitrary banned token where all are banned; rejection must neither accept nor draw one."""
+    params = SamplingParams.from_options(
+        temperature=temperature, bad_words_ids=[[5, token] for token in range(VOCAB)], top_p=0.9
+    )
+    stream = Stream(params, 0, 0, [1, 2], 1)
+    outputs = outputs_of(random_logits(3))
+    tree = Topology.of([-1, 0, 0])
+    drawn = BatchDraw([outputs], [tree], [[2, 5, 6]], [stream])([(0, 1), (0, 2)])
+    assert drawn[0] == NO_TOKEN
+    assert 0 <= drawn[1] < VOCAB
+    rejecting = RejectionDraw(outputs, tree, [2, 5, 6], stream)
+    law = rejecting.target_probs(1)
+    assert law.tolist() == [0.0] * VOCAB
+    assert rejecting.categorical(law, 1) == NO_TOKEN
+    assert not rejecting.bernoulli(float(law[3]), 2)
+
+
+def test_a_path_that_does_not_lead_to_the_position_is_an_error() -> None:
+    """Guards against a draft source that draws with another node's history, or with none."""
+    stream, rows = penalised(temperature=1.0), list(random_logits(1))
+    assert draw_keyed(rows, [stream], [5], [[5]]) != []
+    with pytest.raises(ValueError, match="one history per row"):
+        draw_keyed(rows, [stream], [5])
+    with pytest.raises(ValueError, match="path of 0 tokens does not lead to position 5"):
+        draw_keyed(rows, [stream], [5], [[]])
