@@ -81,7 +81,7 @@ def process(logits: Tensor, params: SamplingParams, histories: Sequence[History]
 
 def _penalise(row: Tensor, params: SamplingParams, history: History) -> None:
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*history.prompt_ids, *history.output_ids}), device=row.device)
+        seen = sorted({*history.prompt_ids, *history.output_ids})
         scores = row[seen]
         row[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
     if (params.frequency_penalty or params.presence_penalty) and history.output_ids:

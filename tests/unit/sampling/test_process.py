@@ -43,6 +43,7 @@ def processed(options: dict[str, Any], prompt: Sequence[int], output: Sequence[i
 def test_the_repetition_penalty_divides_and_multiplies_once() -> None:
     """Guards against a penalty that rewards negative logits, counts occurrences, or looks at the output alone."""
     assert processed({"repetition_penalty": 2.0}, [0, 1, 1], [2, 3]) == [1.0, -4.0, 0.0, 0.5, -1.0, 4.0]
+    assert processed({"repetition_penalty": 2.0}, [], []) == ROW
     assert processed({"repetition_penalty": 0.5}, [5], [4, 4, 4]) == [2.0, -2.0, 0.0, 1.0, -0.5, 8.0]
 
 
