@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import InvalidRequest, ModelError, NonFiniteLogits, OutpaceError, UnsupportedModel
-from outpace.core.events import Generation, RequestMetrics, Sample, StepEvent
+from outpace.core.events import Generation, RequestMetrics, Sample, StepEvent, TokenLogprob
 from outpace.core.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ __all__ = [
     "Sample",
     "SamplingParams",
     "StepEvent",
+    "TokenLogprob",
     "TokenStream",
     "UnsupportedModel",
     "load",

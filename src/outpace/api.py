@@ -1,6 +1,7 @@
 """The front door: load a model, generate, stream. The composition root of the library."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from outpace.core.errors import InvalidRequest
@@ -83,13 +84,13 @@ class Model:
             params: sampling parameters; or give them as keyword options.
             method: the method for these prompts, by default the model's.
             budget: drafted nodes per round, by default the method's.
-            **options: fields of `SamplingParams`.
+            **options: fields of `SamplingParams`; `min_tokens` is another name of `min_new_tokens`.
 
         Returns:
             A `Generation` for one prompt, a list of them for a list of prompts.
 
         Raises:
-            InvalidRequest: a prompt or option that cannot be served.
+            InvalidRequest: a prompt or option that cannot be served, or options that leave no token to choose.
             NonFiniteLogits: the target produced NaN or infinity.
         """
         is_single, batch = _as_batch(prompts)
@@ -142,9 +143,20 @@ class Model:
             return []
         raise InvalidRequest(f"prompt of type {type(prompt[0]).__name__}: give text, token ids or chat messages")
 
-    def margin(self, ids: Sequence[int], params: SamplingParams, tokens: tuple[int, int]) -> Margin:
-        """How close the choice between two tokens after `ids` was, in this model's precision."""
-        return decision_margin(self.target, ids, params, params.seed or 0, 0, tokens)
+    def margin(self, ids: Sequence[int], params: SamplingParams, tokens: tuple[int, int], prompt_length: int) -> Margin:
+        """How close the choice between two tokens after `ids` was, in this model's precision.
+
+        The first `prompt_length` ids are the prompt.
+        """
+        params = self._resolved(params)
+        return decision_margin(self.target, ids, params, params.seed or 0, 0, tokens, prompt_length)
+
+    def _resolved(self, params: SamplingParams) -> SamplingParams:
+        """The parameters with bad words as ids."""
+        if not params.bad_words:
+            return params
+        banned = [ids for word in params.bad_words for ids in self.codec.encode_word(word)]
+        return replace(params, bad_words=(), bad_words_ids=(*params.bad_words_ids, *banned))
 
     def _add(
         self,
@@ -157,7 +169,7 @@ class Model:
     ) -> list[Session]:
         if params is not None and options:
             raise InvalidRequest(f"params and {', '.join(options)} were both given: put everything into one of them")
-        params = params or SamplingParams.from_options(**options)
+        params = self._resolved(params or SamplingParams.from_options(**options))
         if only_one and params.n != 1:
             raise InvalidRequest(f"n={params.n}: a stream carries one sample; use generate for several")
         proposer = self.proposer(method or self.method)

@@ -47,6 +47,41 @@ def test_generate_several_samples(folder: str) -> None:
     assert len({tuple(sample["token_ids"]) for sample in samples}) == 3
 
 
+def test_generate_takes_every_option(folder: str) -> None:
+    """Guards against an option of the command that never reaches the request, and JSON without what was asked for."""
+    base = ["generate", "hello", "-m", folder, "--max-new-tokens", "20", "--json"]
+    plain = _last_json(_run(*base))["samples"][0]
+    assert "logprobs" not in plain
+    first = plain["token_ids"][0]
+    for options in (
+        ["--repetition-penalty", "1.9"],
+        ["--presence-penalty", "2"],
+        ["--frequency-penalty", "2"],
+        ["--logit-bias", f"{first}=-100", "--logit-bias", "70=2.5"],
+    ):
+        (sample,) = _last_json(_run(*base, *options))["samples"]
+        assert sample["token_ids"] != plain["token_ids"], options
+    (sample,) = _last_json(_run(*base, "--logprobs", "2", "--ignore-eos", "--min-new-tokens", "20"))["samples"]
+    assert [entry["token_id"] for entry in sample["logprobs"]] == sample["token_ids"] == plain["token_ids"]
+    assert all(len(entry["top"]) == 2 and entry["logprob"] <= 0 for entry in sample["logprobs"])
+    word = next(letter for letter in plain["text"] if letter.isascii() and letter.strip())
+    (sample,) = _last_json(_run(*base, "--bad-word", word, "--bad-word", "never"))["samples"]
+    assert word not in sample["text"]
+
+
+def test_verify_and_bench_take_the_penalties(folder: str) -> None:
+    """Guards against a certificate or a race of another request than the one asked for."""
+    options = ["--repetition-penalty", "1.3", "--max-new-tokens", "10", "--ignore-eos", "-m", folder]
+    more = ["--presence-penalty", "0.5", "--frequency-penalty", "0.5"]
+    report = _last_json(_run("verify", "-w", "builtin:2", "--method", "recycle", *options, *more, "--json"))
+    assert (report["equal"], report["bugs"]) == (4, 0)
+    methods = ["--methods", "transformers,plain,recycle", "--dtype", "float32", "--json"]
+    summary = _last_json(_run("bench", "-w", "builtin:2", *methods, *options))["methods"]
+    assert summary["transformers"]["equal"] == summary["recycle"]["equal"] == 1.0
+    refused = _run("bench", "-w", "builtin:2", *methods, *options, *more)
+    assert "presence_penalty=0.5: not for stock generate" in str(refused.exception)
+
+
 def test_bench_ends_with_one_json_line_and_keeps_records(folder: str, tmp_path: Path) -> None:
     """Guards against a table that scripts cannot read, and against records that do not say what they measured."""
     methods = "plain,lookup,recycle:budget=8,shape=chain"
@@ -94,6 +129,15 @@ def test_verify_passes_and_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -
     [
         (("generate", "x", "--method", "magic"), InvalidRequest, "unknown; choose one of"),
         (("generate", "x", "--temperature", "-1"), InvalidRequest, "temperature=-1"),
+        (("generate", "x", "--repetition-penalty", "0"), InvalidRequest, "repetition_penalty=0"),
+        (("generate", "x", "--logit-bias", "5"), InvalidRequest, "logit_bias='5': must be ID=VALUE"),
+        (("generate", "x", "--logit-bias", "5=much"), InvalidRequest, "logit_bias='5=much'"),
+        (("generate", "x", "--logit-bias", "5=1", "--logit-bias", "5=2"), InvalidRequest, "token 5 is there twice"),
+        (("generate", "x", "--min-new-tokens", "500"), InvalidRequest, "at most max_new_tokens=128"),
+        (("generate", "x", "--logprobs", "3"), InvalidRequest, "with --json only"),
+        (("generate", "x", "--logprobs", "30", "--json"), InvalidRequest, "logprobs=30"),
+        (("verify", "-w", "builtin", "--presence-penalty", "3"), InvalidRequest, "presence_penalty=3"),
+        (("bench", "-w", "builtin", "--frequency-penalty", "-3"), InvalidRequest, "frequency_penalty=-3"),
         (("generate", "x", "--dtype", "int3"), InvalidRequest, "dtype='int3'"),
         (("generate", "x", "--max-model-len", "999999"), InvalidRequest, "max_model_len=999999"),
         (("generate", "x" * 3000,), InvalidRequest, "no room for a new token"),

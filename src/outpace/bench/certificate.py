@@ -86,7 +86,7 @@ class Certifier:
         if token == min(len(plain), len(other)):
             return Finding("bug", turn, token, note="one output is a prefix of the other: they stop differently")
         ids = [*prompt, *plain[:token]]
-        margin = self._model.margin(ids, params, (plain[token], other[token]))
+        margin = self._model.margin(ids, params, (plain[token], other[token]), len(prompt))
         precise_equal = self._agree_in_higher_precision(prompt, params, run)
         bound = ROUNDING_BOUND[self._dtype]
         is_tie = margin.smallest <= bound and precise_equal

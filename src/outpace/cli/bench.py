@@ -13,11 +13,15 @@ from outpace.cli.options import (
     Device,
     Drafter,
     Dtype,
+    FrequencyPenalty,
+    IgnoreEos,
     MaxModelLen,
     MaxNewTokens,
     MaxTurns,
     MinP,
     ModelName,
+    PresencePenalty,
+    RepetitionPenalty,
     Temperature,
     TopK,
     TopP,
@@ -42,6 +46,10 @@ def bench(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    ignore_eos: IgnoreEos = False,
     seed: Annotated[int, typer.Option(help="Key of the sampling noise.")] = 0,
     warm: Annotated[
         list[str] | None, typer.Option(help="FILE or FILE:LIMIT that methods learn from first, unmeasured.")
@@ -60,7 +68,18 @@ def bench(
     from outpace.bench.workload import read_workloads
 
     chosen = with_baseline(split_methods(methods))
-    params = SamplingParams(max_new_tokens, temperature, top_k, top_p, min_p, seed)
+    params = SamplingParams(
+        max_new_tokens,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seed,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        ignore_eos=ignore_eos,
+    )
     items, warm_items = read_workloads(workload, max_turns), read_workloads(warm or [])
     loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, 1)
     run = BenchRun(loaded, BenchPlan(chosen, items, params, budget, warm_items, check))

@@ -2,6 +2,8 @@
 
 import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -12,11 +14,15 @@ from outpace.cli.options import (
     Device,
     Drafter,
     Dtype,
+    FrequencyPenalty,
+    IgnoreEos,
     MaxModelLen,
     MaxNewTokens,
     Method,
     MinP,
     ModelName,
+    PresencePenalty,
+    RepetitionPenalty,
     Seed,
     Temperature,
     TopK,
@@ -24,6 +30,8 @@ from outpace.cli.options import (
     load_model,
     notes,
 )
+from outpace.core.errors import InvalidRequest
+from outpace.core.events import Sample
 from outpace.core.params import SamplingParams
 
 
@@ -41,6 +49,18 @@ def generate(
     seed: Seed = None,
     n: Annotated[int, typer.Option("--n", help="Samples.")] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    logit_bias: Annotated[
+        list[str] | None, typer.Option(metavar="ID=VALUE", help="Bias of a token id, -100 to 100; several times.")
+    ] = None,
+    bad_word: Annotated[list[str] | None, typer.Option(help="Word not to be said; may be given several times.")] = None,
+    min_new_tokens: Annotated[int, typer.Option(help="Tokens before an EOS may be chosen.")] = 0,
+    ignore_eos: IgnoreEos = False,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json, log-probabilities: of each token and of this many best ones.")
+    ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text instead of answering a chat message.")] = False,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -49,25 +69,32 @@ def generate(
 ) -> None:
     """Answer one prompt, streaming the text."""
     params = SamplingParams(
-        max_new_tokens, temperature, top_k, top_p, min_p, seed, n, stop=tuple(stop or ())
+        max_new_tokens,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        seed,
+        n,
+        stop=tuple(stop or ()),
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        logit_bias=_bias_pairs(logit_bias or ()),
+        bad_words=tuple(bad_word or ()),
+        min_new_tokens=min_new_tokens,
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
     )  # checked before a model is loaded
+    if logprobs is not None and not as_json:
+        raise InvalidRequest(f"logprobs={logprobs}: they are printed with --json only")
     text = sys.stdin.read() if prompt == "-" else prompt
     loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, max(n, 1))
     is_chat = not raw and bool(loaded.codec.tokenizer.chat_template)
     asked: Any = [{"role": "user", "content": text}] if is_chat else text
     if as_json or n > 1:
         generation = loaded.generate(asked, params)
-        samples = [
-            {
-                "text": sample.text,
-                "token_ids": sample.token_ids,
-                "finish_reason": sample.finish_reason,
-                "stop_reason": sample.stop_reason,
-                "seed": sample.seed,
-                "metrics": sample.metrics.as_dict(),
-            }
-            for sample in generation.samples
-        ]
+        samples = [_as_dict(sample) for sample in generation.samples]
         if as_json:
             print(json.dumps({"model": model, "method": method, "samples": samples}))
         else:
@@ -85,3 +112,28 @@ def generate(
         f"[dim]{metrics.new_tokens} tokens, {rate:.1f} tokens/s, {metrics.tokens_per_step:.2f} tokens per step, "
         f"first token after {metrics.ttft_ms:.0f} ms, ended by {stream.result.finish_reason}[/dim]"
     )
+
+
+def _as_dict(sample: Sample) -> dict[str, Any]:
+    answer: dict[str, Any] = {
+        "text": sample.text,
+        "token_ids": sample.token_ids,
+        "finish_reason": sample.finish_reason,
+        "stop_reason": sample.stop_reason,
+        "seed": sample.seed,
+        "metrics": sample.metrics.as_dict(),
+    }
+    if sample.logprobs is not None:
+        answer["logprobs"] = [asdict(logprob) for logprob in sample.logprobs]
+    return answer
+
+
+def _bias_pairs(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
+    pairs = []
+    for text in texts:
+        token, _, bias = text.partition("=")
+        try:
+            pairs.append((int(token), float(bias)))
+        except ValueError as error:
+            raise InvalidRequest(f"logit_bias={text!r}: must be ID=VALUE, as in 50=-100") from error
+    return tuple(pairs)

@@ -1,6 +1,7 @@
 """`outpace verify`: the losslessness certificate."""
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -11,11 +12,15 @@ from outpace.cli.options import (
     Device,
     Drafter,
     Dtype,
+    FrequencyPenalty,
+    IgnoreEos,
     MaxModelLen,
     MaxNewTokens,
     MaxTurns,
     MinP,
     ModelName,
+    PresencePenalty,
+    RepetitionPenalty,
     TopK,
     TopP,
     Workload,
@@ -40,6 +45,10 @@ def verify(
     top_k: TopK = 0,
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    ignore_eos: IgnoreEos = False,
     seed: Annotated[int, typer.Option(help="Key of the sampling noise.")] = 0,
     batch_size: Annotated[
         list[int] | None, typer.Option(help="Prompts that share the engine in a method's run; by default 1.")
@@ -59,7 +68,19 @@ def verify(
     if min(batch_sizes) < 1:
         raise InvalidRequest(f"batch_size={min(batch_sizes)}: must be at least 1")
     methods, items = split_methods(method), read_workloads(workload, max_turns)
-    wanted = [SamplingParams(max_new_tokens, value, top_k, top_p, min_p, seed) for value in temperature or [0.0, 1.0]]
+    base = SamplingParams(
+        max_new_tokens,
+        0.0,
+        top_k,
+        top_p,
+        min_p,
+        seed,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        ignore_eos=ignore_eos,
+    )
+    wanted = [replace(base, temperature=value) for value in temperature or [0.0, 1.0]]
     loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, max(batch_sizes))
     cases: list[dict[str, Any]] = []
     for params in wanted:

@@ -5,6 +5,23 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """How likely the model found one emitted token, before temperature, truncation and every other option.
+
+    Attributes:
+        token_id: the emitted token.
+        logprob: its log-probability in nats.
+        rank: 1 plus the number of tokens that were more likely.
+        top: the most likely tokens, best first, as (id, log-probability); the emitted one is in it if it is among them.
+    """
+
+    token_id: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
 class StepEvent:
     """Tokens that one request gained in one step, and its end if it ended.
 
@@ -13,6 +30,7 @@ class StepEvent:
         tokens: ids emitted in this step, in order.
         text: text that became certain in this step; empty when the engine has no detokenizer.
         finish_reason: "stop", "length", "cancelled" or "error" when the request ended with this step.
+        logprobs: one entry per token if the request asked for log-probabilities, else None.
     """
 
     request_id: int
@@ -20,6 +38,7 @@ class StepEvent:
     tokens: tuple[int, ...]
     text: str
     finish_reason: str | None
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass
@@ -76,6 +95,7 @@ class Sample:
         finish_reason: "stop", "length", "cancelled" or "error".
         stop_reason: the EOS id or the stop string that ended it, else None.
         seed: the seed in use, also when the request named none.
+        logprobs: one entry per id if the request asked for log-probabilities, else None.
     """
 
     token_ids: tuple[int, ...]
@@ -84,6 +104,7 @@ class Sample:
     stop_reason: int | str | None
     seed: int
     metrics: RequestMetrics
+    logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True)

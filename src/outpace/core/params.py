@@ -3,17 +3,17 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from outpace.core.checks import as_bias_pairs, as_id_sequences, as_strings, check_int, check_range
 from outpace.core.errors import InvalidRequest
 
 MAX_SEED = 2**63 - 1
+MAX_LOGPROBS = 20
 
 # Options of transformers and vLLM that change the output and that this engine does not implement yet.
 # They are refused by name: an ignored option is a wrong answer that looks right.
 KNOWN_UNSUPPORTED = frozenset(
     {
         "allowed_token_ids",
-        "bad_words",
-        "bad_words_ids",
         "begin_suppress_tokens",
         "best_of",
         "constraints",
@@ -24,25 +24,17 @@ KNOWN_UNSUPPORTED = frozenset(
         "eta_cutoff",
         "forced_bos_token_id",
         "forced_eos_token_id",
-        "frequency_penalty",
         "guidance_scale",
-        "ignore_eos",
         "length_penalty",
-        "logit_bias",
         "logits_processor",
         "logits_processors",
-        "logprobs",
-        "min_new_tokens",
-        "min_tokens",
         "no_repeat_ngram_size",
         "num_beam_groups",
         "num_beams",
         "penalty_alpha",
         "prefix_allowed_tokens_fn",
-        "presence_penalty",
         "prompt_logprobs",
         "renormalize_logits",
-        "repetition_penalty",
         "response_format",
         "sequence_bias",
         "stopping_criteria",
@@ -54,6 +46,8 @@ KNOWN_UNSUPPORTED = frozenset(
         "watermarking_config",
     }
 )
+# Other names for options of ours.
+ALIASES = {"min_tokens": "min_new_tokens"}
 
 
 @dataclass(frozen=True)
@@ -71,6 +65,19 @@ class SamplingParams:
         stop: strings that end the text; the text stops before the first of them.
         eos_token_ids: ids that end the request; None means the model's own.
         verification: "match" (same tokens as plain decoding, seed for seed) or "rejection" (same law).
+        repetition_penalty: above 0; logits of tokens in prompt or answer are divided by it where positive and
+            multiplied where negative, so that 1 changes nothing and more discourages. As in vLLM and transformers.
+        presence_penalty: from -2 to 2, subtracted once from the logits of tokens in the answer (OpenAI, vLLM).
+        frequency_penalty: from -2 to 2, subtracted once per occurrence in the answer (OpenAI, vLLM).
+        logit_bias: added to the logits; pairs (id, bias from -100 to 100), given as a mapping with integer or
+            numeric-string keys.
+        bad_words: strings that may not be said, as the tokenizer spells them with and without a space before them;
+            other spellings of the same characters remain possible. Only `Model` can serve them: they need a tokenizer.
+        bad_words_ids: sequences of ids of which the last may not follow the others, which may lie in the prompt.
+        min_new_tokens: the EOS ids cannot be chosen before this many tokens were; stop strings still end the answer.
+        ignore_eos: EOS ids do not end the request and are emitted like any other token.
+        logprobs: None for none; n from 0 to 20 reports each token's log-probability under the model, before any
+            option, and those of the n most likely tokens.
     """
 
     max_new_tokens: int = 128
@@ -83,27 +90,82 @@ class SamplingParams:
     stop: tuple[str, ...] = field(default=())
     eos_token_ids: tuple[int, ...] | None = None
     verification: str = "match"
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    min_new_tokens: int = 0
+    ignore_eos: bool = False
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop", as_strings(self.stop))
         if self.eos_token_ids is not None:
             object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
-        _check_int("max_new_tokens", self.max_new_tokens, 0)
-        _check_int("top_k", self.top_k, 0)
-        _check_int("n", self.n, 1)
-        _check_range("temperature", self.temperature, 0.0, float("inf"), "a finite number >= 0 (0 is greedy)")
-        _check_range("top_p", self.top_p, 0.0, 1.0, "a number in (0, 1]", open_low=True)
-        _check_range("min_p", self.min_p, 0.0, 1.0, "a number in [0, 1]")
+        check_int("max_new_tokens", self.max_new_tokens, 0)
+        check_int("top_k", self.top_k, 0)
+        check_int("n", self.n, 1)
+        check_range("temperature", self.temperature, 0.0, float("inf"), "a finite number >= 0 (0 is greedy)")
+        check_range("top_p", self.top_p, 0.0, 1.0, "a number in (0, 1]", open_low=True)
+        check_range("min_p", self.min_p, 0.0, 1.0, "a number in [0, 1]")
         if self.seed is not None:
-            _check_int("seed", self.seed, 0, MAX_SEED)
+            check_int("seed", self.seed, 0, MAX_SEED)
         if any(not isinstance(text, str) or not text for text in self.stop):
             raise InvalidRequest(f"stop={self.stop!r}: every stop string must be a non-empty string")
         if self.verification not in ("match", "rejection"):
             raise InvalidRequest(f"verification={self.verification!r}: choose 'match' or 'rejection'")
+        self._check_processors()
+
+    def _check_processors(self) -> None:
+        object.__setattr__(self, "logit_bias", as_bias_pairs("logit_bias", self.logit_bias))
+        object.__setattr__(self, "bad_words", as_strings(self.bad_words))
+        object.__setattr__(self, "bad_words_ids", as_id_sequences("bad_words_ids", self.bad_words_ids))
+        wanted = "a finite number > 0 (1 is none)"
+        check_range("repetition_penalty", self.repetition_penalty, 0.0, float("inf"), wanted, open_low=True)
+        check_range("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number in [-2, 2]")
+        check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number in [-2, 2]")
+        if any(not isinstance(word, str) or not word for word in self.bad_words):
+            raise InvalidRequest(f"bad_words={self.bad_words!r}: every bad word must be a non-empty string")
+        check_int("min_new_tokens", self.min_new_tokens, 0)
+        if self.min_new_tokens > self.max_new_tokens:
+            raise InvalidRequest(
+                f"min_new_tokens={self.min_new_tokens}: must be at most max_new_tokens={self.max_new_tokens}"
+            )
+        if not isinstance(self.ignore_eos, bool):
+            raise InvalidRequest(f"ignore_eos={self.ignore_eos!r}: must be True or False")
+        if self.logprobs is not None:
+            check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def has_processors(self) -> bool:
+        """Whether options other than temperature and truncation change the law, most of them along the history."""
+        return bool(
+            self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.bad_words
+            or self.bad_words_ids
+            or self.min_new_tokens
+        )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Refuse token ids that a model does not have.
+
+        Raises:
+            InvalidRequest: naming the option and the id.
+        """
+        banned = (token for sequence in self.bad_words_ids for token in sequence)
+        for name, tokens in (("logit_bias", (token for token, _ in self.logit_bias)), ("bad_words_ids", banned)):
+            outside = next((token for token in tokens if token >= vocab_size), None)
+            if outside is not None:
+                raise InvalidRequest(f"{name}: token id {outside} is outside the vocabulary of {vocab_size}")
 
     @classmethod
     def from_options(cls, **options: Any) -> "SamplingParams":
@@ -113,21 +175,13 @@ class SamplingParams:
             InvalidRequest: an option is unknown, not supported, or out of range.
         """
         known = {f.name for f in fields(cls)}
+        for alias, name in ALIASES.items():
+            if alias in options and name in options:
+                raise InvalidRequest(f"{alias}={options[alias]!r}: another name of {name}; give one of them")
+        options = {ALIASES.get(name, name): value for name, value in options.items()}
         for name, value in options.items():
             if name in KNOWN_UNSUPPORTED:
                 raise InvalidRequest(f"{name}={value!r}: not supported by this version; leave it out")
             if name not in known:
                 raise InvalidRequest(f"{name}={value!r}: unknown option; known options are {', '.join(sorted(known))}")
         return cls(**options)
-
-
-def _check_int(name: str, value: Any, low: int, high: int | None = None) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < low or (high is not None and value > high):
-        limit = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
-        raise InvalidRequest(f"{name}={value!r}: must be {limit}")
-
-
-def _check_range(name: str, value: Any, low: float, high: float, wanted: str, open_low: bool = False) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not low <= value <= high or value == float("inf") or (open_low and value == low):
-        raise InvalidRequest(f"{name}={value!r}: must be {wanted}")

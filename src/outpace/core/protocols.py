@@ -118,7 +118,8 @@ class Stream:
         seed, sample_index: key of the noise.
         ids: prompt and generated ids; the last one is node 0 of the tree, if there is a tree.
         prompt_length: how many of `ids` are the prompt.
-        eos_token_ids: ids that end the request.
+        eos_token_ids: the request's EOS ids, its own or the model's, also when it ignores them: they end it unless
+            `params.ignore_eos`, and cannot be chosen before `params.min_new_tokens`.
     """
 
     params: SamplingParams

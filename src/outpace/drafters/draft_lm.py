@@ -95,7 +95,7 @@ class DraftLM:
         logits = self.model.grow(growths)[:, : self._vocab_size]
         if logits.shape[1] < self._vocab_size:
             logits = torch.nn.functional.pad(logits, (0, self._vocab_size - logits.shape[1]), value=-torch.inf)
-        streams, depths = [], []
+        streams, depths, paths = [], [], []
         for (owner, nodes), growth in zip(groups.items(), growths, strict=True):
             state = states[owner]
             assert state.request is not None, "begin() comes before expand()"
@@ -103,7 +103,8 @@ class DraftLM:
                 self.model.commit(state.slot, range(len(growth.tokens)))
             streams += [state.request.stream] * len(nodes)
             depths += [state.depths[-1] if state.depths else 0] * len(nodes)
-        scores = keyed_scores(logits, streams, depths, self._noise)
+            paths += _paths(state, len(nodes))
+        scores = keyed_scores(logits, streams, depths, self._noise, paths)
         log_probs, tokens = scores.topk(min(width, self._vocab_size), dim=-1)
         return Candidates(tokens, log_probs)
 
@@ -157,3 +158,16 @@ class DraftLM:
         # The pending token is committed, so depth 1 stands right behind the committed rows.
         offsets = torch.tensor(state.depths) - 1
         return Growth(state.slot, tokens, offsets, visible[scratch:], scratch, wanted=count)
+
+
+def _paths(state: DraftState, count: int) -> list[list[int]]:
+    """Drafted tokens down to each of the last `count` nodes, worked out only for requests that look at them."""
+    assert state.request is not None, "begin() comes before expand()"
+    if not state.request.stream.params.has_processors or not state.parents:
+        return [[]] * count
+    tokens = torch.cat(state.tokens).tolist()
+    paths: list[list[int]] = []
+    for row in range(len(state.parents)):
+        above = state.parents[row]
+        paths.append([*(paths[above] if above >= 0 else ()), tokens[row]])
+    return paths[-count:]

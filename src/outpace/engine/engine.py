@@ -7,10 +7,11 @@ from time import perf_counter
 import torch
 
 from outpace.core.errors import InvalidRequest
-from outpace.core.events import Sample
+from outpace.core.events import Sample, TokenLogprob
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Chunk, Detokenizer, NodeOutputs, Proposer, Target, Verdict
-from outpace.engine.round import by_proposer, keep_sound, run_round
+from outpace.core.tree import Topology
+from outpace.engine.round import by_proposer, keep_sound, logprobs, run_round
 from outpace.engine.session import Session
 from outpace.engine.stopping import Stop, StopChecker
 from outpace.sampling.draw import BatchDraw
@@ -54,7 +55,8 @@ class Engine:
             budget: drafted nodes per round; None takes the proposer's.
 
         Raises:
-            InvalidRequest: the prompt is empty, has ids outside the vocabulary, or leaves no room for a token.
+            InvalidRequest: the prompt is empty, has ids outside the vocabulary, or leaves no room for a token; an
+                option names such ids, or needs a tokenizer.
         """
         prompt = self._checked_prompt(prompt_ids, params)
         budget = proposer.budget if budget is None else budget
@@ -63,6 +65,9 @@ class Engine:
         eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
         if params.stop and self._new_detokenizer is None:
             raise InvalidRequest(f"stop={params.stop!r}: stop strings need a tokenizer; use eos_token_ids")
+        if params.bad_words:
+            raise InvalidRequest(f"bad_words={params.bad_words!r}: bad words need a tokenizer; use bad_words_ids")
+        params.check_vocabulary(self.target.vocab_size)
         seed = secrets.randbelow(MAX_SEED) if params.seed is None else params.seed
         limit = min(params.max_new_tokens, self.target.max_length - len(prompt))
         request_id = self._next_request_id
@@ -70,8 +75,8 @@ class Engine:
         sessions = []
         for sample_index in range(params.n):
             detokenizer = self._new_detokenizer() if self._new_detokenizer else None
-            stopper = StopChecker(limit, eos, params.stop, detokenizer)
-            session = Session(request_id, sample_index, prompt, params, seed, proposer, budget, stopper)
+            stopper = StopChecker(limit, () if params.ignore_eos else eos, params.stop, detokenizer)
+            session = Session(request_id, sample_index, prompt, params, seed, proposer, budget, stopper, tuple(eos))
             session.ids = list(prompt)
             session.metrics.prompt_tokens = len(prompt)
             session.admitted_at = perf_counter()
@@ -100,8 +105,8 @@ class Engine:
         if filling:
             self._prefill(filling)
         if decoding:
-            for session, tokens in run_round(self.target, decoding):
-                self._emit(session, tokens)
+            for session, tokens, scores in run_round(self.target, decoding):
+                self._emit(session, tokens, scores)
             self._fail_unsound(decoding)
 
     def cancel(self, session: Session) -> None:
@@ -116,6 +121,7 @@ class Engine:
 
         Raises:
             NonFiniteLogits: the target failed on it.
+            InvalidRequest: its options left no token to choose.
         """
         if session.error is not None:
             raise session.error
@@ -127,6 +133,7 @@ class Engine:
             session.stop_reason,
             session.seed,
             session.metrics,
+            None if session.params.logprobs is None else tuple(session.logprobs),
         )
 
     def _checked_prompt(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:
@@ -164,19 +171,22 @@ class Engine:
         if not ready:
             return
         first, last = [session for session, _ in ready], [output for _, output in ready]
-        draw = BatchDraw(last, [(0,)] * len(first), [session.stream for session in first])
+        pending = [[session.prompt_ids[-1]] for session in first]
+        draw = BatchDraw(last, [Topology.chain(1)] * len(first), pending, [session.stream for session in first])
         drawn = draw([(index, 0) for index in range(len(first))])
         verdicts = keep_sound(first, last, [Verdict((0,), token) for token in drawn])
         for index, verdict in verdicts.items():
-            self._emit(first[index], [verdict.next_token])
+            token = verdict.next_token
+            self._emit(first[index], [token], logprobs(first[index], last[index], (0,), [token]))
         self._fail_unsound(sessions)
 
-    def _emit(self, session: Session, tokens: list[int]) -> None:
+    def _emit(self, session: Session, tokens: list[int], scores: Sequence[TokenLogprob]) -> None:
         started = perf_counter()
         metrics = session.metrics
         is_first = len(session.ids) == len(session.prompt_ids)
         kept, text, stop = session.stopper.take(tokens)
         session.ids += kept
+        session.logprobs += scores[: len(kept)]
         metrics.new_tokens += len(kept)
         accepted = min(len(kept), len(tokens) - 1)
         metrics.accepted += accepted

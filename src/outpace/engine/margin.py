@@ -8,6 +8,7 @@ import torch
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, Target
 from outpace.sampling.noise import gumbel, noise_key
+from outpace.sampling.process import History, process
 from outpace.sampling.warp import cutoff_distance, warp
 
 
@@ -16,8 +17,8 @@ class Margin:
     """How far apart two candidate tokens were.
 
     Attributes:
-        between: difference of the two tokens' deciding scores: logits when greedy, log p + g when sampling. None if
-            one of them could not be drawn at all.
+        between: difference of the two tokens' deciding scores: logits when greedy, log p + g when sampling, penalties
+            and biases applied. None if one of them could not be drawn at all.
         to_cutoff: distance in nats of the nearer of them to a top-k, top-p or min-p cut-off; None without one.
         top2: difference between the best two scores at the position, whichever tokens they are.
     """
@@ -41,6 +42,7 @@ def decision_margin(
     seed: int,
     sample_index: int,
     tokens: tuple[int, int],
+    prompt_length: int,
     chunk: int = 256,
 ) -> Margin:
     """Score the two tokens that two runs chose after the same ids.
@@ -50,6 +52,7 @@ def decision_margin(
         ids: prompt and common answer.
         params, seed, sample_index: of the request.
         tokens: the two choices.
+        prompt_length: how many of `ids` are the prompt, which penalties treat differently.
         chunk: prompt tokens per pass.
     """
     slot = target.open_slot()
@@ -62,14 +65,16 @@ def decision_margin(
     finally:
         target.close_slot(slot)
     assert last is not None, "ids holds the prompt, so there is a last position"
-    logits = last.scores(0)
+    eos = target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
+    history = History(ids[:prompt_length], ids[prompt_length:], eos)
+    logits, cutoff = last.scores(0), float("inf")
     if params.is_greedy:
-        best = logits.topk(2).values
-        return Margin(abs(float(logits[tokens[0]] - logits[tokens[1]])), None, float(best[0] - best[1]))
-    key = noise_key(seed, sample_index, len(ids))
-    scores = warp(logits[None], params)[0] + gumbel([key], torch.arange(len(logits), device=logits.device))[0]
+        scores = process(logits[None], params, [history])[0]
+    else:
+        noise = gumbel([noise_key(seed, sample_index, len(ids))], torch.arange(len(logits), device=logits.device))
+        scores = warp(logits[None], params, [history])[0] + noise[0]
+        cutoff = min(cutoff_distance(logits, params, token, history) for token in tokens)
     best = scores.topk(2).values
     first, second = float(scores[tokens[0]]), float(scores[tokens[1]])
     between = abs(first - second) if torch.isfinite(scores[list(tokens)]).all() else None
-    cutoff = min(cutoff_distance(logits, params, token) for token in tokens)
     return Margin(between, None if cutoff == float("inf") else cutoff, float(best[0] - best[1]))

@@ -9,15 +9,18 @@ from time import perf_counter
 
 import torch
 
-from outpace.core.errors import NonFiniteLogits
+from outpace.core.errors import InvalidRequest, NonFiniteLogits
+from outpace.core.events import TokenLogprob
 from outpace.core.protocols import DraftRequest, NodeOutputs, Observation, Proposer, Target, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.session import Session
-from outpace.sampling.draw import BatchDraw, RejectionDraw
+from outpace.sampling.draw import NO_TOKEN, BatchDraw, RejectionDraw
+from outpace.sampling.logprobs import token_logprobs
 from outpace.verify.match import match
 from outpace.verify.rejection import rejection
 
-Emitted = list[tuple[Session, list[int]]]
+Emitted = list[tuple[Session, list[int], Sequence[TokenLogprob]]]
+"""Per session the tokens it gained and their log-probabilities, none unless it asked for them."""
 
 
 def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
@@ -29,7 +32,7 @@ def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
 
     Returns:
         The tokens each session gained, 1 to K + 1 of them, not yet checked for stops. A session whose logits are not
-        finite on its path gains none and has `error` set.
+        finite on its path, or whose options leave no token there, gains none and has `error` set.
     """
     clock = [perf_counter()]
     trees = propose(target, sessions)
@@ -43,7 +46,8 @@ def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
     for index, verdict in verdicts.items():
         session = sessions[index]
         target.commit(_slot(session), verdict.path)
-        emitted.append((session, [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]))
+        gained = [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]
+        emitted.append((session, gained, logprobs(session, outputs[index], verdict.path, gained)))
     clock.append(perf_counter())
     observe(sessions, trees, outputs, verdicts)
     clock.append(perf_counter())
@@ -93,13 +97,14 @@ def verify(
         topologies = [trees[index].topology for index in matched]
         draw = BatchDraw(
             [outputs[index] for index in matched],
-            [topology.depths for topology in topologies],
+            topologies,
+            [tokens[index] for index in matched],
             [sessions[index].stream for index in matched],
         )
         verdicts |= zip(matched, match(topologies, [tokens[index] for index in matched], draw), strict=True)
     for index, session in enumerate(sessions):
         if index not in verdicts:
-            primitives = RejectionDraw(outputs[index], trees[index].topology.depths, session.stream)
+            primitives = RejectionDraw(outputs[index], trees[index].topology, tokens[index], session.stream)
             verdicts[index] = rejection(
                 trees[index], tokens[index], primitives.target_probs, primitives.categorical, primitives.bernoulli
             )
@@ -109,7 +114,7 @@ def verify(
 def keep_sound(
     sessions: Sequence[Session], outputs: Sequence[NodeOutputs], verdicts: Sequence[Verdict]
 ) -> dict[int, Verdict]:
-    """The verdicts whose path has finite logits; the other sessions get an error.
+    """The verdicts whose path has finite logits and a token to go on with; the other sessions get an error.
 
     Only nodes on the path count: plain decoding would never have looked at the others. NaN and infinity sort first,
     so the top logit tells.
@@ -119,14 +124,27 @@ def keep_sound(
     for index, (session, output, verdict) in enumerate(zip(sessions, outputs, verdicts, strict=True)):
         nodes, finite = finite[: len(output.top_logits)], finite[len(output.top_logits) :]
         depth = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
-        if depth is None:
+        if depth is None and verdict.next_token != NO_TOKEN:
             sound[index] = verdict
+        elif depth is None:
+            session.error = InvalidRequest(
+                f"request {session.request_id}: its penalties, logit_bias, bad words and min_new_tokens leave no token "
+                f"to choose at position {len(session.ids) + verdict.accepted_drafts}: relax them"
+            )
         else:
             session.error = NonFiniteLogits(
                 f"request {session.request_id}: the target's logits for position {len(session.ids) + depth} are not "
                 "finite; check the weights, or load the model with dtype='float32'"
             )
     return sound
+
+
+def logprobs(
+    session: Session, outputs: NodeOutputs, path: Sequence[int], tokens: Sequence[int]
+) -> Sequence[TokenLogprob]:
+    """Log-probabilities of the tokens chosen after the nodes of a path, if the session asked for them."""
+    count = session.params.logprobs
+    return () if count is None else token_logprobs(outputs, path, tokens, count)
 
 
 def observe(

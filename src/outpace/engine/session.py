@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outpace.core.events import RequestMetrics, StepEvent
+from outpace.core.events import RequestMetrics, StepEvent, TokenLogprob
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer, Stream
 from outpace.engine.stopping import StopChecker
@@ -21,13 +21,15 @@ class Session:
         params, seed: how tokens are chosen; the seed actually in use.
         proposer: answers "which tree?" for this request.
         budget: drafted nodes per round at most.
-        stopper: decides where the answer ends.
+        stopper: decides where the answer ends; it knows no EOS ids if the request ignores them.
+        eos_token_ids: the request's EOS ids, its own or the model's, ignored or not.
         state: the proposer's per-request state.
         slot: KV slot, None while waiting and after the end.
         prefilled: prompt tokens already written.
         ids: prompt and generated ids. Once the prompt is written the last one is the pending token, whose KV is not.
         admitted_at, first_token_at: clock readings in seconds.
         finish_reason, stop_reason, error: how it ended.
+        logprobs: one entry per generated id, if the request asked for log-probabilities.
         events: its events that nobody has taken yet, oldest first.
     """
 
@@ -39,6 +41,7 @@ class Session:
     proposer: Proposer
     budget: int
     stopper: StopChecker
+    eos_token_ids: tuple[int, ...] = ()
     state: Any = None
     slot: int | None = None
     prefilled: int = 0
@@ -49,6 +52,7 @@ class Session:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: Exception | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     events: deque[StepEvent] = field(default_factory=deque)
 
     @property
@@ -61,12 +65,14 @@ class Session:
         return self.params.max_new_tokens - (len(self.ids) - len(self.prompt_ids))
 
     def announce(self, tokens: Sequence[int], text: str) -> None:
-        """File an event with the present finish reason."""
-        self.events.append(StepEvent(self.request_id, self.sample_index, tuple(tokens), text, self.finish_reason))
+        """File an event with the present finish reason; the tokens are the last ones generated."""
+        logprobs = None
+        if self.params.logprobs is not None:
+            logprobs = tuple(self.logprobs[len(self.logprobs) - len(tokens) :])
+        event = StepEvent(self.request_id, self.sample_index, tuple(tokens), text, self.finish_reason, logprobs)
+        self.events.append(event)
 
     @property
     def stream(self) -> Stream:
         """The randomness for a tree rooted at the pending token: its successor goes to position len(ids)."""
-        return Stream(
-            self.params, self.seed, self.sample_index, self.ids, len(self.prompt_ids), self.stopper.eos_token_ids
-        )
+        return Stream(self.params, self.seed, self.sample_index, self.ids, len(self.prompt_ids), self.eos_token_ids)

@@ -19,7 +19,7 @@ class StopChecker:
 
     Args:
         max_new_tokens: tokens that may be emitted.
-        eos_token_ids: ids that end the answer; the id itself is emitted, its text is not.
+        eos_token_ids: ids that end the answer, none if it ignores them; the id itself is emitted, its text is not.
         stop: strings that end the answer; the token completing one is emitted, the text is cut before it.
         detokenizer: needed for text and for stop strings.
     """
@@ -32,7 +32,7 @@ class StopChecker:
         detokenizer: Detokenizer | None,
     ) -> None:
         self._left = max_new_tokens
-        self.eos_token_ids = tuple(eos_token_ids)
+        self._eos_token_ids = tuple(eos_token_ids)
         self._stop = tuple(stop)
         self._detokenizer = detokenizer
         self._held = ""  # text that may still turn out to begin a stop string
@@ -58,7 +58,7 @@ class StopChecker:
         return kept, released, stop
 
     def _advance(self, token: int) -> tuple[str, Stop | None]:
-        if token in self.eos_token_ids:
+        if token in self._eos_token_ids:
             return self._close(), Stop("stop", token)
         if self._detokenizer is not None:
             self._held += self._detokenizer.push(token)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
+from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.models.load import DTYPES, choose_device, read_model, resolve
 
@@ -49,7 +50,12 @@ class TransformersReference:
 
     @torch.inference_mode()
     def generate(self, ids: Sequence[int], params: SamplingParams, eos_token_ids: Sequence[int]) -> ReferenceRun:
-        """Decode greedily or by sampling; a sampled run uses transformers' own random stream."""
+        """Decode greedily or by sampling; a sampled run uses transformers' own random stream.
+
+        Raises:
+            InvalidRequest: an option that stock `generate` does not have, or has with another meaning.
+        """
+        _refuse_what_is_ours_alone(params)
         clock = _Clock()
         prompt = torch.tensor([list(ids)], device=self._model.device)
         sampling = (
@@ -63,6 +69,8 @@ class TransformersReference:
                 "min_p": params.min_p or None,
             }
         )
+        # None would bring back the model's own ids; no token is -1.
+        eos = [-1] if params.ignore_eos else list(eos_token_ids) or None
         if params.seed is not None:
             torch.manual_seed(params.seed)
         started = perf_counter()
@@ -70,7 +78,8 @@ class TransformersReference:
             input_ids=prompt,
             attention_mask=torch.ones_like(prompt),
             max_new_tokens=params.max_new_tokens,
-            eos_token_id=list(eos_token_ids) or None,
+            repetition_penalty=params.repetition_penalty,
+            eos_token_id=eos,
             pad_token_id=eos_token_ids[0] if eos_token_ids else 0,
             streamer=clock,
             **sampling,
@@ -79,3 +88,11 @@ class TransformersReference:
         ttft = (arrivals[0] - started) * 1e3 if arrivals else 0.0
         decode = (arrivals[-1] - arrivals[0]) * 1e3 if arrivals else 0.0
         return ReferenceRun(tuple(output[0, len(ids) :].tolist()), ttft, decode)
+
+
+def _refuse_what_is_ours_alone(params: SamplingParams) -> None:
+    """A yardstick that leaves out an option measures another task."""
+    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "bad_words_ids", "min_new_tokens"):
+        value = getattr(params, name)
+        if value:
+            raise InvalidRequest(f"{name}={value!r}: not for stock generate; leave 'transformers' out of the methods")

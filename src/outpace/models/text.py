@@ -29,6 +29,20 @@ class TextCodec:
         """Ids of plain text, with the special tokens the tokenizer adds by itself."""
         return list(self.tokenizer(text)["input_ids"])
 
+    def encode_word(self, word: str) -> list[tuple[int, ...]]:
+        """Ids of a word as it stands at the start of a text and after a space, each spelling once.
+
+        Raises:
+            InvalidRequest: the tokenizer makes no tokens of it.
+        """
+        bare = word.lstrip() or word  # a word that is white space itself stays what it is
+        spellings = dict.fromkeys(
+            tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (bare, " " + bare)
+        )
+        if () in spellings:
+            raise InvalidRequest(f"bad_words: the tokenizer of {self._name} has no tokens for {word!r}")
+        return list(spellings)
+
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Ids of a conversation up to the point where the assistant speaks.
 

@@ -7,79 +7,139 @@ from torch import Tensor
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NodeOutputs, Stream
+from outpace.core.tree import Topology
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
+from outpace.sampling.process import history_of
 from outpace.sampling.warp import warp
 
+NO_TOKEN = -1
+"""Drawn where a request's options leave no token to choose. No node holds it, so every walk ends there."""
 
-def draw_keyed(rows: Sequence[Tensor], streams: Sequence[Stream], positions: Sequence[int]) -> list[int]:
+
+def draw_keyed(
+    rows: Sequence[Tensor],
+    streams: Sequence[Stream],
+    positions: Sequence[int],
+    paths: Sequence[Sequence[int]] | None = None,
+) -> list[int]:
     """One token per row: argmax(log p + g) with the request's noise at that position.
 
     Args:
         rows: float32 logits [V] per row.
         streams: the stream of each row.
         positions: absolute position of the token to draw, per row.
+        paths: per row the tokens between node 0 and that position; read for rows with `has_processors`, which need it.
+
+    Returns:
+        A token per row, `NO_TOKEN` where the request's options leave none.
+
+    Raises:
+        ValueError: a row's options need its path and there is none, or it does not lead to the row's position.
     """
     drawn = [0] * len(rows)
     by_params: dict[SamplingParams, list[int]] = {}
     for row, stream in enumerate(streams):
         by_params.setdefault(stream.params, []).append(row)
     for params, members in by_params.items():
-        log_probs = warp(torch.stack([rows[row] for row in members]), params)
+        histories = None
+        if params.has_processors and paths is not None:
+            for row in members:
+                if len(paths[row]) != positions[row] - streams[row].first_position:
+                    raise ValueError(f"a path of {len(paths[row])} tokens does not lead to position {positions[row]}")
+            histories = [history_of(streams[row], paths[row]) for row in members]
+        log_probs = warp(torch.stack([rows[row] for row in members]), params, histories)
         keys = [noise_key(streams[row].seed, streams[row].sample_index, positions[row]) for row in members]
         vocab = torch.arange(log_probs.shape[-1], device=log_probs.device)
-        tokens = (log_probs + gumbel(keys, vocab)).argmax(dim=-1).tolist()
-        for row, token in zip(members, tokens, strict=True):
+        tokens = (log_probs + gumbel(keys, vocab)).argmax(dim=-1)
+        if params.has_processors:
+            tokens = tokens.where(log_probs.amax(dim=-1) > -torch.inf, NO_TOKEN)
+        for row, token in zip(members, tokens.tolist(), strict=True):
             drawn[row] = token
     return drawn
 
 
 class BatchDraw:
-    """The `draw` of `verify.match` over a batch: greedy rows are read once, sampled rows are drawn when visited.
+    """The `draw` of `verify.match` over a batch: greedy rows are read once, the others are drawn when visited.
+
+    Greedy requests with penalties, biases or bans are drawn too: their best token depends on the node's path.
 
     Args:
         outputs: the target's answers, one per request.
-        depths: depth of each node, per request.
+        topologies, tokens: the trees, their tokens on the host.
         streams: the randomness of each request.
     """
 
     def __init__(
-        self, outputs: Sequence[NodeOutputs], depths: Sequence[Sequence[int]], streams: Sequence[Stream]
+        self,
+        outputs: Sequence[NodeOutputs],
+        topologies: Sequence[Topology],
+        tokens: Sequence[Sequence[int]],
+        streams: Sequence[Stream],
     ) -> None:
-        self._outputs, self._depths, self._streams = outputs, depths, streams
-        greedy = [index for index, stream in enumerate(streams) if stream.params.is_greedy]
+        self._outputs, self._topologies, self._tokens, self._streams = outputs, topologies, tokens, streams
+        wanted = [stream.params for stream in streams]
+        greedy = [index for index, params in enumerate(wanted) if params.is_greedy and not params.has_processors]
         self._best: dict[int, list[int]] = {}
         if greedy:
             best = torch.cat([outputs[index].top_ids[:, 0] for index in greedy]).tolist()  # one host read
             for index in greedy:
-                count = len(depths[index])
+                count = len(topologies[index])
                 self._best[index], best = best[:count], best[count:]
 
     def __call__(self, queries: list[tuple[int, int]]) -> list[int]:
-        sampled = [(index, node) for index, node in queries if index not in self._best]
-        positions = [self._streams[index].first_position + self._depths[index][node] for index, node in sampled]
-        rows = [self._outputs[index].scores(node) for index, node in sampled]
-        drawn = iter(draw_keyed(rows, [self._streams[index] for index, _ in sampled], positions) if sampled else ())
+        visited = [(index, node) for index, node in queries if index not in self._best]
+        drawn = iter(self._drawn(visited) if visited else ())
         return [self._best[index][node] if index in self._best else next(drawn) for index, node in queries]
+
+    def _drawn(self, visited: Sequence[tuple[int, int]]) -> list[int]:
+        streams = [self._streams[index] for index, _ in visited]
+        depths = [self._topologies[index].depths[node] for index, node in visited]
+        positions = [stream.first_position + depth for stream, depth in zip(streams, depths, strict=True)]
+        paths = [self._path(index, node) for index, node in visited]
+        return draw_keyed([self._outputs[index].scores(node) for index, node in visited], streams, positions, paths)
+
+    def _path(self, index: int, node: int) -> list[int]:
+        """Tokens below node 0 down to a node; not worked out for requests that do not look at them."""
+        if not self._streams[index].params.has_processors:
+            return []
+        return path_tokens(self._topologies[index], self._tokens[index], node)
+
+
+def path_tokens(topology: Topology, tokens: Sequence[int], node: int) -> list[int]:
+    """Tokens of the nodes below node 0 down to `node`: what lies between the pending token and the node's successor."""
+    return [tokens[above] for above in topology.path(node)[1:]]
 
 
 class RejectionDraw:
-    """The primitives of `verify.rejection` for one request, on noise of their own."""
+    """The primitives of `verify.rejection` for one request, on noise of their own.
 
-    def __init__(self, outputs: NodeOutputs, depths: Sequence[int], stream: Stream) -> None:
-        self._outputs, self._depths, self._stream = outputs, depths, stream
+    Args:
+        outputs: the target's answers.
+        topology, tokens: the tree, its tokens on the host.
+        stream: the randomness of the request.
+    """
+
+    def __init__(self, outputs: NodeOutputs, topology: Topology, tokens: Sequence[int], stream: Stream) -> None:
+        self._outputs, self._topology, self._tokens, self._stream = outputs, topology, tokens, stream
 
     def target_probs(self, node: int) -> Tensor:
-        """[V] the target's warped distribution after a node."""
-        return warp(self._outputs.scores(node)[None], self._stream.params)[0].exp()
+        """[V] the target's warped distribution after a node; all 0 where the request's options leave no token."""
+        params, histories = self._stream.params, None
+        if params.has_processors:
+            histories = [history_of(self._stream, path_tokens(self._topology, self._tokens, node))]
+        return warp(self._outputs.scores(node)[None], params, histories)[0].exp()
 
     def categorical(self, probs: Tensor, node: int) -> int:
-        key = self._key(self._depths[node], Purpose.RESIDUAL)
+        """A token drawn from `probs`; `NO_TOKEN` if all of them are 0."""
+        if self._stream.params.has_processors and not probs.any():
+            return NO_TOKEN
+        key = self._key(self._topology.depths[node], Purpose.RESIDUAL)
         vocab = torch.arange(len(probs), device=probs.device)
         return int((probs.log() + gumbel([key], vocab)[0]).argmax())
 
     def bernoulli(self, probability: float, node: int) -> bool:
         # Keyed by the node too: siblings stand at one position and must not share their luck.
-        key = self._key(self._depths[node] - 1, Purpose.ACCEPT)
+        key = self._key(self._topology.depths[node] - 1, Purpose.ACCEPT)
         return float(uniform([key], torch.tensor([node]))[0, 0]) < probability
 
     def _key(self, depth: int, purpose: Purpose) -> tuple[int, int]:

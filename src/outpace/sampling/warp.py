@@ -1,24 +1,46 @@
 """One warp for target and draft alike: logits to the distribution that tokens are drawn from."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
+from outpace.sampling.process import History, process
 
 _TOP_P_GUESS = 256
 
 
-def warp(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Apply temperature, top-k, top-p and min-p, in transformers' order and with its treatment of ties.
+def warp(logits: Tensor, params: SamplingParams, histories: Sequence[History] | None = None) -> Tensor:
+    """Apply all options: `process`, then temperature, top-k, top-p and min-p in transformers' order, with its ties.
 
     Args:
         logits: [R, V] float32.
         params: the request's sampling parameters.
+        histories: R histories, one per row, each along the row's own path; needed if `params.has_processors`.
 
     Returns:
         [R, V] float32 normalised log-probabilities, -inf for removed tokens; at temperature 0 all mass is on the
-        largest logit.
+        largest logit. A row of which the options leave nothing is -inf throughout.
+
+    Raises:
+        ValueError: the options need histories and there are none.
     """
+    if not params.has_processors:
+        return _law(logits, params)
+    processed = _processed(logits, params, histories)
+    # Not only -inf: a penalty of 1e-40 overflows, and an infinite score is no law either.
+    is_empty = ~torch.isfinite(processed.amax(dim=-1, keepdim=True))  # [R, 1]
+    return _law(processed, params).masked_fill(is_empty, -torch.inf)
+
+
+def _processed(logits: Tensor, params: SamplingParams, histories: Sequence[History] | None) -> Tensor:
+    if params.has_processors and histories is None:
+        raise ValueError("these options depend on what was said before: give one history per row")
+    return process(logits, params, histories or ())
+
+
+def _law(logits: Tensor, params: SamplingParams) -> Tensor:
     if params.is_greedy:
         best = logits.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter_(-1, best, 0.0)
@@ -34,7 +56,7 @@ def warp(logits: Tensor, params: SamplingParams) -> Tensor:
     return log_probs
 
 
-def cutoff_distance(logits: Tensor, params: SamplingParams, token: int) -> float:
+def cutoff_distance(logits: Tensor, params: SamplingParams, token: int, history: History | None = None) -> float:
     """How far, in nats, a token's log-probability lies from the nearest cut-off that could drop or admit it.
 
     The certificate uses it: a rounding error larger than this distance can change which tokens may be drawn.
@@ -43,8 +65,13 @@ def cutoff_distance(logits: Tensor, params: SamplingParams, token: int) -> float
         logits: [V] float32 logits of one position.
         params: the request's sampling parameters.
         token: the token id in question.
+        history: of the position; needed if `params.has_processors`.
+
+    Raises:
+        ValueError: the options need a history and there is none.
     """
     distance = float("inf")
+    logits = _processed(logits[None], params, None if history is None else [history])[0]
     if params.is_greedy:
         return distance
     log_probs = torch.log_softmax(logits[None] / params.temperature, dim=-1)
@@ -88,5 +115,5 @@ def _top_p_floor(log_probs: Tensor, top_p: float) -> Tensor:
         before = ordered.exp().cumsum(dim=-1) - ordered.exp()
         needed = (before < top_p).sum(dim=-1, keepdim=True)
         if count == vocab or int(needed.max()) < count:
-            return ordered.gather(-1, needed - 1)
+            return ordered.gather(-1, (needed - 1).clamp(min=0))  # none is needed where the row is NaN
         count = min(count * 8, vocab)

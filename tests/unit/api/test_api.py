@@ -76,7 +76,7 @@ def test_a_result_is_consistent_in_itself(model: outpace.Model) -> None:
         ({"method": "lookup:budget=-1"}, "budget=-1: input should be greater than or equal to 0"),
         ({"budget": 512}, "budget=512: must be from 0 to 511"),
         ({"temprature": 1.0}, "temprature=1.0: unknown option; known options are"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty=1.1: not supported"),
+        ({"guidance_scale": 1.1}, "guidance_scale=1.1: not supported"),
         ({"top_p": 0.0}, r"top_p=0.0: must be a number in \(0, 1\]"),
         ({"params": SamplingParams(), "temperature": 0.5}, "params and temperature were both given"),
     ],

@@ -60,14 +60,14 @@ def test_a_rounding_difference_is_a_tie(model: Model) -> None:
     ids = [*prompt, *plain[:place]]
     other = next(token for token in range(200) if token != plain[place])
     forged = (*plain[:place], other, *plain[place + 1 :])
-    bounds = model.margin(ids, GREEDY, (plain[place], other))
+    bounds = model.margin(ids, GREEDY, (plain[place], other), len(prompt))
     assert bounds.between is not None
 
     class NearModel(Model):
         """The same model, with the margin of a near tie."""
 
-        def margin(self, ids: Any, params: Any, tokens: Any) -> Any:
-            real = super().margin(ids, params, tokens)
+        def margin(self, ids: Any, params: Any, tokens: Any, prompt_length: int) -> Any:
+            real = super().margin(ids, params, tokens, prompt_length)
             return type(real)(2e-4, None, 2e-4)
 
     near = NearModel.__new__(NearModel)
@@ -96,10 +96,10 @@ def test_stopping_differently_is_a_bug(model: Model) -> None:
 def test_margin_of_a_cut_off_token(model: Model, tmp_path: Path) -> None:
     """Guards against an infinite margin where a token fell just outside the nucleus: the cut-off's distance counts."""
     ids = model.encode("hello")
-    logits_margin = model.margin(ids, SamplingParams(temperature=1.0, seed=1), (5, 6))
+    logits_margin = model.margin(ids, SamplingParams(temperature=1.0, seed=1), (5, 6), len(ids))
     assert logits_margin.to_cutoff is None
     assert logits_margin.between is not None
-    cut = model.margin(ids, SamplingParams(temperature=1.0, seed=1, top_k=1), (5, 6))
+    cut = model.margin(ids, SamplingParams(temperature=1.0, seed=1, top_k=1), (5, 6), len(ids))
     assert cut.between is None
     assert cut.to_cutoff is not None
     assert cut.smallest == cut.to_cutoff

@@ -1,12 +1,13 @@
 """Sampling parameters: a bad or unknown option must be refused by name, never rounded, dropped or passed on."""
 
-from dataclasses import fields
+import json
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
 
 from outpace.core.errors import InvalidRequest, OutpaceError
-from outpace.core.params import KNOWN_UNSUPPORTED, MAX_SEED, SamplingParams
+from outpace.core.params import ALIASES, KNOWN_UNSUPPORTED, MAX_SEED, SamplingParams
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -45,6 +46,53 @@ REFUSED: list[tuple[str, Any]] = [
     ("stop", (3,)),
     ("verification", "greedy"),
     ("verification", None),
+    ("repetition_penalty", 0.0),
+    ("repetition_penalty", -1.0),
+    ("repetition_penalty", INFINITY),
+    ("repetition_penalty", NAN),
+    ("repetition_penalty", True),
+    ("repetition_penalty", None),
+    ("presence_penalty", 2.01),
+    ("presence_penalty", -2.01),
+    ("presence_penalty", NAN),
+    ("frequency_penalty", 2.01),
+    ("frequency_penalty", -2.01),
+    ("frequency_penalty", "1"),
+    ("logit_bias", {5: 100.1}),
+    ("logit_bias", {5: -100.1}),
+    ("logit_bias", {5: NAN}),
+    ("logit_bias", {5: "1"}),
+    ("logit_bias", {5: True}),
+    ("logit_bias", {5: None}),
+    ("logit_bias", {-1: 1.0}),
+    ("logit_bias", {"-1": 1.0}),
+    ("logit_bias", {"five": 1.0}),
+    ("logit_bias", {"\u0665": 1.0}),
+    ("logit_bias", {True: 1.0}),
+    ("logit_bias", {1.5: 1.0}),
+    ("logit_bias", {5: 1.0, "5": 2.0}),
+    ("logit_bias", [5, 1.0]),
+    ("logit_bias", "5=1"),
+    ("logit_bias", 5),
+    ("bad_words", ""),
+    ("bad_words", ("ok", "")),
+    ("bad_words", (3,)),
+    ("bad_words_ids", [[]]),
+    ("bad_words_ids", [5]),
+    ("bad_words_ids", [["a"]]),
+    ("bad_words_ids", [[1, -1]]),
+    ("bad_words_ids", [[True]]),
+    ("bad_words_ids", "ab"),
+    ("bad_words_ids", 5),
+    ("min_new_tokens", -1),
+    ("min_new_tokens", 1.0),
+    ("min_new_tokens", 129),
+    ("ignore_eos", 1),
+    ("ignore_eos", None),
+    ("logprobs", -1),
+    ("logprobs", 21),
+    ("logprobs", True),
+    ("logprobs", 1.0),
 ]
 
 ACCEPTED: list[tuple[str, Any]] = [
@@ -64,6 +112,17 @@ ACCEPTED: list[tuple[str, Any]] = [
     ("stop", ()),
     ("eos_token_ids", ()),
     ("verification", "rejection"),
+    ("repetition_penalty", 1e-3),
+    ("repetition_penalty", 50),
+    ("presence_penalty", -2),
+    ("presence_penalty", 2.0),
+    ("frequency_penalty", -2.0),
+    ("frequency_penalty", 2),
+    ("min_new_tokens", 128),
+    ("ignore_eos", True),
+    ("logprobs", 0),
+    ("logprobs", 20),
+    ("logprobs", None),
 ]
 
 
@@ -90,7 +149,7 @@ def test_unsupported_options_are_refused_by_name(name: str) -> None:
         SamplingParams.from_options(**{name: 1})
 
 
-@pytest.mark.parametrize("name", ["repetition_penalty", "logit_bias", "min_new_tokens", "bad_words_ids", "do_sample"])
+@pytest.mark.parametrize("name", ["allowed_token_ids", "do_sample", "guidance_scale", "num_beams", "response_format"])
 def test_the_options_people_pass_most_are_known_by_name(name: str) -> None:
     """Guards against dropping an option from the unsupported list, which would make its refusal a riddle."""
     assert name in KNOWN_UNSUPPORTED
@@ -99,6 +158,7 @@ def test_the_options_people_pass_most_are_known_by_name(name: str) -> None:
 def test_no_supported_option_is_listed_as_unsupported() -> None:
     """Guards against an option that was implemented but is still refused."""
     assert not KNOWN_UNSUPPORTED & {field.name for field in fields(SamplingParams)}
+    assert not KNOWN_UNSUPPORTED & set(ALIASES)
 
 
 def test_unknown_options_are_refused_and_the_known_ones_listed() -> None:
@@ -126,6 +186,73 @@ def test_parameters_given_as_lists_still_serve_as_keys() -> None:
     options: dict[str, Any] = {"stop": ["a"], "eos_token_ids": [2, 3]}
     first, second = SamplingParams(**options), SamplingParams(stop=("a",), eos_token_ids=(2, 3))
     assert len({first, second}) == 1
+
+
+BIASES: list[Any] = [
+    {9: -1, 3: 2.5},
+    {"3": 2.5, "9": -1.0},
+    [(9, -1), (3, 2.5)],
+    [[3, 2.5], [9, -1]],
+    {9: -1.0, "3": 2.5},
+]
+
+
+@pytest.mark.parametrize("bias", BIASES, ids=str)
+def test_every_form_of_a_logit_bias_is_the_same_key(bias: Any) -> None:
+    """Guards against an unhashable mapping, and equal requests drawn in separate groups: JSON keys are text."""
+    params = SamplingParams.from_options(logit_bias=bias)
+    assert params.logit_bias == ((3, 2.5), (9, -1.0))
+    assert hash(params) == hash(SamplingParams(logit_bias=((3, 2.5), (9, -1.0))))
+
+
+def test_lists_of_bans_serve_as_keys() -> None:
+    """Guards against a bad word that is iterated into letters, and against unhashable sequences of ids."""
+    params = SamplingParams.from_options(bad_words="END", bad_words_ids=[[1], (2, 3)])
+    assert (params.bad_words, params.bad_words_ids) == (("END",), ((1,), (2, 3)))
+    assert len({params, SamplingParams.from_options(bad_words=["END"], bad_words_ids=([1], [2, 3]))}) == 1
+    none = SamplingParams.from_options(logit_bias=None, bad_words=None, bad_words_ids=None)
+    assert none == SamplingParams()
+
+
+def test_a_minimum_above_the_maximum_names_both() -> None:
+    """Guards against a request whose EOS can never come, and a message that leaves open which of the two is meant."""
+    with pytest.raises(InvalidRequest, match=r"^min_new_tokens=9: must be at most max_new_tokens=8"):
+        SamplingParams(max_new_tokens=8, min_new_tokens=9)
+    assert SamplingParams(max_new_tokens=8, min_new_tokens=8).min_new_tokens == 8
+
+
+def test_min_tokens_is_min_new_tokens() -> None:
+    """Guards against vLLM's name being unknown, or against one of two contradicting names winning in silence."""
+    assert SamplingParams.from_options(min_tokens=4) == SamplingParams(min_new_tokens=4)
+    with pytest.raises(InvalidRequest, match=r"^min_tokens=4: another name of min_new_tokens"):
+        SamplingParams.from_options(min_tokens=4, min_new_tokens=4)
+
+
+def test_only_options_that_change_the_law_need_processing() -> None:
+    """Guards against a slower path for ordinary requests, and against an option that is left out of the list."""
+    changing: dict[str, Any] = {
+        "repetition_penalty": 0.9, "presence_penalty": -0.1, "frequency_penalty": 0.1, "logit_bias": {0: 0.0},
+        "bad_words": ("x",), "bad_words_ids": [[1]], "min_new_tokens": 1,
+    }  # fmt: skip
+    for name, value in changing.items():
+        assert SamplingParams.from_options(**{name: value}).has_processors, name
+    ordinary = SamplingParams(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1, ignore_eos=True, logprobs=5, stop=("x",))
+    assert not ordinary.has_processors
+
+
+def test_ids_outside_the_vocabulary_are_refused_by_name() -> None:
+    """Guards against an index error in the middle of a batch."""
+    SamplingParams.from_options(logit_bias={9: 1.0}, bad_words_ids=[[9, 0]]).check_vocabulary(10)
+    with pytest.raises(InvalidRequest, match=r"^logit_bias: token id 10 is outside the vocabulary of 10"):
+        SamplingParams.from_options(logit_bias={3: 1.0, 10: 1.0}).check_vocabulary(10)
+    with pytest.raises(InvalidRequest, match=r"^bad_words_ids: token id 12 is outside the vocabulary of 10"):
+        SamplingParams.from_options(bad_words_ids=[[1], [2, 12]]).check_vocabulary(10)
+
+
+def test_parameters_can_be_recorded() -> None:
+    """Guards against records of a benchmark that cannot be written as JSON, or read back as the same request."""
+    params = SamplingParams.from_options(logit_bias={"5": 1}, bad_words_ids=[[1, 2]], bad_words=["no"], logprobs=2)
+    assert SamplingParams(**json.loads(json.dumps(asdict(params)))) == params
 
 
 def test_greedy_is_temperature_zero_and_nothing_else() -> None:

@@ -1,16 +1,22 @@
 """The random primitives of verification: keyed by position, whatever stands beside them in the batch."""
 
+from typing import Any
+
+import pytest
 import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NodeOutputs, Stream
-from outpace.sampling.draw import BatchDraw, RejectionDraw, draw_keyed
+from outpace.core.tree import Topology
+from outpace.sampling.draw import NO_TOKEN, BatchDraw, RejectionDraw, draw_keyed
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
+from outpace.sampling.process import History
 from outpace.sampling.warp import warp
 from tests.statistics import chi_square_p
 
 VOCAB = 20
+ROOT = Topology.chain(1)
 
 
 def outputs_of(logits: Tensor, top: int = 4) -> NodeOutputs:
@@ -63,11 +69,12 @@ def test_the_draw_depends_on_seed_sample_and_position() -> None:
 def test_batch_draw_keys_a_node_by_its_depth() -> None:
     """Guards against noise keyed by the node's index: two nodes at one depth stand for the same position."""
     params, seed, first = SamplingParams(temperature=1.0), 8, 50
-    depths = (0, 1, 1, 2, 2)
+    topology = Topology.of([-1, 0, 0, 1, 1])
     row = random_logits(1)
-    draw = BatchDraw([outputs_of(row.expand(5, VOCAB).contiguous())], [depths], [Stream(params, seed, 0, [0] * first)])
+    outputs = outputs_of(row.expand(5, VOCAB).contiguous())
+    draw = BatchDraw([outputs], [topology], [[0] * 5], [Stream(params, seed, 0, [0] * first)])
     drawn = [draw([(0, node)])[0] for node in range(5)]
-    expected = [draw_keyed([row[0]], [Stream(params, seed, 0, [])], [first + depth])[0] for depth in depths]
+    expected = [draw_keyed([row[0]], [Stream(params, seed, 0, [])], [first + depth])[0] for depth in topology.depths]
     assert drawn == expected
     assert len(set(drawn)) > 1
 
@@ -75,11 +82,12 @@ def test_batch_draw_keys_a_node_by_its_depth() -> None:
 def test_batch_draw_answers_greedy_and_sampled_rows_in_the_order_asked() -> None:
     """Guards against answers that slip to another request where greedy and sampled rows alternate."""
     outputs = [outputs_of(random_logits(3, seed)) for seed in range(len(MIXED))]
-    depths = [(0, 1, 1)] * len(MIXED)
+    trees, tokens = [Topology.of([-1, 0, 0])] * len(MIXED), [[0, 1, 2]] * len(MIXED)
     streams = [Stream(params, 5, index, [0] * 10) for index, params in enumerate(MIXED)]
     queries = [(index, node) for node in (2, 0, 1) for index in (4, 1, 0, 5, 2, 3)]
-    together = BatchDraw(outputs, depths, streams)(queries)
-    alone = [BatchDraw([outputs[i]], [depths[i]], [streams[i]])([(0, node)])[0] for i, node in queries]
+    together = BatchDraw(outputs, trees, tokens, streams)(queries)
+    single = [BatchDraw([outputs[i]], trees[:1], tokens[:1], [streams[i]]) for i in range(len(MIXED))]
+    alone = [single[i]([(0, node)])[0] for i, node in queries]
     assert together == alone
     greedy = [token for (index, _), token in zip(queries, together, strict=True) if index == 1]
     assert greedy == [int(outputs[1].logits[node].argmax()) for node in (2, 0, 1)]
@@ -91,10 +99,10 @@ def test_the_top_logits_decide_where_the_compute_dtype_ties() -> None:
     top = exact.topk(3)
     outputs = NodeOutputs(exact.bfloat16(), top.indices, top.values)
     assert len(set(outputs.logits[0, :3].tolist())) == 1
-    greedy = BatchDraw([outputs], [(0,)], [Stream(SamplingParams(), 0, 0, [0] * 5)])
+    greedy = BatchDraw([outputs], [ROOT], [[0]], [Stream(SamplingParams(), 0, 0, [0] * 5)])
     assert greedy([(0, 0)]) == [1]
     assert outputs.scores(0)[:3].tolist() == exact[0, :3].tolist()
-    cold = RejectionDraw(outputs, (0,), Stream(SamplingParams(temperature=0.001), 0, 0, [0] * 5))
+    cold = RejectionDraw(outputs, ROOT, [0], Stream(SamplingParams(temperature=0.001), 0, 0, [0] * 5))
     assert int(cold.target_probs(0).argmax()) == 1
     assert float(cold.target_probs(0)[1]) > 0.99
 
@@ -108,7 +116,9 @@ def test_acceptance_and_residual_are_independent() -> None:
     probs = torch.full((4,), 0.25)
     counts = [0] * 8
     for seed in range(3000):
-        draw = RejectionDraw(outputs, (0, 1), Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7))
+        draw = RejectionDraw(
+            outputs, Topology.chain(2), [0, 1], Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7)
+        )
         counts[4 * draw.bernoulli(0.5, 1) + draw.categorical(probs, 0)] += 1
     assert chi_square_p(counts, [0.125] * 8) > 1e-6
 
@@ -121,7 +131,9 @@ def test_siblings_do_not_share_their_luck() -> None:
     outputs = outputs_of(torch.zeros(3, 4))
     counts = [0] * 4
     for seed in range(3000):
-        draw = RejectionDraw(outputs, (0, 1, 1), Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7))
+        draw = RejectionDraw(
+            outputs, Topology.of([-1, 0, 0]), [0] * 3, Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7)
+        )
         counts[2 * draw.bernoulli(0.5, 1) + draw.bernoulli(0.3, 2)] += 1
     assert chi_square_p(counts, [0.35, 0.15, 0.35, 0.15]) > 1e-6
 
@@ -130,7 +142,9 @@ def test_certain_acceptances_are_certain() -> None:
     """Guards against a uniform of exactly 0 or 1: an impossible token accepted or a certain one refused."""
     outputs = outputs_of(torch.zeros(2, 4))
     for seed in range(200):
-        draw = RejectionDraw(outputs, (0, 1), Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7))
+        draw = RejectionDraw(
+            outputs, Topology.chain(2), [0, 1], Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7)
+        )
         assert draw.bernoulli(1.0, 1)
         assert not draw.bernoulli(0.0, 1)
         assert draw.categorical(torch.tensor([0.0, 0.0, 1.0, 0.0]), 0) == 2
@@ -143,9 +157,9 @@ def test_rejection_noise_is_keyed_by_absolute_position() -> None:
     """
     params = SamplingParams(temperature=1.0)
     outputs = outputs_of(torch.zeros(3, VOCAB))
-    flat = torch.full((VOCAB,), 1 / VOCAB)
-    tree = RejectionDraw(outputs, (0, 1, 2), Stream(params, 3, 0, [0] * 20))
-    roots = [RejectionDraw(outputs, (0, 1, 2), Stream(params, 3, 0, [0] * (20 + depth))) for depth in range(3)]
+    flat, chain = torch.full((VOCAB,), 1 / VOCAB), Topology.chain(3)
+    tree = RejectionDraw(outputs, chain, [0] * 3, Stream(params, 3, 0, [0] * 20))
+    roots = [RejectionDraw(outputs, chain, [0] * 3, Stream(params, 3, 0, [0] * (20 + depth))) for depth in range(3)]
     drawn = [tree.categorical(flat, node) for node in range(3)]
     assert drawn == [root.categorical(flat, 0) for root in roots]
     assert len(set(drawn)) > 1
@@ -158,10 +172,104 @@ def test_an_acceptance_has_a_noise_value_of_its_own() -> None:
 
     Each acceptance compares with one value, keyed by purpose, the drafted token's position and the node.
     """
-    draw = RejectionDraw(
-        outputs_of(torch.zeros(4, 4)), (0, 1, 1, 2), Stream(SamplingParams(temperature=1.0), 3, 1, [0] * 20)
-    )
+    stream = Stream(SamplingParams(temperature=1.0), 3, 1, [0] * 20)
+    draw = RejectionDraw(outputs_of(torch.zeros(4, 4)), Topology.of([-1, 0, 0, 1]), [0] * 4, stream)
     for node, position in ((1, 20), (2, 20), (3, 21)):
         value = float(uniform([noise_key(3, 1, position, Purpose.ACCEPT)], torch.tensor([node])))
         assert draw.bernoulli(value + 1e-6, node)
         assert not draw.bernoulli(value, node)
+
+
+# Two siblings with a child each; tokens differ, so that every node has a history of its own.
+TREE, TOKENS = Topology.of([-1, 0, 0, 1, 2]), [4, 5, 6, 7, 8]
+PATHS = [[], [5], [6], [5, 7], [6, 8]]
+PROMPT, SAID = [1, 2], [3, 4]
+PENALISED: dict[str, Any] = {"repetition_penalty": 1.8, "frequency_penalty": 0.7, "bad_words_ids": [[7, 0], [8, 1]]}
+
+
+def penalised(**options: Any) -> Stream:
+    return Stream(SamplingParams.from_options(**PENALISED, **options), 8, 0, PROMPT + SAID, len(PROMPT), (9,))
+
+
+class CountingOutputs(NodeOutputs):
+    """Notes which nodes are looked at."""
+
+    def scores(self, row: int) -> Tensor:
+        seen: list[int] = self.__dict__.setdefault("seen", [])
+        seen.append(row)
+        return super().scores(row)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_node_is_drawn_after_its_own_path(temperature: float) -> None:
+    """Guards against penalties by the root's history, or by rows that stand before a node without being above it."""
+    stream = penalised(temperature=temperature)
+    row = random_logits(1, seed=3) / 4
+    outputs = outputs_of(row.expand(5, VOCAB).contiguous())
+    drawn = BatchDraw([outputs], [TREE], [TOKENS], [stream])([(0, node) for node in range(5)])
+    for node, path in enumerate(PATHS):
+        scores = warp(row, stream.params, [History(PROMPT, [*SAID, *path], (9,))])[0]
+        noise = gumbel([noise_key(8, 0, 4 + len(path))], torch.arange(VOCAB))[0] * bool(temperature)
+        assert drawn[node] == int((scores + noise).argmax()), node
+        law = RejectionDraw(outputs, TREE, TOKENS, stream).target_probs(node)
+        assert torch.equal(law, scores.exp()), node
+    laws = [RejectionDraw(outputs, TREE, TOKENS, penalised(temperature=1.0)).target_probs(node) for node in range(5)]
+    assert len({tuple(law.tolist()) for law in laws}) == 5, "every path must have its own law, or nothing was tested"
+
+
+def test_only_visited_nodes_are_computed() -> None:
+    """Guards against penalties worked out for whole trees, and against any work for greedy requests without options."""
+    logits = random_logits(5)
+    best = logits.topk(4)
+    counted = [CountingOutputs(logits, best.indices, best.values) for _ in range(3)]
+    streams = [penalised(temperature=1.0), penalised(), Stream(SamplingParams(), 8, 0, PROMPT + SAID, 2)]
+    draw = BatchDraw(counted, [TREE] * 3, [TOKENS] * 3, streams)
+    draw([(0, 0), (1, 0), (2, 0)])
+    draw([(1, 2), (2, 2)])
+    draw([(1, 4)])
+    assert [outputs.__dict__.get("seen", []) for outputs in counted] == [[0], [0, 2, 4], []]
+
+
+def test_requests_with_and_without_options_share_a_draw() -> None:
+    """Guards against histories or paths that slip to a neighbour where only some requests have them."""
+    streams = [
+        penalised(temperature=1.0),
+        Stream(SamplingParams(temperature=1.0), 3, 0, [0] * 7, 2),
+        penalised(),
+        Stream(SamplingParams(), 3, 0, [0] * 7, 2),
+        Stream(penalised(temperature=1.0).params, 5, 1, [11, 12, 13], 1),
+    ]
+    outputs = [outputs_of(random_logits(5, seed)) for seed in range(5)]
+    queries = [(index, node) for node in (3, 0, 4) for index in (4, 2, 0, 3, 1)]
+    together = BatchDraw(outputs, [TREE] * 5, [TOKENS] * 5, streams)(queries)
+    single = [BatchDraw([outputs[i]], [TREE], [TOKENS], [streams[i]]) for i in range(5)]
+    assert together == [single[index]([(0, node)])[0] for index, node in queries]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_no_token_is_drawn_where_none_is_left(temperature: float) -> None:
+    """Guards against an arbitrary banned token where all are banned; rejection must neither accept nor draw one."""
+    params = SamplingParams.from_options(
+        temperature=temperature, bad_words_ids=[[5, token] for token in range(VOCAB)], top_p=0.9
+    )
+    stream = Stream(params, 0, 0, [1, 2], 1)
+    outputs = outputs_of(random_logits(3))
+    tree = Topology.of([-1, 0, 0])
+    drawn = BatchDraw([outputs], [tree], [[2, 5, 6]], [stream])([(0, 1), (0, 2)])
+    assert drawn[0] == NO_TOKEN
+    assert 0 <= drawn[1] < VOCAB
+    rejecting = RejectionDraw(outputs, tree, [2, 5, 6], stream)
+    law = rejecting.target_probs(1)
+    assert law.tolist() == [0.0] * VOCAB
+    assert rejecting.categorical(law, 1) == NO_TOKEN
+    assert not rejecting.bernoulli(float(law[3]), 2)
+
+
+def test_a_path_that_does_not_lead_to_the_position_is_an_error() -> None:
+    """Guards against a draft source that draws with another node's history, or with none."""
+    stream, rows = penalised(temperature=1.0), list(random_logits(1))
+    assert draw_keyed(rows, [stream], [5], [[5]]) != []
+    with pytest.raises(ValueError, match="one history per row"):
+        draw_keyed(rows, [stream], [5])
+    with pytest.raises(ValueError, match="path of 0 tokens does not lead to position 5"):
+        draw_keyed(rows, [stream], [5], [[]])

@@ -9,6 +9,7 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Verdict
 from outpace.core.tree import DraftTree, Topology
+from outpace.sampling.process import History
 from outpace.sampling.warp import warp
 from outpace.testing import ToyTarget
 from outpace.verify.match import match
@@ -100,16 +101,32 @@ def total_variation(first: Law, second: Law) -> float:
 
 
 def toy_law(seed: int, params: SamplingParams | None = None) -> Conditional:
-    """A target's (or drafter's) exact law, warped, remembered by ids. The same seed gives the same law."""
+    """A target's (or drafter's) exact law, warped, remembered by ids. The same seed gives the same law.
+
+    Penalties and bans see START as the prompt and what follows it as the answer; 3 is the EOS id.
+    """
     toy, wanted = ToyTarget(VOCAB, seed), params or SamplingParams(temperature=1.0)
     known: dict[Ids, Tensor] = {}
 
     def law(ids: Ids) -> Tensor:
         if ids not in known:
-            known[ids] = warp(toy.probs(ids).log()[None], wanted)[0].exp()
+            history = History(START, ids[len(START) :], (3,))
+            known[ids] = warp(toy.probs(ids).log()[None], wanted, [history])[0].exp()
         return known[ids]
 
     return law
+
+
+PENALISED = SamplingParams.from_options(
+    temperature=0.9,
+    repetition_penalty=1.5,
+    presence_penalty=0.6,
+    frequency_penalty=0.8,
+    logit_bias={0: -0.5},
+    bad_words_ids=[[2, 1], [0, 3, 0]],
+    min_new_tokens=2,
+)
+"""Options whose law depends on everything said before, not on the last tokens alone."""
 
 
 def random_topology(ids: Ids, seed: int, kind: str, most: int) -> Topology:

@@ -7,6 +7,7 @@ from outpace.core.protocols import Verdict
 from outpace.core.tree import Topology
 from outpace.verify.match import match
 from tests.unit.verify.enumeration import (
+    PENALISED,
     START,
     Ids,
     Oracle,
@@ -22,7 +23,7 @@ from tests.unit.verify.enumeration import (
 )
 
 KINDS = ["chain", "star", "random"]
-WARPS = [SamplingParams(temperature=1.0), SamplingParams(temperature=0.6, top_k=2)]
+WARPS = [SamplingParams(temperature=1.0), SamplingParams(temperature=0.6, top_k=2), PENALISED]
 
 
 def test_the_enumeration_itself_is_complete() -> None:

@@ -1,6 +1,8 @@
 """Planted bugs: each must be caught by the very check that guards against it, which shows that the check has power."""
 
 from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -11,13 +13,16 @@ from outpace.core.protocols import NodeOutputs, Proposer, Stream
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine import round as engine_round
 from outpace.engine.engine import Engine
+from outpace.sampling import draw as draw_module
 from outpace.sampling.draw import BatchDraw, RejectionDraw
 from outpace.sampling.noise import Purpose
+from outpace.sampling.process import History, history_of
 from outpace.sampling.warp import warp
 from outpace.testing import AdversaryDrafter, ToyTarget, assert_lossless
 from outpace.verify.rejection import rejection
 from tests.statistics import chi_square_p
 from tests.unit.verify.enumeration import (
+    PENALISED,
     START,
     Conditional,
     Ids,
@@ -97,7 +102,8 @@ class ProcessorsOnlyAtTheRoot(BatchDraw):
             raw = SamplingParams(temperature=stream.params.temperature)
             params = stream.params if node == 0 else raw
             bare = Stream(params, stream.seed, stream.sample_index, stream.ids)
-            drawn += BatchDraw([self._outputs[index]], [self._depths[index]], [bare])([(0, node)])
+            tree = self._topologies[index], self._tokens[index]
+            drawn += BatchDraw([self._outputs[index]], [tree[0]], [tree[1]], [bare])([(0, node)])
         return drawn
 
 
@@ -124,6 +130,72 @@ def test_a_processor_missing_at_drafted_positions_breaks_the_law(verify_round: V
             return verify_round(tree, ids, lambda at: raw(at) if bugged and at != ids else p(at), oracle)
 
         distance = total_variation(joint_law(START, 3, decode_round), plain_law(START, 3, narrowed))
+        assert distance > 1e-3 if bugged else distance <= 1e-9
+
+
+PENALTIES: dict[str, dict[str, Any]] = {
+    "repetition": {"repetition_penalty": 1.8},
+    "frequency": {"frequency_penalty": 0.9},
+    # The last token alone does not tell what is banned: it is the node itself, which no planted bug below mistakes.
+    "bad_words": {"bad_words_ids": [list(word) for word in product(range(8), repeat=3) if sum(word) % 2]},
+}
+
+
+def root_history(stream: Stream, path_tokens: Sequence[int] = ()) -> History:
+    """Planted: every node is penalised by what the root knows."""
+    return history_of(stream)
+
+
+class HistoryByIndex(BatchDraw):
+    """Planted: a node's history is the rows before it, as many as it is deep, rejected siblings among them."""
+
+    def _path(self, index: int, node: int) -> list[int]:
+        depth = self._topologies[index].depths[node]
+        return list(self._tokens[index][node + 1 - depth : node + 1])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("option", PENALTIES)
+def test_another_nodes_history_is_caught(option: str, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an `assert_lossless` that passes penalties by the root's history, or by rejected siblings'."""
+    params = [
+        SamplingParams.from_options(max_new_tokens=24, temperature=temperature, seed=seed, **PENALTIES[option])
+        for seed in range(4)
+    ]
+    check_lossless(ToyTarget, params)
+    with monkeypatch.context() as planted:
+        planted.setattr(draw_module, "history_of", root_history)
+        with pytest.raises(AssertionError, match="plain decoding"):
+            check_lossless(ToyTarget, params)
+    monkeypatch.setattr(engine_round, "BatchDraw", HistoryByIndex)
+    with pytest.raises(AssertionError, match="plain decoding"):
+        check_lossless(ToyTarget, params)
+
+
+@pytest.mark.parametrize("verify_round", [match_round, rejection_round])
+@pytest.mark.parametrize("bugged", ["", "root", "siblings"])
+def test_another_nodes_history_breaks_the_law(verify_round: Verify, bugged: str) -> None:
+    """Guards against an enumeration that cannot see a history gone astray; the control arm stays within 1e-9.
+
+    The planted laws look at the right logits and apply the options by the root's history, or below the root by all
+    drafted tokens.
+    """
+    for seed in range(4):
+        target, toy = toy_law(seed, PENALISED), ToyTarget(4, seed)
+
+        def decode_round(ids: Ids, oracle: Oracle, seed: int = seed, p: Conditional = target, toy: Any = toy) -> Ids:
+            tree = chosen_tree(ids, random_topology(ids, seed, "random", most=6), seed)
+            drafted = tuple(tree.tokens[1:].tolist())
+
+            def astray(at: Ids) -> Tensor:
+                path = at[len(ids) :]
+                before = drafted if path and bugged == "siblings" else ()
+                history = History(START, (ids + before)[len(START) :], (3,))
+                return warp(toy.probs(at).log()[None], PENALISED, [history])[0].exp()
+
+            return verify_round(tree, ids, astray if bugged else p, oracle)
+
+        distance = total_variation(joint_law(START, 3, decode_round), plain_law(START, 3, target))
         assert distance > 1e-3 if bugged else distance <= 1e-9
 
 
@@ -176,7 +248,7 @@ def rejection_p_value(draw_type: type[RejectionDraw], seeds: int) -> float:
     outputs = NodeOutputs(logits, top.indices, top.values)
     counts = [0] * 4
     for seed in range(seeds):
-        draw = draw_type(outputs, tree.topology.depths, Stream(params, seed, 0, [0] * 6))
+        draw = draw_type(outputs, tree.topology, [2, 3], Stream(params, seed, 0, [0] * 6))
         verdict = rejection(tree, [2, 3], draw.target_probs, draw.categorical, draw.bernoulli)
         counts[3 if verdict.accepted_drafts else verdict.next_token] += 1
     return chi_square_p(counts, warp(logits[:1], params)[0].double().exp().tolist())

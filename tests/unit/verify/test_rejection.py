@@ -7,6 +7,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
 from outpace.verify.rejection import rejection
 from tests.unit.verify.enumeration import (
+    PENALISED,
     START,
     VOCAB,
     Conditional,
@@ -28,7 +29,7 @@ PLAIN, NARROW = SamplingParams(temperature=1.0), SamplingParams(temperature=0.6,
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("params", [PLAIN, NARROW])
+@pytest.mark.parametrize("params", [PLAIN, NARROW, PENALISED], ids=["full", "narrow", "penalised"])
 @pytest.mark.parametrize("seed", range(8))
 def test_chosen_drafts_keep_the_joint_law(kind: str, params: SamplingParams, seed: int) -> None:
     """Guards against a point mass treated as a draw: a rejected token must leave p, and only that token."""
@@ -45,7 +46,9 @@ def test_chosen_drafts_keep_the_joint_law(kind: str, params: SamplingParams, see
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    ("wanted", "drafted"), [(PLAIN, PLAIN), (NARROW, PLAIN), (PLAIN, NARROW)], ids=["full", "narrow-p", "narrow-q"]
+    ("wanted", "drafted"),
+    [(PLAIN, PLAIN), (NARROW, PLAIN), (PLAIN, NARROW), (PENALISED, PENALISED), (PENALISED, PLAIN)],
+    ids=["full", "narrow-p", "narrow-q", "penalised", "penalised-p"],
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_sampled_drafts_keep_the_joint_law(

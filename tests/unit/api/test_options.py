@@ -1,0 +1,136 @@
+"""Sampling options through the front door on a tiny model: words, names of other libraries, stock generate."""
+
+import re
+from typing import Any
+
+import pytest
+
+import outpace
+from outpace.bench.certificate import CertificatePlan, certify, count_kinds
+from outpace.bench.workload import read_workload
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+from outpace.models.reference import TransformersReference
+from tests.unit.models.tiny import save_tiny_model
+
+METHODS = ["lookup", "recycle", "recycle:shape=chain,budget=5"]
+PROMPTS = ["hello hello hello", "x", "0101010101"]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.3, "frequency_penalty": 0.2},
+    "bias-and-bans": {"logit_bias": {"70": 5, 71: -5.0}, "bad_words": ["a", "he"], "bad_words_ids": [[80]]},
+    "minimum": {"min_tokens": 12, "eos_token_ids": tuple(range(90)), "logprobs": 2},
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), family="llama", max_position_embeddings=2048)
+    return outpace.load(str(folder), dtype="float32", device="cpu", max_num_seqs=3)
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 4}], ids=["greedy", "T=1"])
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("method", METHODS)
+def test_methods_say_what_plain_decoding_says(
+    model: outpace.Model, method: str, options: dict[str, Any], sampling: dict[str, Any]
+) -> None:
+    """Guards against options that reach a real forward along another path than the token's own."""
+    wanted = {"max_new_tokens": 30, **options, **sampling}
+    plain = [model.generate(prompt, method="plain", **wanted) for prompt in PROMPTS]
+    batch = model.generate(PROMPTS, method=method, **wanted)
+    assert [answer.token_ids for answer in batch] == [answer.token_ids for answer in plain]
+    assert [answer.text for answer in batch] != [
+        answer.text for answer in model.generate(PROMPTS, max_new_tokens=30, **sampling)
+    ], "the options must change something"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.5])
+def test_bad_words_are_not_said(model: outpace.Model, temperature: float) -> None:
+    """Guards against words resolved without their space, with special tokens, or as single ids of a longer word."""
+    options: dict[str, Any] = {"max_new_tokens": 200, "temperature": temperature, "seed": 2, "eos_token_ids": ()}
+    said = model.generate("hello", **options).text
+    pair = re.findall(r"[!-~]{2}", said)[0]
+    single = re.findall(f"[^{re.escape(pair)}\\W]", said, re.ASCII)[0]
+    for word in (pair, single):
+        assert word in said
+        banned = model.generate("hello", bad_words=[word], **options)
+        assert word not in banned.text
+        assert len(banned.token_ids) == 200
+    both = model.generate("hello", bad_words=[pair, single], **options)
+    assert pair not in both.text
+    assert single not in both.text
+
+
+def test_words_are_spelled_with_and_without_a_space(model: outpace.Model) -> None:
+    """Guards against a word that is stopped at the start of a text alone, lost white space, added special tokens."""
+    encode = model.encode
+    assert model.codec.encode_word("no") == [tuple(encode("no")), tuple(encode(" no"))]
+    assert model.codec.encode_word("  no") == model.codec.encode_word("no")
+    assert model.codec.encode_word("\n")[0] == tuple(encode("\n"))
+    assert tuple(encode(" ")) not in model.codec.encode_word("\n")
+
+
+def test_options_are_refused_by_name(model: outpace.Model) -> None:
+    """Guards against a bad option that is served, and one that leaves a request behind in the queue."""
+    for options, complaint in (
+        ({"logit_bias": {5000: 1.0}}, "logit_bias: token id 5000 is outside the vocabulary"),
+        ({"bad_words": ["ok", ""]}, "every bad word must be a non-empty string"),
+        ({"min_tokens": 9, "max_new_tokens": 8}, "min_new_tokens=9: must be at most max_new_tokens=8"),
+        ({"logprobs": 21}, "logprobs=21: must be an integer from 0 to 20"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids=.*not supported"),
+        ({"do_sample": True}, "do_sample=True: not supported"),
+    ):
+        for call in (model.generate, model.stream):
+            with pytest.raises(InvalidRequest, match=complaint):
+                call("x", **options)
+    assert model.engine.is_idle
+
+
+def test_nothing_left_to_say_is_a_clear_error(model: outpace.Model) -> None:
+    """Guards against an answer made of NaN when every token is banned."""
+    everything = [[token] for token in range(model.target.vocab_size)]
+    with pytest.raises(InvalidRequest, match="leave no token to choose at position 1"):
+        model.generate("x", bad_words_ids=everything)
+    assert model.engine.is_idle
+
+
+def test_a_stream_reports_the_log_probabilities_of_its_tokens(model: outpace.Model) -> None:
+    """Guards against entries that belong to another piece of the stream."""
+    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0, "seed": 1, "logprobs": 3}
+    whole = model.generate("hello", method="plain", **options).samples[0]
+    stream = model.stream("hello", **options)
+    reported = [entry for event in stream for entry in event.logprobs or ()]
+    assert whole.logprobs is not None
+    assert [entry.token_id for entry in reported] == list(whole.token_ids)
+    for mine, plain in zip(reported, whole.logprobs, strict=True):
+        assert mine.logprob == pytest.approx(plain.logprob, abs=1e-4)
+        assert [token for token, _ in mine.top] == [token for token, _ in plain.top]
+    assert stream.result is not None
+    assert stream.result.logprobs == tuple(reported)
+
+
+def test_the_certificate_holds_under_penalties(model: outpace.Model) -> None:
+    """Guards against a certificate that cannot serve options, or calls them bugs."""
+    params = SamplingParams.from_options(max_new_tokens=16, temperature=0.8, seed=1, **OPTIONS["penalties"])
+    plan = CertificatePlan(("recycle",), tuple(read_workload("builtin:2")), params, batch_sizes=(2,))
+    assert count_kinds(certify(model, plan)) == {"equal": 2, "ties": 0, "bugs": 0}
+    prompt = model.encode("hello")
+    worded = SamplingParams(bad_words=("zq",))
+    margin = model.margin([*prompt, 5], worded, (6, 7), len(prompt))
+    assert margin == model.margin([*prompt, 5], SamplingParams(), (6, 7), len(prompt))
+
+
+def test_the_yardstick_obeys_or_refuses(model: outpace.Model) -> None:
+    """Guards against a stock `generate` that leaves out an option and so measures another task."""
+    reference = TransformersReference(model.name, "float32", "cpu")
+    prompt = model.encode("hello hello")
+    params = SamplingParams(max_new_tokens=25, repetition_penalty=1.4)
+    ours = model.generate(prompt, params, method="plain").token_ids
+    assert reference.generate(prompt, params, model.target.eos_token_ids).token_ids == ours
+    eos = (ours[3],)
+    ignoring = SamplingParams(max_new_tokens=25, repetition_penalty=1.4, ignore_eos=True)
+    assert reference.generate(prompt, ignoring, eos).token_ids[:4] == ours[:4]
+    assert len(reference.generate(prompt, ignoring, eos).token_ids) == 25
+    assert len(reference.generate(prompt, params, eos).token_ids) == 4
+    with pytest.raises(InvalidRequest, match=r"presence_penalty=0\.3: not for stock generate"):
+        reference.generate(prompt, SamplingParams(presence_penalty=0.3), ())

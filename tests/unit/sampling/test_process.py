@@ -1,0 +1,277 @@
+"""Penalties, biases and bans: exact values by hand, transformers' processors where the rules coincide, histories."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Stream
+from outpace.sampling.process import History, history_of, process
+from outpace.sampling.warp import cutoff_distance, warp
+
+VOCAB = 12
+INFINITY = float("inf")
+ROW = [2.0, -2.0, 0.0, 1.0, -1.0, 4.0]
+
+EVERYTHING: dict[str, Any] = {
+    "repetition_penalty": 1.7,
+    "presence_penalty": 0.4,
+    "frequency_penalty": -0.3,
+    "logit_bias": {1: 3.0, 4: -2.0, 5: 100},
+    "bad_words_ids": [[2], [3, 6], [7, 8, 9]],
+    "min_new_tokens": 3,
+}
+
+
+def processed(options: dict[str, Any], prompt: Sequence[int], output: Sequence[int], eos: Any = ()) -> list[float]:
+    params = SamplingParams.from_options(**options)
+    values: list[float] = process(torch.tensor([ROW]), params, [History(prompt, output, eos)])[0].tolist()
+    return values
+
+
+def test_the_repetition_penalty_divides_and_multiplies_once() -> None:
+    """Guards against a penalty that rewards negative logits, counts occurrences, or looks at the output alone."""
+    assert processed({"repetition_penalty": 2.0}, [0, 1, 1], [2, 3]) == [1.0, -4.0, 0.0, 0.5, -1.0, 4.0]
+    assert processed({"repetition_penalty": 2.0}, [], []) == ROW
+    assert processed({"repetition_penalty": 0.5}, [5], [4, 4, 4]) == [2.0, -2.0, 0.0, 1.0, -0.5, 8.0]
+
+
+def test_presence_and_frequency_look_at_the_output_alone() -> None:
+    """Guards against a prompt that is punished, a presence that counts, or a frequency that does not."""
+    assert processed({"presence_penalty": 0.5}, [0, 5, 5], [3, 1, 3]) == [2.0, -2.5, 0.0, 0.5, -1.0, 4.0]
+    assert processed({"frequency_penalty": 0.5}, [0, 5, 5], [3, 1, 3]) == [2.0, -2.5, 0.0, 0.0, -1.0, 4.0]
+    both = {"presence_penalty": -1.0, "frequency_penalty": 2.0}
+    assert processed(both, [0], [5, 5, 2]) == [2.0, -2.0, -1.0, 1.0, -1.0, 1.0]
+    assert processed(both, [0, 1], []) == ROW, "nothing was said yet"
+
+
+def test_the_bias_comes_before_the_penalties() -> None:
+    """Guards against another order than vLLM's: a bias that changes a logit's sign changes what the penalty does."""
+    assert processed({"logit_bias": {1: 5.0, 2: -1.5}}, [], []) == [2.0, 3.0, -1.5, 1.0, -1.0, 4.0]
+    both = {"logit_bias": {1: 5.0, 0: -4.0}, "repetition_penalty": 2.0}
+    assert processed(both, [0], [1]) == [-4.0, 1.5, 0.0, 1.0, -1.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("banned", "prompt", "output", "removed"),
+    [
+        ([[3]], [1], [], {3}),
+        ([[4, 3]], [1], [4], {3}),
+        ([[4, 3]], [1], [4, 2], set()),
+        ([[4, 3]], [3, 4], [], {3}),  # begun by the prompt
+        ([[1, 4, 3]], [0, 1], [4], {3}),  # begun by the prompt, gone on by the answer
+        ([[1, 4, 3]], [1], [4], {3}),  # the whole history and the banned token are the sequence
+        ([[1, 4, 3]], [4], [], set()),  # longer than everything said
+        ([[0], [1, 2], [1, 5], [2, 4]], [1], [1], {0, 2, 5}),
+        ([[2, 2]], [2], [2], {2}),
+    ],
+)
+def test_bad_words_are_stopped_at_their_last_token(
+    banned: list[list[int]], prompt: list[int], output: list[int], removed: set[int]
+) -> None:
+    """Guards against bans that forget the prompt, fire one token early or late, or fail at the start of a text."""
+    values = processed({"bad_words_ids": banned}, prompt, output)
+    assert {token for token, value in enumerate(values) if value == -INFINITY} == removed
+    assert all(value == ROW[token] for token, value in enumerate(values) if token not in removed)
+
+
+def test_eos_ids_wait_for_the_minimum() -> None:
+    """Guards against an off-by-one, a minimum that counts the prompt, and ids that index from the vocabulary's end."""
+    for said in range(5):
+        values = processed({"min_new_tokens": 3}, [1] * 9, [2] * said, (0, 5, -1, 6, 99))
+        expected = [-INFINITY, *ROW[1:5], -INFINITY] if said < 3 else ROW
+        assert values == expected, said
+
+
+def test_nothing_brings_a_banned_token_back() -> None:
+    """Guards against an order in which a bias or a reward is added to what was banned before."""
+    options = EVERYTHING | {"bad_words_ids": [[5]], "presence_penalty": -2.0, "repetition_penalty": 0.1}
+    values = processed(options, [5], [5, 0, 0], (0,))
+    assert values[5] == -INFINITY
+    assert values[0] > 0, "three tokens were said, so EOS is free"
+    assert processed(options, [5], [5, 0], (0,))[0] == -INFINITY
+
+
+def test_without_options_the_input_comes_back_itself() -> None:
+    """Guards against work on requests that asked for nothing, and options that write into the model's logits."""
+    logits = torch.tensor([ROW])
+    params = SamplingParams(temperature=0.7, top_k=2, ignore_eos=True, logprobs=3)
+    assert not params.has_processors
+    assert process(logits, params, []) is logits
+    assert torch.equal(warp(logits, params), warp(logits, params, [History([], [])]))
+    process(logits, SamplingParams.from_options(**EVERYTHING | {"min_new_tokens": 1}), [History([1], [], (0,))])
+    assert logits.tolist() == [ROW], "the target's logits must stay what they were"
+
+
+def random_histories(rows: int, seed: int) -> tuple[Tensor, list[History]]:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(rows, VOCAB, generator=generator) * 3
+    ids = torch.randint(0, VOCAB, (rows, 10), generator=generator).tolist()
+    return logits, [History(row[: 4 + index % 3], row[4 + index % 3 :], (3, 7)) for index, row in enumerate(ids)]
+
+
+def test_rows_are_processed_one_by_one() -> None:
+    """Guards against a neighbour's history in a row: a request's tokens would depend on its batch."""
+    logits, histories = random_histories(9, seed=1)
+    params = SamplingParams.from_options(**EVERYTHING)
+    alone = [process(logits[row : row + 1], params, [histories[row]]) for row in range(9)]
+    assert torch.equal(process(logits, params, histories), torch.cat(alone))
+
+
+def by_definition(row: list[float], params: SamplingParams, history: History) -> list[float]:
+    """The same options again, token by token, in plain Python."""
+    said, everything = Counter(history.output_ids), [*history.prompt_ids, *history.output_ids]
+    bias = dict(params.logit_bias)
+    values = []
+    for token, raw in enumerate(row):
+        value = raw + bias.get(token, 0.0)
+        if token in everything:
+            value = value / params.repetition_penalty if value > 0 else value * params.repetition_penalty
+        value -= params.frequency_penalty * said[token] + params.presence_penalty * bool(said[token])
+        too_early = token in history.eos_token_ids and len(history.output_ids) < params.min_new_tokens
+        told = [*everything, token]
+        is_bad = any(told[-len(sequence) :] == list(sequence) for sequence in params.bad_words_ids)
+        values.append(-INFINITY if too_early or is_bad else value)
+    return values
+
+
+IDS = st.integers(0, 5)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompt=st.lists(IDS, min_size=1, max_size=6),
+    output=st.lists(IDS, max_size=8),
+    bad=st.lists(st.lists(IDS, min_size=1, max_size=3), max_size=4),
+    bias=st.dictionaries(IDS, st.floats(-100, 100), max_size=4),
+    numbers=st.tuples(st.floats(0.1, 10), st.floats(-2, 2), st.floats(-2, 2), st.integers(0, 8)),
+)
+def test_all_options_together_are_their_definition(
+    prompt: list[int], output: list[int], bad: list[list[int]], bias: dict[int, float], numbers: Any
+) -> None:
+    """Guards against options that are right alone and wrong together, over histories nobody thought of."""
+    repetition, presence, frequency, minimum = numbers
+    params = SamplingParams.from_options(
+        repetition_penalty=repetition, presence_penalty=presence, frequency_penalty=frequency,
+        logit_bias=bias, bad_words_ids=bad, min_new_tokens=minimum,
+    )  # fmt: skip
+    history = History(prompt, output, (4,))
+    actual = process(torch.tensor([ROW], dtype=torch.float64), params, [history])[0]
+    expected = torch.tensor(by_definition(ROW, params, history), dtype=torch.float64)
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("penalty", [0.3, 1.2, 5.0])
+def test_the_repetition_penalty_equals_transformers(penalty: float) -> None:
+    """Guards against a penalty that only resembles the one people tuned their values on."""
+    logits, histories = random_histories(8, seed=2)
+    ids = torch.tensor([[*history.prompt_ids, *history.output_ids] for history in histories])
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(ids, logits.clone())  # type: ignore[arg-type]
+    assert torch.equal(process(logits, SamplingParams(repetition_penalty=penalty), histories), expected)
+
+
+def test_bad_words_equal_transformers_where_the_rules_coincide() -> None:
+    """Guards against another idea of a bad word: no EOS ids, no sequence as long as everything said and one more."""
+    logits, histories = random_histories(40, seed=3)
+    ids = torch.tensor([[*history.prompt_ids, *history.output_ids] for history in histories])
+    banned = [[0], [8], *([a, b] for a in range(0, VOCAB, 2) for b in range(VOCAB)), [4, 5, 6]]
+    expected = NoBadWordsLogitsProcessor(banned)(ids, logits.clone())  # type: ignore[arg-type]
+    actual = process(logits, SamplingParams.from_options(bad_words_ids=banned), histories)
+    assert torch.equal(actual, expected)
+    assert int((actual == -INFINITY).sum()) > 2 * 40 + 50, "sequences of two must have been caught"
+
+
+def test_the_minimum_length_equals_transformers() -> None:
+    """Guards against a minimum counted from another token than transformers counts from."""
+    logits, histories = random_histories(9, seed=4)
+    params = SamplingParams(min_new_tokens=5)
+    for row, history in zip(logits, histories, strict=True):
+        ids = torch.tensor([[*history.prompt_ids, *history.output_ids]])
+        rule = MinNewTokensLengthLogitsProcessor(len(history.prompt_ids), 5, [3, 7])
+        expected = rule(ids, row[None].clone())  # type: ignore[arg-type]
+        assert torch.equal(process(row[None], params, [history]), expected)
+
+
+def test_a_history_follows_the_path() -> None:
+    """Guards against drafted tokens counted as prompt, a pending token left out, and a stream that drafts grow."""
+    ids = [7, 8, 9, 1]
+    stream = Stream(SamplingParams(), 0, 0, ids, prompt_length=3, eos_token_ids=(5,))
+    assert history_of(stream) == History([7, 8, 9], [1], (5,))
+    assert history_of(stream, (2, 4)) == History([7, 8, 9], [1, 2, 4], (5,))
+    assert ids == [7, 8, 9, 1]
+    prompt_only = Stream(SamplingParams(), 0, 0, ids, prompt_length=4)
+    assert history_of(prompt_only) == History(ids, [])
+
+
+@pytest.mark.parametrize("name", list(EVERYTHING))
+def test_an_option_without_a_history_is_an_error(name: str) -> None:
+    """Guards against a draft or a verifier that forgets the history: the option would be ignored in silence."""
+    logits = torch.tensor([ROW])
+    for temperature in (0.0, 1.0):
+        params = SamplingParams.from_options(temperature=temperature, **{name: EVERYTHING[name]})
+        assert params.has_processors
+        with pytest.raises(ValueError, match="one history per row"):
+            warp(logits, params)
+        with pytest.raises(ValueError, match="one history per row"):
+            cutoff_distance(logits[0], params, 0)
+        with pytest.raises(ValueError, match="2 histories for 1 rows"):
+            warp(logits, params, [History([1], [])] * 2)
+
+
+def test_words_that_are_still_words_are_an_error() -> None:
+    """Guards against bad words that nobody resolved and that would be ignored in silence."""
+    params = SamplingParams(bad_words=("no",))
+    with pytest.raises(ValueError, match=r"bad_words=\('no',\): must be resolved"):
+        warp(torch.tensor([ROW]), params, [History([1], [])])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("narrow", [{}, {"top_p": 0.5}, {"top_k": 2}, {"min_p": 0.2}], ids=str)
+@pytest.mark.parametrize("emptied", ["banned", "overflow"])
+def test_a_row_with_nothing_left_is_empty_and_not_nan(temperature: float, narrow: dict[str, Any], emptied: str) -> None:
+    """Guards against NaN, which compares as anything, and against a neighbour that suffers with the empty row."""
+    everything = [[0, token] for token in range(6)]
+    options = {"bad_words_ids": everything} if emptied == "banned" else {"repetition_penalty": 1e-40}
+    params = SamplingParams.from_options(temperature=temperature, **options, **narrow)
+    last = 0 if emptied == "banned" else 5
+    log_probs = warp(torch.tensor([ROW, ROW]), params, [History([last], []), History([2], [])])
+    assert log_probs[0].tolist() == [-INFINITY] * 6
+    assert float(log_probs[1].exp().sum()) == pytest.approx(1.0)
+
+
+def test_a_nucleus_of_nan_is_no_index_error() -> None:
+    """Guards against a crash in top-p that takes the batch down before the engine can name the broken request."""
+    logits = torch.tensor([[float("nan")] * 6, ROW])
+    log_probs = warp(logits, SamplingParams(temperature=1.0, top_p=0.5))
+    assert bool(torch.isfinite(log_probs[1]).any())
+
+
+def test_the_warp_truncates_what_the_options_left() -> None:
+    """Guards against truncation before the bans and penalties: the best tokens would be cut with nothing after them."""
+    params = SamplingParams.from_options(temperature=2.0, top_k=2, bad_words_ids=[[5]], repetition_penalty=4.0)
+    log_probs = warp(torch.tensor([ROW]), params, [History([0], [3])])
+    # 5 is banned; 0 is 2 / 4 and 3 is 1 / 4 after the penalty; 2 is next.
+    assert {token for token, value in enumerate(log_probs[0].tolist()) if value > -INFINITY} == {0, 3}
+    expected = torch.log_softmax(torch.tensor([0.25, 0.125]), dim=0)
+    torch.testing.assert_close(log_probs[0, [0, 3]], expected)
+
+
+def test_the_distance_to_a_cutoff_is_measured_after_the_options() -> None:
+    """Guards against a certificate that measures on raw logits, where another token stands at the cut-off."""
+    logits = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
+    params = SamplingParams.from_options(temperature=1.0, top_k=2, bad_words_ids=[[1]])
+    without = torch.tensor([0.4, 0.2, 0.1]).log()
+    expected = cutoff_distance(without, SamplingParams(temperature=1.0, top_k=2), 1)
+    assert cutoff_distance(logits, params, 2, History([0], [])) == pytest.approx(expected)
+    assert cutoff_distance(logits, SamplingParams(temperature=1.0, top_k=2), 2) != pytest.approx(expected)
