@@ -57,6 +57,9 @@ class TransformersTarget:
     def close_slot(self, slot: int) -> None:
         self.kv.close(slot)
 
+    def rewind_slot(self, slot: int, length: int) -> None:
+        self.kv.truncate(slot, length)
+
     def commit(self, slot: int, path: Sequence[int]) -> None:
         self.kv.commit(slot, path)
 
