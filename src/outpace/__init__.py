@@ -7,11 +7,14 @@ from outpace.core.events import Generation, RequestMetrics, Sample, StepEvent
 from outpace.core.params import SamplingParams
 
 if TYPE_CHECKING:
-    from outpace.api import Model, TokenStream, load
+    from outpace.api import Model, load
+    from outpace.chat import Chat
+    from outpace.engine.stream import TokenStream
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Chat",
     "Generation",
     "InvalidRequest",
     "Model",
@@ -30,7 +33,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # Loaded on first use: the front door imports transformers, which takes seconds.
-    if name in ("Model", "TokenStream", "load"):
+    if name in ("Chat", "Model", "TokenStream", "load"):
         from outpace import api
 
         return getattr(api, name)

@@ -19,7 +19,8 @@ ARROWS: dict[str, set[str]] = {
     "engine": {"core", "sampling", "verify", "cache", "models"},
     "bench": {"core", "api"},
     "testing": {"core", "engine"},
-    "api": {"core", "sampling", "models", "drafters", "shaping", "engine"},
+    "chat": {"core", "models", "engine"},
+    "api": {"core", "sampling", "models", "drafters", "shaping", "engine", "chat"},
     "cli": {"core", "api", "bench", "models"},
 }
 # Single files that compose rooms: each exception is one arrow with its reason.
