@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from outpace.api import Model, load
     from outpace.chat import Chat
     from outpace.engine.stream import TokenStream
+    from outpace.plugins.transformers import custom_generate
 
 __version__ = "0.1.0"
 
@@ -27,6 +28,7 @@ __all__ = [
     "StepEvent",
     "TokenStream",
     "UnsupportedModel",
+    "custom_generate",
     "load",
 ]
 
@@ -37,4 +39,8 @@ def __getattr__(name: str) -> Any:
         from outpace import api
 
         return getattr(api, name)
+    if name == "custom_generate":
+        from outpace.plugins.transformers import custom_generate
+
+        return custom_generate
     raise AttributeError(f"module 'outpace' has no attribute {name!r}")

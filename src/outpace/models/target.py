@@ -25,16 +25,24 @@ class TransformersTarget:
         max_length: tokens of one request, prompt and answer together.
         max_slots: requests at a time.
         eos_token_ids: ids that end a request by default.
+        pack: false leaves the model's layers as they are.
     """
 
-    def __init__(self, model: PreTrainedModel, max_length: int, max_slots: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        max_length: int,
+        max_slots: int,
+        eos_token_ids: tuple[int, ...],
+        pack: bool = True,
+    ) -> None:
         config = model.config.get_text_config()
         self.max_length, self.max_slots, self.eos_token_ids = max_length, max_slots, eos_token_ids
         self.device, self.dtype = model.device, model.dtype
         self._decoder = model.get_decoder()
-        self._head = LmHead(model.get_output_embeddings())
+        self._head = LmHead(model.get_output_embeddings(), pack)
         self.vocab_size = self._head.vocab_size
-        if can_pack(self.dtype, self.device):
+        if pack and can_pack(self.dtype, self.device):
             pack_linears(self._decoder)
             fuse_norms(self._decoder)
         heads = config.num_attention_heads
