@@ -110,14 +110,9 @@ def test_sampling_is_that_of_a_loaded_model(tmp_path: Path) -> None:
     new = generate(model, inputs, "recycle", do_sample=True, temperature=0.8, top_k=20, seed=9)[:, max(LENGTHS) :]
     for row, length in enumerate(LENGTHS):
         prompt = inputs["input_ids"][row, -length:].tolist()
-        options: dict[str, Any] = {
-            "temperature": 0.8,
-            "top_k": 20,
-            "seed": 9,
-            "max_new_tokens": 24,
-            "eos_token_ids": (),
-        }
-        assert loaded.generate(prompt, method="plain", eos_token_ids=(), **options).token_ids == tuple(new[row].tolist())
+        options: dict[str, Any] = {"temperature": 0.8, "top_k": 20, "seed": 9, "max_new_tokens": 24}
+        answer = loaded.generate(prompt, method="plain", eos_token_ids=(), **options)
+        assert answer.token_ids == tuple(new[row].tolist())
 
 
 def test_a_seed_comes_from_torch_unless_it_is_given(model: PreTrainedModel) -> None:
