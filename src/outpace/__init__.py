@@ -7,11 +7,15 @@ from outpace.core.events import Generation, RequestMetrics, Sample, StepEvent, T
 from outpace.core.params import SamplingParams
 
 if TYPE_CHECKING:
-    from outpace.api import Model, TokenStream, load
+    from outpace.api import Model, load
+    from outpace.chat import Chat
+    from outpace.engine.stream import TokenStream
+    from outpace.plugins.transformers import custom_generate
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Chat",
     "Generation",
     "InvalidRequest",
     "Model",
@@ -25,14 +29,19 @@ __all__ = [
     "TokenLogprob",
     "TokenStream",
     "UnsupportedModel",
+    "custom_generate",
     "load",
 ]
 
 
 def __getattr__(name: str) -> Any:
     # Loaded on first use: the front door imports transformers, which takes seconds.
-    if name in ("Model", "TokenStream", "load"):
+    if name in ("Chat", "Model", "TokenStream", "load"):
         from outpace import api
 
         return getattr(api, name)
+    if name == "custom_generate":
+        from outpace.plugins.transformers import custom_generate
+
+        return custom_generate
     raise AttributeError(f"module 'outpace' has no attribute {name!r}")

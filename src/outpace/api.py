@@ -1,17 +1,19 @@
 """The front door: load a model, generate, stream. The composition root of the library."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from outpace.chat import Chat
 from outpace.core.errors import InvalidRequest
-from outpace.core.events import Generation, Sample, StepEvent
+from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.catalog import MAX_BUDGET, Surroundings, build_proposer, parse_method
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session
+from outpace.engine.stream import TokenStream
 from outpace.models.draft import DraftModel, load_drafter
 from outpace.models.load import load_target
 from outpace.models.target import TransformersTarget
@@ -119,13 +121,37 @@ class Model:
         method: str | None = None,
         budget: int | None = None,
         **options: Any,
-    ) -> "TokenStream":
+    ) -> TokenStream:
         """Generate one answer piece by piece; closing the stream early cancels the request.
 
         Arguments are those of `generate`, for one prompt and n = 1.
         """
         (session,) = self._add(prompt, params, method, budget, options, only_one=True)
         return TokenStream(self.engine, session)
+
+    def chat(
+        self,
+        system: str | None = None,
+        params: SamplingParams | None = None,
+        *,
+        method: str | None = None,
+        budget: int | None = None,
+        **options: Any,
+    ) -> Chat:
+        """A conversation whose KV is kept from turn to turn.
+
+        Args:
+            system: a system message that opens it.
+            params: sampling parameters of every answer; or give them as keyword options, as for `generate`.
+            method: the method, by default the model's.
+            budget: drafted nodes per round, by default the method's.
+            **options: fields of `SamplingParams`.
+
+        Raises:
+            InvalidRequest: a bad option, or a model without a chat template.
+        """
+        params = self._resolved(_checked_params(params, options, one_sample_only="a conversation"))
+        return Chat(self.engine, self.codec, params, *self._drafting(method, budget), system=system)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Ids of text, chat messages or ids.
@@ -167,43 +193,16 @@ class Model:
         options: dict[str, Any],
         only_one: bool = False,
     ) -> list[Session]:
-        if params is not None and options:
-            raise InvalidRequest(f"params and {', '.join(options)} were both given: put everything into one of them")
-        params = self._resolved(params or SamplingParams.from_options(**options))
-        if only_one and params.n != 1:
-            raise InvalidRequest(f"n={params.n}: a stream carries one sample; use generate for several")
+        params = self._resolved(_checked_params(params, options, "a stream" if only_one else None))
+        proposer, chosen = self._drafting(method, budget)
+        return self.engine.add(self.encode(prompt), params, proposer, chosen)
+
+    def _drafting(self, method: str | None, budget: int | None) -> tuple[Proposer, int | None]:
         proposer = self.proposer(method or self.method)
         chosen = _checked_budget(budget)
         if chosen is None and (method or self.method) == self.method:
             chosen = self._budget
-        return self.engine.add(self.encode(prompt), params, proposer, chosen)
-
-
-class TokenStream(Iterator[StepEvent]):
-    """The events of one request. After the last one, `result` holds the whole answer."""
-
-    def __init__(self, engine: Engine, session: Session) -> None:
-        self._engine, self._session = engine, session
-        self.result: Sample | None = None
-
-    def __next__(self) -> StepEvent:
-        while not self._session.events and self._session.finish_reason is None:
-            self._engine.step()
-        if not self._session.events:
-            self.result = self._engine.result(self._session)
-            raise StopIteration
-        return self._session.events.popleft()
-
-    def close(self) -> None:
-        """Cancel the request if it is still running and free its slot."""
-        self._engine.cancel(self._session)
-        self.result = self._engine.result(self._session)
-
-    def __enter__(self) -> "TokenStream":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        return proposer, chosen
 
 
 def load(
@@ -241,6 +240,17 @@ def load(
     _checked_budget(budget)
     target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs)
     return Model(model, target, codec, method, budget, drafter)
+
+
+def _checked_params(
+    params: SamplingParams | None, options: dict[str, Any], one_sample_only: str | None = None
+) -> SamplingParams:
+    if params is not None and options:
+        raise InvalidRequest(f"params and {', '.join(options)} were both given: put everything into one of them")
+    params = params or SamplingParams.from_options(**options)
+    if one_sample_only and params.n != 1:
+        raise InvalidRequest(f"n={params.n}: {one_sample_only} carries one sample; use generate for several")
+    return params
 
 
 def _checked_budget(budget: int | None) -> int | None:

@@ -19,7 +19,9 @@ ARROWS: dict[str, set[str]] = {
     "engine": {"core", "sampling", "verify", "cache", "models"},
     "bench": {"core", "api"},
     "testing": {"core", "engine"},
-    "api": {"core", "sampling", "models", "drafters", "shaping", "engine"},
+    "chat": {"core", "models", "engine"},
+    "api": {"core", "sampling", "models", "drafters", "shaping", "engine", "chat"},
+    "plugins": {"core", "models", "drafters", "engine"},
     "cli": {"core", "api", "bench", "models"},
 }
 # Single files that compose rooms: each exception is one arrow with its reason.
@@ -30,7 +32,7 @@ EXCEPTIONS = {
     ("testing/lossless.py", "shaping"): "the empty draft is the baseline",
     ("testing/toy.py", "sampling"): "the toy's law is a keyed hash",
 }
-IMPORTS_TRANSFORMERS = {"models", "cache", "sampling", "bench/demo.py", "cli"}
+IMPORTS_TRANSFORMERS = {"models", "cache", "sampling", "bench/demo.py", "cli", "plugins"}
 
 
 def _files() -> list[Path]:

@@ -1,10 +1,11 @@
-"""The command line: generate, verify, bench, models."""
+"""The command line: generate, chat, verify, bench, models."""
 
 import sys
 
 import typer
 
 from outpace.cli.bench import bench
+from outpace.cli.chat import chat
 from outpace.cli.generate import generate
 from outpace.cli.models import models_app
 from outpace.cli.options import notes
@@ -13,7 +14,7 @@ from outpace.core.errors import OutpaceError
 
 # Commands import what they run when they run: --help must not wait for transformers.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-for command in (generate, verify, bench):
+for command in (generate, chat, verify, bench):
     app.command()(command)
 app.add_typer(models_app, name="models")
 

@@ -47,6 +47,7 @@ class RequestMetrics:
 
     Attributes:
         prompt_tokens, new_tokens: counts; new_tokens includes an EOS id.
+        reused_tokens: prompt tokens whose KV was there already, from the turn before.
         steps: target passes after prefill.
         drafted: drafted nodes verified (the pending token is not a draft).
         draft_passes: forward passes of a draft model, prompts not counted.
@@ -64,6 +65,7 @@ class RequestMetrics:
     draft_passes: int = 0
     accepted: int = 0
     accepted_per_depth: list[int] = field(default_factory=list)
+    reused_tokens: int = 0
     ttft_ms: float = 0.0
     decode_ms: float = 0.0
     draft_ms: float = 0.0

@@ -85,6 +85,9 @@ class Target(Protocol):
 
     def close_slot(self, slot: int) -> None: ...
 
+    def rewind_slot(self, slot: int, length: int) -> None:
+        """Forget what a slot holds behind its first `length` committed tokens."""
+
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]: ...
 
     def forward(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[NodeOutputs]: ...

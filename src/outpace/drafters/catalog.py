@@ -123,6 +123,10 @@ class Method:
     options: type[AnyOptions]
     summary: str
 
+    @property
+    def uses_draft_model(self) -> bool:
+        return issubclass(self.options, LinearOptions)
+
 
 METHODS = {
     "plain": Method(_plain, PlainOptions, "no drafts: the baseline, on the same engine"),

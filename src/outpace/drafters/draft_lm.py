@@ -19,6 +19,7 @@ class DraftState:
 
     Attributes:
         slot: of the draft model.
+        told: prompt ids it has been shown, whether they have rows or not.
         request: the request of this round.
         parents: scratch row above each scratch row, -1 below the pending token.
         depths: depth of each scratch row.
@@ -28,6 +29,7 @@ class DraftState:
     """
 
     slot: int
+    told: int = 0
     request: DraftRequest | None = None
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
@@ -61,17 +63,20 @@ class DraftLM:
         self.model.close_slot(state.slot)
 
     def rewind(self, state: DraftState, length: int) -> None:
-        self.model.rewind(state.slot, length)
+        self.model.rewind_slot(state.slot, length)
+        state.told = length
 
     def reset(self) -> None:
         pass  # nothing outlives a request
 
     def prefill(self, states: Sequence[DraftState], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None:
-        fits = [
-            (state.slot, ids)
-            for state, ids in zip(states, tokens, strict=True)
-            if self.model.length(state.slot) + len(ids) <= self.model.max_length
-        ]
+        fits = []
+        for state, ids in zip(states, tokens, strict=True):
+            # After a rewind a row or two may be missing; then the next round's first pass writes the prompt too.
+            is_next = self.model.length(state.slot) == state.told
+            state.told += len(ids)
+            if is_next and state.told <= self.model.max_length:
+                fits.append((state.slot, ids))
         if fits:
             self.model.fill([slot for slot, _ in fits], [ids for _, ids in fits])
 

@@ -11,6 +11,7 @@ from outpace.core.events import Sample, TokenLogprob
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Chunk, Detokenizer, NodeOutputs, Proposer, Target, Verdict
 from outpace.core.tree import Topology
+from outpace.engine.kept import KeptSlot, KeptSlots
 from outpace.engine.round import by_proposer, keep_sound, logprobs, run_round
 from outpace.engine.session import Session
 from outpace.engine.stopping import Stop, StopChecker
@@ -38,13 +39,20 @@ class Engine:
         self._next_request_id = 0
         self._waiting: list[Session] = []
         self._running: list[Session] = []
+        self._kept = KeptSlots(target)
 
     @property
     def is_idle(self) -> bool:
         return not (self._waiting or self._running)
 
     def add(
-        self, prompt_ids: Sequence[int], params: SamplingParams, proposer: Proposer, budget: int | None = None
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        proposer: Proposer,
+        budget: int | None = None,
+        keep: bool = False,
+        resume: KeptSlot | None = None,
     ) -> list[Session]:
         """Queue one prompt; its n samples become sessions of one request.
 
@@ -53,10 +61,16 @@ class Engine:
             params: sampling parameters.
             proposer: the method.
             budget: drafted nodes per round; None takes the proposer's.
+            keep: leave the slot open when the request ends, as `session.kept`, for the next turn to resume; `release`
+                closes it. A slot that another request needs is taken from the oldest kept one, whose conversation is
+                then written afresh at its next turn.
+            resume: the slot kept by the turn before, used up by this call. What it holds of the prompt's beginning is
+                not computed again; with another proposer, which has not seen it, the slot is released instead.
 
         Raises:
             InvalidRequest: the prompt is empty, has ids outside the vocabulary, or leaves no room for a token; an
-                option names such ids, or needs a tokenizer.
+                option names such ids, or needs a tokenizer; several samples of a conversation. `resume` stays as it
+                was.
         """
         prompt = self._checked_prompt(prompt_ids, params)
         budget = proposer.budget if budget is None else budget
@@ -68,6 +82,8 @@ class Engine:
         if params.bad_words:
             raise InvalidRequest(f"bad_words={params.bad_words!r}: bad words need a tokenizer; use bad_words_ids")
         params.check_vocabulary(self.target.vocab_size)
+        if params.n != 1 and (keep or resume is not None):
+            raise InvalidRequest(f"n={params.n}: a slot is kept for one sample")
         seed = secrets.randbelow(MAX_SEED) if params.seed is None else params.seed
         limit = min(params.max_new_tokens, self.target.max_length - len(prompt))
         request_id = self._next_request_id
@@ -80,13 +96,20 @@ class Engine:
             session.ids = list(prompt)
             session.metrics.prompt_tokens = len(prompt)
             session.admitted_at = perf_counter()
+            session.keep = keep
             sessions.append(session)
+            if resume is not None and not self._resume(session, resume):
+                self._kept.release(resume)
             if limit == 0:
                 self._end(session, Stop("length"))
                 session.announce((), "")
-            else:
+            elif session.slot is None:
                 self._waiting.append(session)
         return sessions
+
+    def release(self, kept: KeptSlot) -> None:
+        """Close a kept slot that will not be resumed. Does nothing to one that is closed or in use again."""
+        self._kept.release(kept)
 
     @torch.inference_mode()
     def step(self) -> None:
@@ -96,12 +119,14 @@ class Engine:
         other's.
         """
         while self._waiting and len(self._running) < self.target.max_slots:
+            if len(self._running) + len(self._kept) == self.target.max_slots:
+                self._kept.release_oldest()
             session = self._waiting.pop(0)
             session.slot = self.target.open_slot()
             session.state = session.proposer.open()
             self._running.append(session)
-        filling = [session for session in self._running if session.prefilled < len(session.prompt_ids)]
-        decoding = [session for session in self._running if session.prefilled == len(session.prompt_ids)]
+        filling = [session for session in self._running if session.is_filling]
+        decoding = [session for session in self._running if not session.is_filling]
         if filling:
             self._prefill(filling)
         if decoding:
@@ -212,8 +237,22 @@ class Engine:
 
     def _end(self, session: Session, stop: Stop) -> None:
         session.finish_reason, session.stop_reason = stop.finish_reason, stop.stop_reason
-        if session.slot is not None:
-            self.target.close_slot(session.slot)
-            session.proposer.close(session.state)
-            session.slot = session.state = None
-            self._running.remove(session)
+        if session.slot is None:
+            return
+        slot, state = session.slot, session.state
+        session.slot = session.state = None
+        self._running.remove(session)
+        if session.keep and session.error is None:
+            session.kept = self._kept.put(slot, session.ids[: session.written], session.proposer, state)
+        else:
+            self.target.close_slot(slot)
+            session.proposer.close(state)
+
+    def _resume(self, session: Session, kept: KeptSlot) -> bool:
+        """Go on in a kept slot, if it is still there and its state belongs to the session's proposer."""
+        if not kept.is_open or kept.proposer is not session.proposer:
+            return False
+        session.prefilled = session.metrics.reused_tokens = self._kept.take(kept, session.prompt_ids)
+        session.slot, session.state = kept.slot, kept.state
+        self._running.append(session)
+        return True

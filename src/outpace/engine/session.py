@@ -8,6 +8,7 @@ from typing import Any
 from outpace.core.events import RequestMetrics, StepEvent, TokenLogprob
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer, Stream
+from outpace.engine.kept import KeptSlot
 from outpace.engine.stopping import StopChecker
 
 
@@ -30,6 +31,8 @@ class Session:
         admitted_at, first_token_at: clock readings in seconds.
         finish_reason, stop_reason, error: how it ended.
         logprobs: one entry per generated id, if the request asked for log-probabilities.
+        keep: leave the slot open at the end, for the next turn of a conversation.
+        kept: the slot left open.
         events: its events that nobody has taken yet, oldest first.
     """
 
@@ -53,11 +56,22 @@ class Session:
     stop_reason: int | str | None = None
     error: Exception | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    keep: bool = False
+    kept: KeptSlot | None = None
     events: deque[StepEvent] = field(default_factory=deque)
 
     @property
     def generated(self) -> list[int]:
         return self.ids[len(self.prompt_ids) :]
+
+    @property
+    def written(self) -> int:
+        """How many of `ids` have their KV in the slot: the prompt as far as it is filled, then all but the last."""
+        return self.prefilled if self.is_filling else len(self.ids) - 1
+
+    @property
+    def is_filling(self) -> bool:
+        return self.prefilled < len(self.prompt_ids)
 
     @property
     def remaining(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
@@ -63,9 +63,6 @@ class DraftModel(PackedModel):
     def length(self, slot: int) -> int:
         """Committed ids of a slot."""
         return self.kv.lengths[slot]
-
-    def rewind(self, slot: int, length: int) -> None:
-        self.kv.truncate(slot, length)
 
     def fill(self, slots: Sequence[int], tokens: Sequence[Tensor]) -> None:
         """Write and commit runs of ids, one per slot."""
@@ -156,10 +153,16 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
     limit = min(config.max_position_embeddings, target.max_length)
     warn_if_shorter(name, limit, target.max_length)
     model = read_model(source, target.dtype, target.device, ATTENTION_NAME)
-    if can_pack(model.dtype, model.device):
-        pack_linears(model.get_decoder())
-        fuse_norms(model.get_decoder())
-    return DraftModel(model.get_decoder(), LmHead(model.get_output_embeddings()), config, limit, target.max_slots)
+    return draft_model_of(model, limit, target.max_slots)
+
+
+def draft_model_of(model: PreTrainedModel, max_length: int, max_slots: int, pack: bool = True) -> DraftModel:
+    """A draft model on a loaded causal LM whose attention implementation is ours."""
+    decoder, head = model.get_decoder(), LmHead(model.get_output_embeddings(), pack)
+    if pack and can_pack(model.dtype, model.device):
+        pack_linears(decoder)
+        fuse_norms(decoder)
+    return DraftModel(decoder, head, model.config.get_text_config(), max_length, max_slots)
 
 
 def check_same_vocabulary(target: TextCodec, draft: TextCodec, name: str) -> None:

@@ -18,12 +18,13 @@ class LmHead:
 
     Args:
         layer: the model's output embedding.
+        pack: false computes with the layer itself, also where packed kernels are faster.
     """
 
-    def __init__(self, layer: nn.Linear) -> None:
+    def __init__(self, layer: nn.Linear, pack: bool = True) -> None:
         self._weight = layer.weight.detach()  # [V, H]
         self._bias = None if layer.bias is None else layer.bias.detach()
-        packs = can_pack(self._weight.dtype, self._weight.device)
+        packs = pack and can_pack(self._weight.dtype, self._weight.device)
         self._layer: nn.Module = PackedLinear(self._weight, self._bias) if packs else layer
         self.vocab_size = self._weight.shape[0]
 

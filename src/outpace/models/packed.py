@@ -79,6 +79,10 @@ class PackedModel:
     def close_slot(self, slot: int) -> None:
         self.kv.close(slot)
 
+    def rewind_slot(self, slot: int, length: int) -> None:
+        """Forget what a slot holds from `length` on."""
+        self.kv.truncate(slot, length)
+
     def commit(self, slot: int, path: Sequence[int]) -> None:
         self.kv.commit(slot, path)
 

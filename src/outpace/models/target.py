@@ -22,12 +22,20 @@ class TransformersTarget(PackedModel):
         max_length: tokens of one request, prompt and answer together.
         max_slots: requests at a time.
         eos_token_ids: ids that end a request by default.
+        pack: false leaves the model's layers as they are.
     """
 
-    def __init__(self, model: PreTrainedModel, max_length: int, max_slots: int, eos_token_ids: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        max_length: int,
+        max_slots: int,
+        eos_token_ids: tuple[int, ...],
+        pack: bool = True,
+    ) -> None:
         self.eos_token_ids = eos_token_ids
         decoder = model.get_decoder()
-        head = LmHead(model.get_output_embeddings())
+        head = LmHead(model.get_output_embeddings(), pack)
         on_cpu = model.device.type == "cpu"
         super().__init__(
             decoder,
@@ -39,7 +47,7 @@ class TransformersTarget(PackedModel):
             key_dtype=torch.promote_types(model.dtype, torch.float32) if on_cpu else model.dtype,
             value_dtype=torch.float64 if on_cpu else model.dtype,
         )
-        if can_pack(self.dtype, self.device):
+        if pack and can_pack(self.dtype, self.device):
             pack_linears(decoder)
             fuse_norms(decoder)
 

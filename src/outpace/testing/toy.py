@@ -60,6 +60,9 @@ class ToyTarget:
     def close_slot(self, slot: int) -> None:
         del self.committed[slot]
 
+    def rewind_slot(self, slot: int, length: int) -> None:
+        del self.committed[slot][length:]
+
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
         outputs = []
         for chunk in chunks:

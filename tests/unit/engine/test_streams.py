@@ -1,8 +1,8 @@
 """Several readers of one engine: whoever steps it, everyone gets all of their own events, in order."""
 
-from outpace.api import TokenStream
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
+from outpace.engine.stream import TokenStream
 from outpace.testing import AdversaryDrafter
 from tests.unit.engine.doubles import VOCAB, run_all, text_of, toy_engine
 

@@ -1,0 +1,105 @@
+"""A conversation: the messages, and the slot whose KV is kept from turn to turn."""
+
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Proposer
+from outpace.engine.engine import Engine
+from outpace.engine.kept import KeptSlot
+from outpace.engine.session import Session
+from outpace.engine.stream import TokenStream
+from outpace.models.text import ChatMessage, TextCodec
+
+
+class Chat:
+    """A conversation with a model, made by `Model.chat`. Close it, or use it as a context manager, to free its slot.
+
+    The chat template renders the whole conversation anew at every turn. As far as the new ids begin like those whose
+    KV the slot holds they are not computed again; the answers do not depend on how far that is.
+
+    Args:
+        engine, codec: the model.
+        params: sampling parameters of every answer.
+        proposer, budget: how to draft, as for `Engine.add`.
+        system: a system message that opens the conversation.
+
+    Attributes:
+        messages: the conversation so far, the system message included.
+
+    Raises:
+        InvalidRequest: the model has no chat template, or the template takes no system message.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        codec: TextCodec,
+        params: SamplingParams,
+        proposer: Proposer,
+        budget: int | None,
+        system: str | None = None,
+    ) -> None:
+        self._engine, self._codec, self._params = engine, codec, params
+        self._proposer, self._budget = proposer, budget
+        self._opening: list[ChatMessage] = [] if system is None else [{"role": "system", "content": system}]
+        self._kept: KeptSlot | None = None
+        self._stream: TokenStream | None = None
+        codec.encode_chat([*self._opening, {"role": "user", "content": "?"}])  # told now, not at the first message
+        self.messages = list(self._opening)
+
+    def send(self, text: str) -> TokenStream:
+        """Say something and stream the answer.
+
+        The turn joins `messages` when its answer ends. An answer that is stopped or closed early stays as far as it
+        came; an answer that is still running is closed by the next call.
+
+        Args:
+            text: what the user says.
+
+        Returns:
+            The answer's events.
+
+        Raises:
+            InvalidRequest: the conversation does not fit the context any more; it is as it was before the call.
+        """
+        self._close_stream()
+        asked: ChatMessage = {"role": "user", "content": text}
+        prompt = self._codec.encode_chat([*self.messages, asked])
+        limit = self._engine.target.max_length
+        if len(prompt) >= limit:
+            raise InvalidRequest(
+                f"the conversation has {len(prompt)} tokens with this message and the limit is {limit}: begin a new "
+                "one with reset(), in the terminal /reset, or load with a larger max_model_len"
+            )
+
+        def finish(session: Session) -> None:
+            self._kept = session.kept
+            if session.error is None:
+                self.messages += [asked, {"role": "assistant", "content": session.stopper.text}]
+
+        (session,) = self._engine.add(prompt, self._params, self._proposer, self._budget, keep=True, resume=self._kept)
+        self._kept = None
+        self._stream = TokenStream(self._engine, session, finish)
+        return self._stream
+
+    def reset(self) -> None:
+        """Forget the conversation but for the system message. The slot stays: the opening is not computed again."""
+        self._close_stream()
+        self.messages = list(self._opening)
+
+    def close(self) -> None:
+        """Give the slot back. `send` may still be called and takes a slot again."""
+        self._close_stream()
+        if self._kept is not None:
+            self._engine.release(self._kept)
+            self._kept = None
+
+    def __enter__(self) -> "Chat":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _close_stream(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.abandon()

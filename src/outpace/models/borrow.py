@@ -1,0 +1,85 @@
+"""A target over a model that belongs to somebody else: it shares the weights and changes nothing."""
+
+import copy
+from itertools import chain
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from outpace.core.errors import InvalidRequest, UnsupportedModel
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.draft import DraftModel, draft_model_of, warn_if_shorter
+from outpace.models.families import check_supported
+from outpace.models.packed import PackedModel
+from outpace.models.target import TransformersTarget
+
+
+def borrow_target(model: PreTrainedModel, max_length: int, max_slots: int, pack: bool = False) -> TransformersTarget:
+    """A target on a copy of the model's modules that shares its parameters and buffers.
+
+    The model itself, its attention implementation included, is never touched, not even while the target runs. The copy
+    takes milliseconds; make a new one after weights or modules have changed.
+
+    Args:
+        model: a causal LM on one device, its layers stock or wrapped (adapters).
+        max_length: tokens of one request, prompt and answer together.
+        max_slots: requests at a time.
+        pack: copy the weights into the CPU's packed layout: faster, for as much memory again.
+
+    Raises:
+        UnsupportedModel: an architecture that cannot be decoded losslessly, a model spread over devices, a replaced
+            `forward`, a wrapped output layer.
+        InvalidRequest: the model is in training mode and has dropout.
+    """
+    with torch.no_grad():
+        return TransformersTarget(borrow(model), max_length, max_slots, (), pack)
+
+
+def borrow_draft_model(model: PreTrainedModel, target: PackedModel) -> DraftModel:
+    """A draft model on a copy of somebody else's modules, with as many slots as the target.
+
+    Raises:
+        UnsupportedModel, InvalidRequest: as `borrow_target`.
+    """
+    limit = min(model.config.get_text_config().max_position_embeddings, target.max_length)
+    warn_if_shorter(type(model).__name__, limit, target.max_length)
+    with torch.no_grad():
+        return draft_model_of(borrow(model), limit, target.max_slots, pack=False)
+
+
+def borrow(model: PreTrainedModel) -> PreTrainedModel:
+    """The copy that `borrow_target` speaks of."""
+    name = type(model).__name__
+    check_supported(model.config)
+    devices = {parameter.device for parameter in model.parameters()}
+    if len(devices) != 1 or "meta" in {device.type for device in devices}:
+        where = ", ".join(sorted(map(str, devices)))
+        raise UnsupportedModel(f"{name}: its parameters are on {where}; it must lie on one device as a whole")
+    if model.training and _has_dropout(model):
+        raise InvalidRequest(f"{name} is in training mode and has dropout: call model.eval() first")
+    head = model.get_output_embeddings()
+    if type(head) is not nn.Linear:
+        raise UnsupportedModel(
+            f"{name}: its output layer is a {type(head).__name__}; only a plain nn.Linear can be used"
+        )
+    decoder: nn.Module = model.get_decoder()
+    for path, module in decoder.named_modules():
+        if "forward" in vars(module):  # such a function belongs to the original's modules, past our copy
+            raise UnsupportedModel(
+                f"{name}: the forward of its {path or 'decoder'} has been replaced (offloading hooks, torch.compile)"
+            )
+    shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
+    try:
+        twin: PreTrainedModel = copy.deepcopy(model, dict(shared))
+    except Exception as error:
+        raise UnsupportedModel(f"{name}: its modules cannot be copied: {error}") from error
+    twin.eval()
+    twin.set_attn_implementation(ATTENTION_NAME)
+    return twin
+
+
+def _has_dropout(model: PreTrainedModel) -> bool:
+    return bool(getattr(model.config.get_text_config(), "attention_dropout", 0.0)) or any(
+        isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()
+    )

@@ -1,0 +1,1 @@
+"""Doors into Outpace from other libraries."""

@@ -1,0 +1,188 @@
+"""Speculative decoding inside transformers: `model.generate(..., custom_generate=outpace.custom_generate())`."""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.generation.configuration_utils import GenerationConfig
+from transformers.generation.logits_process import LogitsProcessorList
+from transformers.generation.stopping_criteria import StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import MAX_SEED, SamplingParams
+from outpace.core.protocols import Proposer
+from outpace.drafters.catalog import MAX_BUDGET, METHODS, Surroundings, build_proposer, parse_method
+from outpace.engine.engine import Engine
+from outpace.engine.session import Session
+from outpace.models.borrow import borrow_draft_model, borrow_target
+from outpace.models.draft import DraftModel, early_exit
+from outpace.models.target import TransformersTarget
+from outpace.plugins.translation import check_config, params_of, stops_of, unpadded_rows
+
+
+def custom_generate(
+    *,
+    method: str = "recycle",
+    drafter: PreTrainedModel | None = None,
+    budget: int | None = None,
+    seed: int | None = None,
+    pack: bool = False,
+) -> "CustomGenerate":
+    """What to pass to transformers' `generate(..., custom_generate=...)`. Make it once: methods learn over its calls.
+
+    `generate` then returns what it would have returned, [B, L] ids or a `GenerateDecoderOnlyOutput` with `sequences`,
+    only faster: greedy ids equal its own up to rounding, sampled ids follow the same law. The model is not changed.
+
+    Args:
+        method: how to draft, as for `outpace.load`.
+        drafter: the draft model of "linear", "fixed" and "dynatree", with the model's own tokenizer; None takes the
+            model's first layers.
+        budget: drafted nodes per round, by default the method's.
+        seed: key of the sampling noise; None draws one from torch's global generator, so that `torch.manual_seed`
+            makes an answer reproducible. Equal prompts of a batch are different samples.
+        pack: on CPUs, copy the weights into a faster layout at every call, for as much memory again. Results are then
+            also bit-equal between methods.
+
+    Raises:
+        InvalidRequest: an unknown method, a bad budget or seed. Later, from `generate`: an option, processor,
+            criterion or argument that cannot be honoured exactly, by name.
+        UnsupportedModel: from `generate`: a model that cannot be decoded losslessly.
+    """
+    return CustomGenerate(method=method, drafter=drafter, budget=budget, seed=seed, pack=pack)
+
+
+class CustomGenerate:
+    """The callable behind `custom_generate`, called by transformers once inputs and options are prepared."""
+
+    def __init__(
+        self, *, method: str, drafter: PreTrainedModel | None, budget: int | None, seed: int | None, pack: bool
+    ) -> None:
+        self._method, self._budget, self._seed, self._pack = parse_method(method), budget, seed, pack
+        self._drafter = drafter
+        if drafter is not None and not METHODS[self._method.name].uses_draft_model:
+            raise InvalidRequest(f"drafter={type(drafter).__name__}: method {method!r} uses no draft model")
+        if budget is not None and not 0 <= budget <= MAX_BUDGET:
+            raise InvalidRequest(f"budget={budget}: must be from 0 to {MAX_BUDGET} drafted nodes")
+        SamplingParams(seed=seed)  # checks it
+        self._proposers: dict[tuple[int, torch.device], Proposer] = {}
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: BaseStreamer | None = None,
+        **model_kwargs: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        """Decode prompts [B, P], padded on the left; returns [B, P + N] as `generate` does."""
+        arguments = _left_behind()
+        streamer = streamer or arguments.get("streamer")
+        if synced_gpus or arguments.get("synced_gpus"):
+            raise InvalidRequest("synced_gpus=True: generation over several processes is not supported")
+        check_config(model, generation_config, arguments.get("assistant_model"))
+        prompts = unpadded_rows(input_ids, model_kwargs)
+        stops = stops_of(stopping_criteria)
+        pad = getattr(generation_config, "_pad_token_tensor", None)
+        if pad is None and stops.eos_token_ids:
+            raise InvalidRequest("pad_token_id=None: rows that end early need one")
+        options = params_of(logits_processor, bool(generation_config.do_sample), input_ids.shape[1]) | {
+            # transformers counts padding too, and always generates one token.
+            "max_new_tokens": max(stops.max_length - input_ids.shape[1], 1),
+            "eos_token_ids": stops.eos_token_ids,
+        }
+        requests = self._requests(prompts, options)
+        longest = max(map(len, prompts)) + options["max_new_tokens"]
+        target = borrow_target(model, longest, len(prompts), self._pack)
+        engine = Engine(target)
+        proposer = self._proposer(target)
+        rows: dict[int, Session] = {}
+        try:
+            for members, params in requests:
+                sessions = engine.add(prompts[members[0]], params, proposer, self._budget)
+                rows |= zip(members, sessions, strict=True)
+            ordered = [rows[row] for row in range(len(prompts))]
+            new = _decode(engine, ordered, 0 if pad is None else int(pad), streamer)
+        finally:
+            for session in rows.values():
+                engine.cancel(session)
+        sequences = torch.cat([input_ids, new.to(input_ids)], dim=1)
+        if generation_config.return_dict_in_generate:
+            return GenerateDecoderOnlyOutput(sequences=sequences)  # type: ignore[arg-type]
+        return sequences
+
+    def _requests(
+        self, prompts: Sequence[Sequence[int]], options: dict[str, Any]
+    ) -> list[tuple[list[int], SamplingParams]]:
+        """Rows with the same prompt, and their parameters: one request with as many samples.
+
+        `num_return_sequences` arrives as repeated rows. Rows of their own request would share their noise.
+        """
+        groups: dict[tuple[int, ...], list[int]] = {}
+        for row, prompt in enumerate(prompts):
+            groups.setdefault(tuple(prompt), []).append(row)
+        requests = []
+        for members in groups.values():
+            seed = self._seed
+            if seed is None:
+                seed = int(torch.randint(MAX_SEED, ())) if options["temperature"] else 0
+            requests.append((members, SamplingParams.from_options(**options, seed=seed, n=len(members))))
+        return requests
+
+    def _proposer(self, target: TransformersTarget) -> Proposer:
+        """The method's proposer. One that learns is kept over calls; a draft model lives as long as its target."""
+
+        def draft_model() -> DraftModel:
+            return early_exit(target) if self._drafter is None else borrow_draft_model(self._drafter, target)
+
+        around = Surroundings(target.vocab_size, target.device, draft_model)
+        if METHODS[self._method.name].uses_draft_model:
+            return build_proposer(self._method, around)
+        key = target.vocab_size, target.device
+        if key not in self._proposers:
+            self._proposers[key] = build_proposer(self._method, around)
+        return self._proposers[key]
+
+
+def _decode(engine: Engine, rows: Sequence[Session], pad: int, streamer: BaseStreamer | None) -> Tensor:
+    """[B, N] new ids, rows that ended early filled up; streamed a column at a time, as soon as all rows have it."""
+    streamed = 0
+    while not engine.is_idle:
+        engine.step()
+        if streamer is not None:
+            running = [len(row.generated) for row in rows if row.finish_reason is None]
+            table = _rectangle(rows, pad)
+            ready = min(running) if running else table.shape[1]
+            for column in range(streamed, ready):
+                streamer.put(table[:, column])
+            streamed = max(streamed, ready)
+    for row in rows:
+        engine.result(row)  # raises if the target failed
+    if streamer is not None:
+        streamer.end()
+    return _rectangle(rows, pad)
+
+
+def _rectangle(rows: Sequence[Session], pad: int) -> Tensor:
+    width = max(len(row.generated) for row in rows)
+    return torch.tensor([row.generated + [pad] * (width - len(row.generated)) for row in rows], dtype=torch.int64)
+
+
+def _left_behind() -> dict[str, Any]:
+    """Arguments of `generate` that matter here but that it does not pass on to a callable.
+
+    Up to transformers 5.17 at least, `streamer`, `assistant_model` and `synced_gpus` stay in `generate` when
+    `custom_generate` is a callable. To ignore them would be silent: a streamer that never ends, an assistant unused.
+    """
+    frame = inspect.currentframe()
+    caller = frame.f_back.f_back if frame is not None and frame.f_back is not None else None
+    if caller is None or caller.f_code.co_name != "generate" or "custom_generate" not in caller.f_locals:
+        return {}
+    return {name: caller.f_locals.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}

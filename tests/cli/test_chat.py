@@ -1,0 +1,90 @@
+"""`outpace chat` as a user runs it: lines in, answers out."""
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from outpace import cli
+from outpace.core.errors import InvalidRequest
+from outpace.models.target import TransformersTarget
+from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, generation_eos=None))
+
+
+def _chat(folder: str, lines: str, *arguments: str) -> Result:
+    command = ["chat", "-m", folder, "--max-new-tokens", "12", "--dtype", "float32", *arguments]
+    return CliRunner().invoke(cli.app, command, input=lines)
+
+
+def _reused(result: Result) -> list[tuple[int, int]]:
+    return [(int(old), int(all_)) for old, all_ in re.findall(r"(\d+) of (\d+) prompt tokens reused", result.stderr)]
+
+
+def test_lines_of_a_pipe_are_turns(folder: str) -> None:
+    """Guards against turns that do not know of each other, prompts or control codes in a script's output."""
+    result = _chat(folder, "Hello\n\nAnd then?\n", "--system", "Be brief.")
+    assert result.exit_code == 0, result.output
+    (first, second) = _reused(result)
+    assert first[0] == 0
+    assert second[0] > first[1]
+    assert "> " not in result.stdout
+    assert "\x1b" not in result.output
+    assert result.stdout == _chat(folder, "Hello\nAnd then?", "--system", "Be brief.", "--method", "plain").stdout
+
+
+def test_commands(folder: str) -> None:
+    """Guards against commands sent to the model, messages taken for commands, and lines read after /exit."""
+    result = _chat(folder, "Hello\n/reset\nHello\n/help\n/nope\n/usr/bin is a path\n/exit\nnever\n")
+    assert result.exit_code == 0
+    reused = _reused(result)
+    assert len(reused) == 3
+    assert reused[1] == (reused[0][1] - 1, reused[0][1]), "after /reset the same prompt stands in the slot"
+    assert result.stderr.count("/reset begins a new conversation") == 2
+    assert "no command /nope" in result.stderr
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_conversation(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against an interrupt that ends the program, or leaves the next turn with half a step in its KV."""
+    forward = TransformersTarget.forward
+    passes: list[None] = []
+
+    def interrupted(self: TransformersTarget, *arguments: Any) -> Any:
+        passes.append(None)
+        if len(passes) == 4:
+            signal.raise_signal(signal.SIGINT)
+        return forward(self, *arguments)
+
+    monkeypatch.setattr(TransformersTarget, "forward", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    result = _chat(folder, "Hello\nGo on\n", "--method", "plain")
+    assert result.exit_code == 0
+    assert "5 tokens" in result.stderr.splitlines()[0]
+    assert [line.split()[-1] for line in result.stderr.splitlines()] == ["cancelled", "length"]
+    assert _reused(result)[1][0] >= _reused(result)[0][1]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_full_context_is_one_line_and_the_conversation_goes_on(folder: str) -> None:
+    """Guards against a traceback, and against a script that takes a refused turn for an answered one."""
+    result = _chat(folder, "Hello\n" + "long " * 100 + "\n/reset\nHello again\n")
+    assert result.exit_code == 2
+    assert len(_reused(result)) == 2
+    assert re.search(r"error: the conversation has \d+ tokens .* /reset", result.stderr)
+
+
+def test_a_model_without_a_chat_template_is_told_before_the_first_line(tmp_path: Path) -> None:
+    """Guards against a prompt that accepts a message it cannot send."""
+    folder = save_tiny_model(tmp_path)
+    byte_tokenizer(chat_template=None).save_pretrained(folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    result = _chat(str(folder), "Hello\n")
+    assert isinstance(result.exception, InvalidRequest)
+    assert "has no chat template" in str(result.exception)

@@ -1,0 +1,142 @@
+"""Conversations: the answers of single requests, a history that can be trusted, slots that come back."""
+
+from typing import Any
+
+import pytest
+
+import outpace
+from outpace.core.errors import InvalidRequest
+from tests.unit.api.test_api import assert_nothing_runs
+from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
+
+LINES = ["Hello", "And then? " * 3, "é, 世"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=1024)
+    return outpace.load(str(folder), dtype="float32", device="cpu", max_num_seqs=2)
+
+
+def said(conversation: outpace.Chat, text: str) -> outpace.Sample:
+    with conversation.send(text) as stream:
+        pieces = [event.text for event in stream]
+    assert stream.result is not None
+    assert "".join(pieces) == stream.result.text
+    return stream.result
+
+
+@pytest.mark.parametrize("method", ["recycle:budget=8", "lookup", "plain"])
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 4}], ids=["greedy", "sampled"])
+def test_every_answer_is_that_of_the_whole_conversation(
+    model: outpace.Model, method: str, options: dict[str, Any]
+) -> None:
+    """Guards against answers that depend on kept KV.
+
+    The tiny model writes bytes that are no text. They are encoded otherwise when the history is rendered again, so
+    these turns also show a common prefix that ends inside an answer.
+    """
+    options = {"max_new_tokens": 30, **options}
+    with model.chat("Be brief.", method=method, **options) as conversation:
+        reused = []
+        for text in LINES:
+            messages = [*conversation.messages, {"role": "user", "content": text}]
+            fresh = model.generate(messages, method="plain", **options)
+            sample = said(conversation, text)
+            assert sample.token_ids == fresh.token_ids
+            assert conversation.messages == [*messages, {"role": "assistant", "content": sample.text}]
+            reused.append((sample.metrics.reused_tokens, len(fresh.prompt_ids)))
+    assert reused[0][0] == 0
+    opening = len(model.encode("<system>Be brief.\n<user>Hello\n<assistant>"))
+    assert all(opening <= count < total for count, total in reused[1:])
+    assert_nothing_runs(model)
+
+
+def test_retokenised_history_is_reused_up_to_where_it_differs(model: outpace.Model) -> None:
+    """Guards against KV reused by length instead of by id: the text of an answer may encode to other ids."""
+    with model.chat(max_new_tokens=40, temperature=2.0, seed=1) as conversation:
+        first = said(conversation, "x")
+        again = model.encode(first.text)
+        agreed = next(place for place, ids in enumerate(zip(again, first.token_ids)) if ids[0] != ids[1])
+        prompt = first.metrics.prompt_tokens
+        assert said(conversation, "y").metrics.reused_tokens == prompt + agreed < prompt + len(first.token_ids) - 1
+
+
+def test_reset_begins_anew_and_close_gives_the_slot_back(model: outpace.Model) -> None:
+    """Guards against a conversation that remembers what it was told to forget, and against a leaked slot."""
+    conversation = model.chat("Be brief.", max_new_tokens=12)
+    first = said(conversation, "Hi")
+    conversation.reset()
+    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+    again = said(conversation, "Hi")
+    assert again.token_ids == first.token_ids
+    assert again.metrics.reused_tokens == again.metrics.prompt_tokens - 1
+    conversation.close()
+    conversation.close()
+    assert_nothing_runs(model)
+    assert said(conversation, "Still there?").finish_reason in ("stop", "length")
+    conversation.close()
+    assert_nothing_runs(model)
+
+
+def test_an_answer_stopped_early_is_part_of_the_conversation(model: outpace.Model) -> None:
+    """Guards against a history without the half answer the user has read, and a slot lost with it."""
+    with model.chat(max_new_tokens=200, eos_token_ids=()) as conversation:
+        stream = conversation.send("Hi")
+        for _ in range(5):
+            next(stream)
+        stream.stop()
+        events = list(stream)
+        assert events[-1].finish_reason == "cancelled"
+        assert stream.result is not None
+        assert conversation.messages[-1] == {"role": "assistant", "content": stream.result.text}
+        second = conversation.send("Go on")
+        next(second)
+        third = conversation.send("Never mind")  # closes the answer before
+        assert [message["role"] for message in conversation.messages] == ["user", "assistant"] * 2
+        next(third)
+        third.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+        assert len(conversation.messages) == 6
+        assert third.result is not None
+        assert third.result.metrics.reused_tokens > 0
+    assert_nothing_runs(model)
+
+
+def test_a_full_context_is_said_and_survived(model: outpace.Model) -> None:
+    """Guards against a conversation that can neither go on nor be reset once it has filled the context."""
+    with model.chat(max_new_tokens=5) as conversation:
+        said(conversation, "Hi")
+        before = list(conversation.messages)
+        with pytest.raises(InvalidRequest, match=r"limit is 1024: begin a new one with reset\(\), in the terminal /re"):
+            conversation.send("long " * 400)
+        assert conversation.messages == before
+        assert said(conversation, "short").metrics.reused_tokens > 0
+        conversation.reset()
+        said(conversation, "anew")
+
+
+def test_another_request_may_take_the_slot(model: outpace.Model) -> None:
+    """Guards against `generate` that hangs, or fails, because conversations hold every slot."""
+    conversations = [model.chat(max_new_tokens=8) for _ in range(3)]
+    for _ in range(2):
+        for conversation in conversations:
+            said(conversation, "Hi")
+            model.generate(["a", "b", "c"], max_new_tokens=4)
+    texts = {tuple(message["content"] for message in conversation.messages) for conversation in conversations}
+    assert len(texts) == 1, "the same conversation three times"
+    for conversation in conversations:
+        conversation.close()
+    assert_nothing_runs(model)
+
+
+def test_what_cannot_be_a_conversation_is_refused_at_once(
+    model: outpace.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a prompt that invites the user to type before it turns out that the model cannot chat."""
+    with pytest.raises(InvalidRequest, match="n=2: a conversation carries one sample"):
+        model.chat(n=2)
+    with pytest.raises(InvalidRequest, match="temprature=1: unknown option"):
+        model.chat(temprature=1)
+    monkeypatch.setattr(model.codec, "tokenizer", byte_tokenizer(chat_template=None))
+    with pytest.raises(InvalidRequest, match="has no chat template"):
+        model.chat()
