@@ -41,7 +41,7 @@ def random_table(vocab: int, depth: int, seed: int) -> dict[Path, list[float]]:
     for _ in range(depth):
         for path in paths:
             power = source.choice([0.5, 2.0, 8.0, 30.0])
-            weights = [source.random() ** power + 1e-9 for _ in range(vocab)]
+            weights = [source.random() ** power + 1e-6 * source.random() for _ in range(vocab)]  # no ties
             law[path] = [weight / sum(weights) for weight in weights]
         paths = [(*path, token) for path in paths for token in range(vocab)]
     return law
