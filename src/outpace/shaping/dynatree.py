@@ -65,8 +65,8 @@ class DynaTreeConfig(BaseModel):
     history: Literal["paper", "authors", "off"] = "paper"
     target_acceptance: float = Field(default=0.7, gt=0, lt=1)
     window: int = Field(default=10, ge=FEWEST_ENTRIES)
-    depth_step: float = Field(default=0.5, ge=0)
-    confidence_step: float = Field(default=0.025, ge=0)
+    depth_step: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    confidence_step: float = Field(default=0.025, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
