@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.core.drafting import GrowingShape
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Observation, Proposer
 from outpace.core.tree import DraftTree, Topology
@@ -14,10 +15,15 @@ from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
 from outpace.engine.engine import Engine
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import warp
-from outpace.shaping.proposer import EmptyDraft
+from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
+from outpace.shaping.fixed import FixedTree, FixedTreeConfig
+from outpace.shaping.growing import GrowingProposer
+from outpace.shaping.proposer import EmptyDraft, StaticProposer
+from outpace.shaping.rank_paths import Chain
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_lossless, decode
 from tests.statistics import chi_square_p
 from tests.unit.drafters.requests import no_draft_model
+from tests.unit.shaping.toy_source import ToySource, blend
 
 VOCAB = 12
 EOS = (3,)
@@ -37,6 +43,13 @@ def adversary(seed: int, truth: float, budget: int = 8) -> MakeProposer:
     return lambda sequences: AdversaryDrafter(VOCAB, sequences, budget, truth, seed)
 
 
+def growing(
+    shape: Callable[[], GrowingShape], share: float = 0.8, noise: bool = True, budget: int = 12
+) -> MakeProposer:
+    """A growing shape over a law that is right often: the target's own, blended with another."""
+    return lambda sequences: GrowingProposer(ToySource(blend(share, VOCAB), noise), shape(), budget)
+
+
 METHODS: dict[str, MakeProposer] = {
     "oracle": OracleDrafter,
     "oracle-15": lambda sequences: OracleDrafter(sequences, budget=15),
@@ -48,6 +61,12 @@ METHODS: dict[str, MakeProposer] = {
     "lookup": named("lookup:budget=2"),
     "recycle-template": named("recycle:budget=16"),
     "recycle-chain": named("recycle:budget=5,shape=chain"),
+    "toy-chain": lambda sequences: StaticProposer(ToySource(blend(0.8, VOCAB)), Chain(), 4, torch.device("cpu")),
+    "toy-fixed": growing(lambda: FixedTree(FixedTreeConfig(depth=4, breadth=2, threshold=0.05))),
+    "toy-fixed-leaves": growing(lambda: FixedTree(FixedTreeConfig(prune="leaves")), noise=False),
+    "toy-dynatree-paper": growing(lambda: DynaTree(DynaTreeConfig())),
+    "toy-dynatree-authors": growing(lambda: DynaTree(DynaTreeConfig(history="authors", prune="expansion")), share=1),
+    "toy-dynatree-off": growing(lambda: DynaTree(DynaTreeConfig(history="off")), share=0.6, budget=40),
 }
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -94,7 +113,7 @@ def test_every_method_says_what_plain_decoding_says(method: str, options: dict[s
     """Guards against any change of output: ids, lengths, finish reasons, alone and batched, EOS inside a draft."""
     sessions = assert_lossless(make_engine, METHODS[method], PROMPTS, requests(**options))
     assert len(sessions) == len(PROMPTS) * options.get("n", 1)
-    if method.startswith(("oracle", "adversary")):
+    if method.startswith(("oracle", "adversary", "toy")):
         assert sum(session.metrics.accepted for session in sessions) > 0, "nothing was accepted, so nothing was tested"
 
 

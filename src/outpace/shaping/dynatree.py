@@ -65,8 +65,8 @@ class DynaTreeConfig(BaseModel):
     history: Literal["paper", "authors", "off"] = "paper"
     target_acceptance: float = Field(default=0.7, gt=0, lt=1)
     window: int = Field(default=10, ge=FEWEST_ENTRIES)
-    depth_step: float = Field(default=0.5, ge=0)
-    confidence_step: float = Field(default=0.025, ge=0)
+    depth_step: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    confidence_step: float = Field(default=0.025, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -198,12 +198,16 @@ class DynaTree:
             return
         step = math.copysign(1.0, error)
         carried.base_depth = _clip(carried.base_depth + step, 2, config.max_depth - 1)
-        low, high = AUTHORS_CONFIDENCE_RANGE
-        low = max(low, config.low_confidence + CONFIDENCE_GAP)
+        low, high = _above(config.low_confidence, AUTHORS_CONFIDENCE_RANGE)
         carried.high_confidence = _clip(carried.high_confidence - step * AUTHORS_CONFIDENCE_STEP, low, high)
-        low, high = AUTHORS_DEEP_RANGE
-        low = max(low, config.stop_probability + CONFIDENCE_GAP)
+        low, high = _above(config.stop_probability, AUTHORS_DEEP_RANGE)
         carried.deep_probability = _clip(carried.deep_probability - step * AUTHORS_CONFIDENCE_STEP, low, high)
+
+
+def _above(threshold: float, limits: tuple[float, float]) -> tuple[float, float]:
+    """The limits moved where needed so that what is clipped to them stays above the lower threshold of its pair."""
+    low = max(limits[0], threshold + CONFIDENCE_GAP)
+    return low, max(limits[1], low)
 
 
 def _clip(value: float, low: float, high: float) -> float:

@@ -1,0 +1,87 @@
+"""DynaTree's options: the published defaults, and refusals that say what to change."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from outpace.core.errors import InvalidRequest
+from outpace.drafters.catalog import parse_method
+from outpace.shaping.dynatree import DynaTreeConfig
+
+
+def test_the_defaults_are_the_papers() -> None:
+    """Guards against results reported under settings that are not the published ones."""
+    options = parse_method("dynatree").options
+    assert isinstance(options, DynaTreeConfig)
+    assert (options.min_breadth, options.mid_breadth, options.max_breadth) == (1, 2, 3)
+    assert (options.high_confidence, options.low_confidence) == (0.9, 0.4)
+    assert (options.base_depth, options.max_depth) == (5, 8)
+    assert (options.stop_probability, options.deep_probability, options.prune_probability) == (0.1, 0.5, 0.05)
+    assert (options.breadth, options.depth, options.history, options.prune) == (True, True, "paper", "leaves")
+
+
+@pytest.mark.parametrize(
+    ("given", "lower", "upper"),
+    [
+        ({"min_breadth": 3}, "min_breadth=3", "mid_breadth=2"),
+        ({"mid_breadth": 4}, "mid_breadth=4", "max_breadth=3"),
+        ({"max_breadth": 1}, "mid_breadth=2", "max_breadth=1"),
+        ({"low_confidence": 0.9}, "low_confidence=0.9", "high_confidence=0.9"),
+        ({"high_confidence": 0.3}, "low_confidence=0.4", "high_confidence=0.3"),
+        ({"stop_probability": 0.5}, "stop_probability=0.5", "deep_probability=0.5"),
+        ({"deep_probability": 0.05}, "stop_probability=0.1", "deep_probability=0.05"),
+        ({"base_depth": 8}, "base_depth=8", "max_depth=8"),
+        ({"max_depth": 4}, "base_depth=5", "max_depth=4"),
+    ],
+)
+def test_contradictions_are_refused_with_both_names(given: dict[str, Any], lower: str, upper: str) -> None:
+    """Guards against settings that silently switch a rule off, and errors that do not say what to change."""
+    message = f"{lower} and {upper} contradict each other"
+    with pytest.raises(ValidationError, match=message):
+        DynaTreeConfig(**given)
+    spec = "dynatree:" + ",".join(f"{name}={value}" for name, value in given.items())
+    with pytest.raises(InvalidRequest, match=f"method='{spec}': {message}"):
+        parse_method(spec)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "min_breadth=0",
+        "max_breadth=17",
+        "base_depth=x",
+        "base_depth=4.5",
+        "max_depth=65",
+        "max_depth=",
+        "high_confidence=1.1",
+        "high_confidence=nan",
+        "low_confidence=0",
+        "stop_probability=-1",
+        "prune_probability=0",
+        "prune_probability=nan",
+        "target_acceptance=1",
+        "target_acceptance=nan",
+        "window=4",
+        "depth_step=-0.1",
+        "depth_step=inf",
+        "confidence_step=nan",
+        "history=mine",
+        "breadth=maybe",
+        "prune=never",
+        "budget=512",
+    ],
+)
+def test_bad_values_are_refused_by_name(bad: str) -> None:
+    """Guards against values that fail deep in a round, or, like nan, pass every comparison and switch rules off."""
+    with pytest.raises(InvalidRequest, match=f"method='dynatree:{bad}': {bad}: "):
+        parse_method(f"dynatree:{bad}")
+
+
+@pytest.mark.parametrize("bad", ["depth0=3", "breadth", "=3", "Breadth=2"])
+def test_unknown_options_are_refused_with_the_known_ones(bad: str) -> None:
+    """Guards against a misspelt option that is ignored."""
+    with pytest.raises(InvalidRequest, match="dynatree takes ") as refusal:
+        parse_method(f"dynatree:{bad}")
+    assert f"not {bad!r}" in str(refusal.value)
+    assert "min_breadth" in str(refusal.value)

@@ -1,0 +1,121 @@
+"""The fixed tree: depth, breadth and threshold by hand and against a plain recursion."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+
+from outpace.core.drafting import Level
+from outpace.core.errors import InvalidRequest
+from outpace.core.tree import DraftTree
+from outpace.drafters.catalog import parse_method
+from outpace.shaping.fixed import FixedTree, FixedTreeConfig, Prune
+from outpace.shaping.growing import GrowingProposer
+from tests.unit.drafters.requests import draft_request
+from tests.unit.shaping.toy_source import Path, ToySource, node_paths, random_table, table
+
+VOCAB = 4
+# After the pending token, token 1 has 1/2, token 2 1/4, and so on: all scores are exact in float32.
+HALVES = [0.125, 0.5, 0.25, 0.125]
+
+
+def draft(config: FixedTreeConfig, law: Mapping[Path, Sequence[float]], vocab: int, budget: int = 500) -> DraftTree:
+    proposer = GrowingProposer(ToySource(table(law, vocab)), FixedTree(config), budget)
+    (tree,) = proposer.propose([proposer.open()], [draft_request([0], budget, 64)])
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("prune", "threshold", "expected"),
+    [
+        ("leaves", 0.0, [(1,), (2,), (1, 1), (1, 2), (2, 1), (2, 2)]),
+        ("leaves", 0.25, [(1,), (2,), (1, 1)]),
+        ("leaves", 0.26, [(1,)]),
+        ("expansion", 0.25, [(1,), (2,), (1, 1), (1, 2), (2, 1), (2, 2)]),
+        ("expansion", 0.26, [(1,), (2,), (1, 1), (1, 2)]),
+        ("expansion", 0.51, [(1,), (2,)]),
+        ("leaves", 0.51, []),
+    ],
+)
+def test_small_trees_by_hand(prune: Prune, threshold: float, expected: list[Path]) -> None:
+    """Guards against a threshold on the last token instead of the path, > for >=, and the two kinds of pruning swapped.
+
+    Breadth 2, depth 2, each node with 1/2 and 1/4: paths of 1/2, 1/4 and of 1/4, 1/8, 1/8, 1/16.
+    """
+    law = {(): HALVES, (1,): HALVES, (2,): HALVES}
+    tree = draft(FixedTreeConfig(depth=2, breadth=2, threshold=threshold, prune=prune), law, VOCAB)
+    assert node_paths(tree)[1:] == expected
+
+
+@pytest.mark.parametrize(("depth", "breadth"), [(1, 1), (1, 4), (3, 1), (3, 3), (2, 9)])
+def test_depth_and_breadth_count_nodes(depth: int, breadth: int) -> None:
+    """Guards against one level too many or too few, and breadths beyond the vocabulary."""
+    tree = draft(FixedTreeConfig(depth=depth, breadth=breadth, threshold=0), {}, VOCAB)
+    assert tree.topology.max_depth == tree.draft_passes == depth
+    assert len(tree) == sum(min(breadth, VOCAB) ** level for level in range(depth + 1))
+
+
+def plain_paths(law: Mapping[Path, Sequence[float]], config: FixedTreeConfig, path: Path, mass: float) -> set[Path]:
+    """The published rule as a recursion: paths of the nodes below one that is expanded."""
+    found: set[Path] = set()
+    best = sorted(enumerate(law[path]), key=lambda pair: -pair[1])[: config.breadth]
+    for token, share in best:
+        child, below = (*path, token), mass * share
+        likely = below >= config.threshold
+        if likely or config.prune == "expansion":
+            found.add(child)
+        if likely and len(child) < config.depth:
+            found |= plain_paths(law, config, child, below)
+    return found
+
+
+@pytest.mark.parametrize("prune", ["leaves", "expansion"])
+@pytest.mark.parametrize("seed", range(15))
+def test_equals_a_plain_recursion(seed: int, prune: Prune) -> None:
+    """Guards against scores, depths or parents that slip between levels of a random tree."""
+    law = random_table(5, 4, seed)
+    config = FixedTreeConfig(
+        depth=1 + seed % 4, breadth=1 + seed % 3, threshold=(0.01, 0.07, 0.2)[seed % 3], prune=prune
+    )
+    assert set(node_paths(draft(config, law, 5))[1:]) == plain_paths(law, config, (), 1.0)
+
+
+def test_the_threshold_reads_the_path() -> None:
+    """Guards against `log_probs` where `cumulative` is meant: here only the sum is below the threshold."""
+    log_probs = torch.tensor([[-0.1], [-3.0]])
+    level = Level(1, torch.tensor([0, 1]), log_probs, torch.tensor([[math.log(0.1) - 0.01], [math.log(0.1) + 0.01]]))
+    selected, expanded = FixedTree(FixedTreeConfig(prune="leaves")).grow([None, None], level)
+    assert selected.tolist() == expanded.tolist() == [[False], [True]]
+
+
+def test_the_default_is_the_papers_baseline() -> None:
+    """Guards against a baseline weakened by accident: D = 8, B = 3, tau = 0.1."""
+    options = parse_method("fixed").options
+    assert isinstance(options, FixedTreeConfig)
+    assert (options.depth, options.breadth, options.threshold, options.prune) == (8, 3, 0.1, "expansion")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "depth=0",
+        "depth=65",
+        "depth=2.5",
+        "breadth=0",
+        "breadth=17",
+        "breadth=two",
+        "threshold=1",
+        "threshold=-0.1",
+        "threshold=nan",
+        "threshold=inf",
+        "prune=all",
+        "budget=-1",
+    ],
+)
+def test_bad_options_are_refused(bad: str) -> None:
+    """Guards against options that are read and then ignored, or that fail deep in a round."""
+    with pytest.raises(InvalidRequest, match=f"method='fixed:{bad}': {bad}: "):
+        parse_method(f"fixed:{bad}")
+    with pytest.raises(InvalidRequest, match="not 'width=3'"):
+        parse_method("fixed:width=3")
