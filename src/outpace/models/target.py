@@ -9,6 +9,8 @@ from transformers import PreTrainedModel
 from outpace.cache.slots import PassCache, Segment, SlotKV
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
+from outpace.models.experts import pack_experts
+from outpace.models.families import logit_softcap
 from outpace.models.head import LmHead
 from outpace.models.linear import can_pack, pack_linears
 from outpace.models.norm import fuse_norms
@@ -32,11 +34,14 @@ class TransformersTarget:
         self.max_length, self.max_slots, self.eos_token_ids = max_length, max_slots, eos_token_ids
         self.device, self.dtype = model.device, model.dtype
         self._decoder = model.get_decoder()
-        self._head = LmHead(model.get_output_embeddings())
+        self._head = LmHead(model.get_output_embeddings(), logit_softcap(model.config))
         self.vocab_size = self._head.vocab_size
         if can_pack(self.dtype, self.device):
+            pack_experts(self._decoder)
             pack_linears(self._decoder)
             fuse_norms(self._decoder)
+        elif self.dtype == torch.float64:
+            model.set_experts_implementation("eager")  # the default's grouped products do not exist in float64
         heads = config.num_attention_heads
         on_cpu = self.device.type == "cpu"
         self.kv = SlotKV(
@@ -109,7 +114,9 @@ class TransformersTarget:
         cache = PassCache(segments)
         output = self._decoder(
             input_ids=torch.cat([part.to(self.device) for part in tokens])[None],
-            position_ids=torch.cat(positions).to(self.device)[None],
+            # A tree may reach beyond the last token a request can have, where a table of learned positions ends.
+            # Nothing there is ever emitted or seen by a node that is.
+            position_ids=torch.cat(positions).clamp(max=self.max_length - 1).to(self.device)[None],
             past_key_values=cache,
             use_cache=True,
             slots=cache,
