@@ -5,7 +5,7 @@ padding, no dead positions, and a request's numbers do not depend on who shares 
 grouped keys, read dead positions and need one rectangular mask.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,22 @@ _KEYS_TREATED_ALIKE = 16
 _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "cache_position"})
 
 
+class Law(NamedTuple):
+    """What a layer asks of its attention.
+
+    Attributes:
+        layer: whose keys and values are read.
+        scaling: factor of the scores.
+        window: how far back a row sees, in logical positions; None without a limit.
+        softcap: c of c * tanh(scores / c); None for none.
+    """
+
+    layer: int
+    scaling: float
+    window: int | None
+    softcap: float | None
+
+
 def tree_attention(
     module: nn.Module,
     query: Tensor,
@@ -30,6 +46,7 @@ def tree_attention(
     scaling: float | None = None,
     slots: PassCache | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Attention of a packed pass: query [1, heads, T, head_dim] -> [1, T, heads, head_dim].
@@ -41,18 +58,18 @@ def tree_attention(
     unknown = [name for name, setting in kwargs.items() if setting is not None and name not in _HARMLESS]
     if slots is None or scaling is None or unknown:
         raise UnsupportedModel(f"{type(module).__name__} uses attention features that are not supported: {unknown}")
-    layer: int = module.layer_idx  # type: ignore[assignment]
-    attend = _attend_on_cpu if query.device.type == "cpu" else _attend_fused
+    law = Law(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
+    on_gpu = _attend_fused if softcap is None else _attend_capped
+    attend = _attend_on_cpu if query.device.type == "cpu" else on_gpu
     if len(slots.segments) == 1:
-        return attend(query[0], slots.segments[0], layer, scaling, sliding_window)[None], None
+        return attend(query[0], slots.segments[0], law)[None], None
     parts = [
-        attend(query[0, :, segment.start : segment.start + segment.count], segment, layer, scaling, sliding_window)
-        for segment in slots.segments
+        attend(query[0, :, segment.start : segment.start + segment.count], segment, law) for segment in slots.segments
     ]
     return torch.cat(parts)[None], None
 
 
-def _attend_on_cpu(query: Tensor, segment: Segment, layer: int, scaling: float, window: int | None) -> Tensor:
+def _attend_on_cpu(query: Tensor, segment: Segment, law: Law) -> Tensor:
     """Grouped attention whose result for a node depends on its path alone, to the last bit.
 
     The same token is computed in a tree of one shape, in a tree of another and by plain decoding; its keys then lie
@@ -61,14 +78,16 @@ def _attend_on_cpu(query: Tensor, segment: Segment, layer: int, scaling: float, 
     flipped bit would grow to full bfloat16 noise within a few layers (docs/log.md, "bit-equal on the CPU").
     """
     heads, count, head_dim = query.shape
-    first, bias = segment.sight(window)
-    keys, values = segment.keys[layer][:, first:], segment.values[layer][:, first:]  # [G, L, D] float32, float64
+    first, bias = segment.sight(law.window)
+    keys = segment.keys[law.layer][:, first:]  # [G, L, D] float32
+    values = segment.values[law.layer][:, first:]  # [G, L, D] float64
     groups, length, _ = keys.shape
-    rows = (query.to(keys.dtype) * scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
+    rows = (query.to(keys.dtype) * law.scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
     scores = _products(rows, keys)  # [G, H/G*N, L]
+    if law.softcap is not None:
+        scores = scores.div_(law.softcap).tanh_().mul_(law.softcap)
     if bias is not None:
-        scores = scores.contiguous()
-        scores.view(heads, count, length)[..., length - bias.shape[1] :] += bias
+        scores.unflatten(1, (-1, count))[..., length - bias.shape[1] :] += bias
     if segment.is_prompt:
         output = torch.bmm(torch.softmax(scores, dim=-1), values.to(scores.dtype))
     else:
@@ -93,17 +112,33 @@ def _products(rows: Tensor, keys: Tensor) -> Tensor:
     return torch.bmm(rows, keys.transpose(1, 2))[:groups, :count, :length]
 
 
-def _attend_fused(query: Tensor, segment: Segment, layer: int, scaling: float, window: int | None) -> Tensor:
-    first, bias = segment.sight(window)
-    keys, values = segment.keys[layer][:, first:], segment.values[layer][:, first:]  # [G, L, D]
+def _attend_fused(query: Tensor, segment: Segment, law: Law) -> Tensor:
+    first, bias = segment.sight(law.window)
+    keys, values = segment.keys[law.layer][:, first:], segment.values[law.layer][:, first:]  # [G, L, D]
     mask = None
     if bias is not None:
         prefix = keys.new_zeros(segment.count, keys.shape[1] - bias.shape[1])
         mask = torch.cat([prefix, bias.to(keys.dtype)], dim=1)  # [N, L]
     output = nn.functional.scaled_dot_product_attention(
-        query[None], keys[None], values[None], attn_mask=mask, scale=scaling, enable_gqa=True
+        query[None], keys[None], values[None], attn_mask=mask, scale=law.scaling, enable_gqa=True
     )
     return output[0].transpose(0, 1)  # [N, H, D]
+
+
+def _attend_capped(query: Tensor, segment: Segment, law: Law) -> Tensor:
+    """Attention with a cap on its scores, which fused kernels do not compute; scores and softmax in float32."""
+    heads, count, head_dim = query.shape
+    first, bias = segment.sight(law.window)
+    keys, values = segment.keys[law.layer][:, first:], segment.values[law.layer][:, first:]  # [G, L, D]
+    groups, length, _ = keys.shape
+    rows = query.reshape(groups, -1, head_dim)  # [G, H/G*N, D]
+    scores = torch.bmm(rows, keys.transpose(1, 2)).float().mul_(law.scaling)  # [G, H/G*N, L]
+    if law.softcap is not None:
+        scores = scores.div_(law.softcap).tanh_().mul_(law.softcap)
+    if bias is not None:
+        scores.unflatten(1, (-1, count))[..., length - bias.shape[1] :] += bias
+    output = torch.bmm(torch.softmax(scores, dim=-1).to(values.dtype), values)  # [G, H/G*N, D]
+    return output.view(heads, count, head_dim).transpose(0, 1)  # [N, H, D]
 
 
 AttentionInterface.register(ATTENTION_NAME, tree_attention)

@@ -13,10 +13,8 @@ from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.families import check_supported
 from outpace.models.head import LmHead
-from outpace.models.linear import can_pack, pack_linears
 from outpace.models.load import read_config, read_model, read_tokenizer, resolve
-from outpace.models.norm import fuse_norms
-from outpace.models.packed import PackedModel, Part
+from outpace.models.packed import PackedModel, Part, prepare
 from outpace.models.text import TextCodec
 
 EARLY_EXIT = "early-exit"
@@ -158,10 +156,7 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
 
 def draft_model_of(model: PreTrainedModel, max_length: int, max_slots: int, pack: bool = True) -> DraftModel:
     """A draft model on a loaded causal LM whose attention implementation is ours."""
-    decoder, head = model.get_decoder(), LmHead(model.get_output_embeddings(), pack)
-    if pack and can_pack(model.dtype, model.device):
-        pack_linears(decoder)
-        fuse_norms(decoder)
+    decoder, head = prepare(model, pack)
     return DraftModel(decoder, head, model.config.get_text_config(), max_length, max_slots)
 
 

@@ -1,13 +1,36 @@
 """Which architectures can be decoded losslessly, and why the others are refused at load."""
 
+from typing import Any
+
 from transformers import PretrainedConfig
 
 from outpace.core.errors import UnsupportedModel
 
 # A family belongs here once the contract test passes on it: row i of a branching tree has the logits of its path
-# decoded alone, and KV after a commit equals a fresh prefill.
-SUPPORTED_FAMILIES = ("llama", "qwen2")
+# decoded alone and of stock transformers, and KV after a commit equals a fresh prefill.
+SUPPORTED_FAMILIES = (
+    "llama",
+    "qwen2",
+    "mistral",
+    "qwen3",
+    "qwen3_moe",
+    "gemma2",
+    "gemma3_text",
+    "gpt_neox",
+    "gpt2",
+    "phi3",
+    "olmo2",
+    "smollm3",
+)
+# Multimodal checkpoints whose text part alone is run: the wrapper's model type and its text part's. Others may mask
+# or post-process differently from the text family of the same name (PaliGemma sees its whole prompt both ways).
+_TEXT_PARTS = {"gemma3": "gemma3_text"}
+# Families whose causal LM caps its logits; the same field in another family's config is ignored by transformers.
+_CAPPED_FAMILIES = ("gemma2", "gemma3_text")
+_NEUTRAL_LOGIT_FIELDS = {"logit_scale": 1.0, "logits_scaling": 1.0, "lm_head_multiplier": 1.0, "logits_soft_cap": None}
 
+_ATTENTION_TYPES = {"full_attention", "sliding_attention"}
+_RECURRENT_TYPES = {"linear_attention", "conv", "mamba", "mamba2", "hybrid", "recurrent"}
 _RECURRENT_FIELDS = (
     "ssm_cfg",
     "mamba_d_state",
@@ -15,32 +38,98 @@ _RECURRENT_FIELDS = (
     "linear_num_value_heads",
     "time_step_rank",
     "rwkv_hidden",
+    "rescale_every",  # RWKV
+    "lru_width",  # RecurrentGemma
+    "conv_L_cache",  # LFM2: the window of a convolution is a state too
+    "ssm_state_size",
+    "inference_state_dtype",  # xLSTM
 )
+# Fields by which layers differ in the size or number of their keys, or share them: a slot has one size for all layers.
+_PER_LAYER_FIELDS = ("global_head_dim", "num_global_key_value_heads", "num_kv_shared_layers", "block_configs")
+_STATIC_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 
 
 def check_supported(config: PretrainedConfig) -> None:
     """Refuse what this engine would decode wrongly.
 
     Raises:
-        UnsupportedModel: recurrent state that cannot roll back, an unknown family, sliding windows, or rotary scaling
-            that depends on the longest position in a batch.
+        UnsupportedModel: recurrent state that cannot roll back, an encoder, an unknown family, attention that is not
+            causal, layers of different shapes, post-processing of logits that is not computed, or rotary scaling that
+            depends on the longest position in a batch.
+    """
+    _check_family(config)
+    text = config.get_text_config()
+    _check_attention(text)
+    _check_rotation(text)
+    logit_softcap(config)
+
+
+def logit_softcap(config: PretrainedConfig) -> float | None:
+    """The c of logits = c * tanh(logits / c), None where the model applies none.
+
+    Raises:
+        UnsupportedModel: the config asks for post-processing of logits that is not computed.
     """
     text = config.get_text_config()
-    family = text.model_type
-    if "linear_attention" in (getattr(text, "layer_types", None) or ()) or any(
-        hasattr(text, field) for field in _RECURRENT_FIELDS
-    ):
-        raise UnsupportedModel(
-            f"model_type={family!r}: its recurrent state cannot be rolled back to an accepted path, so rejected drafts "
-            "would change the output; use an attention-only model"
+    cap: float | None = getattr(text, "final_logit_softcapping", None)
+    if cap is not None and config.model_type not in _CAPPED_FAMILIES:
+        raise _refusal(config, f"final_logit_softcapping={cap} is not known of this family; remove it from the config")
+    for field, neutral in _NEUTRAL_LOGIT_FIELDS.items():
+        setting = getattr(text, field, None)
+        if setting not in (None, neutral):
+            raise _refusal(config, f"{field}={setting} changes logits in a way that is not computed")
+    return cap
+
+
+def _refusal(config: PretrainedConfig, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"model_type={config.model_type!r}: {reason}")
+
+
+def _check_family(config: PretrainedConfig) -> None:
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
+        raise _refusal(config, "encoder-decoder models are not supported; use a decoder-only model")
+    try:
+        text = config.get_text_config()
+    except ValueError as error:  # several text parts
+        raise _refusal(config, f"multimodal models with several text parts are not supported: {error}") from error
+    layer_types = set(getattr(text, "layer_types", None) or ())
+    if layer_types & _RECURRENT_TYPES or any(getattr(text, field, None) is not None for field in _RECURRENT_FIELDS):
+        raise _refusal(
+            text,
+            "its recurrent state cannot be rolled back to an accepted path, so rejected drafts would change the "
+            "output; use an attention-only model",
         )
-    if family not in SUPPORTED_FAMILIES:
-        raise UnsupportedModel(f"model_type={family!r}: not supported; supported are {', '.join(SUPPORTED_FAMILIES)}")
-    if "sliding_attention" in (getattr(text, "layer_types", None) or ()):
-        raise UnsupportedModel(f"model_type={family!r}: layers with a sliding window are not supported yet")
-    scaling = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
-    if scaling in ("dynamic", "longrope"):
-        raise UnsupportedModel(
-            f"rope_type={scaling!r}: its rotation depends on the longest position in the batch, so a draft tree would "
-            "change its neighbours; use a checkpoint with static scaling"
-        )
+    if any(getattr(text, field, None) for field in _PER_LAYER_FIELDS):
+        raise _refusal(text, "its layers differ in the size of their keys or share them, which is not supported")
+    if config is not text and _TEXT_PARTS.get(config.model_type) != text.model_type:
+        raise _refusal(config, f"multimodal models are not supported, except the text part of {', '.join(_TEXT_PARTS)}")
+    if text.model_type not in SUPPORTED_FAMILIES:
+        raise _refusal(text, f"not supported; supported are {', '.join(SUPPORTED_FAMILIES)}")
+
+
+def _check_attention(text: PretrainedConfig) -> None:
+    layer_types = set(getattr(text, "layer_types", None) or ())
+    if unknown := layer_types - _ATTENTION_TYPES:
+        raise _refusal(text, f"layer types {', '.join(sorted(unknown))} are not supported")
+    if getattr(text, "use_bidirectional_attention", False) or not getattr(text, "is_causal", True):
+        raise _refusal(text, "its attention looks ahead, so a token's logits would change with what follows")
+    # Stock attention masks by layer type, its layers pass a window on by these settings: where they disagree, the
+    # model transformers would run is not the one described.
+    is_windowed = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
+    if "sliding_attention" in layer_types and not is_windowed:
+        raise _refusal(text, "layers of type sliding_attention need sliding_window, and use_sliding_window not off")
+
+
+def _check_rotation(text: PretrainedConfig) -> None:
+    outer: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    nested = [inner for inner in outer.values() if isinstance(inner, dict)]  # one per layer type in Gemma 3
+    for parameters in (outer, *nested):
+        scaling = parameters.get("rope_type", "default")
+        if scaling in ("dynamic", "longrope"):
+            remedy = "the checkpoint for short contexts (4k)" if scaling == "longrope" else "one with static scaling"
+            raise UnsupportedModel(
+                f"rope_type={scaling!r}: its rotation depends on the longest position in the batch, so a draft tree "
+                f"would change its neighbours; instead of this checkpoint use {remedy}"
+            )
+        if scaling not in _STATIC_ROTATIONS:
+            raise UnsupportedModel(f"rope_type={scaling!r}: not supported; {', '.join(sorted(_STATIC_ROTATIONS))} are")

@@ -18,10 +18,12 @@ class LmHead:
 
     Args:
         layer: the model's output embedding.
+        softcap: c of c * tanh(logits / c), which some families apply (`models.families.logit_softcap`); None for none.
         pack: false computes with the layer itself, also where packed kernels are faster.
     """
 
-    def __init__(self, layer: nn.Linear, pack: bool = True) -> None:
+    def __init__(self, layer: nn.Linear, softcap: float | None = None, pack: bool = True) -> None:
+        self._softcap = softcap
         self._weight = layer.weight.detach()  # [V, H]
         self._bias = None if layer.bias is None else layer.bias.detach()
         packs = pack and can_pack(self._weight.dtype, self._weight.device)
@@ -32,6 +34,7 @@ class LmHead:
     def __call__(self, hidden: Tensor) -> NodeOutputs:
         """Outputs at hidden states [R, H]."""
         logits: Tensor = self._layer(hidden)  # [R, V]
+        # Before the cap, which keeps the order but makes ties of logits that differ.
         top_logits, top_ids = logits.topk(min(TOP_CANDIDATES, self.vocab_size), dim=-1)  # [R, k]
         if logits.dtype in (torch.bfloat16, torch.float16):
             rows = self._weight[top_ids].float()  # [R, k, H]
@@ -40,8 +43,11 @@ class LmHead:
                 top_logits += self._bias[top_ids].float()
             top_logits, order = top_logits.sort(dim=-1, descending=True, stable=True)
             top_ids = top_ids.gather(-1, order)
-        return NodeOutputs(logits, top_ids, top_logits.float())
+        return NodeOutputs(self._capped(logits), top_ids, self._capped(top_logits.float()))
 
     def top_ids(self, hidden: Tensor) -> Tensor:
         """[R, k] ids of the largest logits at hidden states [R, H], block by block."""
         return torch.cat([self(block).top_ids for block in hidden.split(_ROWS_AT_ONCE)])
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap

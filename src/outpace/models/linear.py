@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 # Layers of one parent that read the same input: one product instead of two or three.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -75,7 +76,7 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
 
 
 def pack_linears(module: nn.Module) -> None:
-    """Replace every nn.Linear below `module` by its packed form, siblings together."""
+    """Replace every linear layer below `module` by its packed form, siblings together."""
     for names in SIBLINGS:
         layers = [getattr(module, name, None) for name in names]
         if all(type(layer) is nn.Linear for layer in layers):
@@ -83,6 +84,8 @@ def pack_linears(module: nn.Module) -> None:
     for name, child in module.named_children():
         if type(child) is nn.Linear:
             setattr(module, name, PackedLinear(child.weight, child.bias))
+        elif type(child) is Conv1D:  # GPT-2's linear layer, its weight [in, out]
+            setattr(module, name, PackedLinear(child.weight.T, child.bias))
         else:
             pack_linears(child)
 

@@ -5,10 +5,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
+from transformers import PretrainedConfig, PreTrainedModel
 
 from outpace.cache.slots import PassCache, Segment, SlotKV
+from outpace.models.experts import pack_experts
+from outpace.models.families import logit_softcap
 from outpace.models.head import LmHead
+from outpace.models.linear import can_pack, pack_linears
+from outpace.models.norm import fuse_norms
 
 MAX_TREE_NODES = 512
 
@@ -32,6 +36,23 @@ class Part:
     visible: Tensor | None = None
     scratch: int = 0
     is_prompt: bool = False
+
+
+def prepare(model: PreTrainedModel, pack: bool = True) -> tuple[nn.Module, LmHead]:
+    """A model's decoder and head, with the layers replaced that the CPU has better kernels for.
+
+    Args:
+        model: a causal LM; its decoder's layers are replaced in place.
+        pack: false leaves them as they are.
+    """
+    decoder, head = model.get_decoder(), LmHead(model.get_output_embeddings(), logit_softcap(model.config), pack)
+    if pack and can_pack(model.dtype, model.device):
+        pack_experts(decoder)
+        pack_linears(decoder)
+        fuse_norms(decoder)
+    elif model.dtype == torch.float64:
+        model.set_experts_implementation("eager")  # the default's grouped products do not exist in float64
+    return decoder, head
 
 
 class PackedModel:
@@ -99,7 +120,9 @@ class PackedModel:
         cache = PassCache(segments)
         output = self.decoder(
             input_ids=torch.cat([part.tokens.to(self.device) for part in parts])[None],
-            position_ids=torch.cat(positions).to(self.device)[None],
+            # A tree may reach beyond the last token a request can have, where a table of learned positions ends.
+            # Nothing there is ever emitted or seen by a node that is.
+            position_ids=torch.cat(positions).clamp(max=self.max_length - 1).to(self.device)[None],
             past_key_values=cache,
             use_cache=True,
             slots=cache,

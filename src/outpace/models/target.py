@@ -7,10 +7,7 @@ from transformers import PreTrainedModel
 
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
-from outpace.models.head import LmHead
-from outpace.models.linear import can_pack, pack_linears
-from outpace.models.norm import fuse_norms
-from outpace.models.packed import PackedModel, Part
+from outpace.models.packed import PackedModel, Part, prepare
 
 
 class TransformersTarget(PackedModel):
@@ -34,8 +31,7 @@ class TransformersTarget(PackedModel):
         pack: bool = True,
     ) -> None:
         self.eos_token_ids = eos_token_ids
-        decoder = model.get_decoder()
-        head = LmHead(model.get_output_embeddings(), pack)
+        decoder, head = prepare(model, pack)
         on_cpu = model.device.type == "cpu"
         super().__init__(
             decoder,
@@ -47,9 +43,6 @@ class TransformersTarget(PackedModel):
             key_dtype=torch.promote_types(model.dtype, torch.float32) if on_cpu else model.dtype,
             value_dtype=torch.float64 if on_cpu else model.dtype,
         )
-        if pack and can_pack(self.dtype, self.device):
-            pack_linears(decoder)
-            fuse_norms(decoder)
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
         """Write prompt chunks behind what their slots hold.

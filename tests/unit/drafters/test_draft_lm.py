@@ -13,11 +13,19 @@ import outpace
 from outpace.api import Model
 from outpace.core.drafting import Frontier
 from outpace.core.errors import InvalidRequest, ModelError, UnsupportedModel
-from outpace.core.protocols import Chunk
 from outpace.drafters.draft_lm import DraftLM
-from outpace.models.draft import DraftModel, early_exit
+from outpace.models.draft import DraftModel, Growth, early_exit
 from tests.unit.drafters.requests import draft_request
-from tests.unit.models.tiny import byte_tokenizer, random_ids, save_tiny_model
+from tests.unit.models.tiny import (
+    FAMILIES,
+    byte_tokenizer,
+    committed_rows,
+    open_with,
+    random_ids,
+    save_tiny_model,
+    tiny_config,
+    tiny_target,
+)
 
 PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
 METHODS = ("linear:budget=5", "fixed:budget=14,depth=4,threshold=0", "dynatree:budget=14")
@@ -160,23 +168,23 @@ def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:
         source.close(alone)
 
 
-def test_early_exit_is_the_targets_first_layers(folder: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_early_exit_is_the_targets_first_layers(family: str) -> None:
     """Guards against a copy that costs memory, a layer too many, or a target that lost its own layers."""
-    model = load(folder, None)
-    target, draft = model.target, early_exit(model.target, 2)
-    ids = torch.tensor(PROMPTS[1])
+    target = tiny_target(tiny_config(family))
+    draft = early_exit(target, 2)
     slot = draft.open_slot()
-    draft.fill([slot], [ids])
-    wanted = target.open_slot()
-    target.prefill([Chunk(wanted, ids, want_top=False, is_last=True)])
-    torch.testing.assert_close(draft.kv.keys[:, slot, :, : len(ids)], target.kv.keys[:2, wanted, :, : len(ids)])
+    draft.fill([slot], [torch.tensor(PROMPTS[1])])
+    wanted, _ = open_with(target, PROMPTS[1])
+    keys, values = committed_rows(target, wanted)
+    torch.testing.assert_close(draft.kv.keys[:, slot, :, : len(PROMPTS[1])], keys[:2], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(draft.kv.values[:, slot, :, : len(PROMPTS[1])], values[:2].float(), atol=1e-5, rtol=1e-5)
     assert draft.head is target.head
-    assert len(draft.decoder.layers) == 2  # type: ignore[arg-type]
-    assert len(target.decoder.layers) == 3  # type: ignore[arg-type]
-    assert target.decoder.config.num_hidden_layers == 3  # type: ignore[union-attr]
-    assert {id(weight) for weight in draft.decoder.parameters()} <= {
-        id(weight) for weight in target.decoder.parameters()
-    }
+    assert (draft.config.num_hidden_layers, target.config.num_hidden_layers) == (2, 3)
+    own = {id(weight) for weight in target.decoder.parameters()}
+    assert all(id(weight) in own for weight in draft.decoder.parameters())
+    logits = draft.grow([Growth(slot, torch.tensor([1, 2]), torch.tensor([0, 0]), torch.eye(2).bool(), 0, 2)])
+    assert torch.isfinite(logits).all()
 
 
 @pytest.mark.parametrize("name", ["early-exit:0", "early-exit:3", "early-exit:x"])

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from outpace.cache.slots import PassCache, Segment, SlotKV
 from outpace.core.errors import UnsupportedModel
 from outpace.core.tree import Topology
-from outpace.models.attention import tree_attention
+from outpace.models.attention import Law, _attend_capped, _attend_on_cpu, tree_attention
 
 HEADS, DIM = 6, 16
+CPU = torch.device("cpu")
 TREE = Topology.of((-1, 0, 0, 1, 1, 2, 4, 0, 6, 3))
 
 
@@ -87,7 +88,45 @@ def test_the_numbers_are_those_of_stock_attention(groups: int) -> None:
             torch.testing.assert_close(together[node], expected[0, :, 0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("feature", [{"softcap": 30.0}, {"s_aux": torch.ones(HEADS)}])
+@pytest.mark.parametrize("compute", [_attend_on_cpu, _attend_capped], ids=["cpu", "other devices"])
+@pytest.mark.parametrize("softcap", [None, 1.5])
+def test_scores_are_capped_before_they_are_masked(compute: Any, softcap: float | None) -> None:
+    """Guards against a cap on the bias, which would let every node see its siblings at the price of the cap."""
+    rows = Rows(2, 9, torch.float32)
+    count = 9 + len(TREE)
+    kv = SlotKV(1, 1, 2, 64, DIM, torch.float32, torch.float64 if compute is _attend_on_cpu else torch.float32, CPU)
+    slot = kv.open()
+    kv.keys[0, slot, :, :count], kv.values[0, slot, :, :count] = rows.keys, rows.values
+    kv.lengths[slot] = 9
+    segment = Segment(kv, slot, 0, TREE.depth_tensor + 9, TREE.ancestor_mask)
+    actual = compute(rows.query[:, 9:], segment, Law(0, 0.7, None, softcap))  # [N, H, D]
+    keys, values = rows.keys.repeat_interleave(3, 0), rows.values.repeat_interleave(3, 0)
+    scores = rows.query[:, 9:] @ keys.transpose(1, 2) * 0.7  # [H, N, L]
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
+    scores[..., 9:] = scores[..., 9:].masked_fill(~TREE.ancestor_mask, -torch.inf)
+    expected = (torch.softmax(scores, dim=-1) @ values).transpose(0, 1)
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_one_row_that_must_not_see_all_scratch_rows_is_masked() -> None:
+    """Guards against a single row, computed as four, whose mask no longer fits the padded scores."""
+    rows = Rows(2, 3, torch.float32)
+    kv = SlotKV(1, 1, 2, 64, DIM, torch.float32, torch.float64, CPU)
+    slot = kv.open()
+    kv.keys[0, slot, :, :6], kv.values[0, slot, :, :6] = rows.keys[:, :6], rows.values[:, :6]
+    kv.lengths[slot] = 3
+    visible = torch.tensor([[True, False, True]])
+    segment = Segment(kv, slot, 0, torch.tensor([3, 3, 4]), visible, scratch=2)
+    actual = _attend_on_cpu(rows.query[:, 5:6], segment, Law(0, 0.7, None, None))
+    seen = [0, 1, 2, 3, 5]
+    expected = nn.functional.scaled_dot_product_attention(
+        rows.query[None, :, 5:6], rows.keys[None, :, seen], rows.values[None, :, seen], scale=0.7, enable_gqa=True
+    )
+    torch.testing.assert_close(actual[0], expected[0, :, 0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("feature", [{"s_aux": torch.ones(HEADS)}])
 def test_features_that_are_not_computed_are_refused_by_name(feature: dict[str, Any]) -> None:
     """Guards against an architecture whose attention does more than ours and would be decoded without it."""
     cache = PassCache([])

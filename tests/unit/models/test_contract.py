@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
+from outpace.cache.slots import Segment
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
@@ -18,7 +19,9 @@ from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import AdversaryDrafter, decode
 from tests.unit.models.tiny import (
     FAMILIES,
+    INNER_SIZES,
     VOCAB,
+    WINDOWS,
     committed_rows,
     decode_one_by_one,
     open_with,
@@ -44,18 +47,45 @@ PROMPT = random_ids(21, seed=1)
 BIT_PROMPTS = (random_ids(2, seed=4), random_ids(12, seed=5), random_ids(150, seed=6))
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-# What checkpoints of a family differ in: grouped, single and full key heads, shared embeddings, wide heads.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "grouped": {},
+# What checkpoints differ in: grouped, single and full key heads, shared embeddings, wide heads, scaled rotations. Shown
+# on two families, since no part of it belongs to a family.
+COMMON_VARIANTS: dict[str, dict[str, Any]] = {
     "one key head": {"num_key_value_heads": 1},
     "all key heads": {"num_key_value_heads": 6},
     "tied": {"tie_word_embeddings": True},
     "wide heads": {"hidden_size": 192, "num_attention_heads": 3, "num_key_value_heads": 1},
 }
+_SCALED = {"rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "llama": COMMON_VARIANTS
+    | {
+        "llama3": {
+            "rope_parameters": _SCALED | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+        }
+    },
+    "qwen2": COMMON_VARIANTS | {"yarn": {"rope_parameters": _SCALED | {"rope_type": "yarn"}}},
+    "qwen3_moe": {"weights of experts not normalised": {"norm_topk_prob": False}},
+    "gemma2": {"uncapped": {"attn_logit_softcapping": None, "final_logit_softcapping": None}},
+    "gpt_neox": {"serial": {"use_parallel_residual": False, "attention_bias": False, "rotary_pct": 1.0}},
+    "gpt2": {"scaled by layer": {"scale_attn_by_inverse_layer_idx": True, "reorder_and_upcast_attn": True}},
+    "phi3": {"partly rotated": {"partial_rotary_factor": 0.5}},
+}
+CASES = [(family, variant) for family in FAMILIES for variant in ("stock", *VARIANTS.get(family, {}))]
+CASES += [(family, "window") for family in WINDOWS]
 
 each_family = pytest.mark.parametrize("family", list(FAMILIES))
-each_variant = pytest.mark.parametrize("variant", list(VARIANTS))
+each_case = pytest.mark.parametrize(("family", "variant"), CASES)
 each_dtype = pytest.mark.parametrize("dtype", list(DTYPES))
+
+
+def config_of(family: str, variant: str, **changes: Any) -> PretrainedConfig:
+    own = WINDOWS[family] if variant == "window" else VARIANTS.get(family, {}).get(variant, {})
+    return tiny_config(family, **(own | changes))
+
+
+def wide_config(family: str, variant: str = "stock") -> PretrainedConfig:
+    """With inner layers so wide that kernels treat one row otherwise than many."""
+    return config_of(family, variant, **{INNER_SIZES.get(family, "intermediate_size"): 1536})
 
 
 def path_error(model: PreTrainedModel, target: TransformersTarget, tree: DraftTree) -> float:
@@ -77,15 +107,31 @@ def assert_same_bits(left: NodeOutputs, right: NodeOutputs) -> None:
     assert torch.equal(left.top_logits, right.top_logits)
 
 
-@each_family
-@each_variant
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_tree_rows_have_the_logits_of_their_paths(family: str, variant: str, attention: str) -> None:
-    """Guards against masks that leak between branches and against RoPE positions that are not prefix + depth."""
-    config = tiny_config(family, **VARIANTS[variant])
-    model, target = stock_model(config, attention), tiny_target(config)
+@each_case
+def test_tree_rows_have_the_logits_of_their_paths(family: str, variant: str) -> None:
+    """Guards against masks that leak between branches, positions that are not prefix + depth, windows counted in rows,
+    caps left out, and whatever else a family does between embedding and logits."""
+    config = config_of(family, variant)
+    model, target = stock_model(config), tiny_target(config)
     for name, parents in TREES.items():
         assert path_error(model, target, random_tree(parents, seed=2)) < 1e-4, name
+
+
+@pytest.mark.parametrize("variant", ["stock", "one key head"])
+def test_tree_rows_have_the_logits_of_fused_attention_too(variant: str) -> None:
+    """Guards against a reference that is wrong itself: stock eager and fused attention must agree with ours."""
+    config = config_of("llama", variant)
+    assert path_error(stock_model(config, "sdpa"), tiny_target(config), random_tree(BRANCHING, seed=2)) < 1e-4
+
+
+@pytest.mark.parametrize("family", list(WINDOWS))
+def test_the_window_cases_have_power(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against window cases that pass without a window: leaving it out must move logits by more than 0.1."""
+    config = config_of(family, "window")
+    model, target = stock_model(config), tiny_target(config)
+    look = Segment.sight
+    monkeypatch.setattr(Segment, "sight", lambda segment, window: look(segment, None))
+    assert path_error(model, target, random_tree(BRANCHING, seed=2)) > 0.1
 
 
 @each_family
@@ -103,10 +149,10 @@ def test_the_path_check_has_power(family: str, bug: str) -> None:
     assert path_error(model, target, tree) > 0.1
 
 
-@each_family
-def test_kv_after_a_branching_commit_equals_a_fresh_prefill(family: str) -> None:
+@each_case
+def test_kv_after_a_branching_commit_equals_a_fresh_prefill(family: str, variant: str) -> None:
     """Guards against commits that keep a wrong row, a wrong order, or keys rotated to a wrong position."""
-    target = tiny_target(tiny_config(family))
+    target = tiny_target(config_of(family, variant))
     tree = random_tree(BRANCHING, seed=3)
     for node in (0, 3, 6, 9, 11):
         slot, _ = open_with(target, PROMPT)
@@ -144,11 +190,10 @@ def test_top_ids_of_prompt_positions_are_those_of_stock_logits(family: str) -> N
     assert torch.equal(output.top_ids[:, :4], expected)
 
 
-@each_family
-@each_variant
+@each_case
 def test_greedy_decoding_equals_transformers_generate(family: str, variant: str) -> None:
     """Guards against any difference to the reference decoder: off-by-one positions, a token drawn twice, wrong rows."""
-    config = tiny_config(family, **VARIANTS[variant])
+    config = config_of(family, variant)
     model: Any = stock_model(config)
     prompts = [random_ids(length, seed=length) for length in (1, 2, 9, 33)]
     engine = Engine(tiny_target(config), prefill_chunk=16)
@@ -165,7 +210,7 @@ def test_greedy_decoding_equals_transformers_generate(family: str, variant: str)
 def test_requests_packed_in_one_pass_have_the_bits_they_have_alone(family: str, dtype: str) -> None:
     """Guards against numbers that depend on who shares the pass: padding, packed kernels, leaks between slots."""
     _needs_packed_kernels(DTYPES[dtype])
-    target = tiny_target(tiny_config(family, intermediate_size=1536), DTYPES[dtype], max_slots=8)
+    target = tiny_target(wide_config(family), DTYPES[dtype], max_slots=8)
     prompts = [random_ids(length, seed=length) for length in (3, 40, 17, 1, 64)]
     trees = [random_tree(parents, seed=index) for index, parents in enumerate([(-1,), *TREES.values()][:5])]
     slots = [target.open_slot() for _ in prompts]
@@ -181,8 +226,7 @@ def test_requests_packed_in_one_pass_have_the_bits_they_have_alone(family: str, 
         assert_same_bits(outputs, alone)
 
 
-@each_family
-@each_variant
+@each_case
 @each_dtype
 def test_a_tree_row_equals_plain_decoding_bit_for_bit(family: str, variant: str, dtype: str) -> None:
     """Guards against kernels that treat one row otherwise than many, or sum the same keys in another order.
@@ -192,19 +236,19 @@ def test_a_tree_row_equals_plain_decoding_bit_for_bit(family: str, variant: str,
     that passes once passes always.
     """
     _needs_packed_kernels(DTYPES[dtype])
-    target = tiny_target(tiny_config(family, intermediate_size=1536, **VARIANTS[variant]), DTYPES[dtype])
+    target = tiny_target(wide_config(family, variant), DTYPES[dtype])
     for shape, prompt in itertools.product(("pair", "siblings", "bushy"), BIT_PROMPTS):
         tree = random_tree(TREES[shape], seed=5)
         slot, _ = open_with(target, prompt)
         (outputs,) = target.forward([slot], [tree])
+        for leaf in set(range(len(tree))) - set(tree.topology.parents):
+            for node, token in zip(tree.topology.path(leaf), path_tokens(tree, leaf), strict=True):
+                alone = decode_one_by_one(target, slot, [token])
+                assert torch.equal(outputs.logits[node], alone.logits[0]), f"{shape}, node {node}"
+                assert torch.equal(outputs.top_ids[node], alone.top_ids[0]), f"{shape}, node {node}"
+                assert torch.equal(outputs.top_logits[node], alone.top_logits[0]), f"{shape}, node {node}"
+            target.kv.truncate(slot, len(prompt))
         target.close_slot(slot)
-        for node in range(len(tree)):
-            plain, _ = open_with(target, prompt)
-            alone = decode_one_by_one(target, plain, path_tokens(tree, node))
-            target.close_slot(plain)
-            assert torch.equal(outputs.logits[node], alone.logits[0]), f"{shape}, node {node}"
-            assert torch.equal(outputs.top_ids[node], alone.top_ids[0]), f"{shape}, node {node}"
-            assert torch.equal(outputs.top_logits[node], alone.top_logits[0]), f"{shape}, node {node}"
 
 
 @each_family
@@ -212,7 +256,7 @@ def test_a_tree_row_equals_plain_decoding_bit_for_bit(family: str, variant: str,
 def test_speculation_leaves_the_bits_of_plain_decoding_in_the_cache(family: str, dtype: str) -> None:
     """Guards against errors that build up round by round: after 40 tokens from random trees the KV is plain's."""
     _needs_packed_kernels(DTYPES[dtype])
-    target = tiny_target(tiny_config(family, intermediate_size=1536), DTYPES[dtype])
+    target = tiny_target(wide_config(family), DTYPES[dtype])
     engine, params = Engine(target), SamplingParams(max_new_tokens=40, temperature=0.9, seed=4)
     (plain,) = decode(engine, [PROMPT], [params], [EmptyDraft()])
     keys, values = (rows.clone() for rows in _rows_at_the_end(target, plain.ids))

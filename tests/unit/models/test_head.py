@@ -94,13 +94,34 @@ def test_a_vocabulary_smaller_than_the_candidates_is_scored_whole() -> None:
 
 def test_a_target_without_packed_kernels_answers_outside_the_engine_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an output layer that records gradients on inference tensors, which only the engine's mode hid."""
-    from outpace.models import target as target_module
+    from outpace.models import packed as packed_module
     from tests.unit.models.tiny import open_with
 
-    monkeypatch.setattr(target_module, "can_pack", lambda dtype, device: False)
+    monkeypatch.setattr(packed_module, "can_pack", lambda dtype, device: False)
     monkeypatch.setattr(head_module, "can_pack", lambda dtype, device: False)
     config = tiny_config("llama")
     _, last = open_with(tiny_target(config), [5, 9, 2])
     with torch.inference_mode():
         expected = stock_model(config)(torch.tensor([[5, 9, 2]])).logits[0, -1]
     torch.testing.assert_close(last.logits[0], expected, atol=1e-4, rtol=0)
+
+
+@each_dtype
+def test_capped_logits_are_those_of_the_formula(dtype: torch.dtype) -> None:
+    """Guards against top candidates without the cap that the other logits have, or a cap that was applied twice."""
+    layer, hidden = random_layer(dtype), random_hidden(9, dtype)
+    exact = torch.tanh(exact_logits(layer, hidden) / 5.0) * 5.0
+    outputs = LmHead(layer, softcap=5.0)(hidden)
+    assert outputs.top_logits.dtype == torch.float32
+    torch.testing.assert_close(outputs.logits.double(), exact, atol=1e-4 if dtype == torch.float32 else 0.1, rtol=1e-2)
+    torch.testing.assert_close(outputs.top_logits.double(), exact.gather(1, outputs.top_ids), atol=1e-4, rtol=1e-4)
+
+
+def test_the_cap_does_not_choose_between_candidates_it_makes_equal() -> None:
+    """Guards against candidates picked after the cap: rounded to bfloat16, all logits near it are the same."""
+    layer = nn.Linear(1, 40, bias=False)
+    with torch.no_grad():
+        layer.weight.copy_(torch.arange(40)[:, None] * 0.5)
+    outputs = LmHead(layer.to(torch.bfloat16), softcap=6.0)(torch.ones(1, 1, dtype=torch.bfloat16))
+    assert outputs.logits[0, 38] == outputs.logits[0, 39], "the case must be a tie in bfloat16"
+    assert outputs.top_ids[0].tolist() == list(range(39, 39 - TOP_CANDIDATES, -1))

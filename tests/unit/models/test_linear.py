@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from outpace.models.linear import PackedLinear, SiblingLinear, can_pack, pack_linears
 
@@ -141,3 +142,19 @@ def test_dtypes_without_packed_kernels_are_left_alone() -> None:
     """Guards against packing float16 or a GPU's weights, for which the CPU kernels do not exist."""
     assert not can_pack(torch.float16, CPU)
     assert not can_pack(torch.float32, torch.device("cuda"))
+
+
+@each_dtype
+@torch.inference_mode()
+def test_layers_with_a_transposed_weight_are_packed_too(dtype: torch.dtype) -> None:
+    """Guards against GPT-2's layers left to kernels that treat one row otherwise than many, or packed untransposed."""
+    layer = Conv1D(56, 1100).to(dtype)
+    torch.nn.init.normal_(layer.bias, generator=torch.Generator().manual_seed(4))
+    holder = nn.ModuleDict({"c_attn": layer})
+    pack_linears(holder)
+    assert isinstance(holder["c_attn"], PackedLinear)
+    rows = random_rows(9, 1100, dtype)
+    packed = holder["c_attn"](rows)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(packed, layer(rows), atol=tolerance, rtol=tolerance)
+    assert torch.equal(holder["c_attn"](rows[:, 3:4]), packed[:, 3:4])

@@ -14,11 +14,21 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTNeoXConfig,
     LlamaConfig,
+    MistralConfig,
+    Olmo2Config,
+    Phi3Config,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from outpace.core.protocols import Chunk, NodeOutputs
@@ -31,6 +41,60 @@ VOCAB = 160
 FAMILIES: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": LlamaConfig,
     "qwen2": Qwen2Config,
+    "mistral": MistralConfig,
+    "qwen3": Qwen3Config,
+    "qwen3_moe": Qwen3MoeConfig,
+    "gemma2": Gemma2Config,
+    "gemma3_text": Gemma3TextConfig,
+    "gpt_neox": GPTNeoXConfig,
+    "gpt2": GPT2Config,
+    "phi3": Phi3Config,
+    "olmo2": Olmo2Config,
+    "smollm3": SmolLM3Config,
+}
+# Settings by which a family's tiny instance shows what is its own. Caps are low enough to bend what passes them.
+_OWN_SETTINGS: dict[str, dict[str, Any]] = {
+    "mistral": {"head_dim": 16, "sliding_window": None},
+    "qwen3": {"head_dim": 16},
+    "qwen3_moe": {
+        "head_dim": 16,
+        "moe_intermediate_size": 40,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "mlp_only_layers": [1],
+    },
+    "gemma2": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "sliding_window": 300,
+    },
+    "gemma3_text": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 20,
+        "final_logit_softcapping": 3.0,
+        "sliding_window": 300,
+        "sliding_window_pattern": 2,
+    },
+    "gpt_neox": {"rotary_pct": 0.5, "num_key_value_heads": None},
+    "gpt2": {"n_inner": 96, "num_key_value_heads": None},
+    "smollm3": {"no_rope_layer_interval": 2},
+}
+# What the size of the layers inside a block is called, where it is not intermediate_size.
+INNER_SIZES = {"gpt2": "n_inner", "qwen3_moe": "moe_intermediate_size"}
+# A window shorter than the prompts of the tests and than their trees are deep.
+WINDOW = 3
+WINDOWS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": WINDOW},
+    "qwen2": {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+    "qwen3": {"sliding_window": WINDOW, "use_sliding_window": True, "max_window_layers": 1},
+    "qwen3_moe": {"sliding_window": WINDOW, "use_sliding_window": True},
+    "gemma2": {"sliding_window": WINDOW},
+    "gemma3_text": {"sliding_window": WINDOW},
+    "phi3": {"sliding_window": WINDOW},
+    "smollm3": {"sliding_window": WINDOW, "use_sliding_window": True},
 }
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
@@ -53,7 +117,7 @@ def tiny_config(family: str, **changes: Any) -> PretrainedConfig:
         "eos_token_id": None,
         "pad_token_id": None,
     }
-    return FAMILIES[family](**(sizes | changes))
+    return FAMILIES[family](**(sizes | _OWN_SETTINGS.get(family, {}) | changes))
 
 
 def stock_model(

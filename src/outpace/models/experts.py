@@ -1,0 +1,70 @@
+"""Mixtures of experts whose result for a row does not depend on the rows beside it, swapped in at load.
+
+Stock experts multiply all rows of an expert at once with kernels that choose their order of summation by the number of
+rows, so a token's bits would depend on how many of its neighbours were sent to the same expert.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from outpace.models.linear import PackedLinear
+
+
+class PackedExperts(nn.Module):
+    """Gated experts as packed linear layers; a row's shares are added up in the order of its own ranking.
+
+    Args:
+        stock: experts with stacked weights gate_up_proj [E, 2I, H] and down_proj [E, H, I] and no biases.
+    """
+
+    def __init__(self, stock: nn.Module) -> None:
+        super().__init__()
+        self.activation = stock.act_fn
+        self.gate_up = nn.ModuleList(PackedLinear(weight, None) for weight in stock.gate_up_proj)  # type: ignore[union-attr]
+        self.down = nn.ModuleList(PackedLinear(weight, None) for weight in stock.down_proj)  # type: ignore[union-attr]
+
+    def forward(self, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """Mix the outputs of `experts` [T, k] by `weights` [T, k]: hidden [T, H] -> [T, H]."""
+        shares = hidden.new_empty(*experts.shape, hidden.shape[-1])  # [T, k, H]
+        for expert in experts.unique().tolist():
+            row, rank = torch.where(experts == expert)
+            gate, up = self.gate_up[expert](hidden[row]).chunk(2, dim=-1)
+            shares[row, rank] = self.down[expert](self.activation(gate) * up)  # type: ignore[operator]
+        mixed = torch.zeros_like(hidden, dtype=torch.float32)
+        for place in range(experts.shape[1]):
+            mixed += shares[:, place].float() * weights[:, place, None].float()
+        return mixed.to(hidden.dtype)
+
+
+class PackedRouter(nn.Module):
+    """A stock router behind a packed product.
+
+    What the router does with its scores stays its own code: it multiplies them by the identity, which is exact.
+
+    Args:
+        stock: a router that multiplies by its weight [E, H]; its weight is replaced.
+    """
+
+    def __init__(self, stock: nn.Module) -> None:
+        super().__init__()
+        weight: Tensor = stock.weight  # type: ignore[assignment]
+        self.product = PackedLinear(weight, None)
+        identity = torch.eye(weight.shape[0], dtype=weight.dtype)
+        stock.weight = nn.Parameter(identity, requires_grad=False)
+        stock.hidden_dim = weight.shape[0]  # type: ignore[assignment]
+        self.choose = stock
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        chosen: tuple[Tensor, ...] = self.choose(self.product(hidden))
+        return chosen
+
+
+def pack_experts(module: nn.Module) -> None:
+    """Replace the experts and routers of Qwen3-MoE below `module` by their packed forms."""
+    for name, child in module.named_children():
+        if type(child).__name__ == "Qwen3MoeExperts":
+            setattr(module, name, PackedExperts(child))
+        elif type(child).__name__ == "Qwen3MoeTopKRouter":
+            setattr(module, name, PackedRouter(child))
+        else:
+            pack_experts(child)

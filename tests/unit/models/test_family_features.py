@@ -1,0 +1,152 @@
+"""What single families add to the contract: positions that end, wrappers, masks, norms, and checkpoints on disk."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Gemma3Config, PretrainedConfig
+
+from outpace.core.tree import DraftTree
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.families import check_supported
+from outpace.models.linear import can_pack
+from outpace.models.load import load_target
+from outpace.models.norm import FusedRMSNorm, fuse_norms
+from tests.unit.models.test_contract import BRANCHING, path_error
+from tests.unit.models.tiny import (
+    FAMILIES,
+    VOCAB,
+    WINDOWS,
+    byte_tokenizer,
+    open_with,
+    random_ids,
+    random_tree,
+    save_tiny_model,
+    stock_model,
+    tiny_config,
+    tiny_target,
+)
+
+needs_packed = pytest.mark.skipif(not can_pack(torch.float32, torch.device("cpu")), reason="no packed kernels here")
+
+
+def multimodal_config(**text: Any) -> PretrainedConfig:
+    inner = tiny_config("gemma3_text", **({"final_logit_softcapping": None} | WINDOWS["gemma3_text"] | text))
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return Gemma3Config(
+        text_config=inner.to_dict(),
+        vision_config=vision | {"image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+        image_token_index=VOCAB - 1,
+        tie_word_embeddings=False,
+    )
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_a_tree_may_reach_beyond_the_last_position(family: str) -> None:
+    """Guards against a table of learned positions read past its end, and against clipping nodes that can be emitted."""
+    limit = 40
+    config = tiny_config(family, max_position_embeddings=limit)
+    model: Any = stock_model(config)
+    target = tiny_target(config, max_length=limit)
+    prompt = random_ids(36, seed=1)
+    slot, _ = open_with(target, prompt)
+    tree = DraftTree.chain(torch.tensor(random_ids(12, seed=2)))
+    (outputs,) = target.forward([slot], [tree])
+    ids = torch.tensor([[*prompt, *tree.tokens.tolist()][:limit]])
+    with torch.inference_mode():
+        expected = model(ids).logits[0, len(prompt) :]
+    torch.testing.assert_close(outputs.logits[: len(expected)], expected, atol=1e-4, rtol=0)
+
+
+def test_the_text_part_of_a_multimodal_gemma_has_the_logits_of_stock_transformers() -> None:
+    """Guards against the wrapper's own settings taken for its text part's, and against a cap the wrapper leaves out."""
+    config = multimodal_config()
+    check_supported(config)
+    target = tiny_target(config)
+    assert path_error(stock_model(config), target, random_tree(BRANCHING, seed=2)) < 1e-4
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gemma3"])
+def test_a_checkpoint_on_disk_decodes_as_stock_transformers_does(family: str, tmp_path: Path) -> None:
+    """Guards against weights renamed or stacked at load that our swapped-in layers no longer find."""
+    if family == "gemma3":
+        model: Any = stock_model(multimodal_config(vocab_size=264))
+        model.save_pretrained(tmp_path)
+        byte_tokenizer().save_pretrained(tmp_path)
+    else:
+        save_tiny_model(tmp_path, family)
+        model = stock_model(tiny_config(family, vocab_size=264, max_position_embeddings=256))
+    target, _ = load_target(str(tmp_path), "float32", "cpu", 200, 1)
+    assert path_error(model, target, random_tree(BRANCHING, seed=2)) < 1e-4
+
+
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_no_mask_is_built(family: str) -> None:
+    """Guards against a [T, T] mask per pass that attention over slots ignores: gigabytes for a long prompt."""
+    masks: list[Any] = []
+    target = tiny_target(tiny_config(family, **WINDOWS.get(family, {})))
+    for module in target.decoder.modules():
+        if type(module).__name__.endswith("Attention"):
+            module.register_forward_pre_hook(
+                lambda _, args, settings: masks.append(settings["attention_mask"]), with_kwargs=True
+            )
+    open_with(target, random_ids(9, seed=1))
+    assert masks == [None] * 3
+
+
+@needs_packed
+@pytest.mark.parametrize("family", list(FAMILIES))
+def test_norms_are_fused_where_they_are_plain(family: str) -> None:
+    """Guards against norms left slow by a renamed field, and against fusing Gemma's 1 + weight or a LayerNorm."""
+    stock = stock_model(tiny_config(family))
+    fused = tiny_target(tiny_config(family)).decoder
+    count = 0
+    for name, norm in stock.get_decoder().named_modules():
+        swapped = fused.get_submodule(name) if "norm" in name.split(".")[-1] else None
+        if isinstance(swapped, FusedRMSNorm):
+            count += 1
+            weight: Tensor = norm.weight  # type: ignore[assignment]
+            rows = torch.randn(1, 3, weight.numel(), generator=torch.Generator().manual_seed(1))
+            torch.testing.assert_close(swapped(rows), norm(rows), atol=1e-6, rtol=1e-6)
+    norms = sum(isinstance(module, FusedRMSNorm) for module in fused.modules())
+    others = sum("Norm" in type(module).__name__ for module in fused.modules()) - norms
+    plain = family not in ("gemma2", "gemma3_text", "gpt2", "gpt_neox")
+    assert (count > 0, others > 0) == (plain, not plain)
+    assert count == norms
+
+
+class HalvedRMSNorm(nn.Module):
+    """An RMS norm by name and fields, of another formula."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(8)), 1e-5
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return nn.functional.rms_norm(rows, (8,), self.weight, self.variance_epsilon) / 2
+
+
+def test_a_norm_that_only_looks_plain_stays() -> None:
+    """Guards against trusting a class by its name: what computes something else must not be replaced."""
+    holder = nn.ModuleDict({"norm": HalvedRMSNorm()})
+    fuse_norms(holder)
+    assert isinstance(holder["norm"], HalvedRMSNorm)
+
+
+def test_experts_decode_in_float64_too() -> None:
+    """Guards against stock grouped products, which refuse float64, the precision that tells ties from bugs."""
+    config = tiny_config("qwen3_moe")
+    exact = stock_model(config, dtype=torch.float64)
+    exact.set_experts_implementation("eager")
+    assert path_error(exact, tiny_target(config, torch.float64), random_tree(BRANCHING, seed=2)) < 1e-4
+
+
+def test_layers_without_a_number_are_not_mistaken_for_the_first() -> None:
+    """Guards against attention modules without layer_idx, whose keys would be read from a wrong layer."""
+    for family in FAMILIES:
+        decoder = stock_model(tiny_config(family), ATTENTION_NAME).get_decoder()
+        modules = [module for module in decoder.modules() if type(module).__name__.endswith("Attention")]
+        assert [module.layer_idx for module in modules] == [0, 1, 2], family
