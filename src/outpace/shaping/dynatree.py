@@ -160,10 +160,10 @@ class DynaTree:
         config = self.config
         breadths = torch.full((len(level.owners),), config.mid_breadth)
         if config.breadth:
-            confidence = level.log_probs[:, 0].exp()
-            high = torch.tensor([state.high_confidence for state in states])[level.owners]
+            confidence = level.log_probs[:, 0]
+            high = torch.tensor([math.log(state.high_confidence) for state in states])[level.owners]
             breadths[confidence >= high] = config.min_breadth
-            breadths[confidence < config.low_confidence] = config.max_breadth
+            breadths[confidence < math.log(config.low_confidence)] = config.max_breadth
         return breadths
 
     def observe(self, state: DynaTreeState, observation: Observation) -> None:

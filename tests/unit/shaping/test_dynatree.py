@@ -1,5 +1,6 @@
 """DynaTree: breadth, depth and pruning by hand, and against Algorithm 1 and section 3.3 as plain recursions."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -27,8 +28,8 @@ def draft(shape: DynaTree | FixedTree, law: LawTable, budget: int = 2000) -> Dra
 def grow(config: DynaTreeConfig, depth: int, rows: Sequence[Sequence[float]], above: float = 1.0) -> list[list[str]]:
     """What becomes of candidates of these probabilities: "." dropped, "n" node, "e" node to be expanded."""
     shape = DynaTree(config)
-    log_probs = torch.tensor(rows).log()
-    level = Level(depth, torch.zeros(len(rows), dtype=torch.int64), log_probs, torch.tensor(above).log() + log_probs)
+    log_probs = torch.tensor([[math.log(share) for share in row] for row in rows])
+    level = Level(depth, torch.zeros(len(rows), dtype=torch.int64), log_probs, math.log(above) + log_probs)
     selected, expanded = shape.grow([shape.open()], level)
     assert not (expanded & ~selected).any()
     return [
@@ -91,7 +92,7 @@ def test_depth_gate_by_hand(depth: int, path: float, expanded: bool) -> None:
     """Guards against the paper's signs mixed up: d < D_max, p >= rho_stop, d < D0 or p > rho_deep."""
     for prune in PRUNES:
         shape = DynaTree(DynaTreeConfig(prune=prune))
-        level = Level(depth, torch.tensor([0]), torch.tensor([[-0.1]]), torch.tensor([[path]]).log())
+        level = Level(depth, torch.tensor([0]), torch.tensor([[-0.1]]), torch.tensor([[math.log(path)]]))
         selected, more = shape.grow([shape.open()], level)
         assert (selected.item(), more.item()) == (True, expanded)
 
