@@ -167,6 +167,8 @@ def parse_method(text: str) -> MethodSpec:
             known = ", ".join(kind.model_fields)
             takes = f"takes {known} (name:option=value)" if known else "takes no options"
             raise InvalidRequest(f"method={text!r}: {name} {takes}, not {item!r}")
+        if option in given:
+            raise InvalidRequest(f"method={text!r}: {option} is given twice")
         given[option] = value
     try:
         return MethodSpec(name, kind.model_validate(given))

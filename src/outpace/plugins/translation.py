@@ -60,6 +60,12 @@ def check_config(model: PreTrainedModel, config: GenerationConfig, assistant: ob
     """
     if model.config.is_encoder_decoder:
         raise InvalidRequest(f"{type(model).__name__} is an encoder-decoder: only decoder-only models are supported")
+    text = model.config.get_text_config()
+    if getattr(text, "attn_logit_softcapping", None) is not None and text._attn_implementation == "sdpa":
+        raise InvalidRequest(
+            f"{type(model).__name__} under attn_implementation='sdpa' leaves out its cap on attention scores, which we "
+            "compute: load it with attn_implementation='eager', as it was trained"
+        )
     mode = config.get_generation_mode(assistant)  # type: ignore[arg-type]
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise InvalidRequest(f"generation mode {mode.value!r}: only greedy decoding and sampling are supported")

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     DynamicCache,
     GenerationConfig,
-    GPT2Config,
-    GPT2LMHeadModel,
     LogitsProcessor,
     PreTrainedModel,
     StoppingCriteria,
@@ -85,6 +85,13 @@ def test_penalties_are_applied_or_refused(model: PreTrainedModel) -> None:
             assert torch.equal(ours, generate(model, inputs, **options))
 
 
+def test_attention_that_differs_from_the_trained_one_is_refused() -> None:
+    """Guards against two answers that differ because stock scaled-dot-product attention leaves out Gemma 2's cap."""
+    capped = stock_model(tiny_config("gemma2"), "sdpa")
+    with pytest.raises(InvalidRequest, match=r"'sdpa' leaves out its cap.*attn_implementation='eager'"):
+        generate(capped, padded(), "plain")
+
+
 def test_a_quantised_cache_is_refused(model: PreTrainedModel) -> None:
     """Guards against full precision where a coarser cache, which says other things, was asked for."""
     with pytest.raises(InvalidRequest, match="cache_implementation='quantized'"):
@@ -127,8 +134,8 @@ def test_bad_settings_are_refused_before_any_model() -> None:
 
 def test_models_that_cannot_be_borrowed_are_refused() -> None:
     """Guards against wrong answers from models whose computation our copy would miss."""
-    with pytest.raises(UnsupportedModel, match="model_type='gpt2'"):
-        borrow_target(GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=20)), 8, 1)
+    with pytest.raises(UnsupportedModel, match="model_type='bloom'"):
+        borrow_target(BloomForCausalLM(BloomConfig(n_layer=1, hidden_size=8, n_head=2, vocab_size=20)), 8, 1)
     model = stock_model(tiny_config("llama", attention_dropout=0.1)).train()
     with pytest.raises(InvalidRequest, match="training mode and has dropout"):
         borrow_target(model, 8, 1)
