@@ -19,6 +19,7 @@ from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.models.attention import ATTENTION_NAME
+from outpace.models.draft import early_exit
 from outpace.models.target import TransformersTarget
 from outpace.testing import OracleDrafter, decode
 
@@ -42,11 +43,13 @@ def main() -> None:
     target = TransformersTarget(model.to("cuda").eval(), max_length=1024, max_slots=4, eos_token_ids=())
     engine = Engine(target)
     prompt = torch.randint(0, config.vocab_size, (200,)).tolist()
-    around = Surroundings(target.vocab_size, target.device)
+    around = Surroundings(target.vocab_size, target.device, lambda: early_exit(target))
     plain = _decode(engine, prompt, build_proposer(parse_method("plain"), around))
     proposers = {
         "plain": build_proposer(parse_method("plain"), around),
         "recycle": build_proposer(parse_method("recycle"), around),
+        "linear": build_proposer(parse_method("linear"), around),
+        "dynatree": build_proposer(parse_method("dynatree:budget=60"), around),
         "oracle": OracleDrafter([plain.ids], budget=8),
     }
     methods = {}

@@ -8,10 +8,10 @@ from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
 from outpace.engine.engine import Engine
 from outpace.models.attention import ATTENTION_NAME
+from outpace.models.draft import early_exit
 from outpace.models.target import TransformersTarget
 from outpace.sampling.noise import noise_bits, noise_key
 from outpace.testing import AdversaryDrafter, assert_lossless
-from tests.unit.drafters.requests import no_draft_model
 from tests.unit.models.tiny import FAMILIES, open_with, path_tokens, random_ids, stock_model, tiny_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
@@ -44,11 +44,14 @@ def test_lossless(family: str, temperature: float) -> None:
     target = _target(family)
     prompts = [random_ids(length, length) for length in (5, 40, 17)]
     params = [SamplingParams(max_new_tokens=32, temperature=temperature, seed=seed) for seed in range(3)]
-    around = Surroundings(target.vocab_size, target.device, no_draft_model)
+    around = Surroundings(target.vocab_size, target.device, lambda: early_exit(target, 2))
     for make in (
         lambda known: AdversaryDrafter(target.vocab_size, known, budget=12),
         lambda known: build_proposer(parse_method("recycle:budget=40"), around),
         lambda known: build_proposer(parse_method("lookup"), around),
+        lambda known: build_proposer(parse_method("linear:budget=4"), around),
+        lambda known: build_proposer(parse_method("fixed:budget=40"), around),
+        lambda known: build_proposer(parse_method("dynatree:budget=40"), around),
     ):
         assert_lossless(lambda: Engine(_target(family), prefill_chunk=16), make, prompts, params)
 

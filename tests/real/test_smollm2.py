@@ -10,7 +10,15 @@ from outpace.core.params import SamplingParams
 from outpace.models.reference import TransformersReference
 from outpace.models.registry import pull
 
-METHODS = ("lookup", "recycle", "recycle:budget=24", "recycle:shape=chain,budget=4")
+METHODS = (
+    "lookup",
+    "recycle",
+    "recycle:budget=24",
+    "recycle:shape=chain,budget=4",
+    "linear:budget=3",
+    "fixed:budget=9,depth=3",
+    "dynatree:budget=12",
+)
 
 
 @pytest.fixture(scope="module")

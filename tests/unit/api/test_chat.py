@@ -26,7 +26,7 @@ def said(conversation: outpace.Chat, text: str) -> outpace.Sample:
     return stream.result
 
 
-@pytest.mark.parametrize("method", ["recycle:budget=8", "lookup", "plain"])
+@pytest.mark.parametrize("method", ["recycle:budget=8", "lookup", "plain", "linear:budget=4", "dynatree:budget=9"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.9, "seed": 4}], ids=["greedy", "sampled"])
 def test_every_answer_is_that_of_the_whole_conversation(
     model: outpace.Model, method: str, options: dict[str, Any]
@@ -50,6 +50,20 @@ def test_every_answer_is_that_of_the_whole_conversation(
     opening = len(model.encode("<system>Be brief.\n<user>Hello\n<assistant>"))
     assert all(opening <= count < total for count, total in reused[1:])
     assert_nothing_runs(model)
+
+
+def test_a_draft_models_kv_is_kept_too(model: outpace.Model) -> None:
+    """Guards against a draft model that reads the conversation again at every turn."""
+    draft = model.draft_model()
+    with model.chat(method="dynatree", max_new_tokens=8) as conversation:
+        said(conversation, "Hello, a long first message. " * 8)
+        before = draft.rows
+        second = said(conversation, "x")
+        assert draft.rows - before < second.metrics.prompt_tokens - second.metrics.reused_tokens + 8 * 20
+        assert second.metrics.reused_tokens > 200
+    assert_nothing_runs(model)
+    for slot in [draft.open_slot() for _ in range(draft.max_slots)]:
+        draft.close_slot(slot)
 
 
 def test_retokenised_history_is_reused_up_to_where_it_differs(model: outpace.Model) -> None:
