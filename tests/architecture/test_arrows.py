@@ -12,9 +12,10 @@ ARROWS: dict[str, set[str]] = {
     "core": set(),
     "sampling": {"core"},
     "cache": {"core"},
+    "nets": {"core"},
     "verify": {"core", "sampling"},
     "models": {"core", "cache"},
-    "drafters": {"core", "sampling", "cache", "models"},
+    "drafters": {"core", "sampling", "cache", "models", "nets"},
     "shaping": {"core", "sampling", "cache", "models"},
     "engine": {"core", "sampling", "verify", "cache", "models"},
     "bench": {"core", "api"},
@@ -32,7 +33,7 @@ EXCEPTIONS = {
     ("testing/lossless.py", "shaping"): "the empty draft is the baseline",
     ("testing/toy.py", "sampling"): "the toy's law is a keyed hash",
 }
-IMPORTS_TRANSFORMERS = {"models", "cache", "sampling", "bench/demo.py", "cli", "plugins"}
+IMPORTS_TRANSFORMERS = {"models", "nets", "cache", "sampling", "bench/demo.py", "cli", "plugins"}
 
 
 def _files() -> list[Path]:

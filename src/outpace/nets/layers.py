@@ -1,0 +1,139 @@
+"""What drafter nets are made of: norms, rotary positions, gated MLPs, attention whose keys somebody else keeps.
+
+The nets compute on packed rows [T, H] and leave attention to a function they are handed: drafting reads keys from
+slots, training from a mask over whole sequences, a test from a plain matrix product. Weights start as NaN, so that one
+that a file did not provide cannot pass unseen.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from outpace.core.errors import ModelError
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, query [T, heads, D], key [T, kv_heads, D], value [T, kv_heads, D]) -> [T, heads, D], scaled by D ** -0.5.
+
+Keys and values are those of the rows themselves; what else a row sees is the function's business."""
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def fill_with_nan(module: M) -> M:
+    """Make every parameter of a module NaN, without gradients."""
+    for weight in module.parameters():
+        weight.requires_grad_(False)
+        weight.fill_(torch.nan)
+    return module
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, in float32 inside."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.empty(size)), eps
+
+    def forward(self, rows: Tensor) -> Tensor:
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(rows.dtype)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), without biases."""
+
+    def __init__(self, size: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size, inner, bias=False)
+        self.up_proj = nn.Linear(size, inner, bias=False)
+        self.down_proj = nn.Linear(inner, size, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(rows)) * self.up_proj(rows))
+        return out
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding over the whole head dimension, halves rotated against each other (Llama, Qwen).
+
+    Args:
+        head_dim: D.
+        theta: base of the frequencies.
+        scaling: a `rope_scaling` dictionary of a static kind ("linear", "llama3", "yarn"), or None.
+        max_positions: `max_position_embeddings`, which some kinds read.
+
+    Raises:
+        ModelError: a kind whose rotation depends on the longest position, or an unknown one.
+    """
+
+    def __init__(self, head_dim: int, theta: float, scaling: dict[str, Any] | None, max_positions: int) -> None:
+        super().__init__()
+        kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
+        self.factor = 1.0
+        if kind == "default":
+            frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        elif kind in ("linear", "llama3", "yarn"):
+            parameters = {**(scaling or {}), "rope_type": kind, "rope_theta": theta}
+            config = PretrainedConfig(
+                head_dim=head_dim, max_position_embeddings=max_positions, rope_parameters=parameters
+            )
+            frequencies, self.factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        else:
+            raise ModelError(
+                f"rope_scaling={scaling}: kind {kind!r} is not supported; use linear, llama3, yarn or none"
+            )
+        self.frequencies: Tensor
+        self.register_buffer("frequencies", frequencies.double(), persistent=False)
+
+    def forward(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Rotate rows [T, heads, D] to positions [T]."""
+        angles = positions[:, None].double() * self.frequencies.double()  # [T, D/2]
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        cosine = (angles.cos() * self.factor).to(wide).repeat(1, 2)[:, None]  # [T, 1, D]
+        sine = (angles.sin() * self.factor).to(wide).repeat(1, 2)[:, None]
+        low, high = rows.to(wide).chunk(2, dim=-1)
+        return (rows.to(wide) * cosine + torch.cat((-high, low), dim=-1) * sine).to(rows.dtype)
+
+
+class Projections(nn.Module):
+    """The four projections of an attention layer, with rotated and optionally normalised queries and keys.
+
+    Args:
+        inputs: width of the rows that queries, keys and values are made of.
+        outputs: width of the result.
+        heads, kv_heads, head_dim: sizes.
+        eps: of the query and key norms; None for no such norms.
+        bias: whether q, k, v and o have biases.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, heads: int, kv_heads: int, head_dim: int, eps: float | None, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(inputs, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(inputs, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(inputs, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, outputs, bias=bias)
+        self.q_norm = RMSNorm(head_dim, eps) if eps is not None else None
+        self.k_norm = RMSNorm(head_dim, eps) if eps is not None else None
+
+    def queries(self, rows: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
+        """[T, heads, D] of rows [T, inputs]."""
+        query = self.q_proj(rows).unflatten(-1, (-1, self.head_dim))
+        return rotary(query if self.q_norm is None else self.q_norm(query), positions)
+
+    def keys_values(self, rows: Tensor, positions: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Keys and values [T, kv_heads, D] of rows [T, inputs]."""
+        key = self.k_proj(rows).unflatten(-1, (-1, self.head_dim))
+        key = rotary(key if self.k_norm is None else self.k_norm(key), positions)
+        return key, self.v_proj(rows).unflatten(-1, (-1, self.head_dim))
+
+    def merge(self, attended: Tensor) -> Tensor:
+        """[T, outputs] of attended heads [T, heads, D]."""
+        out: Tensor = self.o_proj(attended.flatten(1))
+        return out
