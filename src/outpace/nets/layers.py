@@ -78,9 +78,8 @@ class Rotary(nn.Module):
             frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         elif kind in ("linear", "llama3", "yarn"):
             parameters = {**(scaling or {}), "rope_type": kind, "rope_theta": theta}
-            config = PretrainedConfig(
-                head_dim=head_dim, max_position_embeddings=max_positions, rope_parameters=parameters
-            )
+            settings: dict[str, Any] = {"max_position_embeddings": max_positions, "rope_parameters": parameters}
+            config = PretrainedConfig(head_dim=head_dim, **settings)
             frequencies, self.factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
         else:
             raise ModelError(
@@ -124,8 +123,9 @@ class Projections(nn.Module):
 
     def queries(self, rows: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
         """[T, heads, D] of rows [T, inputs]."""
-        query = self.q_proj(rows).unflatten(-1, (-1, self.head_dim))
-        return rotary(query if self.q_norm is None else self.q_norm(query), positions)
+        query: Tensor = self.q_proj(rows).unflatten(-1, (-1, self.head_dim))
+        rotated: Tensor = rotary(query if self.q_norm is None else self.q_norm(query), positions)
+        return rotated
 
     def keys_values(self, rows: Tensor, positions: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """Keys and values [T, kv_heads, D] of rows [T, inputs]."""
