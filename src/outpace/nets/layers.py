@@ -78,8 +78,8 @@ class Rotary(nn.Module):
             frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         elif kind in ("linear", "llama3", "yarn"):
             parameters = {**(scaling or {}), "rope_type": kind, "rope_theta": theta}
-            settings: dict[str, Any] = {"max_position_embeddings": max_positions, "rope_parameters": parameters}
-            config = PretrainedConfig(head_dim=head_dim, **settings)
+            settings: dict[str, Any] = {"head_dim": head_dim, "max_position_embeddings": max_positions}
+            config = PretrainedConfig(**settings, rope_parameters=parameters)  # type: ignore[call-arg]
             frequencies, self.factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
         else:
             raise ModelError(
