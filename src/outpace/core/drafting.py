@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from outpace.core.protocols import DraftRequest, Needs, Observation
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import Topology
 
 
@@ -40,10 +40,12 @@ class Candidates:
     Attributes:
         tokens: [F, C] int64.
         log_probs: [F, C] float32 keyed scores (log q when greedy); None from sources that have none.
+        passes: forward passes of a draft model that they took.
     """
 
     tokens: Tensor
     log_probs: Tensor | None = None
+    passes: int = 0
 
 
 class LevelSource(Protocol):
@@ -53,11 +55,9 @@ class LevelSource(Protocol):
 
     Attributes:
         needs: what it wants of the target.
-        passes_per_level: forward passes of a draft model that one `expand` costs.
     """
 
     needs: Needs
-    passes_per_level: int
 
     def open(self) -> Any: ...
 
@@ -65,7 +65,7 @@ class LevelSource(Protocol):
 
     def rewind(self, state: Any, length: int) -> None: ...
 
-    def prefill(self, states: Sequence[Any], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None: ...
+    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None: ...
 
     def begin(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[int]: ...
 

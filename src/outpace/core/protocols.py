@@ -17,9 +17,12 @@ class Needs:
 
     Attributes:
         top_k: ids of the k largest logits at every verified node and prompt position; 0 for none.
+        taps: hidden states at every verified node and prompt position, numbered as transformers' `hidden_states`: 0 is
+            the embeddings, i the output of layer i - 1, before the final norm.
     """
 
     top_k: int = 0
+    taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,11 +33,13 @@ class NodeOutputs:
         logits: [R, V] in the target's compute dtype.
         top_ids: [R, k] ids of the largest logits, best first.
         top_logits: [R, k] float32 logits of `top_ids`, computed in float32 whatever the compute dtype.
+        features: [R, taps * H] tapped hidden states side by side, None if none were asked for.
     """
 
     logits: Tensor
     top_ids: Tensor
     top_logits: Tensor
+    features: Tensor | None = None
 
     def scores(self, row: int) -> Tensor:
         """[V] float32 logits of one node, exact in float32 for the top candidates."""
@@ -50,20 +55,39 @@ class Chunk:
         tokens: [C] int64.
         want_top: also return the top ids at every position, for sources that learn from the prompt.
         is_last: also return the outputs at the last position, from which the first token is drawn.
+        taps: hidden states to return at every position.
     """
 
     slot: int
     tokens: Tensor
     want_top: bool
     is_last: bool
+    taps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class ChunkOutput:
-    """Outputs of one prefill chunk: `top_ids` [C, k] if wanted, `last` (one node) if it was the last chunk."""
+    """Outputs of one prefill chunk: `top_ids` [C, k] and `features` [C, taps * H] if wanted, `last` (one node) if it
+    was the last chunk."""
 
     top_ids: Tensor | None
     last: NodeOutputs | None
+    features: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class PromptChunk:
+    """A run of prompt ids as the target saw it: what a proposer is shown of a prompt.
+
+    Attributes:
+        tokens: [C] int64.
+        top_ids: [C, k] if the proposer needs them.
+        features: [C, taps * H] if the proposer needs them.
+    """
+
+    tokens: Tensor
+    top_ids: Tensor | None = None
+    features: Tensor | None = None
 
 
 class Target(Protocol):
@@ -90,7 +114,9 @@ class Target(Protocol):
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]: ...
 
-    def forward(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[NodeOutputs]: ...
+    def forward(
+        self, slots: Sequence[int], trees: Sequence[DraftTree], taps: Sequence[tuple[int, ...]]
+    ) -> list[NodeOutputs]: ...
 
     def commit(self, slot: int, path: Sequence[int]) -> None: ...
 
@@ -185,7 +211,7 @@ class Proposer(Protocol):
 
     def rewind(self, state: Any, length: int) -> None: ...
 
-    def prefill(self, states: Sequence[Any], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None: ...
+    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None: ...
 
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]: ...
 

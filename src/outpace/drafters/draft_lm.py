@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
-from outpace.core.protocols import DraftRequest, Needs, Observation
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.models.draft import DraftModel, Growth
 from outpace.sampling.scores import keyed_scores
 
@@ -50,8 +50,6 @@ class DraftLM:
         noise: draft with the request's keyed noise at temperature > 0 rather than greedily.
     """
 
-    passes_per_level = 1
-
     def __init__(self, model: DraftModel, vocab_size: int, noise: bool = True) -> None:
         self.needs = Needs()
         self.model, self._vocab_size, self._noise = model, vocab_size, noise
@@ -69,14 +67,14 @@ class DraftLM:
     def reset(self) -> None:
         pass  # nothing outlives a request
 
-    def prefill(self, states: Sequence[DraftState], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None:
+    def prefill(self, states: Sequence[DraftState], chunks: Sequence[PromptChunk]) -> None:
         fits = []
-        for state, ids in zip(states, tokens, strict=True):
+        for state, chunk in zip(states, chunks, strict=True):
             # After a rewind a row or two may be missing; then the next round's first pass writes the prompt too.
             is_next = self.model.length(state.slot) == state.told
-            state.told += len(ids)
+            state.told += len(chunk.tokens)
             if is_next and state.told <= self.model.max_length:
-                fits.append((state.slot, ids))
+                fits.append((state.slot, chunk.tokens))
         if fits:
             self.model.fill([slot for slot, _ in fits], [ids for _, ids in fits])
 
@@ -111,7 +109,7 @@ class DraftLM:
             paths += _paths(state, len(nodes))
         scores = keyed_scores(logits, streams, depths, self._noise, paths)
         log_probs, tokens = scores.topk(min(width, self._vocab_size), dim=-1)
-        return Candidates(tokens, log_probs)
+        return Candidates(tokens, log_probs, passes=1)
 
     def observe(self, states: Sequence[DraftState], observations: Sequence[Observation]) -> None:
         """Keep the scratch rows of the accepted path. Its last node may have none: it was a leaf, and is caught up."""

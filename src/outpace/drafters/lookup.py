@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from outpace.core.protocols import DraftRequest, Needs, Observation
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import DraftTree
 
 MAX_NGRAM = 3
@@ -58,9 +57,7 @@ class PromptLookup:
     def rewind(self, state: LookupState, length: int) -> None:
         state.clear()  # indexed again, in microseconds, at the next draft
 
-    def prefill(
-        self, states: Sequence[LookupState], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]
-    ) -> None:
+    def prefill(self, states: Sequence[LookupState], chunks: Sequence[PromptChunk]) -> None:
         pass  # the state indexes the ids it is shown when it drafts
 
     def propose(self, states: Sequence[LookupState], requests: Sequence[DraftRequest]) -> list[DraftTree]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.errors import InvalidRequest
-from outpace.core.protocols import DraftRequest, Needs, Observation
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 
 SUCCESSORS = 8
 
@@ -54,8 +54,6 @@ class TokenRecycling:
         matrix: the shared matrix.
     """
 
-    passes_per_level = 0
-
     def __init__(self, matrix: TransitionMatrix) -> None:
         self.needs = Needs(top_k=SUCCESSORS)
         self.matrix = matrix
@@ -69,10 +67,10 @@ class TokenRecycling:
     def rewind(self, state: None, length: int) -> None:
         pass
 
-    def prefill(self, states: Sequence[None], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None:
-        seen = [ids for ids in top_ids if ids is not None]
-        assert len(seen) == len(tokens), "needs.top_k asks for top ids at every prompt position"
-        self.matrix.update(torch.cat(list(tokens)), torch.cat(seen))
+    def prefill(self, states: Sequence[None], chunks: Sequence[PromptChunk]) -> None:
+        seen = [chunk.top_ids for chunk in chunks if chunk.top_ids is not None]
+        assert len(seen) == len(chunks), "needs.top_k asks for top ids at every prompt position"
+        self.matrix.update(torch.cat([chunk.tokens for chunk in chunks]), torch.cat(seen))
 
     def begin(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[int]:
         return [request.max_depth for request in requests]

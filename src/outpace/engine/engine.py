@@ -9,7 +9,7 @@ import torch
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample, TokenLogprob
 from outpace.core.params import MAX_SEED, SamplingParams
-from outpace.core.protocols import Chunk, Detokenizer, NodeOutputs, Proposer, Target, Verdict
+from outpace.core.protocols import Chunk, Detokenizer, NodeOutputs, PromptChunk, Proposer, Target, Verdict
 from outpace.core.tree import Topology
 from outpace.engine.kept import KeptSlot, KeptSlots
 from outpace.engine.round import by_proposer, keep_sound, logprobs, run_round
@@ -181,14 +181,17 @@ class Engine:
             assert session.slot is not None
             end = min(session.prefilled + self._prefill_chunk, len(session.prompt_ids))
             tokens = torch.tensor(session.prompt_ids[session.prefilled : end])
-            want_top = session.proposer.needs.top_k > 0
-            chunks.append(Chunk(session.slot, tokens, want_top, is_last=end == len(session.prompt_ids)))
+            needs = session.proposer.needs
+            is_last = end == len(session.prompt_ids)
+            chunks.append(Chunk(session.slot, tokens, needs.top_k > 0, is_last, needs.taps))
         ready: list[tuple[Session, NodeOutputs]] = []
         outputs = self.target.prefill(chunks)
         for proposer, members in by_proposer(sessions).items():
             states = [sessions[index].state for index in members]
-            prompts = [chunks[index].tokens for index in members]
-            proposer.prefill(states, prompts, [outputs[index].top_ids for index in members])
+            seen = [
+                PromptChunk(chunks[index].tokens, outputs[index].top_ids, outputs[index].features) for index in members
+            ]
+            proposer.prefill(states, seen)
         for session, chunk, output in zip(sessions, chunks, outputs, strict=True):
             session.prefilled += len(chunk.tokens)
             if output.last is not None:

@@ -37,7 +37,8 @@ def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
     clock = [perf_counter()]
     trees = propose(target, sessions)
     clock.append(perf_counter())
-    outputs = target.forward([_slot(session) for session in sessions], trees)
+    taps = [session.proposer.needs.taps for session in sessions]
+    outputs = target.forward([_slot(session) for session in sessions], trees, taps)
     clock.append(perf_counter())
     tokens = [tree.tokens.tolist() for tree in trees]
     verdicts = keep_sound(sessions, outputs, verify(sessions, trees, tokens, outputs))

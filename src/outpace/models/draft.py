@@ -14,7 +14,7 @@ from outpace.models.attention import ATTENTION_NAME
 from outpace.models.families import check_supported
 from outpace.models.head import LmHead
 from outpace.models.load import read_config, read_model, read_tokenizer, resolve
-from outpace.models.packed import PackedModel, Part, prepare
+from outpace.models.packed import PackedModel, Part, layers_of, prepare
 from outpace.models.text import TextCodec
 
 EARLY_EXIT = "early-exit"
@@ -117,7 +117,7 @@ def early_exit(target: PackedModel, layers: int | None = None) -> DraftModel:
     config.num_hidden_layers = layers
     decoder = copy.copy(target.decoder)
     decoder._modules = dict(target.decoder._modules)  # a shallow copy would share the table of children
-    name, stack = next((name, child) for name, child in decoder._modules.items() if isinstance(child, nn.ModuleList))
+    name, stack = layers_of(decoder)
     decoder._modules[name] = nn.ModuleList(list(stack)[:layers])
     decoder.config = config  # type: ignore[assignment]  # families loop over its num_hidden_layers
     return DraftModel(decoder, target.head, config, target.max_length, target.max_slots)

@@ -1,13 +1,16 @@
 """A decoder on slots: rows of many requests in one packed pass, each request behind its own keys and values."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from outpace.cache.slots import PassCache, Segment, SlotKV
+from outpace.core.errors import InvalidRequest
 from outpace.models.experts import pack_experts
 from outpace.models.families import logit_softcap
 from outpace.models.head import LmHead
@@ -53,6 +56,42 @@ def prepare(model: PreTrainedModel, pack: bool = True) -> tuple[nn.Module, LmHea
     elif model.dtype == torch.float64:
         model.set_experts_implementation("eager")  # the default's grouped products do not exist in float64
     return decoder, head
+
+
+def layers_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
+    """A decoder's stack of layers and its name there."""
+    return next((name, child) for name, child in decoder.named_children() if isinstance(child, nn.ModuleList))
+
+
+@contextmanager
+def tapped(decoder: nn.Module, taps: Iterable[int]) -> Iterator[dict[int, Tensor]]:
+    """Collect hidden states [T, H] while a decoder runs a pass of one row of tokens.
+
+    Args:
+        decoder: a transformers decoder.
+        taps: 0 for what goes into the first layer, i for what comes out of layer i - 1.
+
+    Raises:
+        InvalidRequest: a tap that the decoder does not have.
+    """
+    _, layers = layers_of(decoder)
+    features: dict[int, Tensor] = {}
+    handles = []
+    for tap in sorted(set(taps)):
+        if not 0 <= tap < len(layers):
+            raise InvalidRequest(
+                f"tap {tap}: the target has hidden states 0 to {len(layers) - 1} before its last layer"
+            )
+
+        def before(module: nn.Module, args: Any, kwargs: Any, tap: int = tap) -> None:
+            features[tap] = (args[0] if args else kwargs["hidden_states"])[0]
+
+        handles.append(layers[tap].register_forward_pre_hook(before, with_kwargs=True))
+    try:
+        yield features
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class PackedModel:
@@ -110,6 +149,11 @@ class PackedModel:
     @torch.inference_mode()
     def run(self, parts: Sequence[Part]) -> Tensor:
         """[T, H] final hidden states of the parts' fresh rows, packed; their keys and values become scratch rows."""
+        return self.run_tapped(parts, ())[0]
+
+    @torch.inference_mode()
+    def run_tapped(self, parts: Sequence[Part], taps: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """As `run`, with the hidden states [T, H] at `taps`, numbered as transformers' `hidden_states`."""
         segments, positions, start = [], [], 0
         for part in parts:
             # The position of a row is the committed length plus its depth, never its index in the tree.
@@ -118,14 +162,14 @@ class PackedModel:
             positions.append(where[part.scratch :])
             start += len(part.tokens)
         cache = PassCache(segments)
-        output = self.decoder(
-            input_ids=torch.cat([part.tokens.to(self.device) for part in parts])[None],
-            # A tree may reach beyond the last token a request can have, where a table of learned positions ends.
-            # Nothing there is ever emitted or seen by a node that is.
-            position_ids=torch.cat(positions).clamp(max=self.max_length - 1).to(self.device)[None],
-            past_key_values=cache,
-            use_cache=True,
-            slots=cache,
-        )
-        hidden: Tensor = output.last_hidden_state[0]
-        return hidden
+        with tapped(self.decoder, taps) as features:
+            output = self.decoder(
+                input_ids=torch.cat([part.tokens.to(self.device) for part in parts])[None],
+                # A tree may reach beyond the last token a request can have, where a table of learned positions ends.
+                # Nothing there is ever emitted or seen by a node that is.
+                position_ids=torch.cat(positions).clamp(max=self.max_length - 1).to(self.device)[None],
+                past_key_values=cache,
+                use_cache=True,
+                slots=cache,
+            )
+        return output.last_hidden_state[0], features

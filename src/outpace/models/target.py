@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
@@ -58,29 +59,40 @@ class TransformersTarget(PackedModel):
             Part(chunk.slot, chunk.tokens, shape.depth_tensor, shape.ancestor_mask, is_prompt=True)
             for chunk, shape in zip(chunks, shapes, strict=True)
         ]
-        hidden = self.run(parts)
-        outputs = []
+        hidden, tapped = self.run_tapped(parts, [tap for chunk in chunks for tap in chunk.taps])
+        outputs, start = [], 0
         for chunk, rows in zip(chunks, hidden.split([len(shape) for shape in shapes]), strict=True):
             self.kv.commit(chunk.slot, range(len(chunk.tokens)))
             top_ids = self.head.top_ids(rows) if chunk.want_top else None
-            outputs.append(ChunkOutput(top_ids, self.head(rows[-1:]) if chunk.is_last else None))
+            features = _side_by_side(tapped, chunk.taps, slice(start, start + len(rows)))
+            outputs.append(ChunkOutput(top_ids, self.head(rows[-1:]) if chunk.is_last else None, features))
+            start += len(rows)
         return outputs
 
-    def forward(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[NodeOutputs]:
+    def forward(
+        self, slots: Sequence[int], trees: Sequence[DraftTree], taps: Sequence[tuple[int, ...]] = ()
+    ) -> list[NodeOutputs]:
         """Outputs at every node of every tree, in one pass. Nothing is committed.
 
         Args:
             slots: one slot per tree.
             trees: at most MAX_TREE_NODES nodes each.
+            taps: per tree, the hidden states to return as features; none if left out.
         """
         parts = [
             Part(slot, tree.tokens, tree.topology.depth_tensor, tree.topology.ancestor_mask)
             for slot, tree in zip(slots, trees, strict=True)
         ]
-        packed = self.head(self.run(parts))
+        hidden, tapped = self.run_tapped(parts, [tap for wanted in taps for tap in wanted])
+        packed = self.head(hidden)
         outputs, start = [], 0
-        for tree in trees:
+        for tree, wanted in zip(trees, taps or [()] * len(trees), strict=True):
             rows = slice(start, start + len(tree))
-            outputs.append(NodeOutputs(packed.logits[rows], packed.top_ids[rows], packed.top_logits[rows]))
+            features = _side_by_side(tapped, wanted, rows)
+            outputs.append(NodeOutputs(packed.logits[rows], packed.top_ids[rows], packed.top_logits[rows], features))
             start += len(tree)
         return outputs
+
+
+def _side_by_side(tapped: dict[int, Tensor], taps: Sequence[int], rows: slice) -> Tensor | None:
+    return torch.cat([tapped[tap][rows] for tap in taps], dim=-1) if taps else None

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.drafting import Frontier, GrowingShape, Level, LevelSource
-from outpace.core.protocols import DraftRequest, Observation
+from outpace.core.protocols import DraftRequest, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
 
 
@@ -45,10 +45,8 @@ class GrowingProposer:
     def rewind(self, state: GrowingState, length: int) -> None:
         self.source.rewind(state.of_source, length)
 
-    def prefill(
-        self, states: Sequence[GrowingState], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]
-    ) -> None:
-        self.source.prefill([state.of_source for state in states], tokens, top_ids)
+    def prefill(self, states: Sequence[GrowingState], chunks: Sequence[PromptChunk]) -> None:
+        self.source.prefill([state.of_source for state in states], chunks)
 
     def propose(self, states: Sequence[GrowingState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         sources, shapes = [state.of_source for state in states], [state.of_shape for state in states]
@@ -65,7 +63,7 @@ class GrowingProposer:
             frontier = Frontier(grove.tokens[nodes], owners.tolist(), above.tolist())
             found = self.source.expand(sources, frontier, self.shape.width)
             assert found.log_probs is not None, "a growing shape needs a source with scores"
-            passes[owners.unique()] += self.source.passes_per_level
+            passes[owners.unique()] += found.passes
             tokens, log_probs = found.tokens.cpu(), found.log_probs.cpu()  # [F, C]
             level = Level(depth, owners, log_probs, grove.scores[nodes, None] + log_probs)
             selected, expanded = self.shape.grow(shapes, level)

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from outpace.core.drafting import Frontier, LevelSource, StaticShape
-from outpace.core.protocols import DraftRequest, Needs, Observation
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import DraftTree
 
 
@@ -27,7 +26,7 @@ class EmptyDraft:
     def rewind(self, state: None, length: int) -> None:
         pass
 
-    def prefill(self, states: Sequence[None], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None:
+    def prefill(self, states: Sequence[None], chunks: Sequence[PromptChunk]) -> None:
         pass
 
     def propose(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[DraftTree]:
@@ -64,8 +63,8 @@ class StaticProposer:
     def rewind(self, state: Any, length: int) -> None:
         self.source.rewind(state, length)
 
-    def prefill(self, states: Sequence[Any], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None:
-        self.source.prefill(states, tokens, top_ids)
+    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None:
+        self.source.prefill(states, chunks)
 
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         limits = self.source.begin(states, requests)
@@ -73,6 +72,7 @@ class StaticProposer:
             self.shape.plan(request.budget, max(limit, 0)) for request, limit in zip(requests, limits, strict=True)
         ]
         trees = [[torch.tensor([request.ids[-1]], device=self._device)] for request in requests]  # tokens by level
+        passes = [0] * len(plans)
         starts = [0] * len(plans)  # where each request's nodes began in the frontier before
         for depth in range(max(len(plan.levels) for plan in plans)):
             growing = [index for index, plan in enumerate(plans) if depth < len(plan.levels)]
@@ -85,12 +85,13 @@ class StaticProposer:
             frontier = Frontier(torch.cat([trees[index][-1] for index in growing]), owners, parents)
             found = self.source.expand(states, frontier, max(plans[index].width for index in growing))
             for index, tokens in zip(growing, found.tokens.split(sizes), strict=True):
+                passes[index] += found.passes
                 places, ranks = plans[index].levels[depth]
                 trees[index].append(tokens[places, ranks])  # [F]
                 starts[index] = owners.index(index)
         return [
-            DraftTree(torch.cat(tokens), plan.topology, draft_passes=len(plan.levels) * self.source.passes_per_level)
-            for tokens, plan in zip(trees, plans, strict=True)
+            DraftTree(torch.cat(tokens), plan.topology, draft_passes=count)
+            for tokens, plan, count in zip(trees, plans, passes, strict=True)
         ]
 
     def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:

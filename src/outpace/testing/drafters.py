@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from outpace.core.protocols import DraftRequest, Needs, Observation
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
 
 
@@ -34,7 +33,7 @@ class OracleDrafter:
     def rewind(self, state: Any, length: int) -> None:
         pass
 
-    def prefill(self, states: Sequence[Any], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None:
+    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None:
         pass
 
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:

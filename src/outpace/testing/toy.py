@@ -76,7 +76,10 @@ class ToyTarget:
             outputs.append(ChunkOutput(seen.top_ids if chunk.want_top else None, last))
         return outputs
 
-    def forward(self, slots: Sequence[int], trees: Sequence[DraftTree]) -> list[NodeOutputs]:
+    def forward(
+        self, slots: Sequence[int], trees: Sequence[DraftTree], taps: Sequence[tuple[int, ...]] = ()
+    ) -> list[NodeOutputs]:
+        assert not any(taps), "a toy has no hidden states"
         outputs = []
         for slot, tree in zip(slots, trees, strict=True):
             self._passes[slot] = tree

@@ -13,6 +13,7 @@ import outpace
 from outpace.api import Model
 from outpace.core.drafting import Frontier
 from outpace.core.errors import InvalidRequest, ModelError, UnsupportedModel
+from outpace.core.protocols import PromptChunk
 from outpace.drafters.draft_lm import DraftLM
 from outpace.models.draft import DraftModel, Growth, early_exit
 from tests.unit.drafters.requests import draft_request
@@ -150,7 +151,7 @@ def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:
     source = DraftLM(draft, pair.target.vocab_size)
     request = draft_request(PROMPTS[1], 20, 8)
     state = source.open()
-    source.prefill([state], [torch.tensor(PROMPTS[1][:20])], [None])
+    source.prefill([state], [PromptChunk(torch.tensor(PROMPTS[1][:20]))])
     assert source.begin([state], [request]) == [8]
     root = source.expand([state], Frontier(torch.tensor([PROMPTS[1][-1]]), [0], [-1]), 3)
     first = source.expand([state], Frontier(root.tokens[0], [0] * 3, [0] * 3), 2)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
-from outpace.core.protocols import DraftRequest, Needs, Observation
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import DraftTree
 from outpace.sampling.scores import keyed_scores
 from outpace.testing import ToyTarget
@@ -73,8 +73,6 @@ class ToySource:
         said: what it answered this round: request, path of the node, and the score of each candidate.
     """
 
-    passes_per_level = 1
-
     def __init__(self, law: Law, noise: bool = True, limit: int = 1 << 30) -> None:
         self.needs = Needs()
         self.expands = 0
@@ -93,7 +91,7 @@ class ToySource:
     def rewind(self, state: ToyState, length: int) -> None:
         pass
 
-    def prefill(self, states: Sequence[ToyState], tokens: Sequence[Tensor], top_ids: Sequence[Tensor | None]) -> None:
+    def prefill(self, states: Sequence[ToyState], chunks: Sequence[PromptChunk]) -> None:
         assert all(state.is_open for state in states)
 
     def begin(self, states: Sequence[ToyState], requests: Sequence[DraftRequest]) -> list[int]:
@@ -115,7 +113,7 @@ class ToySource:
         for node, row, values in zip(nodes, tokens.tolist(), log_probs.tolist(), strict=True):
             self.said[node] = dict(zip(row, values, strict=True))
         self._before = nodes
-        return Candidates(tokens, log_probs)
+        return Candidates(tokens, log_probs, passes=1)
 
     def observe(self, states: Sequence[ToyState], observations: Sequence[Observation]) -> None:
         for state, observation in zip(states, observations, strict=True):
