@@ -5,6 +5,7 @@ padding, no dead positions, and a request's numbers do not depend on who shares 
 grouped keys, read dead positions and need one rectangular mask.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -59,14 +60,18 @@ def tree_attention(
     if slots is None or scaling is None or unknown:
         raise UnsupportedModel(f"{type(module).__name__} uses attention features that are not supported: {unknown}")
     law = Law(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
-    on_gpu = _attend_fused if softcap is None else _attend_capped
+    return attend_segments(query[0], slots.segments, law)[None], None
+
+
+def attend_segments(query: Tensor, segments: Sequence[Segment], law: Law) -> Tensor:
+    """[T, heads, head_dim] attention of packed rows [heads, T, head_dim], each to its own segment's slot."""
+    on_gpu = _attend_fused if law.softcap is None else _attend_capped
     attend = _attend_on_cpu if query.device.type == "cpu" else on_gpu
-    if len(slots.segments) == 1:
-        return attend(query[0], slots.segments[0], law)[None], None
-    parts = [
-        attend(query[0, :, segment.start : segment.start + segment.count], segment, law) for segment in slots.segments
-    ]
-    return torch.cat(parts)[None], None
+    if len(segments) == 1:
+        return attend(query, segments[0], law)
+    return torch.cat(
+        [attend(query[:, segment.start : segment.start + segment.count], segment, law) for segment in segments]
+    )
 
 
 def _attend_on_cpu(query: Tensor, segment: Segment, law: Law) -> Tensor:

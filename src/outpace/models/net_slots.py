@@ -1,0 +1,93 @@
+"""Slots for drafter nets: their own keys and values, and the attention function that a net is handed for a pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.cache.slots import Segment, SlotKV
+from outpace.models.attention import Law, attend_segments
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """One request's share of a net's pass: N fresh rows behind S scratch rows of earlier passes.
+
+    Attributes:
+        slot: of the net.
+        count: N.
+        offsets: [S + N] positions of scratch and fresh rows, counted from the committed length.
+        visible: [N, S + N] bool, which of those each fresh row sees; None if all.
+        scratch: S.
+    """
+
+    slot: int
+    count: int
+    offsets: Tensor
+    visible: Tensor | None = None
+    scratch: int = 0
+
+
+class NetSlots:
+    """Keys and values of a drafter net, one slot per request.
+
+    Args:
+        layers, kv_heads, head_dim: of the net.
+        slots: requests at a time.
+        capacity: rows per slot.
+        dtype, device: of the net. On a CPU attention computes in float32 at least.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        kept = torch.promote_types(dtype, torch.float32) if device.type == "cpu" else dtype
+        self.kv = SlotKV(layers, slots, kv_heads, capacity, head_dim, kept, kept, device)
+        self._scale = head_dim**-0.5
+
+    def positions(self, parts: Sequence[Rows]) -> Tensor:
+        """[T] absolute positions of the fresh rows, packed."""
+        return torch.cat([part.offsets[part.scratch :] + self.kv.lengths[part.slot] for part in parts])
+
+    def attention(self, parts: Sequence[Rows], windows: Sequence[int | None] | None = None) -> "SlotAttention":
+        """The attention function of one pass over the parts' fresh rows.
+
+        Args:
+            parts: the requests, in the order of the packed rows.
+            windows: sliding window of each layer; none if left out.
+        """
+        segments, start = [], 0
+        for part in parts:
+            where = part.offsets + self.kv.lengths[part.slot]
+            segments.append(Segment(self.kv, part.slot, start, where, part.visible, True, part.scratch))
+            start += part.count
+        return SlotAttention(segments, self._scale, windows)
+
+    def append(self, slot: int, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Commit keys and values [T, kv_heads, D] of each layer that were computed without a query."""
+        count = len(rows[0][0])
+        segment = Segment(self.kv, slot, 0, torch.arange(count) + self.kv.lengths[slot])
+        for layer, (keys, values) in enumerate(rows):
+            segment.write(layer, keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
+        self.kv.commit(slot, range(count))
+
+
+class SlotAttention:
+    """`nets.layers.Attend` over slots: files the rows' keys and values, then attends to all that they may see."""
+
+    def __init__(self, segments: Sequence[Segment], scale: float, windows: Sequence[int | None] | None) -> None:
+        self._segments, self._scale, self._windows = segments, scale, windows
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        for segment in self._segments:
+            segment.write(layer, key.transpose(0, 1)[None], value.transpose(0, 1)[None])
+        window = None if self._windows is None else self._windows[layer]
+        return attend_segments(query.transpose(0, 1), self._segments, Law(layer, self._scale, window, None))
