@@ -1,0 +1,149 @@
+"""Domino: DFlash's parallel block, corrected token by token by a small causal head in logit space.
+
+The block's base logits come from one pass. Then a GRU reads the tokens drafted so far and a low-rank product of its
+state and the block's output moves the logits of the next position (section 4.1.2):
+
+    S = GRU(E of the anchor and the drafts so far)        L = LMHead(H) + W2 silu(W1 [H; S])
+"""
+
+from collections.abc import Iterator
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from outpace.nets.dflash import DFlashConfig, DFlashNet, DraftStep
+from outpace.nets.layers import fill_with_nan
+
+
+class DominoConfig(DFlashConfig):
+    """A DFlash drafter with a causal head.
+
+    Attributes:
+        emb_dim: r, the rank of the correction.
+        gru_hidden_dim: G, the size of the causal state.
+        shift_label: which token a block position predicts. True: the one after it, so that the anchor's position
+            predicts the first draft. False: the one that stands there, as in DFlash and in the paper's equations.
+        pure_draft_prefix_len: first drafts that are left to the base logits: 0 in the paper's equations, 1 in
+            published checkpoints.
+    """
+
+    emb_dim: int = Field(ge=1)
+    gru_hidden_dim: int = Field(ge=1)
+    shift_label: bool
+    pure_draft_prefix_len: int = Field(ge=0)
+
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
+        if self.pure_draft_prefix_len >= self.block_size:
+            yield f"pure_draft_prefix_len={self.pure_draft_prefix_len} is not below block_size={self.block_size}"
+
+    @property
+    def first_corrected(self) -> int:
+        """The first block position that gets a correction."""
+        return self.pure_draft_prefix_len + (0 if self.shift_label else 1)
+
+    def draft_step(self, depth: int) -> DraftStep:
+        """What makes the drafted token of a depth, counted from 1.
+
+        Both alignments correct the same depths and let the state read the same tokens, the anchor and the depth - 1
+        drafts before; only the block position differs, by one.
+        """
+        position = depth - 1 if self.shift_label else depth
+        return DraftStep(position, corrected=position >= self.first_corrected, seen=depth)
+
+    def drafts_per_block(self, every_position: bool = False) -> int:
+        """Tokens that a block drafts.
+
+        Args:
+            every_position: with shifted labels the last position predicts a B-th token. True uses it, as the authors
+                do (B drafts, B + 1 verified); False leaves it, as SpecForge and SGLang do (B - 1 drafts).
+        """
+        return self.block_size if self.shift_label and every_position else self.block_size - 1
+
+
+class DominoHead(nn.Module):
+    """Causal state and low-rank correction. Rows are whatever branches at once: requests, nodes of a tree, or both.
+
+    Embeddings are the target's, of tokens actually chosen, the anchor first; never of masks.
+    """
+
+    def __init__(self, config: DominoConfig) -> None:
+        super().__init__()
+        self.config = config
+        inputs = config.hidden_size + config.gru_hidden_dim
+        self.prefix_gru = nn.GRU(config.target_hidden_size, config.gru_hidden_dim, bias=False, batch_first=True)
+        self.embed_proj = nn.Sequential(
+            nn.Linear(inputs, config.emb_dim, bias=False),
+            nn.SiLU(),
+            nn.Linear(config.emb_dim, config.vocab_size, bias=False),
+        )
+        fill_with_nan(self)
+
+    def start(self, anchors: Tensor) -> Tensor:
+        """State [R, G] after the anchors, whose embeddings are [R, H]."""
+        return self.step(anchors.new_zeros(anchors.shape[0], self.config.gru_hidden_dim), anchors)
+
+    def step(self, state: Tensor, embeddings: Tensor) -> Tensor:
+        """State [R, G] after one more token in each row, embeddings [R, H]; a parent's state serves every child."""
+        of_input, of_state = self.prefix_gru.weight_ih_l0, self.prefix_gru.weight_hh_l0
+        assert isinstance(of_input, Tensor)
+        assert isinstance(of_state, Tensor)
+        return torch.gru_cell(embeddings, state, of_input, of_state)
+
+    def correction(self, hidden: Tensor, state: Tensor, ids: Tensor | None = None) -> Tensor:
+        """What to add to base logits (the equations of section 4.1.2).
+
+        Args:
+            hidden: [R, H], outputs of the block positions that predict these rows' next tokens.
+            state: [R, G], after the tokens before.
+            ids: [C], a pool of candidates: only their rows of W2 are multiplied. None for the whole vocabulary.
+
+        Returns:
+            [R, V], or [R, C] in the order of `ids`.
+        """
+        low = self._low_rank(torch.cat((hidden, state), dim=-1))  # [R, r]
+        weight = self._vocabulary if ids is None else self._vocabulary[ids]  # [V or C, r]
+        return nn.functional.linear(low, weight)
+
+    def forward_block(self, hidden: Tensor, base_logits: Tensor, token_embeddings: Tensor) -> Tensor:
+        """Final logits of whole blocks under teacher forcing: what the steps give when the drafts are these tokens.
+
+        Args:
+            hidden: [N, B, H], the block's outputs.
+            base_logits: [N, B, V], the target's LM head of them.
+            token_embeddings: [N, B, H], of the true tokens, the anchor first.
+
+        Returns:
+            [N, B, V]; positions before the first corrected one hold the base logits, bit for bit.
+        """
+        first = self.config.first_corrected
+        if first >= hidden.shape[1]:
+            return base_logits
+        states, _ = self.prefix_gru(token_embeddings)  # [N, B, G], at k: tokens 0..k
+        # Without the shift position k predicts token k, so that its state must end at token k - 1.
+        states = states[:, first:] if self.config.shift_label else states[:, first - 1 : -1]
+        low = self._low_rank(torch.cat((hidden[:, first:], states), dim=-1))  # [N, B - first, r]
+        final = base_logits[:, first:] + nn.functional.linear(low, self._vocabulary)
+        return torch.cat((base_logits[:, :first], final), dim=1)
+
+    def _low_rank(self, rows: Tensor) -> Tensor:
+        low: Tensor = self.embed_proj[1](self.embed_proj[0](rows))
+        return low
+
+    @property
+    def _vocabulary(self) -> Tensor:
+        """W2 [V, r]."""
+        weight = self.embed_proj[2].weight
+        assert isinstance(weight, Tensor)
+        return weight
+
+
+class DominoNet(DFlashNet):
+    """The parallel backbone with its causal head."""
+
+    config: DominoConfig
+
+    def __init__(self, config: DominoConfig) -> None:
+        super().__init__(config)
+        self.head = DominoHead(config)
