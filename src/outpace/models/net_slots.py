@@ -1,7 +1,7 @@
 """Slots for drafter nets: their own keys and values, and the attention function that a net is handed for a pass."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,6 +27,19 @@ class Rows:
     offsets: Tensor
     visible: Tensor | None = None
     scratch: int = 0
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a layer lets a row see of its pass.
+
+    Attributes:
+        window: how far back, in positions; None without a limit.
+        is_causal: whether rows of the pass see only earlier ones and themselves, whatever their part says.
+    """
+
+    window: int | None = None
+    is_causal: bool = False
 
 
 class NetSlots:
@@ -57,19 +70,26 @@ class NetSlots:
         """[T] absolute positions of the fresh rows, packed."""
         return torch.cat([part.offsets[part.scratch :] + self.kv.lengths[part.slot] for part in parts])
 
-    def attention(self, parts: Sequence[Rows], windows: Sequence[int | None] | None = None) -> "SlotAttention":
+    def attention(self, parts: Sequence[Rows], sights: Sequence[Sight] = ()) -> "SlotAttention":
         """The attention function of one pass over the parts' fresh rows.
 
         Args:
             parts: the requests, in the order of the packed rows.
-            windows: sliding window of each layer; none if left out.
+            sights: what each layer lets a row see; everything that its part does if left out.
         """
+        plain = self._segments(parts)
+        causal = (
+            self._segments([_causal(part) for part in parts]) if any(sight.is_causal for sight in sights) else plain
+        )
+        return SlotAttention(plain, causal, self._scale, sights)
+
+    def _segments(self, parts: Sequence[Rows]) -> list[Segment]:
         segments, start = [], 0
         for part in parts:
             where = part.offsets + self.kv.lengths[part.slot]
             segments.append(Segment(self.kv, part.slot, start, where, part.visible, True, part.scratch))
             start += part.count
-        return SlotAttention(segments, self._scale, windows)
+        return segments
 
     def append(self, slot: int, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Commit keys and values [T, kv_heads, D] of each layer that were computed without a query."""
@@ -83,11 +103,20 @@ class NetSlots:
 class SlotAttention:
     """`nets.layers.Attend` over slots: files the rows' keys and values, then attends to all that they may see."""
 
-    def __init__(self, segments: Sequence[Segment], scale: float, windows: Sequence[int | None] | None) -> None:
-        self._segments, self._scale, self._windows = segments, scale, windows
+    def __init__(
+        self, plain: Sequence[Segment], causal: Sequence[Segment], scale: float, sights: Sequence[Sight]
+    ) -> None:
+        self._plain, self._causal, self._scale, self._sights = plain, causal, scale, sights
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        for segment in self._segments:
+        for segment in self._plain:
             segment.write(layer, key.transpose(0, 1)[None], value.transpose(0, 1)[None])
-        window = None if self._windows is None else self._windows[layer]
-        return attend_segments(query.transpose(0, 1), self._segments, Law(layer, self._scale, window, None))
+        sight = self._sights[layer] if self._sights else Sight()
+        law = Law(layer, self._scale, sight.window, None)
+        return attend_segments(query.transpose(0, 1), self._causal if sight.is_causal else self._plain, law)
+
+
+def _causal(part: Rows) -> Rows:
+    """The same rows, each seeing only earlier ones of the pass and itself."""
+    assert part.scratch == 0, "rows behind scratch bring their own visibility"
+    return replace(part, visible=torch.ones(part.count, part.count, dtype=torch.bool).tril())
