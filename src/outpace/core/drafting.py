@@ -122,9 +122,11 @@ class GrowingShape(Protocol):
 
     Attributes:
         width: candidates per node that it looks at.
+        reranks: it grows more nodes than the budget, of which the best by cumulative score are kept in the end.
     """
 
     width: int
+    reranks: bool
 
     def open(self) -> Any: ...
 

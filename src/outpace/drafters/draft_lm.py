@@ -8,6 +8,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
+from outpace.drafters.scratch import Scratch
 from outpace.models.draft import DraftModel, Growth
 from outpace.sampling.scores import keyed_scores
 
@@ -15,27 +16,19 @@ from outpace.sampling.scores import keyed_scores
 @dataclass(eq=False)
 class DraftState:
     """One request in the draft model. Its committed rows are a prefix of the request's ids; the rows of the tree
-    that is growing lie behind them as scratch, level by level.
+    that is growing lie behind them as scratch.
 
     Attributes:
         slot: of the draft model.
         told: prompt ids it has been shown, whether they have rows or not.
         request: the request of this round.
-        parents: scratch row above each scratch row, -1 below the pending token.
-        depths: depth of each scratch row.
-        tokens: [n] tokens of each level's scratch rows.
-        visible: [S, S] bool, the ancestors of each scratch row and itself.
-        level: where this request's nodes begin in the last frontier, and where their rows begin in the scratch.
+        scratch: the growing tree.
     """
 
     slot: int
     told: int = 0
     request: DraftRequest | None = None
-    parents: list[int] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
-    tokens: list[Tensor] = field(default_factory=list)
-    visible: Tensor = field(default_factory=lambda: torch.ones(0, 0, dtype=torch.bool))
-    level: tuple[int, int] = (0, 0)
+    scratch: Scratch = field(default_factory=Scratch)
 
 
 class DraftLM:
@@ -82,8 +75,7 @@ class DraftLM:
         """Start a round. Beyond the draft model's own context nothing is drafted."""
         for state, request in zip(states, requests, strict=True):
             state.request = request
-            state.parents, state.depths, state.tokens = [], [], []
-            state.visible = torch.ones(0, 0, dtype=torch.bool)
+            state.scratch.plant(0)
         return [min(request.max_depth, self.model.max_length - len(request.ids)) for request in requests]
 
     def expand(self, states: Sequence[DraftState], frontier: Frontier, width: int) -> Candidates:
@@ -91,10 +83,12 @@ class DraftLM:
         groups = frontier.groups()
         growths = []
         for owner, nodes in groups.items():
-            state, tokens = states[owner], frontier.tokens[nodes.start : nodes.stop]
-            parents = frontier.parents[nodes.start : nodes.stop]
-            growths.append(self._catch_up(state) if parents[0] < 0 else self._extend(state, tokens, parents))
-            state.level = (nodes.start, len(state.parents) - len(nodes))
+            state, above = states[owner], frontier.parents[nodes.start : nodes.stop]
+            if above[0] < 0:
+                state.scratch.plant(nodes.start)
+                growths.append(self._catch_up(state))
+            else:
+                growths.append(_extend(state, frontier.tokens[nodes.start : nodes.stop], above, nodes.start))
         logits = self.model.grow(growths)[:, : self._vocab_size]
         if logits.shape[1] < self._vocab_size:
             logits = torch.nn.functional.pad(logits, (0, self._vocab_size - logits.shape[1]), value=-torch.inf)
@@ -102,37 +96,21 @@ class DraftLM:
         for (owner, nodes), growth in zip(groups.items(), growths, strict=True):
             state = states[owner]
             assert state.request is not None, "begin() comes before expand()"
-            if not state.parents:
+            if not len(state.scratch):
                 self.model.commit(state.slot, range(len(growth.tokens)))
-            streams += [state.request.stream] * len(nodes)
-            depths += [state.depths[-1] if state.depths else 0] * len(nodes)
-            paths += _paths(state, len(nodes))
+            stream = state.request.stream
+            streams += [stream] * len(nodes)
+            depths += [state.scratch.depth] * len(nodes)
+            paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
         scores = keyed_scores(logits, streams, depths, self._noise, paths)
         log_probs, tokens = scores.topk(min(width, self._vocab_size), dim=-1)
         return Candidates(tokens, log_probs, passes=1)
 
     def observe(self, states: Sequence[DraftState], observations: Sequence[Observation]) -> None:
-        """Keep the scratch rows of the accepted path. Its last node may have none: it was a leaf, and is caught up."""
+        """Keep the scratch rows of the accepted path; a leaf on it is caught up in the next round."""
         for state, observation in zip(states, observations, strict=True):
-            if not state.parents:
-                continue
-            drafted = torch.cat(state.tokens).tolist()
-            rows: list[int] = []
-            accepted = observation.tree.tokens.tolist()
-            for node in observation.verdict.path[1:]:
-                above = rows[-1] if rows else -1
-                row = next(
-                    (
-                        row
-                        for row, (parent, token) in enumerate(zip(state.parents, drafted, strict=True))
-                        if parent == above and token == accepted[node]
-                    ),
-                    None,
-                )
-                if row is None:
-                    break
-                rows.append(row)
-            self.model.commit(state.slot, rows)
+            if len(state.scratch):
+                self.model.commit(state.slot, state.scratch.accepted(observation))
 
     def _catch_up(self, state: DraftState) -> Growth:
         """The ids without rows, the pending token last."""
@@ -142,35 +120,10 @@ class DraftLM:
         visible = torch.ones(count, count, dtype=torch.bool).tril()
         return Growth(state.slot, tokens, torch.arange(count), visible, scratch=0, wanted=1)
 
-    def _extend(self, state: DraftState, tokens: Tensor, above: Sequence[int]) -> Growth:
-        """A level of nodes behind the levels above it."""
-        scratch, count = len(state.parents), len(tokens)
-        is_first = not state.parents
-        start, first_row = state.level
-        parents = [-1 if is_first else parent - start + first_row for parent in above]
-        depth = 1 if is_first else state.depths[-1] + 1
-        visible = torch.zeros(scratch + count, scratch + count, dtype=torch.bool)
-        visible[:scratch, :scratch] = state.visible
-        if not is_first:
-            visible[scratch:, :scratch] = state.visible[parents]
-        visible[scratch:, scratch:] = torch.eye(count, dtype=torch.bool)
-        state.parents += parents
-        state.depths += [depth] * count
-        state.tokens.append(tokens)
-        state.visible = visible
-        # The pending token is committed, so depth 1 stands right behind the committed rows.
-        offsets = torch.tensor(state.depths) - 1
-        return Growth(state.slot, tokens, offsets, visible[scratch:], scratch, wanted=count)
 
-
-def _paths(state: DraftState, count: int) -> list[list[int]]:
-    """Drafted tokens down to each of the last `count` nodes, worked out only for requests that look at them."""
-    assert state.request is not None, "begin() comes before expand()"
-    if not state.request.stream.params.has_processors or not state.parents:
-        return [[]] * count
-    tokens = torch.cat(state.tokens).tolist()
-    paths: list[list[int]] = []
-    for row in range(len(state.parents)):
-        above = state.parents[row]
-        paths.append([*(paths[above] if above >= 0 else ()), tokens[row]])
-    return paths[-count:]
+def _extend(state: DraftState, tokens: Tensor, above: Sequence[int], start: int) -> Growth:
+    """A level of nodes behind the levels above it."""
+    before, count = len(state.scratch), len(tokens)
+    visible = state.scratch.extend(tokens, above, start)
+    # The pending token is committed, so depth 1 stands right behind the committed rows.
+    return Growth(state.slot, tokens, torch.tensor(state.scratch.depths) - 1, visible, before, wanted=count)

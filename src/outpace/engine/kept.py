@@ -71,6 +71,8 @@ class KeptSlots:
         pairs = zip(kept.ids, prompt[:-1])
         known = min(len(kept.ids), len(prompt) - 1)
         common = next((place for place, (old, new) in enumerate(pairs) if old != new), known)
+        if kept.proposer.needs.taps:
+            common = max(common - 1, 0)  # what is drafted from a feature depends on the token behind it too
         self._rewind(kept, common)
         self._kept.remove(kept)
         kept.is_open = False

@@ -120,6 +120,8 @@ class DynaTree:
         config: its settings.
     """
 
+    reranks = False
+
     def __init__(self, config: DynaTreeConfig) -> None:
         self.config = config
         self.width = config.max_breadth

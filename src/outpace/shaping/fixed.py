@@ -39,6 +39,8 @@ class FixedTree:
         config: its settings.
     """
 
+    reranks = False
+
     def __init__(self, config: FixedTreeConfig) -> None:
         self.config = config
         self.width = config.breadth

@@ -11,6 +11,9 @@ from outpace.core.drafting import Frontier, GrowingShape, Level, LevelSource
 from outpace.core.protocols import DraftRequest, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
 
+RERANKED_ROOM = 1 << 20
+"""A shape that reranks sets its own limits while it grows."""
+
 
 @dataclass(eq=False)
 class GrowingState:
@@ -52,7 +55,8 @@ class GrowingProposer:
         sources, shapes = [state.of_source for state in states], [state.of_shape for state in states]
         limits = torch.tensor(self.source.begin(sources, requests))  # [R]
         grove = _Grove([request.ids[-1] for request in requests])
-        room = torch.tensor([request.budget for request in requests])  # [R]
+        budgets = torch.tensor([request.budget for request in requests])  # [R]
+        room = budgets * RERANKED_ROOM if self.shape.reranks else budgets.clone()
         nodes = ((room > 0) & (limits > 0)).nonzero()[:, 0]  # [F] to expand
         above = torch.full_like(nodes, -1)
         passes = torch.zeros(len(requests), dtype=torch.int64)
@@ -73,7 +77,7 @@ class GrowingProposer:
             room -= torch.bincount(owners[places], minlength=len(room))
             onward = expanded[places, ranks] & (room > 0)[owners[places]] & (depth < limits)[owners[places]]
             nodes, above = added[onward], places[onward]
-        return grove.trees(passes.tolist())
+        return grove.trees(passes.tolist(), budgets)
 
     def observe(self, states: Sequence[GrowingState], observations: Sequence[Observation]) -> None:
         self.source.observe([state.of_source for state in states], observations)
@@ -125,11 +129,15 @@ class _Grove:
         self.scores = torch.cat([self.scores, scores])
         return numbers
 
-    def trees(self, passes: Sequence[int]) -> list[DraftTree]:
+    def trees(self, passes: Sequence[int], budgets: Tensor) -> list[DraftTree]:
+        """The trees, each of its best nodes if there are more than the budget: a parent never scores less than its
+        child and comes before it, so what is kept is a tree."""
         local = torch.empty(len(self.tokens), dtype=torch.int64)
         trees = []
         for owner in range(self._count):
             own = (self.owners == owner).nonzero()[:, 0]
+            best = self.scores[own].argsort(descending=True, stable=True)[: int(budgets[owner]) + 1]
+            own = own[best.sort().values]
             local[own] = torch.arange(len(own))
             parents = [-1, *local[self.parents[own[1:]]].tolist()]
             trees.append(DraftTree(self.tokens[own], Topology.of(parents), draft_passes=passes[owner]))

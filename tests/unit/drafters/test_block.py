@@ -4,11 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from outpace.core.drafting import Frontier
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import PromptChunk, Proposer
+from outpace.core.protocols import Proposer
 from outpace.drafters.block import BlockSource
 from outpace.engine.engine import Engine
 from outpace.models.target import TransformersTarget
@@ -20,7 +19,6 @@ from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import StaticProposer
 from outpace.shaping.rank_paths import Chain
 from outpace.testing import assert_lossless
-from tests.unit.drafters.requests import draft_request
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 
 PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
