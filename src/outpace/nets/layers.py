@@ -75,18 +75,26 @@ class Rotary(nn.Module):
         kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
         self.factor = 1.0
         if kind == "default":
-            frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+            frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
         elif kind in ("linear", "llama3", "yarn"):
             parameters = {**(scaling or {}), "rope_type": kind, "rope_theta": theta}
             settings: dict[str, Any] = {"head_dim": head_dim, "max_position_embeddings": max_positions}
             config = PretrainedConfig(**settings, rope_parameters=parameters)  # type: ignore[call-arg]
-            frequencies, self.factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+            with torch.device("cpu"):  # a net built without memory still needs to know its angles
+                frequencies, self.factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
         else:
             raise ModelError(
                 f"rope_scaling={scaling}: kind {kind!r} is not supported; use linear, llama3, yarn or none"
             )
+        self.exact = tuple(frequencies.tolist())
         self.frequencies: Tensor
         self.register_buffer("frequencies", frequencies.double(), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
+        """Follow the net to its device, not to its dtype: rounded to bfloat16, angles are wrong after few positions."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.frequencies = torch.tensor(self.exact, dtype=torch.float64, device=self.frequencies.device)
+        return self
 
     def forward(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rotate rows [T, heads, D] to positions [T]."""
