@@ -79,6 +79,7 @@ class Rotary(nn.Module):
         elif kind in ("linear", "llama3", "yarn"):
             parameters = {**(scaling or {}), "rope_type": kind, "rope_theta": theta}
             settings: dict[str, Any] = {"head_dim": head_dim, "max_position_embeddings": max_positions}
+            settings |= {"hidden_size": head_dim, "num_attention_heads": 1}  # yarn reads them even beside a head_dim
             config = PretrainedConfig(**settings, rope_parameters=parameters)  # type: ignore[call-arg]
             with torch.device("cpu"):  # a net built without memory still needs to know its angles
                 frequencies, self.factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
