@@ -162,4 +162,5 @@ def empty(build: Callable[[], N], like: Tensor) -> N:
     """A net full of NaN in the dtype and on the device of a tensor of its file, without initialising it first."""
     with torch.device("meta"):
         net = build()
-    return fill_with_nan(net.to(like.dtype).to_empty(device=like.device))
+    dtype = like.dtype if like.is_floating_point() else torch.float32  # `fill` names weights that are whole numbers
+    return fill_with_nan(net.to(dtype).to_empty(device=like.device))

@@ -22,7 +22,6 @@ from outpace.nets.layouts.fields import NOWHERE, count, empty, flag, make
 from outpace.nets.medusa import HeadKind, MedusaConfig, MedusaNet
 
 Layout = Literal["authors", "vllm"]
-FIRST = "heads.0.blocks.0.weight"
 
 
 def read_medusa(checkpoint: Checkpoint, heads: int | None = None) -> MedusaNet:
@@ -49,7 +48,7 @@ def read_medusa(checkpoint: Checkpoint, heads: int | None = None) -> MedusaNet:
     if heads is not None:
         tensors = {key: tensor for key, tensor in tensors.items() if not _beyond(key, heads)}
     _check_map(tensors.get("token_map"), config, name)
-    net = empty(lambda: MedusaNet(config), tensors.get(FIRST, NOWHERE))
+    net = empty(lambda: MedusaNet(config), next((one for one in tensors.values() if one.is_floating_point()), NOWHERE))
     fill(net, tensors, name)
     return net
 
@@ -87,22 +86,26 @@ def _from_vllm(bare: Mapping[str, Tensor], fields: Mapping[str, Any], name: str)
 def _config(
     fields: Mapping[str, Any], tensors: Mapping[str, Tensor], heads: int, layers: int, name: str
 ) -> MedusaConfig:
-    own = tensors.get("heads.0.lm_head.weight")
+    own, block = _any(tensors, "lm_head.weight"), _any(tensors, "blocks.0.weight")
     kind: HeadKind = "own" if own is not None else "shared" if "lm_head.weight" in tensors else "target"
-    first = tensors.get(FIRST)
-    rows = None if own is None or own.dim() != 2 else own.shape[0]
-    vocabulary = count(fields, "vocab_size", name, rows)
+    vocabulary = count(fields, "vocab_size", name, None if own is None else own.shape[0])
     return make(
         MedusaConfig,
         name,
-        hidden_size=count(fields, "hidden_size", name, None if first is None or first.dim() != 2 else first.shape[1]),
+        hidden_size=count(fields, "hidden_size", name, None if block is None else block.shape[1]),
         vocab_size=vocabulary,
         draft_vocab_size=count(fields, "truncated_vocab_size", name, vocabulary),
         heads=heads,
         layers=layers,
-        bias=FIRST.replace("weight", "bias") in tensors,
+        bias=any(key.endswith(".bias") for key in tensors),
         head=kind,
     )
+
+
+def _any(tensors: Mapping[str, Tensor], ending: str) -> Tensor | None:
+    """A matrix of this name of any head, so that sizes do not hang on the first head being there."""
+    found = (one for key, one in tensors.items() if re.fullmatch(rf"heads\.\d+\.{ending}", key) and one.dim() == 2)
+    return next(found, None)
 
 
 def _check_map(token_map: Tensor | None, config: MedusaConfig, name: str) -> None:
