@@ -1,4 +1,4 @@
-"""Block drafters on tiny random nets: lossless, one pass per round, cached as if computed afresh."""
+"""Learned drafters on tiny random nets: lossless, counted in passes, cached as if computed afresh."""
 
 from typing import Any
 

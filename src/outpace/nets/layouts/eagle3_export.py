@@ -1,0 +1,125 @@
+"""Writing EAGLE-3 checkpoints in the layouts that SGLang and vLLM load."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from outpace.core.errors import ModelError
+from outpace.nets.checkpoint import write_checkpoint
+from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.nets.layouts.eagle3 import IDS, SPECFORGE
+from outpace.nets.vocabulary import membership
+
+Layout = Literal["midlayer", "speculators"]
+
+
+def eagle3_tensors(net: Eagle3Net, layout: Layout, head: Tensor | None = None) -> dict[str, Tensor]:
+    """The tensors of a file, by the names of a layout.
+
+    Args:
+        net: the drafter.
+        layout: as in `write_eagle3`.
+        head: the target's, for a drafter without one.
+
+    Raises:
+        ModelError: no head, which no engine does without.
+    """
+    tensors = dict(net.state_dict())
+    if head is not None and net.lm_head is None:
+        tensors["lm_head.weight"] = head
+    if "lm_head.weight" not in tensors:
+        raise ModelError("own_head=False: engines expect lm_head.weight in the file; hand in the target's as head")
+    if layout == "speculators":
+        tensors = {key.replace("midlayer.", "layers.0."): tensor for key, tensor in tensors.items()}
+    if net.d2t is not None:
+        tensors["t2d"] = membership(net.d2t, net.config.vocab_size)
+    return tensors
+
+
+def eagle3_config(net: Eagle3Net, layout: Layout, verifier: str | None = None) -> dict[str, Any]:
+    """config.json of a layout.
+
+    Raises:
+        ModelError: a variant that an engine would skip without a word.
+    """
+    config = net.config
+    layer: dict[str, Any] = {
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "num_hidden_layers": config.layers,
+        "rms_norm_eps": config.rms_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": config.rope_scaling,
+        "max_position_embeddings": config.max_positions,
+        "vocab_size": config.vocab_size,
+        "attention_bias": config.bias,
+        "tie_word_embeddings": False,
+    }
+    shared: dict[str, Any] = {
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "fc_norm": config.fc_norm,
+        "torch_dtype": str(net.fc.weight.dtype).removeprefix("torch."),
+    }
+    if config.taps is not None:
+        shared[IDS] = list(config.taps)
+    if layout == "speculators":
+        return _speculators_config(
+            config, layer | {"model_type": "qwen3" if config.qk_norm else "llama"}, shared, verifier
+        )
+    refused = [
+        key for key in ("norm_before_residual", "norm_before_fc", "norm_output", "qk_norm") if getattr(config, key)
+    ]
+    if refused:
+        raise ModelError(
+            f"layout='midlayer' cannot say {', '.join(refused)} so that every engine hears it; use layout='speculators'"
+        )
+    if config.taps is not None:
+        shared["eagle_config"] = {"use_aux_hidden_state": True, IDS: [tap - 1 for tap in config.taps]}
+    return {"architectures": [SPECFORGE], "model_type": "llama"} | layer | shared
+
+
+def _speculators_config(
+    config: Eagle3Config, layer: dict[str, Any], shared: dict[str, Any], verifier: str | None
+) -> dict[str, Any]:
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": verifier, "architectures": []},
+        },
+        "transformer_layer_config": layer,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "norm_output": config.norm_output,
+        "embed_requires_grad": config.own_embedding,
+        "tie_word_embeddings": False,
+    } | shared
+
+
+def write_eagle3(
+    net: Eagle3Net, folder: str | Path, layout: Layout, *, verifier: str | None = None, head: Tensor | None = None
+) -> None:
+    """Write a checkpoint that SGLang and vLLM ("midlayer") or vLLM ("speculators") load.
+
+    Args:
+        net: the drafter; all its weights must be numbers.
+        folder: empty or new.
+        layout: "midlayer" as SpecForge writes it; "speculators", which can say every variant.
+        verifier: name of the target, which the speculators layout keeps.
+        head: the target's head weight, for a drafter that shares it.
+
+    Raises:
+        ModelError: a weight is NaN, the layout cannot say a variant, or the folder holds a checkpoint.
+    """
+    write_checkpoint(folder, eagle3_config(net, layout, verifier), eagle3_tensors(net, layout, head))

@@ -1,0 +1,164 @@
+"""Public layouts of Medusa checkpoints, told apart by their names of tensors.
+
+    who       blocks                       vocabulary layers           config.json
+    authors   {head}.{layer}.linear.*      {head}.{layers}.weight      medusa_num_heads, medusa_num_layers
+    vLLM      blocks.{head}.layers.{i}.*   lm_heads.{head}.weight, or  num_heads, num_hidden_layers, hidden_size,
+                                           one lm_head.weight for all  vocab_size, truncated_vocab_size
+
+The authors' config states no sizes; they are read off the weights.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from outpace.core.errors import ModelError
+from outpace.nets.checkpoint import MEDUSA_WEIGHTS, WEIGHTS, Checkpoint, fill, write_checkpoint
+from outpace.nets.layouts.fields import NOWHERE, count, empty, flag, make
+from outpace.nets.medusa import HeadKind, MedusaConfig, MedusaNet
+
+Layout = Literal["authors", "vllm"]
+
+
+def read_medusa(checkpoint: Checkpoint, heads: int | None = None) -> MedusaNet:
+    """The heads of a checkpoint, in the dtype of its file.
+
+    Args:
+        checkpoint: as it was read.
+        heads: take the first so many, whatever the config says; None for all, which the config must then count right.
+
+    Raises:
+        ModelError: a tensor that is missing, left over or of another shape; fields that disagree.
+    """
+    fields, name = checkpoint.config, checkpoint.name
+    bare = {re.sub(r"^medusa_heads?\.", "", key): tensor for key, tensor in checkpoint.tensors.items()}
+    vllm = any(key.startswith("blocks.") for key in bare)
+    key = "medusa_num_heads" if "medusa_num_heads" in fields else "num_heads"
+    stated = count(fields, key, name, heads)
+    layers = count(fields, "medusa_num_layers", name, count(fields, "num_hidden_layers", name, 1))
+    tensors = _from_vllm(bare, fields, name) if vllm else _from_authors(bare, layers)
+    found = len({match[1] for match in map(re.compile(r"heads\.(\d+)\.").match, tensors) if match})
+    if heads is None and found != stated:
+        raise ModelError(f"{name}: {key}={stated}, but the file has {found} heads; say how many to take")
+    config = _config(fields, tensors, heads or stated, layers, name)
+    if heads is not None:
+        tensors = {key: tensor for key, tensor in tensors.items() if not _beyond(key, heads)}
+    _check_map(tensors.get("token_map"), config, name)
+    net = empty(lambda: MedusaNet(config), next((one for one in tensors.values() if one.is_floating_point()), NOWHERE))
+    fill(net, tensors, name)
+    return net
+
+
+def _beyond(key: str, heads: int) -> bool:
+    match = re.match(r"heads\.(\d+)\.", key)
+    return match is not None and int(match[1]) >= heads
+
+
+def _from_authors(bare: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    tensors = {}
+    for key, tensor in bare.items():
+        ours = re.sub(r"^(\d+)\.(\d+)\.linear\.", r"heads.\1.blocks.\2.", key)
+        tensors[re.sub(rf"^(\d+)\.{layers}\.weight$", r"heads.\1.lm_head.weight", ours)] = tensor
+    return tensors
+
+
+def _from_vllm(bare: Mapping[str, Tensor], fields: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    shared = flag("original_lm_head", name, fields)
+    tensors = {}
+    for key, tensor in bare.items():
+        ours = re.sub(r"^blocks\.(\d+)\.layers\.(\d+)\.", r"heads.\1.blocks.\2.", key)
+        if shared and ours == "lm_heads.0.weight":
+            ours = "lm_head.weight"
+        tensors[re.sub(r"^lm_heads\.(\d+)\.", r"heads.\1.lm_head.", ours)] = tensor
+    # A file may keep whole vocabulary layers beside the map that thins them out.
+    kept = tensors.get("token_map")
+    if kept is not None and kept.dtype == torch.int64 and kept.numel() and int(kept.min()) >= 0:
+        for key, tensor in tensors.items():
+            if key.endswith("lm_head.weight") and len(tensor) > max(len(kept), int(kept.max())):
+                tensors[key] = tensor[kept]
+    return tensors
+
+
+def _config(
+    fields: Mapping[str, Any], tensors: Mapping[str, Tensor], heads: int, layers: int, name: str
+) -> MedusaConfig:
+    own, block = _any(tensors, "lm_head.weight"), _any(tensors, "blocks.0.weight")
+    kind: HeadKind = "own" if own is not None else "shared" if "lm_head.weight" in tensors else "target"
+    vocabulary = count(fields, "vocab_size", name, None if own is None else own.shape[0])
+    return make(
+        MedusaConfig,
+        name,
+        hidden_size=count(fields, "hidden_size", name, None if block is None else block.shape[1]),
+        vocab_size=vocabulary,
+        draft_vocab_size=count(fields, "truncated_vocab_size", name, vocabulary),
+        heads=heads,
+        layers=layers,
+        bias=any(key.endswith(".bias") for key in tensors),
+        head=kind,
+    )
+
+
+def _any(tensors: Mapping[str, Tensor], ending: str) -> Tensor | None:
+    """A matrix of this name of any head, so that sizes do not hang on the first head being there."""
+    found = (one for key, one in tensors.items() if re.fullmatch(rf"heads\.\d+\.{ending}", key) and one.dim() == 2)
+    return next(found, None)
+
+
+def _check_map(token_map: Tensor | None, config: MedusaConfig, name: str) -> None:
+    if token_map is None:
+        return
+    if token_map.dtype != torch.int64 or token_map.shape != (config.draft_vocab_size,):
+        raise ModelError(
+            f"{name}: token_map is {token_map.dtype} {list(token_map.shape)}; "
+            f"truncated_vocab_size={config.draft_vocab_size} asks for int64 [{config.draft_vocab_size}]"
+        )
+    low, high = int(token_map.min()), int(token_map.max())
+    if low < 0 or high >= config.vocab_size or len(token_map.unique()) != len(token_map):
+        raise ModelError(f"{name}: token_map must name different ids below vocab_size={config.vocab_size}")
+
+
+def write_medusa(net: MedusaNet, folder: str | Path, layout: Layout) -> None:
+    """Write a checkpoint.
+
+    Args:
+        net: the heads; all their weights must be numbers.
+        folder: empty or new.
+        layout: "authors" (also text-generation-inference), or "vllm".
+
+    Raises:
+        ModelError: a weight is NaN, the layout cannot say a variant, or the folder holds a checkpoint.
+    """
+    config, state = net.config, dict(net.state_dict())
+    if layout == "authors" and (config.head == "shared" or net.token_map is not None):
+        raise ModelError(f"{folder}: layout='authors' has no head={config.head!r} and no token_map; use layout='vllm'")
+    if layout == "vllm" and config.head == "target":
+        raise ModelError(f"{folder}: layout='vllm' needs vocabulary layers in the file, but head='target'")
+    sizes: dict[str, Any] = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    if layout == "authors":
+        fields = sizes | {"medusa_num_heads": config.heads, "medusa_num_layers": config.layers}
+        write_checkpoint(folder, fields, {_to_authors(key, config): state[key] for key in state}, MEDUSA_WEIGHTS)
+        return
+    fields = sizes | {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "num_heads": config.heads,
+        "num_hidden_layers": config.layers,
+        "truncated_vocab_size": config.draft_vocab_size,
+        "medusa_fc_bias": config.bias,
+        "original_lm_head": config.head == "shared",
+    }
+    write_checkpoint(folder, fields, {_to_vllm(key): state[key] for key in state}, WEIGHTS)
+
+
+def _to_authors(key: str, config: MedusaConfig) -> str:
+    key = re.sub(r"^heads\.(\d+)\.lm_head\.", rf"\1.{config.layers}.", key)
+    return re.sub(r"^heads\.(\d+)\.blocks\.(\d+)\.", r"\1.\2.linear.", key)
+
+
+def _to_vllm(key: str) -> str:
+    key = re.sub(r"^heads\.(\d+)\.lm_head\.", r"lm_heads.\1.", key)
+    return re.sub(r"^heads\.(\d+)\.blocks\.(\d+)\.", r"blocks.\1.layers.\2.", key)
