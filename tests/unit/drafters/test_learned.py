@@ -6,62 +6,82 @@ import pytest
 import torch
 from torch import nn
 
+from outpace.core.drafting import Frontier
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Proposer
+from outpace.core.protocols import Chunk, PromptChunk, Proposer
 from outpace.drafters.block import BlockSource
+from outpace.drafters.eagle3 import EagleSource
 from outpace.engine.engine import Engine
 from outpace.models.target import TransformersTarget
 from outpace.nets.dflash import DFlashConfig, DFlashNet
 from outpace.nets.domino import DominoConfig, DominoNet
+from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
 from outpace.shaping.growing import GrowingProposer
-from outpace.shaping.proposer import StaticProposer
+from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import Chain
-from outpace.testing import assert_lossless
+from outpace.testing import assert_lossless, decode
+from tests.unit.drafters.requests import draft_request
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 48, "intermediate_size": 64, "heads": 4, "kv_heads": 2, "head_dim": 8, "rms_eps": 1e-6,
+    "rope_theta": 10000.0, "max_positions": 512, "vocab_size": VOCAB, "target_hidden_size": 48,
+}  # fmt: skip
+BLOCK: dict[str, Any] = {
+    "layers": 2,
+    "target_layers": 3,
+    "block_size": 6,
+    "mask_token_id": 7,
+    "target_layer_ids": (0, 1),
+}
 PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {},
     "dflash-sliding": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 5},
     "domino": {"shift_label": False, "pure_draft_prefix_len": 0},
     "domino-shifted": {"shift_label": True, "pure_draft_prefix_len": 1},
+    "eagle3": {"draft_vocab_size": VOCAB},
+    "eagle3-ranked": {"draft_vocab_size": 60, "norm_output": True, "qk_norm": True},
 }
 
 
-def net_of(kind: str) -> DFlashNet:
-    sizes: dict[str, Any] = {
-        "hidden_size": 48, "intermediate_size": 64, "heads": 4, "kv_heads": 2, "head_dim": 8, "layers": 2,
-        "rope_theta": 10000.0, "max_positions": 512, "vocab_size": VOCAB, "target_hidden_size": 48, "target_layers": 3,
-        "block_size": 6, "mask_token_id": 7, "target_layer_ids": (0, 1),
-    }  # fmt: skip
-    if kind.startswith("domino"):
-        sizes |= {"emb_dim": 8, "gru_hidden_dim": 12}
-        net: DFlashNet = DominoNet(DominoConfig(**sizes, **KINDS[kind]))
-    else:
-        net = DFlashNet(DFlashConfig(**sizes, **KINDS[kind]))
+def random_net(net: nn.Module) -> Any:
     generator = torch.Generator().manual_seed(5)
     for weight in net.parameters():
         weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3 + (1.0 if weight.ndim == 1 else 0.0))
     return net
 
 
-def source_of(kind: str, target: TransformersTarget, **options: Any) -> BlockSource:
-    embed: nn.Module = target.decoder.get_input_embeddings()  # type: ignore[operator]
-    return BlockSource(net_of(kind), embed, target.head, target.max_length, target.max_slots, **options)
+def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
+    embedding: nn.Embedding = target.decoder.get_input_embeddings()  # type: ignore[operator]
+    size = target.max_length, target.max_slots
+    if kind.startswith("eagle3"):
+        net = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), **KINDS[kind])))
+        if net.d2t is not None:
+            net.d2t.copy_(torch.arange(60) * 2 - torch.arange(60))  # even ids only
+        return EagleSource(net, embedding.weight, None, (0, 1, 2), *size, target.vocab_size, **options)
+    if kind.startswith("domino"):
+        block: DFlashNet = DominoNet(DominoConfig(**SIZES, **BLOCK, emb_dim=8, gru_hidden_dim=12, **KINDS[kind]))
+    else:
+        block = DFlashNet(DFlashConfig(**SIZES, **BLOCK, **KINDS[kind]))
+    return BlockSource(random_net(block), embedding, target.head, *size, **options)
 
 
-def proposer_of(shape: str, source: BlockSource) -> Proposer:
+def proposer_of(shape: str, source: Any) -> Proposer:
     if shape == "chain":
         return StaticProposer(source, Chain(), 8, torch.device("cpu"))
+    if shape == "beam":
+        return GrowingProposer(source, Beam(BeamConfig(depth=4, top_k=3)), 10)
     if shape == "fixed":
         return GrowingProposer(source, FixedTree(FixedTreeConfig(depth=3, breadth=2, threshold=0)), 9)
     return GrowingProposer(source, DynaTree(DynaTreeConfig()), 12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", ["chain", "fixed", "dynatree"])
+@pytest.mark.parametrize("shape", ["chain", "fixed", "beam", "dynatree"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"repetition_penalty": 1.3}], ids=str)
 def test_lossless(kind: str, shape: str, options: dict[str, Any]) -> None:
     """Guards against drafts that leak into the target, alone and in a ragged batch, whatever the source and shape."""
@@ -74,4 +94,84 @@ def test_lossless(kind: str, shape: str, options: dict[str, Any]) -> None:
         params,
     )
     assert all(session.metrics.drafted for session in sessions)
-    assert all(session.metrics.draft_passes <= session.metrics.steps for session in sessions), "one pass per round"
+    if not kind.startswith("eagle3"):
+        assert all(session.metrics.draft_passes <= session.metrics.steps for session in sessions), "one pass per round"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str) -> None:
+    """Guards against stale or shifted context: features of rejected nodes, rows of trees kept, positions off by one."""
+    target = tiny_target(tiny_config("llama"))
+    source = source_of(kind, target)
+    engine, proposer = Engine(target, prefill_chunk=8), proposer_of("dynatree", source)
+    (session,) = engine.add(PROMPTS[1], SamplingParams(max_new_tokens=40), proposer)
+    for _ in range(16):
+        engine.step()
+    assert session.finish_reason is None
+    old, ids = session.state.of_source, list(session.ids)
+    fresh = source.open()
+    slot = target.open_slot()
+    (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
+    source.prefill([fresh], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
+    found = []
+    for state in (old, fresh):
+        source.begin([state], [draft_request(ids, 20, 4)])
+        root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 3)
+        below = source.expand([state], Frontier(root.tokens[0], [0] * 3, [0] * 3), 2)
+        found.append(torch.cat([root.log_probs.flatten(), below.log_probs.flatten()]))  # type: ignore[union-attr]
+    torch.testing.assert_close(found[0], found[1], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["domino", "domino-shifted"])
+def test_a_pool_of_all_ids_is_the_full_correction(kind: str) -> None:
+    """Guards against a pool that moves the wrong logits; a small pool still drafts."""
+    target = tiny_target(tiny_config("llama"))
+    answers = []
+    for pool in (None, VOCAB, 10):
+        engine = Engine(target)
+        proposer = proposer_of("fixed", source_of(kind, target, pool=pool))
+        (session,) = engine.add(PROMPTS[0], SamplingParams(max_new_tokens=30), proposer)
+        while not engine.is_idle:
+            engine.step()
+        answers.append((session.generated, session.metrics.accepted, session.metrics.steps))
+    assert answers[0] == answers[1]
+    assert answers[2][0] == answers[0][0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversations_go_on_in_a_kept_slot(kind: str) -> None:
+    """Guards against features that are missing or doubled where a conversation is resumed."""
+    target = tiny_target(tiny_config("llama"))
+    source = source_of(kind, target)
+    engine, proposer = Engine(target, prefill_chunk=8), proposer_of("beam", source)
+    prompt, kept = list(PROMPTS[1]), None
+    for turn in range(3):
+        params = SamplingParams(max_new_tokens=9 + turn)
+        (session,) = engine.add(prompt, params, proposer, keep=True, resume=kept)
+        while session.finish_reason is None:
+            engine.step()
+        (plain,) = decode(Engine(target), [prompt], [params], [EmptyDraft()])
+        assert session.generated == plain.generated
+        assert session.metrics.drafted
+        kept = session.kept
+        prompt = [*session.ids, *random_ids(7, turn)]
+    assert kept is not None
+    engine.release(kept)
+    slots = [source.open() for _ in range(target.max_slots)]
+    for state in slots:
+        source.close(state)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
+def test_a_context_longer_than_the_nets(kind: str) -> None:
+    """Guards against positions that the net never learned, and against a request that fails when it grows past them."""
+    target = tiny_target(tiny_config("llama"))
+    source = source_of(kind, target)
+    source._limit = 35
+    proposer = proposer_of("chain", source)
+    for prompt in (PROMPTS[1], random_ids(50, 9)):
+        params = SamplingParams(max_new_tokens=20)
+        (session,) = decode(Engine(target, prefill_chunk=8), [prompt], [params], [proposer])
+        (plain,) = decode(Engine(target), [prompt], [params], [EmptyDraft()])
+        assert session.generated == plain.generated
+        assert (session.metrics.drafted > 0) == (len(prompt) < 35)
