@@ -16,7 +16,7 @@ from outpace.core.errors import ModelError
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 TORCH_WEIGHTS = "pytorch_model.bin"
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,10 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     if (path / INDEX).is_file():
-        files = sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
+        try:
+            files = sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise ModelError(f"{path / INDEX}: cannot be read, maybe cut off: {error!r}; download it again") from error
     elif (path / WEIGHTS).is_file():
         files = [WEIGHTS]
     elif (path / TORCH_WEIGHTS).is_file():
@@ -95,8 +98,8 @@ def fill(net: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
         have, want = tensors[key], wanted[key]
         if have.shape != want.shape:
             complaints.append(f"{key} has shape {list(have.shape)}, its config says {list(want.shape)}")
-        elif (have.dtype in _FLOATS) != (want.dtype in _FLOATS) or (
-            have.dtype not in _FLOATS and have.dtype != want.dtype
+        elif (have.dtype in FLOATS) != (want.dtype in FLOATS) or (
+            have.dtype not in FLOATS and have.dtype != want.dtype
         ):
             complaints.append(f"{key} has dtype {have.dtype}, not {want.dtype}")
     if complaints:

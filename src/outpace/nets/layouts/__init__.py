@@ -1,0 +1,1 @@
+"""Public layouts of drafter checkpoints, read and written."""
