@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,7 +17,8 @@ from outpace.core.errors import ModelError
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 TORCH_WEIGHTS = "pytorch_model.bin"
-FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+MEDUSA_WEIGHTS, MEDUSA_TORCH_WEIGHTS = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
+_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -43,31 +45,36 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     path = Path(folder).expanduser()
     if not (path / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json there; give the folder of a drafter checkpoint")
+    return Checkpoint(str(folder), _read_object(path / "config.json"), _read_tensors(path))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads((path / "config.json").read_text())
-    except json.JSONDecodeError as error:
-        raise ModelError(f"{path / 'config.json'}: not JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ModelError(f"{path / 'config.json'}: must hold an object, not {type(config).__name__}")
-    return Checkpoint(str(folder), config, _read_tensors(path))
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path}: not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path}: must hold an object, not {type(content).__name__}")
+    return content
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     if (path / INDEX).is_file():
-        try:
-            files = sorted(set(json.loads((path / INDEX).read_text())["weight_map"].values()))
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise ModelError(f"{path / INDEX}: cannot be read, maybe cut off: {error!r}; download it again") from error
-    elif (path / WEIGHTS).is_file():
-        files = [WEIGHTS]
-    elif (path / TORCH_WEIGHTS).is_file():
-        try:
-            loaded = torch.load(path / TORCH_WEIGHTS, map_location="cpu", weights_only=True, mmap=True)
-        except Exception as error:
-            raise ModelError(f"{path / TORCH_WEIGHTS}: cannot be read: {type(error).__name__}: {error}") from error
-        return {str(name): tensor for name, tensor in loaded.items()}
-    else:
-        raise ModelError(f"{path}: no {WEIGHTS}, {INDEX} or {TORCH_WEIGHTS} there")
+        shards = _read_object(path / INDEX).get("weight_map")
+        # A shard is a file of this folder: an index that points elsewhere is damaged, or not meant well.
+        if not isinstance(shards, dict) or any(Path(str(file)).name != file for file in shards.values()):
+            raise ModelError(f"{path / INDEX}: weight_map must give a file name of this folder for each tensor")
+        return _read_safetensors(path, sorted(set(shards.values())))
+    for file in (WEIGHTS, MEDUSA_WEIGHTS):
+        if (path / file).is_file():
+            return _read_safetensors(path, [file])
+    for file in (TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS):
+        if (path / file).is_file():
+            return _read_torch(path / file)
+    raise ModelError(f"{path}: no {WEIGHTS}, {INDEX} or {TORCH_WEIGHTS} there")
+
+
+def _read_safetensors(path: Path, files: list[str]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:
@@ -76,6 +83,16 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path / file}: cannot be read, maybe cut off: {error}; download it again") from error
     return tensors
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+    except Exception as error:
+        raise ModelError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
+        raise ModelError(f"{path}: must hold a dictionary of tensors and nothing else")
+    return {str(name): tensor for name, tensor in loaded.items()}
 
 
 def fill(net: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
@@ -98,8 +115,8 @@ def fill(net: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
         have, want = tensors[key], wanted[key]
         if have.shape != want.shape:
             complaints.append(f"{key} has shape {list(have.shape)}, its config says {list(want.shape)}")
-        elif (have.dtype in FLOATS) != (want.dtype in FLOATS) or (
-            have.dtype not in FLOATS and have.dtype != want.dtype
+        elif (have.dtype in _FLOATS) != (want.dtype in _FLOATS) or (
+            have.dtype not in _FLOATS and have.dtype != want.dtype
         ):
             complaints.append(f"{key} has dtype {have.dtype}, not {want.dtype}")
     if complaints:
@@ -109,15 +126,20 @@ def fill(net: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
             weight.copy_(tensors[key])
 
 
-def write_checkpoint(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write config.json and model.safetensors.
+def write_checkpoint(
+    folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], file: str = WEIGHTS
+) -> None:
+    """Write config.json and the weights as safetensors.
 
     Raises:
-        ModelError: the folder already holds a checkpoint.
+        ModelError: the folder already holds a checkpoint; a weight is NaN, which is how nets mark what was never set.
     """
     path = Path(folder)
+    unset = [name for name, tensor in tensors.items() if tensor.is_floating_point() and bool(tensor.isnan().any())]
+    if unset:
+        raise ModelError(f"{folder}: not written, weights are NaN: {', '.join(sorted(unset))}")
     if (path / "config.json").exists():
         raise ModelError(f"{folder}: already holds a checkpoint; choose an empty folder")
     path.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / WEIGHTS, {"format": "pt"})
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path / file, {"format": "pt"})
     (path / "config.json").write_text(json.dumps(dict(config), indent=2) + "\n")

@@ -74,38 +74,32 @@ class Rotary(nn.Module):
         super().__init__()
         kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
         self.factor = 1.0
-        with torch.device("cpu"):  # real numbers even where the net around is built on the meta device
-            frequencies = self._frequencies(kind, head_dim, theta, scaling, max_positions)
-        self.frequencies: Tensor
-        self.register_buffer("frequencies", frequencies.double(), persistent=False)
-
-    def _frequencies(
-        self, kind: Any, head_dim: int, theta: float, scaling: dict[str, Any] | None, max_positions: int
-    ) -> Tensor:
-        """[D / 2], and `factor` where the kind has one."""
         if kind == "default":
-            return theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-        if kind not in ("linear", "llama3", "yarn"):
+            frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
+        elif kind in ("linear", "llama3", "yarn"):
+            parameters = {**(scaling or {}), "rope_type": kind, "rope_theta": theta}
+            settings: dict[str, Any] = {"head_dim": head_dim, "max_position_embeddings": max_positions}
+            settings |= {"hidden_size": head_dim, "num_attention_heads": 1}  # yarn reads them even beside a head_dim
+            config = PretrainedConfig(**settings, rope_parameters=parameters)  # type: ignore[call-arg]
+            with torch.device("cpu"):  # a net built without memory still needs to know its angles
+                frequencies, self.factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        else:
             raise ModelError(
                 f"rope_scaling={scaling}: kind {kind!r} is not supported; use linear, llama3, yarn or none"
             )
-        parameters = {**(scaling or {}), "rope_type": kind, "rope_theta": theta}
-        settings: dict[str, Any] = {"head_dim": head_dim, "max_position_embeddings": max_positions}
-        settings |= {"hidden_size": head_dim, "num_attention_heads": 1}  # which the yarn kind insists on
-        config = PretrainedConfig(**settings, rope_parameters=parameters)  # type: ignore[call-arg]
-        frequencies, self.factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-        return frequencies
+        self.exact = tuple(frequencies.tolist())
+        self.frequencies: Tensor
+        self.register_buffer("frequencies", frequencies.double(), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
-        """Follow a net to its device, not to its dtype: rounded frequencies turn far positions by whole radians."""
-        exact = self.frequencies
-        nn.Module._apply(self, fn, recurse)
-        self.frequencies = exact.to(self.frequencies.device)
+        """Follow the net to its device, not to its dtype: rounded to bfloat16, angles are wrong after few positions."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.frequencies = torch.tensor(self.exact, dtype=torch.float64, device=self.frequencies.device)
         return self
 
     def forward(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rotate rows [T, heads, D] to positions [T]."""
-        angles = positions[:, None].double() * self.frequencies.to(positions.device)  # [T, D/2]
+        angles = positions[:, None].double() * self.frequencies.double()  # [T, D/2]
         wide = torch.promote_types(rows.dtype, torch.float32)
         cosine = (angles.cos() * self.factor).to(wide).repeat(1, 2)[:, None]  # [T, 1, D]
         sine = (angles.sin() * self.factor).to(wide).repeat(1, 2)[:, None]

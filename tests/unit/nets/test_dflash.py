@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from outpace.core.errors import ModelError
 from outpace.nets.dflash import DFlashConfig, DFlashNet, DraftStep, default_target_layer_ids
-from tests.unit.nets import reference
-from tests.unit.nets.small import SIZES, SLIDING, draft, randn, relative_error, requests, small_dflash
+from tests.unit.nets import block_reference as reference
+from tests.unit.nets.block_nets import SIZES, SLIDING, draft, randn, relative_error, requests, small_dflash
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},

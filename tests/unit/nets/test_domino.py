@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from outpace.nets.domino import DominoConfig, DominoNet
-from tests.unit.nets import reference
-from tests.unit.nets.small import HEAD, SIZES, draft, randn, relative_error, requests, small_dflash, small_domino
+from tests.unit.nets import block_reference as reference
+from tests.unit.nets.block_nets import HEAD, SIZES, draft, randn, relative_error, requests, small_dflash, small_domino
 
 BLOCK, VOCAB, WIDTH = 5, 61, 24
 each_alignment = pytest.mark.parametrize("shift_label", [True, False], ids=["shifted", "in place"])

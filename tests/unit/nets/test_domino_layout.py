@@ -13,7 +13,7 @@ from outpace.nets.checkpoint import Checkpoint, read_checkpoint
 from outpace.nets.domino import DominoConfig
 from outpace.nets.layouts.dflash import export_dflash, read_dflash, write_dflash
 from outpace.nets.layouts.domino import export_domino, is_domino, read_domino, write_domino
-from tests.unit.nets.small import HEAD, SIZES, SLIDING, draft, requests, small_dflash, small_domino
+from tests.unit.nets.block_nets import HEAD, SIZES, SLIDING, draft, requests, small_dflash, small_domino
 from tests.unit.nets.test_dflash_layout import Edit, add, both, put, rename, swap
 
 HEAD_NAMES = (

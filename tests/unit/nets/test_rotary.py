@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 
 from outpace.core.errors import ModelError
 from outpace.nets.layers import Rotary
-from tests.unit.nets.small import randn
+from tests.unit.nets.block_nets import randn
 
 LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",

@@ -15,8 +15,8 @@ from outpace.core.errors import ModelError
 from outpace.nets.checkpoint import Checkpoint, write_checkpoint
 from outpace.nets.dflash import DFlashConfig, DFlashNet, default_target_layer_ids
 from outpace.nets.domino import DominoConfig
-from outpace.nets.layouts.fields import Fields, agreed, as_tuple, build, needed, read_decoder, write_decoder
-from outpace.nets.layouts.weights import load_net, net_tensors
+from outpace.nets.layouts.block_fields import Fields, agreed, as_tuple, build, needed, read_decoder, write_decoder
+from outpace.nets.layouts.block_weights import load_net, net_tensors
 
 DFlashLayout = Literal["z-lab", "speculators"]
 ARCHITECTURE = "DFlashDraftModel"
@@ -136,7 +136,7 @@ def export_dflash(
         target_architecture: its class in transformers, mentioned likewise.
 
     Raises:
-        ModelError: a Domino net with shifted labels; parameters never filled; an unknown layout.
+        ModelError: a Domino net with shifted labels; an unknown layout.
     """
     config = net.config
     if isinstance(config, DominoConfig) and config.shift_label:
@@ -211,6 +211,6 @@ def write_dflash(
     """Write a drafter in a public layout; the arguments are those of `export_dflash`.
 
     Raises:
-        ModelError: as `export_dflash`; the folder already holds a checkpoint.
+        ModelError: as `export_dflash`; the folder already holds a checkpoint; parameters never filled.
     """
     write_checkpoint(folder, *export_dflash(net, layout, target, target_architecture))

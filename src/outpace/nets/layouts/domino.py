@@ -13,6 +13,8 @@ from torch import Tensor
 from outpace.core.errors import ModelError
 from outpace.nets.checkpoint import Checkpoint, write_checkpoint
 from outpace.nets.domino import DominoConfig, DominoNet
+from outpace.nets.layouts.block_fields import Fields, agreed, build, needed
+from outpace.nets.layouts.block_weights import load_net, net_tensors
 from outpace.nets.layouts.dflash import (
     ARCHITECTURE,
     PROJECTOR_FIELDS,
@@ -21,8 +23,6 @@ from outpace.nets.layouts.dflash import (
     export_dflash,
     zlab_config,
 )
-from outpace.nets.layouts.fields import Fields, agreed, build, needed
-from outpace.nets.layouts.weights import load_net, net_tensors
 
 DominoLayout = Literal["domino", "sglang", "z-lab", "speculators"]
 DOMINO_ARCHITECTURE = "DominoDraftModel"
@@ -92,7 +92,7 @@ def export_domino(net: DominoNet, layout: DominoLayout) -> tuple[dict[str, Any],
         layout: "domino" (authors, SpecForge), "sglang", or "z-lab" and "speculators", plain DFlash without the head.
 
     Raises:
-        ModelError: a layout that cannot express the drafter; parameters never filled; an unknown layout.
+        ModelError: a layout that cannot express the drafter; an unknown layout.
     """
     config = net.config
     if layout in ("z-lab", "speculators"):
@@ -121,6 +121,6 @@ def write_domino(net: DominoNet, folder: str | Path, layout: DominoLayout = "dom
     """Write a drafter in a public layout; the arguments are those of `export_domino`.
 
     Raises:
-        ModelError: as `export_domino`; the folder already holds a checkpoint.
+        ModelError: as `export_domino`; the folder already holds a checkpoint; parameters never filled.
     """
     write_checkpoint(folder, *export_domino(net, layout))

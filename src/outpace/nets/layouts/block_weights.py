@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.errors import ModelError
-from outpace.nets.checkpoint import FLOATS, fill
+from outpace.nets.checkpoint import fill
 from outpace.nets.dflash import DFlashConfig, DFlashNet
 
 N = TypeVar("N", bound=DFlashNet)
@@ -30,7 +30,8 @@ def load_net(kind: type[N], config: DFlashConfig, tensors: Mapping[str, Tensor],
         ModelError: tensors that do not fit the config.
     """
     _explain(config, tensors, name)
-    dtypes = {tensor.dtype for tensor in tensors.values()} & set(FLOATS)
+    # Smaller floats than these are left for `fill` to refuse: they are quantised and mean nothing without scales.
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() and tensor.element_size() > 1}
     dtype = reduce(torch.promote_types, dtypes) if dtypes else torch.float32  # wide enough to round nothing
     device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
     with device:
@@ -71,13 +72,5 @@ def _explain(config: DFlashConfig, tensors: Mapping[str, Tensor], name: str) -> 
 
 
 def net_tensors(net: DFlashNet) -> dict[str, Tensor]:
-    """The parameters of a net by its own names.
-
-    Raises:
-        ModelError: one that was never filled.
-    """
-    tensors = {key: tensor.detach() for key, tensor in net.state_dict().items()}
-    for key, tensor in tensors.items():
-        if not tensor.is_meta and tensor.isnan().any():
-            raise ModelError(f"{key} holds NaN: the net was not filled, so there is nothing to write")
-    return tensors
+    """The parameters of a net by its own names."""
+    return {key: tensor.detach() for key, tensor in net.state_dict().items()}
