@@ -147,6 +147,18 @@ class DFlashConfig(BaseModel):
             raise ModelError(f"vocab_size={self.vocab_size}: the target's vocabulary has {vocab_size} ids")
 
 
+def default_target_layer_ids(target_layers: int, taps: int) -> tuple[int, ...]:
+    """The authors' rule for which layers to tap: the middle one, or several evenly from 1 to target_layers - 3.
+
+    Args:
+        target_layers: of the target.
+        taps: how many, by default one for each layer of the drafter.
+    """
+    if taps == 1:
+        return (target_layers // 2,)
+    return tuple(round(1 + index * (target_layers - 4) / (taps - 1)) for index in range(taps))
+
+
 class DFlashLayer(nn.Module):
     """One pre-norm decoder layer with query and key norms."""
 

@@ -118,8 +118,6 @@ class DominoHead(nn.Module):
             [N, B, V]; positions before the first corrected one hold the base logits, bit for bit.
         """
         first = self.config.first_corrected
-        if first >= hidden.shape[1]:
-            return base_logits
         states, _ = self.prefix_gru(token_embeddings)  # [N, B, G], at k: tokens 0..k
         # Without the shift position k predicts token k, so that its state must end at token k - 1.
         states = states[:, first:] if self.config.shift_label else states[:, first - 1 : -1]

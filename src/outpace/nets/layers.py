@@ -99,7 +99,7 @@ class Rotary(nn.Module):
 
     def forward(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rotate rows [T, heads, D] to positions [T]."""
-        angles = positions[:, None].double() * self.frequencies.to(positions.device)  # [T, D/2]
+        angles = positions[:, None].double() * self.frequencies.double()  # [T, D/2]
         wide = torch.promote_types(rows.dtype, torch.float32)
         cosine = (angles.cos() * self.factor).to(wide).repeat(1, 2)[:, None]  # [T, 1, D]
         sine = (angles.sin() * self.factor).to(wide).repeat(1, 2)[:, None]

@@ -1,0 +1,178 @@
+"""Fields of a drafter's config.json: asked for by name, compared where they stand twice, refused by name."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from outpace.core.errors import ModelError
+
+# Our names of what every Hugging Face decoder config holds, and the names there.
+DECODER_NAMES = {
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "layers": "num_hidden_layers",
+    "rms_eps": "rms_norm_eps",
+    "max_positions": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+}
+OTHER_NAMES = {"target_layers": "num_target_layers"}
+# Qwen3's own default: layers below it are full where a config gives no layer types.
+DEFAULT_MAX_WINDOW_LAYERS = 28
+
+C = TypeVar("C", bound=BaseModel)
+
+
+class Fields:
+    """One JSON object of a config; null counts as absent, as Hugging Face writes it for defaults.
+
+    Args:
+        values: the object.
+        where: the file and the object's place in it, for errors.
+
+    Raises:
+        ModelError: not an object.
+    """
+
+    def __init__(self, values: Any, where: str) -> None:
+        if not isinstance(values, Mapping):
+            raise ModelError(f"{where}: must be an object, not {values!r}")
+        self.values, self.where = values, where
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def need(self, key: str) -> Any:
+        """A field that has no default.
+
+        Raises:
+            ModelError: it is absent.
+        """
+        value = self.get(key)
+        if value is None:
+            raise ModelError(f"{self.where}: {key} is missing; state it there")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A field that is true or false.
+
+        Raises:
+            ModelError: it is anything else.
+        """
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise ModelError(f"{self.where}: {key}={value!r}: must be true or false")
+        return value
+
+    def inside(self, key: str) -> "Fields":
+        """An object in this one; empty when absent."""
+        return Fields(self.get(key, {}), f"{self.where}, {key}")
+
+
+def agreed(key: str, *places: Fields) -> Any:
+    """A field that writers put in one place or another; None when it is in none.
+
+    Raises:
+        ModelError: two places disagree.
+    """
+    found = [(place, place.get(key)) for place in places if place.get(key) is not None]
+    for place, value in found[1:]:
+        if value != found[0][1]:
+            raise ModelError(
+                f"{found[0][0].where}: {key}={found[0][1]!r}, but {place.where}: {key}={value!r}; they must agree"
+            )
+    return found[0][1] if found else None
+
+
+def needed(key: str, *places: Fields) -> Any:
+    """A field that must stand in at least one of the places.
+
+    Raises:
+        ModelError: it stands in none, or two places disagree.
+    """
+    value = agreed(key, *places)
+    return places[-1].need(key) if value is None else value
+
+
+def as_tuple(value: Any) -> Any:
+    """JSON's lists as the tuples that configs hold; anything else is left for validation to refuse."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def build(kind: type[C], values: Mapping[str, Any], where: str) -> C:
+    """A config of a kind from values read from a file.
+
+    Raises:
+        ModelError: values that are missing, of a wrong type, out of range or contradictory, all of them named.
+    """
+    try:
+        return kind(**values)
+    except ValidationError as error:
+        names = DECODER_NAMES | OTHER_NAMES
+        complaints = []
+        for problem in error.errors():
+            place = ".".join(names.get(str(part), str(part)) for part in problem["loc"])
+            message = problem["msg"].removeprefix("Value error, ")
+            complaints.append(f"{place}={problem['input']!r}: {message}" if place else message)
+        raise ModelError(f"{where}: {'; '.join(complaints)}") from error
+
+
+def read_decoder(fields: Fields) -> dict[str, Any]:
+    """Sizes, rotary positions and attention kinds of a Hugging Face style decoder config, by our names.
+
+    Raises:
+        ModelError: what the drafter's layers do not compute, or would have to guess.
+    """
+    if fields.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"{fields.where}: hidden_act={fields.get('hidden_act')!r}: drafter layers compute silu only")
+    values = {ours: fields.need(theirs) for ours, theirs in DECODER_NAMES.items()}
+    rope, scaling = fields.inside("rope_parameters"), fields.inside("rope_scaling")
+    if agreed("partial_rotary_factor", fields, rope, scaling) not in (None, 1):
+        raise ModelError(f"{fields.where}: partial_rotary_factor: drafter layers rotate whole heads only")
+    theta = agreed("rope_theta", fields, rope, scaling)
+    if theta is None:
+        raise ModelError(f"{fields.where}: rope_theta is missing; state it there")
+    kind = {key: value for key, value in (dict(rope.values) | dict(scaling.values)).items() if key != "rope_theta"}
+    plain = kind.get("rope_type", kind.get("type", "default")) == "default"
+    values |= {"rope_theta": theta, "rope_scaling": None if plain else kind}
+    return values | _read_windows(fields) | {"attention_bias": fields.get("attention_bias", False)}
+
+
+def _read_windows(fields: Fields) -> dict[str, Any]:
+    window, types = fields.get("sliding_window"), as_tuple(fields.get("layer_types"))
+    if types is None:  # Qwen3's rule: the first layers are full
+        count = fields.need("num_hidden_layers")
+        full = fields.get("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
+        if not isinstance(count, int) or not isinstance(full, int):
+            raise ModelError(f"{fields.where}: num_hidden_layers={count!r}, max_window_layers={full!r}: not integers")
+        if not (fields.flag("use_sliding_window", False) and window):
+            full = count
+        types = tuple("full_attention" if index < full else "sliding_attention" for index in range(count))
+    sliding = "sliding_attention" in types
+    if sliding and not fields.flag("use_sliding_window", True):
+        raise ModelError(f"{fields.where}: use_sliding_window=false, but layer_types={list(types)}; they must agree")
+    return {"layer_types": types, "sliding_window": window if sliding else None}
+
+
+def write_decoder(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The Hugging Face style fields of a config given by our names; the inverse of `read_decoder`."""
+    types = list(values["layer_types"] or ["full_attention"] * values["layers"])
+    return {theirs: values[ours] for ours, theirs in DECODER_NAMES.items()} | {
+        "model_type": "qwen3",
+        "hidden_act": "silu",
+        "rope_theta": values["rope_theta"],
+        "rope_scaling": values["rope_scaling"],
+        "layer_types": types,
+        "use_sliding_window": "sliding_attention" in types,
+        "sliding_window": values["sliding_window"],
+        "attention_bias": values["attention_bias"],
+        "attention_dropout": 0.0,
+        "tie_word_embeddings": False,
+    }

@@ -1,0 +1,126 @@
+"""Public layouts of Domino drafters: DFlash's own with four more tensors and the fields of the causal head.
+
+Authors and SpecForge write `DominoDraftModel`, SGLang reads `DFlashDraftModel` with the same fields; the rank of the
+correction may stand at the top level, in `dflash_config` or in both. Early checkpoints nested the head's tensors.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from outpace.core.errors import ModelError
+from outpace.nets.checkpoint import Checkpoint, write_checkpoint
+from outpace.nets.domino import DominoConfig, DominoNet
+from outpace.nets.layouts.block_fields import Fields, agreed, build, needed
+from outpace.nets.layouts.block_weights import load_net, net_tensors
+from outpace.nets.layouts.dflash import (
+    ARCHITECTURE,
+    PROJECTOR_FIELDS,
+    check_architecture,
+    dflash_values,
+    export_dflash,
+    zlab_config,
+)
+
+DominoLayout = Literal["domino", "sglang", "z-lab", "speculators"]
+DOMINO_ARCHITECTURE = "DominoDraftModel"
+PROJECTOR = "domino"
+HEAD = ("prefix_gru.", "embed_proj.")
+EARLY = "logit_head."
+
+
+def is_domino(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint says that it is a Domino drafter, of whatever generation."""
+    fields = Fields(checkpoint.config, f"{checkpoint.name}: config.json")
+    projector = agreed("projector_type", fields, fields.inside("dflash_config"))
+    return projector is not None or DOMINO_ARCHITECTURE in fields.get("architectures", [])
+
+
+def read_domino(checkpoint: Checkpoint) -> DominoNet:
+    """A Domino drafter from any of its public layouts.
+
+    Raises:
+        ModelError: another kind of drafter; fields or tensors missing, unexpected or inconsistent.
+    """
+    fields = Fields(checkpoint.config, f"{checkpoint.name}: config.json")
+    inner = fields.inside("dflash_config")
+    check_architecture(fields, (DOMINO_ARCHITECTURE, ARCHITECTURE))
+    projector = agreed("projector_type", fields, inner)
+    if projector is None:
+        raise ModelError(f"{inner.where}: projector_type is missing: not a Domino drafter; read it as DFlash")
+    if projector != PROJECTOR:
+        legacy = " (a projector of an early, internal generation)" if projector == "causal_v5" else ""
+        raise ModelError(f"{inner.where}: projector_type={projector!r}{legacy}: only {PROJECTOR!r} is supported")
+    values = dflash_values(fields, PROJECTOR_FIELDS)
+    values |= {key: needed(key, fields, inner) for key in PROJECTOR_FIELDS if key != "projector_type"}
+    config = build(DominoConfig, values, fields.where)
+    tensors = _net_names(checkpoint.tensors, checkpoint.name)
+    _explain_head(config, tensors, checkpoint.name)
+    return load_net(DominoNet, config, tensors, checkpoint.name)
+
+
+def _net_names(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        plain = key.removeprefix(EARLY)
+        ours = f"head.{plain}" if plain.startswith(HEAD) else key
+        if ours in renamed:
+            raise ModelError(f"{name}: holds {plain} twice, with and without {EARLY!r}")
+        renamed[ours] = tensor
+    return renamed
+
+
+def _explain_head(config: DominoConfig, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Refuse sizes of the head that disagree with the fields, naming the fields."""
+    first, state = tensors.get("head.embed_proj.0.weight"), tensors.get("head.prefix_gru.weight_hh_l0")
+    complaints = []
+    if first is not None and first.shape[0] != config.emb_dim:
+        complaints.append(f"emb_dim={config.emb_dim}, but embed_proj.0 has {first.shape[0]} rows")
+    if state is not None and state.shape[-1] != config.gru_hidden_dim:
+        complaints.append(f"gru_hidden_dim={config.gru_hidden_dim}, but prefix_gru has a state of {state.shape[-1]}")
+    if complaints:
+        raise ModelError(f"{name}: {'; '.join(complaints)}")
+
+
+def export_domino(net: DominoNet, layout: DominoLayout) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of a drafter in a public layout.
+
+    Args:
+        net: filled.
+        layout: "domino" (authors, SpecForge), "sglang", or "z-lab" and "speculators", plain DFlash without the head.
+
+    Raises:
+        ModelError: a layout that cannot express the drafter; an unknown layout.
+    """
+    config = net.config
+    if layout in ("z-lab", "speculators"):
+        return export_dflash(net, layout)
+    if layout not in ("domino", "sglang"):
+        raise ModelError(f"layout={layout!r}: choose 'domino', 'sglang', 'z-lab' or 'speculators'")
+    if layout == "sglang" and config.pure_draft_prefix_len != 1:
+        raise ModelError(
+            f"pure_draft_prefix_len={config.pure_draft_prefix_len}: SGLang serves 1 only; use layout 'domino'"
+        )
+    tensors = {key.removeprefix("head."): tensor for key, tensor in net_tensors(net).items()}
+    written = zlab_config(config, tensors)
+    written["architectures"] = [DOMINO_ARCHITECTURE if layout == "domino" else ARCHITECTURE]
+    written["emb_dim"] = config.emb_dim  # some readers look only here, others only below
+    written["dflash_config"] |= {
+        "projector_type": PROJECTOR,
+        "emb_dim": config.emb_dim,
+        "gru_hidden_dim": config.gru_hidden_dim,
+        "shift_label": config.shift_label,
+        "pure_draft_prefix_len": config.pure_draft_prefix_len,
+    }
+    return written, tensors
+
+
+def write_domino(net: DominoNet, folder: str | Path, layout: DominoLayout = "domino") -> None:
+    """Write a drafter in a public layout; the arguments are those of `export_domino`.
+
+    Raises:
+        ModelError: as `export_domino`; the folder already holds a checkpoint; parameters never filled.
+    """
+    write_checkpoint(folder, *export_domino(net, layout))
