@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from torch import nn
+
 from outpace.chat import Chat
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.catalog import MAX_BUDGET, Surroundings, build_proposer, parse_method
+from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
+from outpace.drafters.options import MAX_BUDGET
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session
@@ -18,6 +21,7 @@ from outpace.models.draft import DraftModel, load_drafter
 from outpace.models.load import load_target
 from outpace.models.target import TransformersTarget
 from outpace.models.text import ChatMessage, TextCodec
+from outpace.nets.load import is_net, load_net
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
 
@@ -44,8 +48,9 @@ class Model:
     ) -> None:
         self.name, self.target, self.codec, self.method, self.drafter = name, target, codec, method, drafter
         self._draft_model: DraftModel | None = None
-        if drafter is not None:
-            self.draft_model()  # a wrong name is told now, not at the first request
+        self._net: nn.Module | None = None
+        if drafter is not None:  # a wrong name is told now, not at the first request
+            self.draft_net() if is_net(drafter) else self.draft_model()
         self.engine = Engine(target, codec.new_detokenizer)
         self._budget = _checked_budget(budget)
         self._proposers: dict[str, Proposer] = {}
@@ -54,15 +59,31 @@ class Model:
     def proposer(self, method: str) -> Proposer:
         """The proposer of a method such as "recycle:budget=8", built once and kept, with what it has learned."""
         if method not in self._proposers:
-            around = Surroundings(self.target.vocab_size, self.target.device, self.draft_model)
+            target = self.target
+            around = Surroundings(target.vocab_size, target.device, self.draft_model, target, self.draft_net)
             self._proposers[method] = build_proposer(parse_method(method), around)
         return self._proposers[method]
 
     def draft_model(self) -> DraftModel:
         """The draft model, loaded when first needed and shared by all methods that use one."""
+        if self.drafter is not None and is_net(self.drafter):
+            raise InvalidRequest(f"drafter={self.drafter!r} is a trained net, and this method needs a language model")
         if self._draft_model is None:
             self._draft_model = load_drafter(self.drafter, self.target, self.codec)
         return self._draft_model
+
+    def draft_net(self) -> nn.Module:
+        """The trained drafter, read when first needed and shared by all methods that use one.
+
+        Raises:
+            InvalidRequest: no drafter was named.
+            ModelError: its checkpoint cannot be read.
+        """
+        if self.drafter is None:
+            raise InvalidRequest("this method needs a trained drafter: name its checkpoint with drafter=")
+        if self._net is None:
+            self._net = load_net(self.drafter).to(self.target.device, self.target.dtype).eval()
+        return self._net
 
     def reset(self) -> None:
         """Make every method forget what it learned from earlier requests."""

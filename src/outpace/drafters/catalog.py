@@ -2,24 +2,46 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
+from torch import nn
 
-from outpace.core.errors import InvalidRequest
+from outpace.core.drafting import GrowingShape, LevelSource
+from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.protocols import Proposer
+from outpace.drafters.block import BlockSource
 from outpace.drafters.draft_lm import DraftLM
+from outpace.drafters.eagle3 import EagleSource
 from outpace.drafters.lookup import CONTINUATION, PromptLookup
+from outpace.drafters.options import (
+    AnyOptions,
+    DominoOptions,
+    DynaTreeOptions,
+    EagleOptions,
+    FixedOptions,
+    LinearOptions,
+    Options,
+    PlainOptions,
+    RecycleOptions,
+    TrainedOptions,
+)
 from outpace.drafters.recycle import TokenRecycling, TransitionMatrix
 from outpace.models.draft import DraftModel
+from outpace.models.packed import PackedModel
+from outpace.nets.dflash import DFlashNet
+from outpace.nets.domino import DominoNet
+from outpace.nets.eagle3 import Eagle3Net
+from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import Chain, RecyclingTemplate
 
-MAX_BUDGET = 511
+CPU_POOL = 2048
+N = TypeVar("N", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -29,56 +51,20 @@ class Surroundings:
     Attributes:
         vocab_size, device: of the target.
         draft_model: loads the draft model when first asked, and gives the same one ever after.
+        target: the target itself, whose embedding and head trained drafters work with; None if it is no transformers
+            model.
+        net: reads the trained drafter when first asked.
     """
 
     vocab_size: int
     device: torch.device
     draft_model: Callable[[], DraftModel]
+    target: PackedModel | None = None
+    net: Callable[[], nn.Module] | None = None
 
     def default_budget(self, on_cpu: int, otherwise: int) -> int:
         """Beyond a handful of rows a CPU pass is compute-bound, so small trees win there (docs/log.md)."""
         return on_cpu if self.device.type == "cpu" else otherwise
-
-
-class Options(BaseModel):
-    """Options of every method.
-
-    Attributes:
-        budget: drafted nodes per round; None for the method's default.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    budget: int | None = Field(default=None, ge=0, le=MAX_BUDGET)
-
-
-class PlainOptions(BaseModel):
-    """Plain decoding has none."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @property
-    def budget(self) -> int | None:
-        return None
-
-
-class RecycleOptions(Options):
-    shape: Literal["template", "chain"] = "template"
-
-
-class LinearOptions(Options):
-    noise: bool = True
-
-
-class FixedOptions(FixedTreeConfig, LinearOptions):
-    pass
-
-
-class DynaTreeOptions(DynaTreeConfig, LinearOptions):
-    pass
-
-
-AnyOptions = Options | PlainOptions
 
 
 def _plain(options: Any, around: Surroundings) -> Proposer:
@@ -115,6 +101,69 @@ def _dynatree(options: DynaTreeOptions, around: Surroundings) -> Proposer:
     return GrowingProposer(_draft_lm(options, around), DynaTree(options), budget)
 
 
+def _trained(kind: type[N], options: TrainedOptions, around: Surroundings, what: str) -> tuple[N, PackedModel]:
+    """The trained drafter, if it is of the right kind, in the target's dtype and on its device."""
+    if around.target is None or around.net is None:
+        raise InvalidRequest(f"{what} needs a trained drafter: name its checkpoint with drafter=")
+    net = around.net()
+    if not isinstance(net, kind):
+        raise InvalidRequest(f"{what} needs a drafter of its own kind, and this one is a {type(net).__name__}")
+    return net, around.target
+
+
+def _shaped(source: LevelSource, options: TrainedOptions, around: Surroundings, budget: int) -> Proposer:
+    budget = budget if options.budget is None else options.budget
+    if options.shape == "chain":
+        return StaticProposer(source, Chain(), budget, around.device)
+    shapes: dict[str, Callable[[], GrowingShape]] = {
+        "beam": lambda: Beam(BeamConfig(depth=options.depth, top_k=options.top_k)),
+        "fixed": lambda: FixedTree(FixedTreeConfig()),
+        "dynatree": lambda: DynaTree(DynaTreeConfig()),
+    }
+    return GrowingProposer(source, shapes[options.shape](), budget)
+
+
+def _eagle3(options: EagleOptions, around: Surroundings) -> Proposer:
+    net, target = _trained(Eagle3Net, options, around, "method 'eagle3'")
+    config, layers = net.config, target.config.num_hidden_layers
+    sizes = {"target_hidden_size": target.config.hidden_size, "vocab_size": target.vocab_size}
+    for name, wanted in sizes.items():
+        if getattr(config, name) != wanted:
+            raise ModelError(f"{name}={getattr(config, name)} of the drafter: the target has {wanted}")
+    table = target.embedding.weight
+    source = EagleSource(
+        net,
+        table,
+        target.head.weight,
+        config.taps_of(layers),
+        target.max_length,
+        target.max_slots,
+        target.vocab_size,
+        options.noise,
+    )
+    return _shaped(source, options, around, around.default_budget(15, 59))
+
+
+def _block(options: TrainedOptions, around: Surroundings, kind: type[DFlashNet], what: str) -> Proposer:
+    net, target = _trained(kind, options, around, what)
+    net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
+    more: dict[str, Any] = {}
+    if isinstance(options, DominoOptions):
+        pool = around.default_budget(CPU_POOL, 0) if options.pool is None else options.pool
+        more = {"every_position": options.every_position, "pool": pool or None}
+    size = target.max_length, target.max_slots
+    source = BlockSource(net, target.embedding, target.head, *size, options.noise, **more)
+    return _shaped(source, options, around, source.depth if options.shape == "chain" else 60)
+
+
+def _dflash(options: TrainedOptions, around: Surroundings) -> Proposer:
+    return _block(options, around, DFlashNet, "method 'dflash'")
+
+
+def _domino(options: DominoOptions, around: Surroundings) -> Proposer:
+    return _block(options, around, DominoNet, "method 'domino'")
+
+
 @dataclass(frozen=True)
 class Method:
     """A row of the table source x shape x fill: how to build it, and which options it takes."""
@@ -125,7 +174,11 @@ class Method:
 
     @property
     def uses_draft_model(self) -> bool:
-        return issubclass(self.options, LinearOptions)
+        return issubclass(self.options, LinearOptions) and not self.uses_net
+
+    @property
+    def uses_net(self) -> bool:
+        return issubclass(self.options, TrainedOptions)
 
 
 METHODS = {
@@ -135,6 +188,9 @@ METHODS = {
     "linear": Method(_linear, LinearOptions, "a draft model's chain: classic speculative decoding"),
     "fixed": Method(_fixed, FixedOptions, "a draft model's tree of fixed depth and breadth"),
     "dynatree": Method(_dynatree, DynaTreeOptions, "DynaTree: a draft model's tree that follows its confidence"),
+    "eagle3": Method(_eagle3, EagleOptions, "EAGLE-3: the target's features extended token by token"),
+    "dflash": Method(_dflash, TrainedOptions, "DFlash: a block of drafts in one pass"),
+    "domino": Method(_domino, DominoOptions, "Domino: DFlash's block, corrected causally"),
 }
 
 

@@ -30,6 +30,11 @@ class LmHead:
         self._layer: nn.Module = PackedLinear(self._weight, self._bias) if packs else layer
         self.vocab_size = self._weight.shape[0]
 
+    @property
+    def weight(self) -> Tensor:
+        """[V, H]."""
+        return self._weight
+
     @torch.inference_mode()
     def __call__(self, hidden: Tensor) -> NodeOutputs:
         """Outputs at hidden states [R, H]."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -132,6 +132,11 @@ class PackedModel:
             value_dtype=value_dtype,
             device=self.device,
         )
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        """The decoder's input embedding."""
+        return cast(nn.Embedding, self.decoder.get_input_embeddings())  # type: ignore[operator]
 
     def open_slot(self) -> int:
         return self.kv.open()

@@ -1,0 +1,80 @@
+"""The options of each method, typed and checked."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from outpace.shaping.dynatree import DynaTreeConfig
+from outpace.shaping.fixed import FixedTreeConfig
+
+MAX_BUDGET = 511
+
+
+class Options(BaseModel):
+    """Options of every method.
+
+    Attributes:
+        budget: drafted nodes per round; None for the method's default.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    budget: int | None = Field(default=None, ge=0, le=MAX_BUDGET)
+
+
+class PlainOptions(BaseModel):
+    """Plain decoding has none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @property
+    def budget(self) -> int | None:
+        return None
+
+
+class RecycleOptions(Options):
+    shape: Literal["template", "chain"] = "template"
+
+
+class LinearOptions(Options):
+    noise: bool = True
+
+
+class FixedOptions(FixedTreeConfig, LinearOptions):
+    pass
+
+
+class DynaTreeOptions(DynaTreeConfig, LinearOptions):
+    pass
+
+
+class TrainedOptions(LinearOptions):
+    """Options of trained drafters.
+
+    Attributes:
+        shape: which tree; "fixed" and "dynatree" with their usual settings.
+        depth, top_k: of the beam.
+    """
+
+    shape: Literal["chain", "beam", "fixed", "dynatree"] = "chain"
+    depth: int = Field(default=8, ge=1, le=64)
+    top_k: int = Field(default=10, ge=1, le=16)
+
+
+class EagleOptions(TrainedOptions):
+    shape: Literal["chain", "beam", "fixed", "dynatree"] = "beam"
+
+
+class DominoOptions(TrainedOptions):
+    """Options of Domino.
+
+    Attributes:
+        every_position: with shifted labels draft B tokens per block, as the authors do, instead of B - 1.
+        pool: ids per block that get a correction; 0 for the whole vocabulary, None for 2048 on a CPU and all elsewhere.
+    """
+
+    every_position: bool = False
+    pool: int | None = Field(default=None, ge=0)
+
+
+AnyOptions = Options | PlainOptions

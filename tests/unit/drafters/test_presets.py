@@ -1,0 +1,107 @@
+"""Trained drafters through the front door: from a folder in a public layout to tokens, and refusals by name."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outpace
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.nets.dflash import DFlashConfig, DFlashNet
+from outpace.nets.domino import DominoConfig, DominoNet
+from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.nets.layouts.dflash import write_dflash
+from outpace.nets.layouts.domino import write_domino
+from outpace.nets.layouts.eagle3_export import write_eagle3
+from tests.unit.drafters.test_learned import BLOCK, PROMPTS, SIZES, random_net
+from tests.unit.models.tiny import save_tiny_model
+
+OURS: dict[str, Any] = SIZES | {"vocab_size": 264}
+HEAD: dict[str, Any] = {"emb_dim": 8, "gru_hidden_dim": 12, "shift_label": True, "pure_draft_prefix_len": 1}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("drafters")
+    eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264)))
+    write_eagle3(eagle, folder / "eagle3", "midlayer")
+    write_dflash(random_net(DFlashNet(DFlashConfig(**OURS, **BLOCK))), folder / "dflash", "z-lab")
+    write_domino(random_net(DominoNet(DominoConfig(**OURS, **BLOCK, **HEAD))), folder / "domino", "sglang")
+    return {name: folder / name for name in ("eagle3", "dflash", "domino")}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "eagle3:budget=12,depth=4,top_k=3",
+        "eagle3:shape=chain,budget=4",
+        "eagle3:shape=dynatree,budget=12",
+        "dflash",
+        "dflash:shape=beam,budget=12,depth=3,top_k=3",
+        "domino",
+        "domino:every_position=true,pool=0",
+        "domino:shape=fixed,budget=12,pool=20",
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])
+def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against a preset wired to the wrong embedding, head or hidden states: it would draft, and change nothing
+    but speed; that it is lossless, and drafts, must hold whatever the weights."""
+    folder = str(drafters[method.partition(":")[0]])
+    model = outpace.load(str(target), method, drafter=folder, dtype="float32", device="cpu")
+    expected = [model.generate(prompt, max_new_tokens=20, method="plain", **options).token_ids for prompt in PROMPTS]
+    answers = model.generate(PROMPTS, max_new_tokens=20, **options)
+    assert [answer.token_ids for answer in answers] == expected
+    assert all(answer.metrics.drafted for answer in answers)
+
+
+def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against a net of one kind run as another, a language model read as a net, or the reverse."""
+    for method, drafter, complaint in (
+        ("eagle3", drafters["domino"], "method 'eagle3' needs a drafter of its own kind, and this one is a DominoNet"),
+        ("domino", drafters["dflash"], "needs a drafter of its own kind, and this one is a DFlashNet"),
+        ("linear", drafters["eagle3"], "is a trained net, and this method needs a language model"),
+    ):
+        with pytest.raises(InvalidRequest, match=complaint):
+            outpace.load(str(target), method, drafter=str(drafter), dtype="float32", device="cpu")
+    with pytest.raises(InvalidRequest, match="needs a trained drafter: name its checkpoint"):
+        outpace.load(str(target), "domino", dtype="float32", device="cpu")
+    with pytest.raises(ModelError, match="describes no drafter net"):
+        outpace.load(str(target), "domino", drafter=str(target), dtype="float32", device="cpu")
+
+
+def test_a_drafter_for_another_target_is_refused(target: Path, tmp_path: Path) -> None:
+    """Guards against features of another width or ids of another vocabulary, caught at the first product or never."""
+    for changes, complaint in (
+        ({"vocab_size": 300}, "vocab_size=300"),
+        ({"hidden_size": 32, "target_hidden_size": 32}, "hidden_size=32"),
+        ({"target_layers": 9, "target_layer_ids": (0, 8)}, "target_layers=9"),
+    ):
+        sizes: dict[str, Any] = OURS | BLOCK | changes
+        folder = tmp_path / complaint
+        write_dflash(random_net(DFlashNet(DFlashConfig(**sizes))), folder, "z-lab")
+        with pytest.raises(ModelError, match=complaint):
+            outpace.load(str(target), "dflash", drafter=str(folder), dtype="float32", device="cpu")
+
+
+def test_a_checkpoint_cut_off_is_refused(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
+    """Guards against half a drafter that drafts noise."""
+    for file in drafters["domino"].iterdir():
+        data = file.read_bytes()
+        (tmp_path / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
+    with pytest.raises(ModelError, match="cannot be read, maybe cut off"):
+        outpace.load(str(target), "domino", drafter=str(tmp_path), dtype="float32", device="cpu")
+
+
+def test_a_net_is_read_in_the_targets_dtype(target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against a product of two dtypes at the first round."""
+    model = outpace.load(str(target), "domino", drafter=str(drafters["domino"]), dtype="bfloat16", device="cpu")
+    assert {weight.dtype for weight in model.draft_net().parameters()} == {torch.bfloat16}
+    plain = model.generate(PROMPTS[0], max_new_tokens=10, method="plain").token_ids
+    assert model.generate(PROMPTS[0], max_new_tokens=10).token_ids == plain
