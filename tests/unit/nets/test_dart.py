@@ -130,7 +130,7 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=f"missing {key}"):
             read_dart(replace(checkpoint, tensors={k: t for k, t in checkpoint.tensors.items() if k != key}))
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"draft_length": None}, "no draft_length"),
+        ({"draft_length": None}, "draft_length is missing"),
         ({"draft_length": 0}, "draft_length=0"),
         ({"head_dim": 6}, "head_dim is 6"),
         ({"vocab_size": 30}, "outside vocab_size=30"),

@@ -91,10 +91,10 @@ def test_the_authors_files_turn_by_10000_when_they_state_no_base() -> None:
     layouts that always state it."""
     assert read_eagle3(file("LlamaForCausalLM", rope_theta=None)).config.rope_theta == 10000.0
     for architecture in ("Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"):
-        with pytest.raises(ModelError, match="no rope_theta"):
+        with pytest.raises(ModelError, match="rope_theta is missing"):
             read_eagle3(file(architecture, rope_theta=None))
     plain = {key: value for key, value in LAYER.items() if key != "rope_theta"}
-    with pytest.raises(ModelError, match="no rope_theta"):
+    with pytest.raises(ModelError, match="rope_theta is missing"):
         read_eagle3(speculators(transformer_layer_config=plain))
 
 
@@ -240,7 +240,7 @@ def changed(**tensors: Tensor) -> Callable[[], Checkpoint]:
         (lambda: file(draft_vocab_size=19), r"int64 \[19\]"),
         (lambda: file(vocab_size=30), "outside vocab_size=30"),
         (lambda: file(num_hidden_layers=2), "layers=2"),
-        (lambda: file(hidden_size=None), "no hidden_size"),
+        (lambda: file(hidden_size=None), "hidden_size is missing"),
         (lambda: file(hidden_size="24"), "hidden_size='24' must be a whole number"),
         (lambda: file(rms_norm_eps="small"), "rms_norm_eps='small'"),
         (lambda: file(hidden_act="gelu"), "hidden_act='gelu'"),

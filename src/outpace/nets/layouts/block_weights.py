@@ -1,47 +1,23 @@
-"""Tensors of a checkpoint into a net, with the disagreements that a shape alone does not explain named first."""
+"""Weights of DFlash and Domino: the disagreements that a shape alone does not explain are named first."""
 
 import re
 from collections.abc import Mapping
-from functools import reduce
-from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from outpace.core.errors import ModelError
-from outpace.nets.checkpoint import fill
-from outpace.nets.dflash import DFlashConfig, DFlashNet
+from outpace.nets.dflash import DFlashConfig
 
-N = TypeVar("N", bound=DFlashNet)
 OF_THE_TARGET = ("embed_tokens.weight", "lm_head.weight")
 REDUCED = ("d2t", "t2d")
 
 
-def load_net(kind: type[N], config: DFlashConfig, tensors: Mapping[str, Tensor], name: str) -> N:
-    """A net of a kind with the tensors of a file, in their dtype, where they are (meta tensors stay meta).
-
-    Args:
-        kind: DFlashNet or DominoNet.
-        config: of that net.
-        tensors: by the net's own names.
-        name: of the checkpoint, for errors.
+def check_block_weights(config: DFlashConfig, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Refuse what a list of wrong shapes would only hint at.
 
     Raises:
-        ModelError: tensors that do not fit the config.
+        ModelError: tensors of the target's, or sizes that disagree with the config.
     """
-    _explain(config, tensors, name)
-    # Smaller floats than these are left for `fill` to refuse: they are quantised and mean nothing without scales.
-    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point() and tensor.element_size() > 1}
-    dtype = reduce(torch.promote_types, dtypes) if dtypes else torch.float32  # wide enough to round nothing
-    device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
-    with device:
-        net = kind(config).to(dtype)
-    fill(net, tensors, name)
-    return net
-
-
-def _explain(config: DFlashConfig, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Refuse what a list of wrong shapes would only hint at."""
     reduced = [key for key in REDUCED if key in tensors]
     if reduced:
         raise ModelError(f"{name}: holds {', '.join(reduced)}: a draft vocabulary of its own is not supported here")
@@ -69,8 +45,3 @@ def _explain(config: DFlashConfig, tensors: Mapping[str, Tensor], name: str) -> 
         )
     if complaints:
         raise ModelError(f"{name}: {'; '.join(complaints)}")
-
-
-def net_tensors(net: DFlashNet) -> dict[str, Tensor]:
-    """The parameters of a net by its own names."""
-    return {key: tensor.detach() for key, tensor in net.state_dict().items()}

@@ -6,9 +6,11 @@ from typing import Any
 import torch
 
 from outpace.core.errors import ModelError
-from outpace.nets.checkpoint import Checkpoint, fill, write_checkpoint
+from outpace.nets.checkpoint import Checkpoint, write_checkpoint
 from outpace.nets.dart import DartConfig, DartNet
-from outpace.nets.layouts.fields import NOWHERE, count, empty, joined_features, make, rope, sizes
+from outpace.nets.layouts.fields import Fields, build, dtype_name, rope, write_sizes
+from outpace.nets.layouts.fusion import check_features, read_sizes
+from outpace.nets.layouts.weights import filled
 from outpace.nets.vocabulary import check_offsets, membership
 
 ARCHITECTURE = "LlamaForCausalLMDart"
@@ -21,27 +23,22 @@ def read_dart(checkpoint: Checkpoint) -> DartNet:
     Raises:
         ModelError: not DART; a tensor that is missing, left over or of another shape; fields that disagree.
     """
-    fields, name = checkpoint.config, checkpoint.name
+    name = checkpoint.name
+    fields = Fields(checkpoint.config, f"{name}: config.json")
     tensors = dict(checkpoint.tensors)
     t2d, embedding = tensors.pop("t2d", None), tensors.pop("embed_tokens.weight", None)
-    values = sizes(fields, tensors, name)
-    width = count(fields, "target_hidden_size", name, values["hidden_size"])
-    joined_features(None, width, tensors, name)
-    rotation = rope(fields, name, THETA)
-    kind = (rotation["rope_scaling"] or {}).get("rope_type", (rotation["rope_scaling"] or {}).get("type", "llama3"))
+    values = read_sizes(fields, tensors)
+    width = fields.count("target_hidden_size", values["hidden_size"])
+    check_features(None, width, tensors, name)
+    values |= rope(fields, THETA)
+    scaling = values["rope_scaling"] or {"rope_type": "llama3"}
+    kind = scaling.get("rope_type", scaling.get("type"))
     if kind != "llama3":
         raise ModelError(
             f"{name}: rope_scaling of kind {kind!r}: DART's authors turn by base 10000 there; not supported"
         )
-    config = make(
-        DartConfig,
-        name,
-        **values,
-        **rotation,
-        draft_length=count(fields, "draft_length", name),
-        draft_vocab_size=count(fields, "draft_vocab_size", name),
-        target_hidden_size=width,
-    )
+    values |= {key: fields.count(key) for key in ("draft_length", "draft_vocab_size")}
+    config = build(DartConfig, values | {"target_hidden_size": width}, fields.where)
     if embedding is not None and embedding.shape != (config.vocab_size, config.hidden_size):
         raise ModelError(
             f"{name}: embed_tokens has shape {list(embedding.shape)}, but vocab_size={config.vocab_size} and "
@@ -51,9 +48,7 @@ def read_dart(checkpoint: Checkpoint) -> DartNet:
         check_offsets(tensors["d2t"], t2d, config.draft_vocab_size, config.vocab_size, name)
         if config.draft_vocab_size == config.vocab_size:
             del tensors["d2t"]
-    net = empty(lambda: DartNet(config), tensors.get("fc.weight", NOWHERE))
-    fill(net, tensors, name)
-    return net
+    return filled(lambda: DartNet(config), tensors, name)
 
 
 def write_dart(net: DartNet, folder: str | Path) -> None:
@@ -75,22 +70,9 @@ def write_dart(net: DartNet, folder: str | Path) -> None:
     fields: dict[str, Any] = {
         "architectures": [ARCHITECTURE],
         "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "num_hidden_layers": config.layers,
-        "rms_norm_eps": config.rms_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": config.rope_scaling,
-        "max_position_embeddings": config.max_positions,
-        "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
         "draft_length": config.draft_length,
         "target_hidden_size": config.target_hidden_size,
-        "tie_word_embeddings": False,
-        "torch_dtype": str(net.fc.weight.dtype).removeprefix("torch."),
+        "torch_dtype": dtype_name(net.fc.weight),
     }
-    write_checkpoint(folder, fields, tensors)
+    write_checkpoint(folder, write_sizes(config) | fields, tensors)

@@ -15,8 +15,19 @@ from outpace.core.errors import ModelError
 from outpace.nets.checkpoint import Checkpoint, write_checkpoint
 from outpace.nets.dflash import DFlashConfig, DFlashNet, default_target_layer_ids
 from outpace.nets.domino import DominoConfig
-from outpace.nets.layouts.block_fields import Fields, agreed, as_tuple, build, needed, read_decoder, write_decoder
-from outpace.nets.layouts.block_weights import load_net, net_tensors
+from outpace.nets.layouts.block_weights import check_block_weights
+from outpace.nets.layouts.fields import (
+    Fields,
+    agreed,
+    as_tuple,
+    build,
+    dtype_name,
+    flag,
+    needed,
+    read_decoder,
+    write_decoder,
+)
+from outpace.nets.layouts.weights import filled
 
 DFlashLayout = Literal["z-lab", "speculators"]
 ARCHITECTURE = "DFlashDraftModel"
@@ -44,7 +55,8 @@ def read_dflash(checkpoint: Checkpoint) -> DFlashNet:
         if stray:
             raise ModelError(f"{fields.where}: {', '.join(stray)}: not a plain DFlash drafter; read it as Domino")
         config = build(DFlashConfig, dflash_values(fields), fields.where)
-    return load_net(DFlashNet, config, checkpoint.tensors, checkpoint.name)
+    check_block_weights(config, checkpoint.tensors, checkpoint.name)
+    return filled(lambda: DFlashNet(config), checkpoint.tensors, checkpoint.name)
 
 
 def check_architecture(fields: Fields, accepted: Sequence[str]) -> None:
@@ -90,17 +102,17 @@ def dflash_values(fields: Fields, more: Sequence[str] = ()) -> dict[str, Any]:
 
 def _causal(inner: Fields, layer_types: Sequence[str]) -> bool:
     """Whether sliding layers are causal inside the block: yes, unless `causal` says otherwise."""
-    causal = inner.flag("causal", True)
-    if inner.get("causal") is not None and causal and "full_attention" in layer_types:
+    causal = flag("causal", inner)
+    if causal and "full_attention" in layer_types:
         raise ModelError(f"{inner.where}: causal=true, but full attention layers of a block are never causal here")
-    return causal
+    return causal is not False
 
 
 def _speculators_values(fields: Fields) -> dict[str, Any]:
     kind = fields.get("speculators_model_type")
     if kind != "dflash":
         raise ModelError(f"{fields.where}: speculators_model_type={kind!r}: not a DFlash drafter")
-    if fields.flag("sample_from_anchor", False):
+    if flag("sample_from_anchor", fields):
         raise ModelError(
             f"{fields.where}: sample_from_anchor=true: a DFlash block whose anchor's position drafts is not supported"
         )
@@ -120,7 +132,7 @@ def _speculators_values(fields: Fields) -> dict[str, Any]:
         "mask_token_id": fields.need("mask_token_id"),
         "target_layer_ids": tuple(index - 1 for index in ids),
         "target_hidden_size": fields.get("target_hidden_size", values["hidden_size"]),
-        "sliding_causal": not fields.flag("sliding_window_non_causal", False),
+        "sliding_causal": not flag("sliding_window_non_causal", fields),
     }
 
 
@@ -144,7 +156,7 @@ def export_dflash(
             "shift_label=true: as plain DFlash this Domino drafter would be off by one position; "
             "write it as Domino, or train it with shift_label=false"
         )
-    tensors = {key: tensor for key, tensor in net_tensors(net).items() if not key.startswith("head.")}
+    tensors = {key: tensor for key, tensor in net.state_dict().items() if not key.startswith("head.")}
     if layout == "z-lab":
         return zlab_config(config, tensors), tensors
     if layout == "speculators":
@@ -161,10 +173,10 @@ def zlab_config(config: DFlashConfig, tensors: dict[str, Tensor]) -> dict[str, A
     }
     if config.sliding_window is not None and not config.sliding_causal:
         inner["causal"] = False
-    written = {"architectures": [ARCHITECTURE], **write_decoder(config.model_dump()), "block_size": config.block_size}
+    written = {"architectures": [ARCHITECTURE], **write_decoder(config), "block_size": config.block_size}
     if config.target_layers is not None:
         written["num_target_layers"] = config.target_layers
-    return written | {"dflash_config": inner, "dtype": str(tensors["fc.weight"].dtype).removeprefix("torch.")}
+    return written | {"dflash_config": inner, "dtype": dtype_name(tensors["fc.weight"])}
 
 
 def _speculators_config(
@@ -180,7 +192,7 @@ def _speculators_config(
         "speculators_model_type": "dflash",
         "speculators_version": SPECULATORS_VERSION,
         "architectures": ["DFlashSpeculator"],
-        "transformer_layer_config": write_decoder(config.model_dump()),
+        "transformer_layer_config": write_decoder(config),
         "draft_vocab_size": config.vocab_size,
         "block_size": config.block_size,
         "target_hidden_size": config.target_hidden_size,
@@ -188,7 +200,7 @@ def _speculators_config(
         "mask_token_id": config.mask_token_id,
         "sliding_window_non_causal": not config.sliding_causal,
         "sample_from_anchor": False,
-        "dtype": str(tensors["fc.weight"].dtype).removeprefix("torch."),
+        "dtype": dtype_name(tensors["fc.weight"]),
         "speculators_config": {
             "algorithm": "dflash",
             "proposal_methods": [proposal],

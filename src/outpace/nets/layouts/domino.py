@@ -13,8 +13,7 @@ from torch import Tensor
 from outpace.core.errors import ModelError
 from outpace.nets.checkpoint import Checkpoint, write_checkpoint
 from outpace.nets.domino import DominoConfig, DominoNet
-from outpace.nets.layouts.block_fields import Fields, agreed, build, needed
-from outpace.nets.layouts.block_weights import load_net, net_tensors
+from outpace.nets.layouts.block_weights import check_block_weights
 from outpace.nets.layouts.dflash import (
     ARCHITECTURE,
     PROJECTOR_FIELDS,
@@ -23,6 +22,8 @@ from outpace.nets.layouts.dflash import (
     export_dflash,
     zlab_config,
 )
+from outpace.nets.layouts.fields import Fields, agreed, build, needed
+from outpace.nets.layouts.weights import filled
 
 DominoLayout = Literal["domino", "sglang", "z-lab", "speculators"]
 DOMINO_ARCHITECTURE = "DominoDraftModel"
@@ -58,7 +59,8 @@ def read_domino(checkpoint: Checkpoint) -> DominoNet:
     config = build(DominoConfig, values, fields.where)
     tensors = _net_names(checkpoint.tensors, checkpoint.name)
     _explain_head(config, tensors, checkpoint.name)
-    return load_net(DominoNet, config, tensors, checkpoint.name)
+    check_block_weights(config, tensors, checkpoint.name)
+    return filled(lambda: DominoNet(config), tensors, checkpoint.name)
 
 
 def _net_names(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -103,7 +105,7 @@ def export_domino(net: DominoNet, layout: DominoLayout) -> tuple[dict[str, Any],
         raise ModelError(
             f"pure_draft_prefix_len={config.pure_draft_prefix_len}: SGLang serves 1 only; use layout 'domino'"
         )
-    tensors = {key.removeprefix("head."): tensor for key, tensor in net_tensors(net).items()}
+    tensors = {key.removeprefix("head."): tensor for key, tensor in net.state_dict().items()}
     written = zlab_config(config, tensors)
     written["architectures"] = [DOMINO_ARCHITECTURE if layout == "domino" else ARCHITECTURE]
     written["emb_dim"] = config.emb_dim  # some readers look only here, others only below

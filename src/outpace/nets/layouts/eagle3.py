@@ -10,14 +10,16 @@ Ids under `eagle_config` count layer outputs (SGLang), ids at the top level inde
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
 from outpace.core.errors import ModelError
-from outpace.nets.checkpoint import Checkpoint, fill
+from outpace.nets.checkpoint import Checkpoint
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
-from outpace.nets.layouts.fields import NOWHERE, count, empty, flag, joined_features, make, need, rope, sizes
+from outpace.nets.layouts.fields import Fields, build, flag, rope
+from outpace.nets.layouts.fusion import check_features, read_sizes
+from outpace.nets.layouts.weights import filled
 from outpace.nets.vocabulary import check_offsets
 
 Numbering = Literal["inputs", "outputs"]
@@ -77,9 +79,7 @@ def read_eagle3(checkpoint: Checkpoint, numbering: Numbering | None = None) -> E
         check_offsets(tensors["d2t"], t2d, config.draft_vocab_size, config.vocab_size, checkpoint.name)
         if config.draft_vocab_size == config.vocab_size:
             del tensors["d2t"]  # ascending ids that fill the vocabulary: nothing is mapped
-    net = empty(lambda: Eagle3Net(config), tensors.get("fc.weight", NOWHERE))
-    fill(net, tensors, checkpoint.name)
-    return net
+    return filled(lambda: Eagle3Net(config), tensors, checkpoint.name)
 
 
 def _renamed(checkpoint: Checkpoint) -> dict[str, Tensor]:
@@ -96,41 +96,39 @@ def _renamed(checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def _config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], numbering: Numbering | None) -> Eagle3Config:
-    top, name, layout = checkpoint.config, checkpoint.name, layout_of(checkpoint)
-    eagle = dict(top.get("eagle_config") or {})
-    layer = need(top, "transformer_layer_config", name) if layout == SPECULATORS else top
-    values = sizes(layer, tensors, name)
-    taps = _taps(top, eagle, name, numbering)
-    width = count(top, "target_hidden_size", name, values["hidden_size"])
-    joined_features(taps, width, tensors, name)
-    variants = {key: flag(key, name, top, eagle) for key in VARIANTS}
+    top, layout = Fields(checkpoint.config, f"{checkpoint.name}: config.json"), layout_of(checkpoint)
+    eagle, layer = top.inside("eagle_config"), top
+    if layout == SPECULATORS:
+        top.need("transformer_layer_config")
+        layer = top.inside("transformer_layer_config")
+    values = read_sizes(layer, tensors)
+    taps = _taps(top, eagle, numbering)
+    width = top.count("target_hidden_size", values["hidden_size"])
+    check_features(taps, width, tensors, checkpoint.name)
+    variants = {key: flag(key, top, eagle) for key in VARIANTS}
     if variants["fc_norm"] is None:
-        variants["fc_norm"] = flag("use_aux_norm", name, top, eagle)  # SGLang's earlier name
+        variants["fc_norm"] = flag("use_aux_norm", top, eagle)  # SGLang's earlier name
     if layout == SPECULATORS and variants["norm_before_residual"] is None:
         raise ModelError(
-            f"{name}: config.json does not state norm_before_residual, which vLLM then takes for true and the "
+            f"{top.where} does not state norm_before_residual, which vLLM then takes for true and the "
             "speculators library for false; write into it what the drafter was trained with"
         )
-    draft = count(top, "draft_vocab_size", name, values["vocab_size"])
-    return make(
-        Eagle3Config,
-        name,
-        **values,
-        **rope(layer, name, AUTHORS_THETA if layout == AUTHORS else None),
-        **{key: bool(value) for key, value in variants.items()},
-        norm_output=_norm_output(top, eagle, name, layout),
-        draft_vocab_size=draft,
-        target_hidden_size=width,
-        taps=taps,
-        qk_norm=_qk_norm(layer, tensors, layout),
-        own_embedding="embed_tokens.weight" in tensors,
-        own_head="lm_head.weight" in tensors or draft != values["vocab_size"],
-    )
+    draft = top.count("draft_vocab_size", values["vocab_size"])
+    values |= rope(layer, AUTHORS_THETA if layout == AUTHORS else None)
+    values |= {key: bool(value) for key, value in variants.items()}
+    values |= {
+        "norm_output": _norm_output(top, eagle, layout),
+        "draft_vocab_size": draft,
+        "target_hidden_size": width,
+        "taps": taps,
+        "qk_norm": _qk_norm(layer, tensors, layout),
+        "own_embedding": "embed_tokens.weight" in tensors,
+        "own_head": "lm_head.weight" in tensors or draft != values["vocab_size"],
+    }
+    return build(Eagle3Config, values, top.where)
 
 
-def _taps(
-    top: Mapping[str, Any], eagle: Mapping[str, Any], name: str, numbering: Numbering | None
-) -> tuple[int, ...] | None:
+def _taps(top: Fields, eagle: Fields, numbering: Numbering | None) -> tuple[int, ...] | None:
     """Indices into `hidden_states`, or None where the file names no layers."""
     found = []
     for fields, usual in ((top, "inputs"), (eagle, "outputs")):
@@ -138,29 +136,29 @@ def _taps(
         if not ids:
             continue
         if not isinstance(ids, list) or not all(type(one) is int for one in ids):
-            raise ModelError(f"{name}: {IDS}={ids!r} must be a list of whole numbers")
+            raise ModelError(f"{fields.where}: {IDS}={ids!r} must be a list of whole numbers")
         found.append(tuple(one + ((numbering or usual) == "outputs") for one in ids))
     if len(set(found)) > 1:
         raise ModelError(
-            f"{name}: {IDS} at the top level (hidden_states {list(found[0])}) and under eagle_config (layer outputs, "
-            f"hidden_states {list(found[1])}) name different layers"
+            f"{top.where}: {IDS} at the top level (hidden_states {list(found[0])}) and under eagle_config "
+            f"(layer outputs, hidden_states {list(found[1])}) name different layers"
         )
     return found[0] if found else None
 
 
-def _norm_output(top: Mapping[str, Any], eagle: Mapping[str, Any], name: str, layout: str) -> bool:
-    said = flag("norm_output", name, top, eagle)
+def _norm_output(top: Fields, eagle: Fields, layout: str) -> bool:
+    said = flag("norm_output", top, eagle)
     if layout != SPECFORGE:
         return bool(said)
     if said is False:
         raise ModelError(
-            f"{name}: norm_output=false in SpecForge's layout drops the norm before the head: not supported"
+            f"{top.where}: norm_output=false in SpecForge's layout drops the norm before the head: not supported"
         )
     return False  # SpecForge's true says that there is a norm before the head
 
 
-def _qk_norm(layer: Mapping[str, Any], tensors: Mapping[str, Tensor], layout: str) -> bool:
+def _qk_norm(layer: Fields, tensors: Mapping[str, Tensor], layout: str) -> bool:
     """Whether to expect query and key norms: by model type in speculators files, else by whether one is there."""
     if layout == SPECULATORS and layer.get("model_type"):
-        return bool(layer["model_type"] == "qwen3")
+        return bool(layer.get("model_type") == "qwen3")
     return any(key.endswith(("q_norm.weight", "k_norm.weight")) for key in tensors)

@@ -9,6 +9,7 @@ from outpace.core.errors import ModelError
 from outpace.nets.checkpoint import write_checkpoint
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.layouts.eagle3 import IDS, SPECFORGE
+from outpace.nets.layouts.fields import dtype_name, write_sizes
 from outpace.nets.vocabulary import membership
 
 Layout = Literal["midlayer", "speculators"]
@@ -44,27 +45,12 @@ def eagle3_config(net: Eagle3Net, layout: Layout, verifier: str | None = None) -
         ModelError: a variant that an engine would skip without a word.
     """
     config = net.config
-    layer: dict[str, Any] = {
-        "hidden_act": "silu",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.kv_heads,
-        "head_dim": config.head_dim,
-        "num_hidden_layers": config.layers,
-        "rms_norm_eps": config.rms_eps,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": config.rope_scaling,
-        "max_position_embeddings": config.max_positions,
-        "vocab_size": config.vocab_size,
-        "attention_bias": config.bias,
-        "tie_word_embeddings": False,
-    }
+    layer = write_sizes(config) | {"attention_bias": config.bias}
     shared: dict[str, Any] = {
         "draft_vocab_size": config.draft_vocab_size,
         "target_hidden_size": config.target_hidden_size,
         "fc_norm": config.fc_norm,
-        "torch_dtype": str(net.fc.weight.dtype).removeprefix("torch."),
+        "torch_dtype": dtype_name(net.fc.weight),
     }
     if config.taps is not None:
         shared[IDS] = list(config.taps)

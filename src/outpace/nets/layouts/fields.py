@@ -1,166 +1,228 @@
-"""Reading the config.json of somebody else: every field by its name in the file, nothing guessed."""
+"""Fields of a drafter's config.json: asked for by name, compared where they stand twice, refused by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-import torch
 from pydantic import BaseModel, ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.core.errors import ModelError
-from outpace.nets.fusion import FusionConfig
-from outpace.nets.layers import fill_with_nan
 
+# Our names of the sizes that every Hugging Face decoder config holds, and the names there.
 SIZES = {
     "hidden_size": "hidden_size",
     "intermediate_size": "intermediate_size",
     "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
     "layers": "num_hidden_layers",
+    "rms_eps": "rms_norm_eps",
     "max_positions": "max_position_embeddings",
     "vocab_size": "vocab_size",
 }
-"""Our names of the sizes that every config states, and the file's."""
-
-NOWHERE = torch.empty(0, device="meta")  # stands in for a tensor that is missing, until `fill` names it
+NAMES = SIZES | {"target_layers": "num_target_layers"}  # for errors
+# Qwen3's own default: layers below it are full where a config gives no layer types.
+DEFAULT_MAX_WINDOW_LAYERS = 28
 
 C = TypeVar("C", bound=BaseModel)
-N = TypeVar("N", bound=nn.Module)
 
 
-def need(fields: Mapping[str, Any], key: str, name: str) -> Any:
-    """The value of a field.
-
-    Raises:
-        ModelError: the file does not have it, or has null.
-    """
-    if fields.get(key) is None:
-        raise ModelError(f"{name}: config.json has no {key}")
-    return fields[key]
-
-
-def count(fields: Mapping[str, Any], key: str, name: str, absent: int | None = None) -> int:
-    """A size.
+class Fields:
+    """One JSON object of a config; null counts as absent, as Hugging Face writes it for defaults.
 
     Args:
-        fields: of the file.
-        key: its name there.
-        name: of the checkpoint, for errors.
-        absent: the size of files that do not state it; None if they must.
+        values: the object.
+        where: the file and the object's place in it, for errors.
 
     Raises:
-        ModelError: something else than a positive whole number, or nothing where it must be stated.
+        ModelError: not an object.
     """
-    value = need(fields, key, name) if absent is None else fields.get(key)
-    if value is None:
-        value = absent
-    if type(value) is not int or value < 1:
-        raise ModelError(f"{name}: {key}={value!r} must be a whole number from 1 on")
-    return value
+
+    def __init__(self, values: Any, where: str) -> None:
+        if not isinstance(values, Mapping):
+            raise ModelError(f"{where}: must be an object, not {values!r}")
+        self.values, self.where = values, where
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def need(self, key: str) -> Any:
+        """A field that has no default.
+
+        Raises:
+            ModelError: it is absent.
+        """
+        value = self.get(key)
+        if value is None:
+            raise ModelError(f"{self.where}: {key} is missing; state it there")
+        return value
+
+    def count(self, key: str, absent: int | None = None) -> int:
+        """A size.
+
+        Args:
+            key: its name.
+            absent: the size of files that do not state it; None if they must.
+
+        Raises:
+            ModelError: something else than a positive whole number, or nothing where it must be stated.
+        """
+        value = self.need(key) if absent is None else self.get(key, absent)
+        if type(value) is not int or value < 1:
+            raise ModelError(f"{self.where}: {key}={value!r} must be a whole number from 1 on")
+        return value
+
+    def inside(self, key: str) -> "Fields":
+        """An object in this one; empty when absent."""
+        return Fields(self.get(key, {}), f"{self.where}, {key}")
 
 
-def flag(key: str, name: str, *places: Mapping[str, Any]) -> bool | None:
-    """A yes or no that may stand in several places of a file; None if it stands in none.
+def agreed(key: str, *places: Fields) -> Any:
+    """A field that writers put in one place or another; None when it is in none.
+
+    Raises:
+        ModelError: two places disagree.
+    """
+    found = [(place, place.get(key)) for place in places if place.get(key) is not None]
+    for place, value in found[1:]:
+        if value != found[0][1]:
+            raise ModelError(
+                f"{found[0][0].where}: {key}={found[0][1]!r}, but {place.where}: {key}={value!r}; the two disagree"
+            )
+    return found[0][1] if found else None
+
+
+def needed(key: str, *places: Fields) -> Any:
+    """A field that must stand in at least one of the places.
+
+    Raises:
+        ModelError: it stands in none, or two places disagree.
+    """
+    value = agreed(key, *places)
+    return places[-1].need(key) if value is None else value
+
+
+def flag(key: str, *places: Fields) -> bool | None:
+    """A yes or no that may stand in several places; None if it stands in none.
 
     Raises:
         ModelError: something else than true or false, or places that disagree.
     """
-    said = {place[key] for place in places if place.get(key) is not None}
-    if len(said) > 1 or not all(isinstance(value, bool) for value in said):
-        raise ModelError(
-            f"{name}: {key} must be true or false, the same wherever it stands, not {sorted(map(str, said))}"
-        )
-    return said.pop() if said else None
+    value = agreed(key, *places)
+    if value is not None and not isinstance(value, bool):
+        raise ModelError(f"{places[0].where}: {key}={value!r}: {key} must be true or false")
+    return value
 
 
-def rope(fields: Mapping[str, Any], name: str, absent: float | None) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling`, which transformers 5 keeps in `rope_parameters`.
+def as_tuple(value: Any) -> Any:
+    """JSON's lists as the tuples that configs hold; anything else is left for validation to refuse."""
+    return tuple(value) if isinstance(value, list) else value
 
-    Args:
-        fields: of the file.
-        name: of the checkpoint, for errors.
-        absent: the base where the layout has one for files that state none.
+
+def build(kind: type[C], values: Mapping[str, Any], where: str) -> C:
+    """A config of a kind from values read from a file.
 
     Raises:
-        ModelError: two bases, or none.
+        ModelError: values that are missing, of a wrong type, out of range or contradictory, all of them named.
     """
-    parameters = dict(fields.get("rope_parameters") or {})
-    scaling = dict(fields.get("rope_scaling") or {}) or parameters
-    said = {float(place["rope_theta"]) for place in (fields, parameters) if place.get("rope_theta") is not None}
-    if len(said) > 1:
-        raise ModelError(f"{name}: rope_theta and rope_parameters.rope_theta disagree: {sorted(said)}")
-    if not said and absent is None:
-        raise ModelError(f"{name}: config.json has no rope_theta, and this layout has no base that goes without saying")
-    scaling = {key: value for key, value in scaling.items() if key != "rope_theta"}
-    plain = scaling.get("rope_type", scaling.get("type", "default")) == "default"
-    return {"rope_theta": said.pop() if said else absent, "rope_scaling": None if plain else scaling}
-
-
-def sizes(fields: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> dict[str, Any]:
-    """The sizes of a one-layer drafter, by our names, `head_dim` checked against the weights.
-
-    Raises:
-        ModelError: a field is missing, head sizes disagree, or a feature is used that our nets do not have.
-    """
-    found: dict[str, Any] = {ours: count(fields, theirs, name) for ours, theirs in SIZES.items()}
-    found["rms_eps"] = need(fields, "rms_norm_eps", name)
-    found["kv_heads"] = count(fields, "num_key_value_heads", name, found["heads"])
-    head_dim, source = count(fields, "head_dim", name, found["hidden_size"] // found["heads"]), "head_dim"
-    if fields.get("head_dim") is None:
-        source = "hidden_size / num_attention_heads"
-    query = tensors.get("midlayer.self_attn.q_proj.weight")
-    if query is not None and query.dim() == 2 and query.shape[0] != found["heads"] * head_dim:
-        raise ModelError(
-            f"{name}: {source} is {head_dim}, so {found['heads']} heads have {found['heads'] * head_dim} rows, "
-            f"but q_proj has {query.shape[0]}; if the weights are right, config.json should say "
-            f"head_dim={query.shape[0] // found['heads']}"
-        )
-    if fields.get("hidden_act", "silu") != "silu":
-        raise ModelError(f"{name}: hidden_act={fields['hidden_act']!r} is not supported; only 'silu' is")
-    if fields.get("mlp_bias"):
-        raise ModelError(f"{name}: mlp_bias=true is not supported")
-    if fields.get("use_sliding_window") or set(fields.get("layer_types") or ()) - {"full_attention"}:
-        raise ModelError(f"{name}: sliding windows are not supported: {fields.get('layer_types')}")
-    bias = flag("attention_bias", name, fields)
-    return found | {"head_dim": head_dim, "bias": bool(bias)}
-
-
-def joined_features(taps: tuple[int, ...] | None, width: int, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Check the number of features against the columns of `fc`.
-
-    Raises:
-        ModelError: they disagree.
-    """
-    count, fc = 3 if taps is None else len(taps), tensors.get("fc.weight")
-    if fc is not None and fc.dim() == 2 and fc.shape[1] != count * width:
-        told = "no layer ids are stated, which means 3 features" if taps is None else f"the layer ids are {taps}"
-        raise ModelError(
-            f"{name}: fc has {fc.shape[1]} columns, but {told} of target_hidden_size={width}: {count * width}"
-        )
-
-
-def make(kind: type[C], name: str, **values: Any) -> C:
-    """A config of ours from values of a file.
-
-    Raises:
-        ModelError: values that do not fit each other or the fields.
-    """
-    names = (
-        SIZES | {"kv_heads": "num_key_value_heads", "rms_eps": "rms_norm_eps"} if issubclass(kind, FusionConfig) else {}
-    )
     try:
         return kind(**values)
     except ValidationError as error:
         complaints = []
-        for one in error.errors():
-            ours = ".".join(map(str, one["loc"]))
-            said = f"{names.get(ours, ours)}={one['input']!r}: " if ours else ""
-            complaints.append(said + one["msg"].removeprefix("Value error, "))
-        raise ModelError(f"{name}: config.json: {'; '.join(complaints)}") from error
+        for problem in error.errors():
+            place = ".".join(NAMES.get(str(part), str(part)) for part in problem["loc"])
+            message = problem["msg"].removeprefix("Value error, ")
+            complaints.append(f"{place}={problem['input']!r}: {message}" if place else message)
+        raise ModelError(f"{where}: {'; '.join(complaints)}") from error
 
 
-def empty(build: Callable[[], N], like: Tensor) -> N:
-    """A net full of NaN in the dtype and on the device of a tensor of its file, without initialising it first."""
-    with torch.device("meta"):
-        net = build()
-    dtype = like.dtype if like.is_floating_point() else torch.float32  # `fill` names weights that are whole numbers
-    return fill_with_nan(net.to(dtype).to_empty(device=like.device))
+def check_activation(fields: Fields) -> None:
+    """Refuse another activation than silu, which is what drafter layers compute.
+
+    Raises:
+        ModelError: naming it.
+    """
+    if fields.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"{fields.where}: hidden_act={fields.get('hidden_act')!r}: drafter layers compute silu only")
+
+
+def rope(fields: Fields, absent: float | None = None) -> dict[str, Any]:
+    """`rope_theta` and `rope_scaling`, both of which transformers 5 keeps in `rope_parameters`.
+
+    Args:
+        fields: of the decoder.
+        absent: the base where the layout has one for files that state none.
+
+    Raises:
+        ModelError: two bases, or none; heads that are rotated in part.
+    """
+    rotation, scaling = fields.inside("rope_parameters"), fields.inside("rope_scaling")
+    if agreed("partial_rotary_factor", fields, rotation, scaling) not in (None, 1):
+        raise ModelError(f"{fields.where}: partial_rotary_factor: drafter layers rotate whole heads only")
+    theta = agreed("rope_theta", fields, rotation, scaling)
+    if theta is None:
+        theta = fields.need("rope_theta") if absent is None else absent
+    kind = {key: value for key, value in (dict(rotation.values) | dict(scaling.values)).items() if key != "rope_theta"}
+    plain = kind.get("rope_type", kind.get("type", "default")) == "default"
+    return {"rope_theta": theta, "rope_scaling": None if plain else kind}
+
+
+def read_decoder(fields: Fields) -> dict[str, Any]:
+    """Sizes, rotary positions and attention kinds of a Hugging Face style decoder config, by our names.
+
+    Raises:
+        ModelError: what the drafter's layers do not compute, or would have to guess.
+    """
+    check_activation(fields)
+    values = {ours: fields.need(theirs) for ours, theirs in SIZES.items()} | rope(fields)
+    return values | _read_windows(fields) | {"attention_bias": fields.get("attention_bias", False)}
+
+
+def _read_windows(fields: Fields) -> dict[str, Any]:
+    window, types = fields.get("sliding_window"), as_tuple(fields.get("layer_types"))
+    if types is None:  # Qwen3's rule: the first layers are full
+        count = fields.need("num_hidden_layers")
+        full = fields.get("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
+        if not isinstance(count, int) or not isinstance(full, int):
+            raise ModelError(f"{fields.where}: num_hidden_layers={count!r}, max_window_layers={full!r}: not integers")
+        if not (flag("use_sliding_window", fields) and window):
+            full = count
+        types = tuple("full_attention" if index < full else "sliding_attention" for index in range(count))
+    sliding = "sliding_attention" in types
+    if sliding and flag("use_sliding_window", fields) is False:
+        raise ModelError(f"{fields.where}: use_sliding_window=false, but layer_types={list(types)}; the two disagree")
+    return {"layer_types": types, "sliding_window": window if sliding else None}
+
+
+def write_sizes(config: BaseModel) -> dict[str, Any]:
+    """What every Hugging Face style config of a drafter states, from a config of ours."""
+    values = config.model_dump()
+    return {theirs: values[ours] for ours, theirs in SIZES.items()} | {
+        "hidden_act": "silu",
+        "rope_theta": values["rope_theta"],
+        "rope_scaling": values["rope_scaling"],
+        "tie_word_embeddings": False,
+    }
+
+
+def write_decoder(config: BaseModel) -> dict[str, Any]:
+    """The Hugging Face style fields of a drafter of several layers; the inverse of `read_decoder`."""
+    values = config.model_dump()
+    types = list(values["layer_types"] or ["full_attention"] * values["layers"])
+    return write_sizes(config) | {
+        "model_type": "qwen3",
+        "layer_types": types,
+        "use_sliding_window": "sliding_attention" in types,
+        "sliding_window": values["sliding_window"],
+        "attention_bias": values["attention_bias"],
+        "attention_dropout": 0.0,
+    }
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """The dtype of a tensor as configs write it."""
+    return str(tensor.dtype).removeprefix("torch.")

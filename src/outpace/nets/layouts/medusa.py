@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.errors import ModelError
-from outpace.nets.checkpoint import MEDUSA_WEIGHTS, WEIGHTS, Checkpoint, fill, write_checkpoint
-from outpace.nets.layouts.fields import NOWHERE, count, empty, flag, make
+from outpace.nets.checkpoint import MEDUSA_WEIGHTS, WEIGHTS, Checkpoint, write_checkpoint
+from outpace.nets.layouts.fields import Fields, build, flag
+from outpace.nets.layouts.weights import filled
 from outpace.nets.medusa import HeadKind, MedusaConfig, MedusaNet
 
 Layout = Literal["authors", "vllm"]
@@ -34,23 +35,22 @@ def read_medusa(checkpoint: Checkpoint, heads: int | None = None) -> MedusaNet:
     Raises:
         ModelError: a tensor that is missing, left over or of another shape; fields that disagree.
     """
-    fields, name = checkpoint.config, checkpoint.name
+    name = checkpoint.name
+    fields = Fields(checkpoint.config, f"{name}: config.json")
     bare = {re.sub(r"^medusa_heads?\.", "", key): tensor for key, tensor in checkpoint.tensors.items()}
     vllm = any(key.startswith("blocks.") for key in bare)
     key = "medusa_num_heads" if "medusa_num_heads" in fields else "num_heads"
-    stated = count(fields, key, name, heads)
-    layers = count(fields, "medusa_num_layers", name, count(fields, "num_hidden_layers", name, 1))
-    tensors = _from_vllm(bare, fields, name) if vllm else _from_authors(bare, layers)
+    stated = fields.count(key, heads)
+    layers = fields.count("medusa_num_layers", fields.count("num_hidden_layers", 1))
+    tensors = _from_vllm(bare, fields) if vllm else _from_authors(bare, layers)
     found = len({match[1] for match in map(re.compile(r"heads\.(\d+)\.").match, tensors) if match})
     if heads is None and found != stated:
         raise ModelError(f"{name}: {key}={stated}, but the file has {found} heads; say how many to take")
-    config = _config(fields, tensors, heads or stated, layers, name)
+    config = _config(fields, tensors, heads or stated, layers)
     if heads is not None:
         tensors = {key: tensor for key, tensor in tensors.items() if not _beyond(key, heads)}
     _check_map(tensors.get("token_map"), config, name)
-    net = empty(lambda: MedusaNet(config), next((one for one in tensors.values() if one.is_floating_point()), NOWHERE))
-    fill(net, tensors, name)
-    return net
+    return filled(lambda: MedusaNet(config), tensors, name)
 
 
 def _beyond(key: str, heads: int) -> bool:
@@ -66,8 +66,8 @@ def _from_authors(bare: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
     return tensors
 
 
-def _from_vllm(bare: Mapping[str, Tensor], fields: Mapping[str, Any], name: str) -> dict[str, Tensor]:
-    shared = flag("original_lm_head", name, fields)
+def _from_vllm(bare: Mapping[str, Tensor], fields: Fields) -> dict[str, Tensor]:
+    shared = flag("original_lm_head", fields)
     tensors = {}
     for key, tensor in bare.items():
         ours = re.sub(r"^blocks\.(\d+)\.layers\.(\d+)\.", r"heads.\1.blocks.\2.", key)
@@ -83,23 +83,20 @@ def _from_vllm(bare: Mapping[str, Tensor], fields: Mapping[str, Any], name: str)
     return tensors
 
 
-def _config(
-    fields: Mapping[str, Any], tensors: Mapping[str, Tensor], heads: int, layers: int, name: str
-) -> MedusaConfig:
+def _config(fields: Fields, tensors: Mapping[str, Tensor], heads: int, layers: int) -> MedusaConfig:
     own, block = _any(tensors, "lm_head.weight"), _any(tensors, "blocks.0.weight")
     kind: HeadKind = "own" if own is not None else "shared" if "lm_head.weight" in tensors else "target"
-    vocabulary = count(fields, "vocab_size", name, None if own is None else own.shape[0])
-    return make(
-        MedusaConfig,
-        name,
-        hidden_size=count(fields, "hidden_size", name, None if block is None else block.shape[1]),
-        vocab_size=vocabulary,
-        draft_vocab_size=count(fields, "truncated_vocab_size", name, vocabulary),
-        heads=heads,
-        layers=layers,
-        bias=any(key.endswith(".bias") for key in tensors),
-        head=kind,
-    )
+    vocabulary = fields.count("vocab_size", None if own is None else own.shape[0])
+    values = {
+        "hidden_size": fields.count("hidden_size", None if block is None else block.shape[1]),
+        "vocab_size": vocabulary,
+        "draft_vocab_size": fields.count("truncated_vocab_size", vocabulary),
+        "heads": heads,
+        "layers": layers,
+        "bias": any(key.endswith(".bias") for key in tensors),
+        "head": kind,
+    }
+    return build(MedusaConfig, values, fields.where)
 
 
 def _any(tensors: Mapping[str, Tensor], ending: str) -> Tensor | None:
