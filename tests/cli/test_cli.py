@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 from outpace import cli
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.tree import Topology
+from outpace.nets import convert
+from outpace.nets.layouts.dflash import write_dflash
 from tests.unit.models.tiny import save_tiny_model
+from tests.unit.nets.block_nets import small_dflash
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +163,35 @@ def test_errors_are_one_line_with_status_two(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "no such GGUF file" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_convert_writes_compares_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a conversion that reports what it did not check, and a wrong file left with status 0."""
+    write_dflash(small_dflash(torch.float32), tmp_path / "in")
+    options = ["convert", str(tmp_path / "in"), "--to", "speculators", "--target", "org/target"]
+    report = _last_json(_run(*options, str(tmp_path / "out"), "--dtype", "bfloat16", "--json"))
+    assert report == {
+        "in": str(tmp_path / "in"),
+        "out": str(tmp_path / "out"),
+        "kind": "dflash",
+        "layout": "speculators",
+        "dtype": "bfloat16",
+        "difference": 0.0,
+        "changed": [],
+        "equal": True,
+    }
+    assert (tmp_path / "out" / "config.json").is_file()
+    again = _run(*options, str(tmp_path / "out"))
+    assert isinstance(again.exception, InvalidRequest)
+    assert "exists; choose a new folder" in str(again.exception)
+    said = _run(*options, str(tmp_path / "second"))
+    assert said.exit_code == 0
+    assert "EQUAL: dflash as speculators in float32, largest relative difference of forwards 0" in said.stdout
+    monkeypatch.setattr(convert, "largest_difference", lambda net, other: float("inf"))
+    wrong = _run(*options, str(tmp_path / "third"), "--json")
+    assert (wrong.exit_code, json.loads(wrong.stdout)["difference"]) == (1, None)
+    assert "DIFFERENT" in _run(*options, str(tmp_path / "third")).stdout
+    assert not (tmp_path / "third").exists()
 
 
 def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

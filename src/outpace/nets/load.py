@@ -1,34 +1,54 @@
 """A drafter net by the folder or hub id of its checkpoint, told apart by its config."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
 from torch import nn
 
 from outpace.core.errors import ModelError
-from outpace.nets.checkpoint import Checkpoint, read_checkpoint
+from outpace.nets.checkpoint import INDEX, MEDUSA_TORCH_WEIGHTS, TORCH_WEIGHTS, Checkpoint, read_checkpoint
+from outpace.nets.layouts.dart import ARCHITECTURE as DART
+from outpace.nets.layouts.dart import read_dart
 from outpace.nets.layouts.dflash import read_dflash
 from outpace.nets.layouts.domino import is_domino, read_domino
 from outpace.nets.layouts.eagle3 import read_eagle3
+from outpace.nets.layouts.medusa import read_medusa
 
-_FILES = ("config.json", "*.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+_FILES = ("config.json", "*.safetensors", INDEX, TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS)
 _EAGLE = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
 _DFLASH = ("DFlashDraftModel", "DominoDraftModel", "DFlashSpeculator")
 
 
-def kind_of(config: dict[str, object]) -> str | None:
-    """What a config.json describes: "eagle3", "dflash" (Domino's are DFlash's with more fields), or no drafter net."""
+def _read_block(checkpoint: Checkpoint) -> nn.Module:
+    return read_domino(checkpoint) if is_domino(checkpoint) else read_dflash(checkpoint)
+
+
+READERS: dict[str, Callable[[Checkpoint], nn.Module]] = {
+    "eagle3": read_eagle3,
+    "dflash": _read_block,
+    "medusa": read_medusa,
+    "dart": read_dart,
+}
+"""The kinds of drafter nets; Domino's are DFlash's with more fields."""
+
+
+def kind_of(config: Mapping[str, object]) -> str | None:
+    """What a config.json describes: a key of READERS, or None where it is no drafter net that is known here."""
     named = config.get("architectures")
     architectures = named if isinstance(named, list) else []
     said = config.get("speculators_model_type")
-    if said in ("eagle3", "dflash"):
-        return str(said)
+    if said is not None:  # other kinds of that library have fields that look like these
+        return str(said) if said in ("eagle3", "dflash") else None
+    if DART in architectures:  # before EAGLE-3, whose fields it has too
+        return "dart"
     if any(name in _EAGLE for name in architectures) or "draft_vocab_size" in config:
         return "eagle3"
     if any(name in _DFLASH for name in architectures) or "dflash_config" in config:
         return "dflash"
+    if "MedusaModel" in architectures or config.get("model_type") == "medusa" or "medusa_num_heads" in config:
+        return "medusa"
     return None
 
 
@@ -37,7 +57,7 @@ def is_net(name: str) -> bool:
     file = Path(name).expanduser() / "config.json"
     try:
         config = json.loads(file.read_text()) if file.is_file() else {}
-    except json.JSONDecodeError:
+    except ValueError:
         return False  # whoever reads it will say so
     return isinstance(config, dict) and kind_of(config) is not None
 
@@ -58,12 +78,21 @@ def load_net(name: str) -> nn.Module:
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             raise ModelError(f"drafter={name!r}: no such folder, and not found on the hub: {reason}") from error
-    checkpoint = read_checkpoint(path)
+    return read_net(read_checkpoint(path))
+
+
+def read_net(checkpoint: Checkpoint) -> nn.Module:
+    """The net of a checkpoint of any known kind.
+
+    Raises:
+        ModelError: an unknown kind, or a checkpoint that does not fit its config.
+    """
     kind = kind_of(checkpoint.config)
     if kind is None:
-        raise ModelError(f"drafter={name!r}: its config.json describes no drafter net that is known here")
-    readers: dict[str, Callable[[Checkpoint], nn.Module]] = {
-        "eagle3": read_eagle3,
-        "dflash": read_domino if kind == "dflash" and is_domino(checkpoint) else read_dflash,
-    }
-    return readers[kind](checkpoint)
+        named = {key: checkpoint.config.get(key) for key in ("architectures", "speculators_model_type", "model_type")}
+        stated = ", ".join(f"{key}={value!r}" for key, value in named.items() if value is not None)
+        raise ModelError(
+            f"{checkpoint.name}: config.json describes no drafter net that is known here "
+            f"({stated or 'no architecture'}); known are EAGLE-3, DFlash, Domino, Medusa and DART"
+        )
+    return READERS[kind](checkpoint)

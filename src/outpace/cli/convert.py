@@ -1,0 +1,52 @@
+"""`outpace convert`: a drafter checkpoint in another layout."""
+
+import json
+import math
+from typing import Annotated
+
+import typer
+
+from outpace.cli.options import AsJson, console, notes, quieten_transformers
+
+
+def convert(
+    source: Annotated[str, typer.Argument(metavar="IN", help="Folder or hub id of a drafter in any known layout.")],
+    out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; must not exist.")],
+    layout: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="LAYOUT",
+            help="eagle3: midlayer, speculators. dflash: z-lab, speculators. domino: domino, sglang, z-lab, "
+            "speculators. medusa: authors, vllm. dart: dart.",
+        ),
+    ],
+    target: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="The target's name, which the layout speculators keeps.")
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Cast to float32, bfloat16 (SGLang's for Domino) or float16; by default none.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a drafter in another layout, read it back and compare: exit status 1, and no OUT, if it differs."""
+    with notes.status(f"converting {source}"):
+        quieten_transformers()
+        from outpace.nets.convert import convert as convert_files
+
+        done = convert_files(source, out, layout, target=target, dtype=dtype)
+    difference = done.difference if math.isfinite(done.difference) else None  # JSON knows no infinity
+    if as_json:
+        report = {"in": source, "out": out, "kind": done.kind, "layout": done.layout, "dtype": done.dtype}
+        verdict = {"difference": difference, "changed": done.changed, "equal": done.is_equal}
+        print(json.dumps(report | verdict))
+    else:
+        console.print(
+            f"{'EQUAL' if done.is_equal else 'DIFFERENT'}: {done.kind} as {done.layout} in {done.dtype}, "
+            f"largest relative difference of forwards {done.difference:g}"
+            f"{''.join(f'; {change}' for change in done.changed)}{'' if done.is_equal else f'; {out} is removed'}",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
+    raise typer.Exit(0 if done.is_equal else 1)
