@@ -1,6 +1,6 @@
 """The front door: load a model, generate, stream. The composition root of the library."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -13,6 +13,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
 from outpace.drafters.options import MAX_BUDGET
+from outpace.drafters.speculative_config import from_speculative_config
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session
@@ -228,10 +229,11 @@ class Model:
 
 def load(
     model: str,
-    method: str = "recycle",
+    method: str | None = None,
     *,
     drafter: str | None = None,
     budget: int | None = None,
+    speculative_config: Mapping[str, Any] | None = None,
     dtype: str = "auto",
     device: str = "auto",
     max_model_len: int | None = None,
@@ -242,11 +244,11 @@ def load(
     Args:
         model: a local folder or GGUF file, the name of a pulled model (`outpace models pull smollm2-135m`), or a
             hub id, looked for in this order.
-        method: how to draft: "plain", "lookup", "recycle", "linear", "fixed" or "dynatree", with options as in
-            "recycle:budget=8".
-        drafter: the draft model of "linear", "fixed" and "dynatree", named as `model` is, with the same tokenizer;
-            "early-exit" or "early-exit:LAYERS" for the target's own first layers, the default.
+        method: how to draft: a name of `drafters/catalog.py`, with options as in "recycle:budget=8"; None is "recycle".
+        drafter: folder or hub id of a trained drafter; for "linear", "fixed" and "dynatree" a draft model, named as
+            `model` is, with the same tokenizer, or "early-exit:LAYERS" for the target's own first layers, the default.
         budget: drafted nodes per round; None takes the method's default for the device.
+        speculative_config: vLLM's, instead of method, drafter and budget.
         dtype: "auto" (bfloat16 where the hardware computes in it), "float32", "bfloat16" or "float16".
         device: "auto", "cpu" or "cuda".
         max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
@@ -257,6 +259,9 @@ def load(
         UnsupportedModel: its architecture cannot be decoded losslessly.
         InvalidRequest: a bad option.
     """
+    if speculative_config is not None:
+        method, drafter = from_speculative_config(speculative_config, method=method, drafter=drafter, budget=budget)
+    method = "recycle" if method is None else method
     parse_method(method)
     _checked_budget(budget)
     target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs)

@@ -142,6 +142,8 @@ def test_verify_passes_and_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -
         (("generate", "x", "--logprobs", "30", "--json"), InvalidRequest, "logprobs=30"),
         (("verify", "-w", "builtin", "--presence-penalty", "3"), InvalidRequest, "presence_penalty=3"),
         (("bench", "-w", "builtin", "--frequency-penalty", "-3"), InvalidRequest, "frequency_penalty=-3"),
+        (("generate", "x", "--speculative-config", "{"), InvalidRequest, "speculative_config='{': not JSON"),
+        (("generate", "x", "--speculative-config", "null"), InvalidRequest, "'null': must be a JSON object"),
         (("generate", "x", "--dtype", "int3"), InvalidRequest, "dtype='int3'"),
         (("generate", "x", "--max-model-len", "999999"), InvalidRequest, "max_model_len=999999"),
         (("generate", "x" * 3000,), InvalidRequest, "no room for a new token"),
@@ -163,6 +165,44 @@ def test_errors_are_one_line_with_status_two(tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "no such GGUF file" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
+
+
+def test_a_speculative_config_runs_as_the_method_it_means(folder: str) -> None:
+    """Guards against a command that takes vLLM's JSON and drafts as it always did."""
+    options = ["-m", folder, "--max-new-tokens", "16", "--ignore-eos", "--speculative-config", NGRAM]
+    report = _last_json(_run("generate", "la la la la la la", *options, "--json"))
+    plain = _last_json(_run("generate", "la la la la la la", *options[:-2], "--method", "plain", "--json"))
+    assert report["method"] == "lookup:budget=4"
+    assert report["samples"][0]["token_ids"] == plain["samples"][0]["token_ids"]
+    assert 0 < report["samples"][0]["metrics"]["drafted"] <= 4 * report["samples"][0]["metrics"]["steps"]
+    assert list(_last_json(_run("bench", "-w", "builtin:1", *options))["methods"]) == ["plain", "lookup:budget=4"]
+    certificate = _last_json(_run("verify", "-w", "builtin:1", *options, "--json"))
+    assert (certificate["method"], certificate["bugs"]) == ("lookup:budget=4", 0)
+    model = json.dumps({"method": "draft_model", "model": folder, "num_speculative_tokens": 3})
+    talk = ["chat", "-m", folder, "--max-new-tokens", "4", "--speculative-config", model]
+    assert CliRunner().invoke(cli.app, talk, input="hello\n").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("generate", "x", "--method", "linear"), "method='linear' and speculative_config="),
+        (("chat", "--budget", "3"), "budget=3 and speculative_config="),
+        (("bench", "-w", "builtin:1", "--methods", "plain,recycle"), "method='plain,recycle' and speculative_config="),
+        (("bench", "-w", "builtin:1", "--budget", "4"), "budget=4 and speculative_config="),
+        (("verify", "-w", "builtin:1", "--drafter", "x"), "drafter='x' and speculative_config="),
+    ],
+)
+def test_a_speculative_config_goes_with_nothing_that_says_the_same(
+    folder: str, arguments: tuple[str, ...], complaint: str
+) -> None:
+    """Guards against one of two answers to the same question taken without a word, in any command."""
+    result = _run(*arguments, "-m", folder, "--speculative-config", NGRAM)
+    assert isinstance(result.exception, InvalidRequest)
+    assert complaint in str(result.exception)
 
 
 def test_convert_writes_compares_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from outpace.cli.options import (
     ModelName,
     PresencePenalty,
     RepetitionPenalty,
+    SpeculativeConfig,
     Temperature,
     TopK,
     TopP,
@@ -37,10 +38,12 @@ def bench(
     model: ModelName,
     workload: Workload,
     methods: Annotated[
-        str, typer.Option(help="Comma-separated; 'transformers' is stock generate.")
-    ] = "plain,lookup,recycle",
+        str | None,
+        typer.Option(help="Comma-separated, by default plain,lookup,recycle; 'transformers' is stock generate."),
+    ] = None,
     drafter: Drafter = None,
     budget: Budget = None,
+    speculative_config: SpeculativeConfig = None,
     max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -67,7 +70,7 @@ def bench(
     from outpace.bench.runner import BenchPlan, BenchRun, split_methods, with_baseline, write_records
     from outpace.bench.workload import read_workloads
 
-    chosen = with_baseline(split_methods(methods))
+    chosen = split_methods("plain,lookup,recycle" if methods is None else methods)
     params = SamplingParams(
         max_new_tokens,
         temperature,
@@ -81,8 +84,12 @@ def bench(
         ignore_eos=ignore_eos,
     )
     items, warm_items = read_workloads(workload, max_turns), read_workloads(warm or [])
-    loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, 1)
-    run = BenchRun(loaded, BenchPlan(chosen, items, params, budget, warm_items, check))
+    if speculative_config is None:
+        loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, 1)
+    else:  # which may name no method beside it
+        loaded = load_model(model, methods, drafter, budget, dtype, device, max_model_len, 1, speculative_config)
+        chosen = (loaded.method,)
+    run = BenchRun(loaded, BenchPlan(with_baseline(chosen), items, params, budget, warm_items, check))
     with progress_bar("bench", len(items) + len(warm_items)) as advance:
         records = run.records(advance)
     summary = summarise(records)

@@ -20,6 +20,7 @@ from outpace.cli.options import (
     MinP,
     ModelName,
     Seed,
+    SpeculativeConfig,
     Temperature,
     TopK,
     TopP,
@@ -37,10 +38,11 @@ HELP = "/reset begins a new conversation, /exit or Ctrl-D leaves, Ctrl-C stops a
 
 def chat(
     model: ModelName,
-    method: Method = "recycle",
+    method: Method = None,
     drafter: Drafter = None,
     system: Annotated[str | None, typer.Option(help="A system message that opens the conversation.")] = None,
     budget: Budget = None,
+    speculative_config: SpeculativeConfig = None,
     max_new_tokens: MaxNewTokens = 1024,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -56,7 +58,7 @@ def chat(
     params = SamplingParams(
         max_new_tokens, temperature, top_k, top_p, min_p, seed, stop=tuple(stop or ())
     )  # checked before a model is loaded
-    loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, 1)
+    loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, 1, speculative_config)
     has_failed = False
     with loaded.chat(system, params) as conversation:
         if sys.stdin.isatty():

@@ -24,6 +24,7 @@ from outpace.cli.options import (
     PresencePenalty,
     RepetitionPenalty,
     Seed,
+    SpeculativeConfig,
     Temperature,
     TopK,
     TopP,
@@ -38,9 +39,10 @@ from outpace.core.params import SamplingParams
 def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; '-' reads standard input.")],
     model: ModelName,
-    method: Method = "recycle",
+    method: Method = None,
     drafter: Drafter = None,
     budget: Budget = None,
+    speculative_config: SpeculativeConfig = None,
     max_new_tokens: MaxNewTokens = 128,
     temperature: Temperature = 0.0,
     top_k: TopK = 0,
@@ -89,14 +91,14 @@ def generate(
     if logprobs is not None and not as_json:
         raise InvalidRequest(f"logprobs={logprobs}: they are printed with --json only")
     text = sys.stdin.read() if prompt == "-" else prompt
-    loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, max(n, 1))
+    loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, max(n, 1), speculative_config)
     is_chat = not raw and bool(loaded.codec.tokenizer.chat_template)
     asked: Any = [{"role": "user", "content": text}] if is_chat else text
     if as_json or n > 1:
         generation = loaded.generate(asked, params)
         samples = [_as_dict(sample) for sample in generation.samples]
         if as_json:
-            print(json.dumps({"model": model, "method": method, "samples": samples}))
+            print(json.dumps({"model": model, "method": loaded.method, "samples": samples}))
         else:
             for index, sample in enumerate(samples):
                 print(f"--- sample {index}\n{sample['text']}")

@@ -1,5 +1,6 @@
 """What the commands share: their options, loading a model, progress."""
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from outpace.core.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from outpace.api import Model
 
@@ -16,10 +19,26 @@ console, notes = Console(), Console(stderr=True)
 
 ModelName = Annotated[str, typer.Option("--model", "-m", help="Folder, GGUF file, pulled name or hub id.")]
 Method = Annotated[
-    str, typer.Option(help="plain, lookup, recycle, linear, fixed, dynatree; options as in recycle:budget=8.")
+    str | None,
+    typer.Option(
+        help="plain, lookup, recycle (the default), linear, fixed, dynatree, eagle3, dflash, domino; options as in "
+        "recycle:budget=8."
+    ),
 ]
 Drafter = Annotated[
-    str | None, typer.Option(help="Draft model of linear, fixed and dynatree; by default the target's first layers.")
+    str | None,
+    typer.Option(
+        help="Folder or hub id of a trained drafter (eagle3, dflash, domino), or a draft model for linear, fixed and "
+        "dynatree; by default the target's first layers."
+    ),
+]
+SpeculativeConfig = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        metavar="JSON",
+        help="vLLM's option, instead of method, drafter and budget.",
+    ),
 ]
 Budget = Annotated[int | None, typer.Option(help="Drafted nodes per round; by default the method's own.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate per prompt.")]
@@ -42,14 +61,21 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and 
 
 def load_model(
     model: str,
-    method: str,
+    method: str | None,
     drafter: str | None,
     budget: int | None,
     dtype: str,
     device: str,
     max_model_len: int | None,
     max_num_seqs: int,
+    speculative_config: str | None = None,
 ) -> "Model":
+    try:
+        config = None if speculative_config is None else json.loads(speculative_config)
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"speculative_config={speculative_config!r}: not JSON: {error}") from error
+    if speculative_config is not None and not isinstance(config, dict):
+        raise InvalidRequest(f"speculative_config={speculative_config!r}: must be a JSON object")
     with notes.status(f"loading {model}"):
         quieten_transformers()
         from outpace.api import load
@@ -59,6 +85,7 @@ def load_model(
             method,
             drafter=drafter,
             budget=budget,
+            speculative_config=config,
             dtype=dtype,
             device=device,
             max_model_len=max_model_len,

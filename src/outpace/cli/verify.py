@@ -21,6 +21,7 @@ from outpace.cli.options import (
     ModelName,
     PresencePenalty,
     RepetitionPenalty,
+    SpeculativeConfig,
     TopK,
     TopP,
     Workload,
@@ -35,9 +36,12 @@ from outpace.core.params import SamplingParams
 def verify(
     model: ModelName,
     workload: Workload,
-    method: Annotated[str, typer.Option(help="One method or several, comma-separated.")] = "recycle",
+    method: Annotated[
+        str | None, typer.Option(help="One method or several, comma-separated; by default recycle.")
+    ] = None,
     drafter: Drafter = None,
     budget: Budget = None,
+    speculative_config: SpeculativeConfig = None,
     max_new_tokens: MaxNewTokens = 128,
     temperature: Annotated[
         list[float] | None, typer.Option(help="Temperatures to certify, 0 for greedy; by default 0 and 1.")
@@ -67,7 +71,7 @@ def verify(
     batch_sizes = tuple(batch_size or [1])
     if min(batch_sizes) < 1:
         raise InvalidRequest(f"batch_size={min(batch_sizes)}: must be at least 1")
-    methods, items = split_methods(method), read_workloads(workload, max_turns)
+    methods, items = split_methods(method or "recycle"), read_workloads(workload, max_turns)
     base = SamplingParams(
         max_new_tokens,
         0.0,
@@ -81,7 +85,13 @@ def verify(
         ignore_eos=ignore_eos,
     )
     wanted = [replace(base, temperature=value) for value in temperature or [0.0, 1.0]]
-    loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, max(batch_sizes))
+    size = max(batch_sizes)
+    if speculative_config is None:
+        loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, size)
+    else:  # which may name no method beside it
+        loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, size, speculative_config)
+        methods = (loaded.method,)
+    certified = ",".join(methods)
     cases: list[dict[str, Any]] = []
     for params in wanted:
         with progress_bar(f"temperature {params.temperature:g}", len(items)) as advance:
@@ -89,7 +99,7 @@ def verify(
     kinds = count_kinds(cases)
     dtype_name = str(loaded.target.dtype).removeprefix("torch.")
     if as_json:
-        report = {"model": model, "method": method, "dtype": dtype_name, "comparisons": len(cases), **kinds}
+        report = {"model": model, "method": certified, "dtype": dtype_name, "comparisons": len(cases), **kinds}
         print(json.dumps({**report, "cases": cases}))
     else:
         for case in cases:
@@ -100,7 +110,7 @@ def verify(
                     f"top-2 gap {case['top2']}, {case['note']}"
                 )
         console.print(
-            f"{'NOT LOSSLESS' if kinds['bugs'] else 'LOSSLESS'}: {method} on {model} in {dtype_name}, batch "
+            f"{'NOT LOSSLESS' if kinds['bugs'] else 'LOSSLESS'}: {certified} on {model} in {dtype_name}, batch "
             f"{', '.join(map(str, batch_sizes))}: {kinds['equal']} equal, {kinds['ties']} ties, {kinds['bugs']} bugs "
             f"of {len(cases)}"
         )
