@@ -93,7 +93,7 @@ class BlockSource:
 
     def rewind(self, state: BlockState, length: int) -> None:
         self.slots.kv.truncate(state.slot, length)
-        state.is_beyond = state.is_beyond and length >= self._limit
+        state.is_beyond = self.slots.kv.lengths[state.slot] < length
 
     def reset(self) -> None:
         pass  # nothing outlives a request
