@@ -8,13 +8,14 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from outpace.core.drafting import GrowingShape, LevelSource
+from outpace.core.drafting import GrowingShape, LevelSource, StaticShape
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.protocols import Proposer
 from outpace.drafters.block import BlockSource
 from outpace.drafters.draft_lm import DraftLM
 from outpace.drafters.eagle3 import EagleSource
 from outpace.drafters.lookup import CONTINUATION, PromptLookup
+from outpace.drafters.medusa import MedusaSource
 from outpace.drafters.options import (
     AnyOptions,
     DominoOptions,
@@ -22,6 +23,8 @@ from outpace.drafters.options import (
     EagleOptions,
     FixedOptions,
     LinearOptions,
+    MedusaOptions,
+    NetOptions,
     Options,
     PlainOptions,
     RecycleOptions,
@@ -33,12 +36,13 @@ from outpace.models.packed import PackedModel
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.nets.eagle3 import Eagle3Net
+from outpace.nets.medusa import MedusaNet
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
-from outpace.shaping.rank_paths import Chain, RecyclingTemplate
+from outpace.shaping.rank_paths import MEDUSA_NODES, Chain, MedusaTemplate, RecyclingTemplate
 
 CPU_POOL = 2048
 N = TypeVar("N", bound=nn.Module)
@@ -101,7 +105,7 @@ def _dynatree(options: DynaTreeOptions, around: Surroundings) -> Proposer:
     return GrowingProposer(_draft_lm(options, around), DynaTree(options), budget)
 
 
-def _trained(kind: type[N], options: TrainedOptions, around: Surroundings, what: str) -> tuple[N, PackedModel]:
+def _trained(kind: type[N], options: NetOptions, around: Surroundings, what: str) -> tuple[N, PackedModel]:
     """The trained drafter, if it is of the right kind, in the target's dtype and on its device."""
     if around.target is None or around.net is None:
         raise InvalidRequest(f"{what} needs a trained drafter: name its checkpoint with drafter=")
@@ -111,10 +115,11 @@ def _trained(kind: type[N], options: TrainedOptions, around: Surroundings, what:
     return net, around.target
 
 
-def _shaped(source: LevelSource, options: TrainedOptions, around: Surroundings, budget: int) -> Proposer:
+def _shaped(source: LevelSource, options: NetOptions, around: Surroundings, budget: int) -> Proposer:
     budget = budget if options.budget is None else options.budget
-    if options.shape == "chain":
-        return StaticProposer(source, Chain(), budget, around.device)
+    static: dict[str, StaticShape] = {"chain": Chain(), "template": MedusaTemplate()}
+    if options.shape in static:
+        return StaticProposer(source, static[options.shape], budget, around.device)
     shapes: dict[str, Callable[[], GrowingShape]] = {
         "beam": lambda: Beam(BeamConfig(depth=options.depth, top_k=options.top_k)),
         "fixed": lambda: FixedTree(FixedTreeConfig()),
@@ -123,13 +128,16 @@ def _shaped(source: LevelSource, options: TrainedOptions, around: Surroundings, 
     return GrowingProposer(source, shapes[options.shape](), budget)
 
 
+def _check_sizes(config: Any, **wanted: int) -> None:
+    for name, size in wanted.items():
+        if getattr(config, name) != size:
+            raise ModelError(f"{name}={getattr(config, name)} of the drafter: the target has {size}")
+
+
 def _eagle3(options: EagleOptions, around: Surroundings) -> Proposer:
     net, target = _trained(Eagle3Net, options, around, "method 'eagle3'")
     config, layers = net.config, target.config.num_hidden_layers
-    sizes = {"target_hidden_size": target.config.hidden_size, "vocab_size": target.vocab_size}
-    for name, wanted in sizes.items():
-        if getattr(config, name) != wanted:
-            raise ModelError(f"{name}={getattr(config, name)} of the drafter: the target has {wanted}")
+    _check_sizes(config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
     table = target.embedding.weight
     source = EagleSource(
         net,
@@ -142,6 +150,14 @@ def _eagle3(options: EagleOptions, around: Surroundings) -> Proposer:
         options.noise,
     )
     return _shaped(source, options, around, around.default_budget(15, 59))
+
+
+def _medusa(options: MedusaOptions, around: Surroundings) -> Proposer:
+    net, target = _trained(MedusaNet, options, around, "method 'medusa'")
+    _check_sizes(net.config, hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
+    source = MedusaSource(net, target.head.weight, target.config.num_hidden_layers, options.noise)
+    budget = net.config.heads if options.shape == "chain" else around.default_budget(15, MEDUSA_NODES)
+    return _shaped(source, options, around, budget)
 
 
 def _block(options: TrainedOptions, around: Surroundings, kind: type[DFlashNet], what: str) -> Proposer:
@@ -178,7 +194,7 @@ class Method:
 
     @property
     def uses_net(self) -> bool:
-        return issubclass(self.options, TrainedOptions)
+        return issubclass(self.options, NetOptions)
 
 
 METHODS = {
@@ -189,6 +205,7 @@ METHODS = {
     "fixed": Method(_fixed, FixedOptions, "a draft model's tree of fixed depth and breadth"),
     "dynatree": Method(_dynatree, DynaTreeOptions, "DynaTree: a draft model's tree that follows its confidence"),
     "eagle3": Method(_eagle3, EagleOptions, "EAGLE-3: the target's features extended token by token"),
+    "medusa": Method(_medusa, MedusaOptions, "Medusa: heads on the target's last state guess all depths"),
     "dflash": Method(_dflash, TrainedOptions, "DFlash: a block of drafts in one pass"),
     "domino": Method(_domino, DominoOptions, "Domino: DFlash's block, corrected causally"),
 }

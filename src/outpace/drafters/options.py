@@ -48,21 +48,31 @@ class DynaTreeOptions(DynaTreeConfig, LinearOptions):
     pass
 
 
-class TrainedOptions(LinearOptions):
-    """Options of trained drafters.
+class NetOptions(LinearOptions):
+    """Options of whatever drafts with a trained net.
 
     Attributes:
         shape: which tree; "fixed" and "dynatree" with their usual settings.
         depth, top_k: of the beam.
     """
 
-    shape: Literal["chain", "beam", "fixed", "dynatree"] = "chain"
+    shape: str = "chain"
     depth: int = Field(default=8, ge=1, le=64)
     top_k: int = Field(default=10, ge=1, le=16)
 
 
+class TrainedOptions(NetOptions):
+    shape: Literal["chain", "beam", "fixed", "dynatree"] = "chain"
+
+
 class EagleOptions(TrainedOptions):
     shape: Literal["chain", "beam", "fixed", "dynatree"] = "beam"
+
+
+class MedusaOptions(NetOptions):
+    """Options of Medusa; "template" is its static tree of 63 nodes."""
+
+    shape: Literal["template", "chain", "beam", "fixed", "dynatree"] = "template"
 
 
 class DominoOptions(TrainedOptions):

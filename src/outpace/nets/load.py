@@ -12,19 +12,22 @@ from outpace.nets.checkpoint import Checkpoint, read_checkpoint
 from outpace.nets.layouts.dflash import read_dflash
 from outpace.nets.layouts.domino import is_domino, read_domino
 from outpace.nets.layouts.eagle3 import read_eagle3
+from outpace.nets.layouts.medusa import count_heads, read_medusa
 
-_FILES = ("config.json", "*.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+_FILES = ("config.json", "*.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "medusa_lm_head.pt")
 _EAGLE = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
 _DFLASH = ("DFlashDraftModel", "DominoDraftModel", "DFlashSpeculator")
 
 
 def kind_of(config: dict[str, object]) -> str | None:
-    """What a config.json describes: "eagle3", "dflash" (Domino's are DFlash's with more fields), or no drafter net."""
+    """What a config.json describes: "eagle3", "medusa", "dflash" (Domino's are DFlash's with more fields), or None."""
     named = config.get("architectures")
     architectures = named if isinstance(named, list) else []
     said = config.get("speculators_model_type")
     if said in ("eagle3", "dflash"):
         return str(said)
+    if "MedusaModel" in architectures or "medusa_num_heads" in config:
+        return "medusa"
     if any(name in _EAGLE for name in architectures) or "draft_vocab_size" in config:
         return "eagle3"
     if any(name in _DFLASH for name in architectures) or "dflash_config" in config:
@@ -64,6 +67,8 @@ def load_net(name: str) -> nn.Module:
         raise ModelError(f"drafter={name!r}: its config.json describes no drafter net that is known here")
     readers: dict[str, Callable[[Checkpoint], nn.Module]] = {
         "eagle3": read_eagle3,
+        # Published files hold more heads than their config counts.
+        "medusa": lambda found: read_medusa(found, count_heads(found)),
         "dflash": read_domino if kind == "dflash" and is_domino(checkpoint) else read_dflash,
     }
     return readers[kind](checkpoint)

@@ -11,17 +11,19 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, PromptChunk, Proposer
 from outpace.drafters.block import BlockSource
 from outpace.drafters.eagle3 import EagleSource
+from outpace.drafters.medusa import MedusaSource
 from outpace.engine.engine import Engine
 from outpace.models.target import TransformersTarget
 from outpace.nets.dflash import DFlashConfig, DFlashNet
 from outpace.nets.domino import DominoConfig, DominoNet
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.nets.medusa import MedusaConfig, MedusaNet
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
-from outpace.shaping.rank_paths import Chain
+from outpace.shaping.rank_paths import Chain, MedusaTemplate
 from outpace.testing import assert_lossless, decode
 from tests.unit.drafters.requests import draft_request
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
@@ -43,6 +45,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "dflash-sliding": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 5},
     "domino": {"shift_label": False, "pure_draft_prefix_len": 0},
     "domino-shifted": {"shift_label": True, "pure_draft_prefix_len": 1},
+    "medusa": {"draft_vocab_size": VOCAB, "head": "own", "layers": 2},
+    "medusa-ranked": {"draft_vocab_size": 60, "head": "shared"},
+    "medusa-target": {"draft_vocab_size": VOCAB, "head": "target"},
     "eagle3": {"draft_vocab_size": VOCAB},
     "eagle3-ranked": {"draft_vocab_size": 60, "norm_output": True, "qk_norm": True},
 }
@@ -63,6 +68,11 @@ def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
         if net.d2t is not None:
             net.d2t.copy_(torch.arange(60) * 2 - torch.arange(60))  # even ids only
         return EagleSource(net, embedding.weight, None, (0, 1, 2), *size, target.vocab_size, **options)
+    if kind.startswith("medusa"):
+        heads = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=5, **KINDS[kind])))
+        if heads.token_map is not None:
+            heads.token_map.copy_(torch.arange(60) * 2)
+        return MedusaSource(heads, target.head.weight, 3, **options)
     if kind.startswith("domino"):
         block: DFlashNet = DominoNet(DominoConfig(**SIZES, **BLOCK, emb_dim=8, gru_hidden_dim=12, **KINDS[kind]))
     else:
@@ -73,6 +83,8 @@ def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
 def proposer_of(shape: str, source: Any) -> Proposer:
     if shape == "chain":
         return StaticProposer(source, Chain(), 8, torch.device("cpu"))
+    if shape == "template":
+        return StaticProposer(source, MedusaTemplate(), 20, torch.device("cpu"))
     if shape == "beam":
         return GrowingProposer(source, Beam(BeamConfig(depth=4, top_k=3)), 10)
     if shape == "fixed":
@@ -81,7 +93,7 @@ def proposer_of(shape: str, source: Any) -> Proposer:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", ["chain", "fixed", "beam", "dynatree"])
+@pytest.mark.parametrize("shape", ["chain", "template", "fixed", "beam", "dynatree"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"repetition_penalty": 1.3}], ids=str)
 def test_lossless(kind: str, shape: str, options: dict[str, Any]) -> None:
     """Guards against drafts that leak into the target, alone and in a ragged batch, whatever the source and shape."""

@@ -14,6 +14,8 @@ from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.layouts.dflash import write_dflash
 from outpace.nets.layouts.domino import write_domino
 from outpace.nets.layouts.eagle3_export import write_eagle3
+from outpace.nets.layouts.medusa import write_medusa
+from outpace.nets.medusa import MedusaConfig, MedusaNet
 from tests.unit.drafters.test_learned import BLOCK, PROMPTS, SIZES, random_net
 from tests.unit.models.tiny import save_tiny_model
 
@@ -33,7 +35,9 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     write_eagle3(eagle, folder / "eagle3", "midlayer")
     write_dflash(random_net(DFlashNet(DFlashConfig(**OURS, **BLOCK))), folder / "dflash", "z-lab")
     write_domino(random_net(DominoNet(DominoConfig(**OURS, **BLOCK, **HEAD))), folder / "domino", "sglang")
-    return {name: folder / name for name in ("eagle3", "dflash", "domino")}
+    sizes: dict[str, Any] = {"hidden_size": 48, "vocab_size": 264, "draft_vocab_size": 264, "heads": 4}
+    write_medusa(random_net(MedusaNet(MedusaConfig(**sizes))), folder / "medusa", "authors")
+    return {name: folder / name for name in ("eagle3", "dflash", "domino", "medusa")}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,8 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "eagle3:budget=12,depth=4,top_k=3",
         "eagle3:shape=chain,budget=4",
         "eagle3:shape=dynatree,budget=12",
+        "medusa",
+        "medusa:shape=beam,budget=12,depth=3,top_k=3",
         "dflash",
         "dflash:shape=beam,budget=12,depth=3,top_k=3",
         "domino",
@@ -66,6 +72,8 @@ def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, 
     for method, drafter, complaint in (
         ("eagle3", drafters["domino"], "method 'eagle3' needs a drafter of its own kind, and this one is a DominoNet"),
         ("domino", drafters["dflash"], "needs a drafter of its own kind, and this one is a DFlashNet"),
+        ("medusa", drafters["eagle3"], "needs a drafter of its own kind, and this one is a Eagle3Net"),
+        ("linear", drafters["medusa"], "is a trained net, and this method needs a language model"),
         ("linear", drafters["eagle3"], "is a trained net, and this method needs a language model"),
     ):
         with pytest.raises(InvalidRequest, match=complaint):
@@ -88,6 +96,22 @@ def test_a_drafter_for_another_target_is_refused(target: Path, tmp_path: Path) -
         write_dflash(random_net(DFlashNet(DFlashConfig(**sizes))), folder, "z-lab")
         with pytest.raises(ModelError, match=complaint):
             outpace.load(str(target), "dflash", drafter=str(folder), dtype="float32", device="cpu")
+
+
+def test_heads_beyond_the_configs_count_are_used(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
+    """Guards against published Medusa files, whose config counts fewer heads than they hold, being refused."""
+    for file in drafters["medusa"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    model = outpace.load(str(target), "medusa", drafter=str(tmp_path), dtype="float32", device="cpu")
+    assert len(model.draft_net().heads) == 4  # type: ignore[arg-type]
+    write_medusa(
+        random_net(MedusaNet(MedusaConfig(hidden_size=32, vocab_size=264, draft_vocab_size=264, heads=1))),
+        tmp_path / "narrow",
+        "authors",
+    )
+    with pytest.raises(ModelError, match="hidden_size=32 of the drafter: the target has 48"):
+        outpace.load(str(target), "medusa", drafter=str(tmp_path / "narrow"), dtype="float32", device="cpu")
 
 
 def test_a_checkpoint_cut_off_is_refused(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
