@@ -1,4 +1,4 @@
-"""The command line: generate, chat, verify, bench, models."""
+"""The command line: generate, chat, verify, bench, rank-vocabulary, models."""
 
 import sys
 
@@ -9,12 +9,13 @@ from outpace.cli.chat import chat
 from outpace.cli.generate import generate
 from outpace.cli.models import models_app
 from outpace.cli.options import notes
+from outpace.cli.rank_vocabulary import rank_vocabulary
 from outpace.cli.verify import verify
 from outpace.core.errors import OutpaceError
 
 # Commands import what they run when they run: --help must not wait for transformers.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-for command in (generate, chat, verify, bench):
+for command in (generate, chat, verify, bench, rank_vocabulary):
     app.command()(command)
 app.add_typer(models_app, name="models")
 

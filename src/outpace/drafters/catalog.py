@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 
 from outpace.core.drafting import GrowingShape, LevelSource, StaticShape
 from outpace.core.errors import InvalidRequest, ModelError
@@ -14,6 +14,7 @@ from outpace.core.protocols import Proposer
 from outpace.drafters.block import BlockSource
 from outpace.drafters.draft_lm import DraftLM
 from outpace.drafters.eagle3 import EagleSource
+from outpace.drafters.frequency import load_vocabulary
 from outpace.drafters.lookup import CONTINUATION, PromptLookup
 from outpace.drafters.medusa import MedusaSource
 from outpace.drafters.options import (
@@ -22,6 +23,7 @@ from outpace.drafters.options import (
     DynaTreeOptions,
     EagleOptions,
     FixedOptions,
+    FrSpecOptions,
     LinearOptions,
     MedusaOptions,
     NetOptions,
@@ -87,7 +89,12 @@ def _recycle(options: RecycleOptions, around: Surroundings) -> Proposer:
 
 
 def _draft_lm(options: LinearOptions, around: Surroundings) -> DraftLM:
-    return DraftLM(around.draft_model(), around.vocab_size, options.noise)
+    return DraftLM(around.draft_model(), around.vocab_size, options.noise, _vocabulary(options, around))
+
+
+def _vocabulary(options: LinearOptions, around: Surroundings) -> Tensor | None:
+    """[K] the only ids to draft, if the options name such a file."""
+    return None if options.vocabulary is None else load_vocabulary(options.vocabulary, around.vocab_size)
 
 
 def _linear(options: LinearOptions, around: Surroundings) -> Proposer:
@@ -134,28 +141,33 @@ def _check_sizes(config: Any, **wanted: int) -> None:
             raise ModelError(f"{name}={getattr(config, name)} of the drafter: the target has {size}")
 
 
-def _eagle3(options: EagleOptions, around: Surroundings) -> Proposer:
-    net, target = _trained(Eagle3Net, options, around, "method 'eagle3'")
+def _eagle3(options: EagleOptions, around: Surroundings, what: str = "method 'eagle3'") -> Proposer:
+    net, target = _trained(Eagle3Net, options, around, what)
     config, layers = net.config, target.config.num_hidden_layers
     _check_sizes(config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
-    table = target.embedding.weight
-    source = EagleSource(
-        net,
-        table,
-        target.head.weight,
-        config.taps_of(layers),
-        target.max_length,
-        target.max_slots,
-        target.vocab_size,
-        options.noise,
-    )
+    weights = target.embedding.weight, target.head.weight
+    sizes = target.max_length, target.max_slots, target.vocab_size
+    vocabulary = _vocabulary(options, around)
+    source = EagleSource(net, *weights, config.taps_of(layers), *sizes, options.noise, vocabulary)
     return _shaped(source, options, around, around.default_budget(15, 59))
+
+
+def _fr_spec(options: FrSpecOptions, around: Surroundings) -> Proposer:
+    what = "method 'fr-spec'"
+    net, _ = _trained(Eagle3Net, options, around, what)
+    if net.config.draft_vocab_size < net.config.vocab_size:
+        raise InvalidRequest(
+            f"{what} thins out a full head, and this drafter was trained with draft_vocab_size="
+            f"{net.config.draft_vocab_size} of {net.config.vocab_size}; use method 'eagle3' (vocabulary= works there)"
+        )
+    return _eagle3(options, around, what)
 
 
 def _medusa(options: MedusaOptions, around: Surroundings) -> Proposer:
     net, target = _trained(MedusaNet, options, around, "method 'medusa'")
     _check_sizes(net.config, hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
-    source = MedusaSource(net, target.head.weight, target.config.num_hidden_layers, options.noise)
+    vocabulary = _vocabulary(options, around)
+    source = MedusaSource(net, target.head.weight, target.config.num_hidden_layers, options.noise, vocabulary)
     budget = net.config.heads if options.shape == "chain" else around.default_budget(15, MEDUSA_NODES)
     return _shaped(source, options, around, budget)
 
@@ -167,8 +179,9 @@ def _block(options: TrainedOptions, around: Surroundings, kind: type[DFlashNet],
     if isinstance(options, DominoOptions):
         pool = around.default_budget(CPU_POOL, 0) if options.pool is None else options.pool
         more = {"every_position": options.every_position, "pool": pool or None}
-    size = target.max_length, target.max_slots
-    source = BlockSource(net, target.embedding, target.head, *size, options.noise, **more)
+    vocabulary, size = _vocabulary(options, around), (target.max_length, target.max_slots)
+    head = target.head if vocabulary is None else target.head.restricted(vocabulary)
+    source = BlockSource(net, target.embedding, head, *size, options.noise, **more)
     return _shaped(source, options, around, source.depth if options.shape == "chain" else 60)
 
 
@@ -205,6 +218,7 @@ METHODS = {
     "fixed": Method(_fixed, FixedOptions, "a draft model's tree of fixed depth and breadth"),
     "dynatree": Method(_dynatree, DynaTreeOptions, "DynaTree: a draft model's tree that follows its confidence"),
     "eagle3": Method(_eagle3, EagleOptions, "EAGLE-3: the target's features extended token by token"),
+    "fr-spec": Method(_fr_spec, FrSpecOptions, "FR-Spec: EAGLE-3 that drafts only frequent tokens"),
     "medusa": Method(_medusa, MedusaOptions, "Medusa: heads on the target's last state guess all depths"),
     "dflash": Method(_dflash, TrainedOptions, "DFlash: a block of drafts in one pass"),
     "domino": Method(_domino, DominoOptions, "Domino: DFlash's block, corrected causally"),

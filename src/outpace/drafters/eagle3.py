@@ -8,7 +8,10 @@ from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Stream
+from outpace.drafters.depthwise import in_target_ids
+from outpace.drafters.frequency import both
 from outpace.drafters.scratch import Scratch
+from outpace.models.head import SubsetHead
 from outpace.models.net_slots import NetSlots, Rows
 from outpace.nets.eagle3 import Eagle3Net
 from outpace.sampling.scores import keyed_scores
@@ -54,6 +57,7 @@ class EagleSource:
         taps: the hidden states the net reads, as `net.config.taps_of(layers)` says.
         max_length, max_slots, vocab_size: of the target.
         noise: draft with the request's keyed noise at temperature > 0.
+        vocabulary: [K] the only ids to draft; None for all that the net has.
     """
 
     def __init__(
@@ -66,6 +70,7 @@ class EagleSource:
         max_slots: int,
         vocab_size: int,
         noise: bool = True,
+        vocabulary: Tensor | None = None,
     ) -> None:
         self.net, self._table, self._head, self._noise, self._vocab_size = net, table, head, noise, vocab_size
         self.needs = Needs(taps=taps)
@@ -75,6 +80,11 @@ class EagleSource:
         capacity = self._limit + SCRATCH_ROWS
         self.slots = NetSlots(1, max_slots, config.kv_heads, capacity, config.head_dim, self._dtype, self._device)
         self._target_ids = net.target_ids(torch.arange(config.draft_vocab_size, device=self._device))
+        self._subset: SubsetHead | None = None
+        if vocabulary is not None:
+            rows = head if net.lm_head is None else net.lm_head.weight
+            assert rows is not None, "a net without a head uses the target's"
+            self._subset = SubsetHead(rows, *both(self._target_ids, vocabulary), vocab_size)
 
     def open(self) -> EagleState:
         return EagleState(self.slots.kv.open(), self._no_features())
@@ -139,10 +149,9 @@ class EagleSource:
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:
         """[F, V] float32 logits in the target's ids; ids that the drafter does not have are -inf."""
-        logits = self.net.logits(hidden, self._head).float()
-        full = logits.new_full((len(logits), self._vocab_size), -torch.inf)
-        full[:, self._target_ids] = logits
-        return full
+        if self._subset is not None:
+            return self._subset.scores(hidden)
+        return in_target_ids(self.net.logits(hidden, self._head), self._target_ids, self._vocab_size)
 
     @torch.inference_mode()
     def _write(self, states: Sequence[EagleState], ids: Sequence[Sequence[int]]) -> Tensor:

@@ -9,6 +9,8 @@ from torch import Tensor
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.depthwise import Depthwise, expand_depthwise, in_target_ids
+from outpace.drafters.frequency import both
+from outpace.models.head import SubsetHead
 from outpace.nets.medusa import MedusaNet
 
 
@@ -39,12 +41,19 @@ class MedusaSource:
         head: the target's LM head weight [V, H], for heads without a vocabulary layer of their own.
         layers: of the target; the tap of what its LM head reads.
         noise: draft with the request's keyed noise at temperature > 0.
+        vocabulary: [K] the only ids to draft; None for all that the heads have.
     """
 
-    def __init__(self, net: MedusaNet, head: Tensor, layers: int, noise: bool = True) -> None:
+    def __init__(
+        self, net: MedusaNet, head: Tensor, layers: int, noise: bool = True, vocabulary: Tensor | None = None
+    ) -> None:
         self.net, self._head, self._noise = net, head, noise
         self.needs = Needs(taps=(layers,))
         self._ids = net.target_ids(torch.arange(net.config.draft_vocab_size, device=head.device))
+        self._subsets: list[SubsetHead] = []  # one per head, or one for all
+        if vocabulary is not None:
+            kept = both(self._ids, vocabulary)
+            self._subsets = [SubsetHead(weight, *kept, net.config.vocab_size) for weight in net.vocabulary_layers(head)]
 
     def open(self) -> MedusaState:
         return MedusaState()
@@ -96,4 +105,9 @@ class MedusaSource:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[R, D, V] float32 logits in the target's ids of what the vocabulary layers read, [R, D, H]."""
+        if len(self._subsets) == 1:
+            scores = self._subsets[0].scores(hidden.flatten(0, 1))  # [R * D, V]
+            return scores.view(*hidden.shape[:2], -1)
+        if self._subsets:
+            return torch.stack([one.scores(hidden[:, depth]) for depth, one in enumerate(self._subsets)], dim=1)
         return in_target_ids(self.net.logits(hidden, self._head), self._ids, self.net.config.vocab_size)

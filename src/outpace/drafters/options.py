@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from outpace.shaping.dynatree import DynaTreeConfig
 from outpace.shaping.fixed import FixedTreeConfig
@@ -37,7 +37,15 @@ class RecycleOptions(Options):
 
 
 class LinearOptions(Options):
+    """Options of whatever drafts with a model.
+
+    Attributes:
+        noise: draft with the request's keyed noise at temperature > 0.
+        vocabulary: file of the only ids to draft, made by `outpace rank-vocabulary`; None for all.
+    """
+
     noise: bool = True
+    vocabulary: str | None = None
 
 
 class FixedOptions(FixedTreeConfig, LinearOptions):
@@ -67,6 +75,16 @@ class TrainedOptions(NetOptions):
 
 class EagleOptions(TrainedOptions):
     shape: Literal["chain", "beam", "fixed", "dynatree"] = "beam"
+
+
+class FrSpecOptions(EagleOptions):
+    """EAGLE-3's, with a vocabulary that must be given."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "FrSpecOptions":
+        if self.vocabulary is None:
+            raise ValueError("vocabulary=FILE is missing; make one with `outpace rank-vocabulary`")
+        return self
 
 
 class MedusaOptions(NetOptions):

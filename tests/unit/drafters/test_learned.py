@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outpace.core.drafting import Frontier
 from outpace.core.params import SamplingParams
@@ -39,6 +39,7 @@ BLOCK: dict[str, Any] = {
     "mask_token_id": 7,
     "target_layer_ids": (0, 1),
 }
+SUBSET = torch.arange(0, VOCAB, 3)  # for kinds whose drafts come from these ids alone
 PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {},
@@ -48,6 +49,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "medusa": {"draft_vocab_size": VOCAB, "head": "own", "layers": 2},
     "medusa-ranked": {"draft_vocab_size": 60, "head": "shared"},
     "medusa-target": {"draft_vocab_size": VOCAB, "head": "target"},
+    "medusa-subset": {"draft_vocab_size": 60, "head": "own"},
+    "dflash-subset": {},
+    "domino-subset": {"shift_label": True, "pure_draft_prefix_len": 1},
+    "eagle3-subset": {"draft_vocab_size": 60, "own_head": True},
     "eagle3": {"draft_vocab_size": VOCAB},
     "eagle3-ranked": {"draft_vocab_size": 60, "norm_output": True, "qk_norm": True},
 }
@@ -63,21 +68,25 @@ def random_net(net: nn.Module) -> Any:
 def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
     embedding: nn.Embedding = target.decoder.get_input_embeddings()  # type: ignore[operator]
     size = target.max_length, target.max_slots
+    vocabulary = SUBSET if kind.endswith("-subset") else None
     if kind.startswith("eagle3"):
         net = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), **KINDS[kind])))
         if net.d2t is not None:
             net.d2t.copy_(torch.arange(60) * 2 - torch.arange(60))  # even ids only
-        return EagleSource(net, embedding.weight, None, (0, 1, 2), *size, target.vocab_size, **options)
+        return EagleSource(
+            net, embedding.weight, None, (0, 1, 2), *size, target.vocab_size, vocabulary=vocabulary, **options
+        )
     if kind.startswith("medusa"):
         heads = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=5, **KINDS[kind])))
         if heads.token_map is not None:
             heads.token_map.copy_(torch.arange(60) * 2)
-        return MedusaSource(heads, target.head.weight, 3, **options)
+        return MedusaSource(heads, target.head.weight, 3, vocabulary=vocabulary, **options)
     if kind.startswith("domino"):
         block: DFlashNet = DominoNet(DominoConfig(**SIZES, **BLOCK, emb_dim=8, gru_hidden_dim=12, **KINDS[kind]))
     else:
         block = DFlashNet(DFlashConfig(**SIZES, **BLOCK, **KINDS[kind]))
-    return BlockSource(random_net(block), embedding, target.head, *size, **options)
+    head = target.head if vocabulary is None else target.head.restricted(vocabulary)
+    return BlockSource(random_net(block), embedding, head, *size, **options)
 
 
 def proposer_of(shape: str, source: Any) -> Proposer:
@@ -132,6 +141,36 @@ def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str) -> None:
         below = source.expand([state], Frontier(root.tokens[0], [0] * 3, [0] * 3), 2)
         found.append(torch.cat([root.log_probs.flatten(), below.log_probs.flatten()]))  # type: ignore[union-attr]
     torch.testing.assert_close(found[0], found[1], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "dflash", "domino-shifted", "eagle3"])
+def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -> None:
+    """Guards against rows of a restricted head that stand for other ids, and corrections that miss them."""
+    target = tiny_target(tiny_config("llama"))
+    ids = PROMPTS[1]
+    found: list[Tensor] = []
+    subset = {"domino-shifted": "domino-subset", "dflash": "dflash-subset"}.get(kind, kind)
+    for name in (kind, subset):
+        source = source_of(name, target)
+        if kind == "medusa":  # the kinds differ in more than the subset
+            source = MedusaSource(source.net, target.head.weight, 3, vocabulary=SUBSET if found else None)
+        if kind == "eagle3" and found:
+            size = target.max_length, target.max_slots, VOCAB
+            source = EagleSource(source.net, target.embedding.weight, None, (0, 1, 2), *size, vocabulary=SUBSET)
+        state, slot = source.open(), target.open_slot()
+        (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
+        source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
+        source.begin([state], [draft_request(ids, 20, 4)])
+        root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), VOCAB)
+        below = source.expand([state], Frontier(torch.tensor([3, 6]), [0] * 2, [0] * 2), VOCAB)
+        scores = torch.empty(3, VOCAB).scatter_(
+            1, torch.cat([root.tokens, below.tokens]), torch.cat([root.log_probs, below.log_probs])
+        )
+        found.append(scores)
+    full, restricted = found
+    torch.testing.assert_close(restricted[:, SUBSET], full[:, SUBSET].log_softmax(dim=-1), atol=1e-3, rtol=1e-3)
+    others = torch.ones(VOCAB, dtype=torch.bool).index_fill(0, SUBSET, False)
+    assert bool(torch.isneginf(restricted[:, others]).all())
 
 
 @pytest.mark.parametrize("kind", ["domino", "domino-shifted"])

@@ -8,6 +8,7 @@ import torch
 
 import outpace
 from outpace.core.errors import InvalidRequest, ModelError
+from outpace.drafters.frequency import save_vocabulary
 from outpace.nets.dflash import DFlashConfig, DFlashNet
 from outpace.nets.domino import DominoConfig, DominoNet
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
@@ -65,6 +66,49 @@ def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path
     answers = model.generate(PROMPTS, max_new_tokens=20, **options)
     assert [answer.token_ids for answer in answers] == expected
     assert all(answer.metrics.drafted for answer in answers)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("vocabulary") / "ids.safetensors"
+    save_vocabulary(file, torch.arange(0, 264, 2), 264)
+    return file
+
+
+@pytest.mark.parametrize("method", ["fr-spec", "eagle3", "medusa", "dflash", "domino", "linear", "fixed", "dynatree"])
+def test_frequent_tokens_alone_are_drafted(
+    method: str, target: Path, drafters: dict[str, Path], vocabulary: Path
+) -> None:
+    """Guards against the option being dropped on the way, and against an answer restricted with the drafts."""
+    drafter = drafters.get("eagle3" if method == "fr-spec" else method)
+    name = f"{method}:vocabulary={vocabulary}"
+    model = outpace.load(str(target), name, drafter=str(drafter) if drafter else None, dtype="float32", device="cpu")
+    proposer, drafted = model.proposer(name), []
+    propose = proposer.propose
+    proposer.propose = lambda *given: drafted.append(propose(*given)) or drafted[-1]  # type: ignore[method-assign, func-returns-value]
+    expected = [model.generate(prompt, max_new_tokens=20, method="plain").token_ids for prompt in PROMPTS]
+    assert [answer.token_ids for answer in model.generate(PROMPTS, max_new_tokens=20)] == expected
+    tokens = torch.cat([tree.tokens[1:] for trees in drafted for tree in trees])
+    assert len(tokens)
+    assert not bool((tokens % 2).any())
+    assert any(token % 2 for ids in expected for token in ids)
+
+
+def test_fr_spec_needs_a_vocabulary_and_a_full_head(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
+    """Guards against FR-Spec by name that drafts from everything, or thins out what is thinned out already."""
+    eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=60)))
+    eagle.d2t.zero_()
+    write_eagle3(eagle, tmp_path / "ranked", "midlayer")
+    save_vocabulary(tmp_path / "other", torch.arange(100), 300)
+    for method, drafter, complaint in (
+        ("fr-spec", drafters["eagle3"], "vocabulary=FILE is missing; make one"),
+        ("fr-spec:vocabulary=x", tmp_path / "ranked", "draft_vocab_size=60 of 264; use method 'eagle3'"),
+        ("fr-spec:vocabulary=x", drafters["dflash"], "method 'fr-spec' needs a drafter of its own kind"),
+        ("fr-spec:vocabulary=x", drafters["eagle3"], "vocabulary=x: cannot be read"),
+        (f"eagle3:vocabulary={tmp_path / 'other'}", drafters["eagle3"], "made for 300 ids, and the target has 264"),
+    ):
+        with pytest.raises((InvalidRequest, ModelError), match=complaint):
+            outpace.load(str(target), method, drafter=str(drafter), dtype="float32", device="cpu")
 
 
 def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, Path]) -> None:
