@@ -12,6 +12,7 @@ from outpace.core.drafting import GrowingShape, LevelSource, StaticShape
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.protocols import Proposer
 from outpace.drafters.block import BlockSource
+from outpace.drafters.dart import DartSource
 from outpace.drafters.draft_lm import DraftLM
 from outpace.drafters.eagle3 import EagleSource
 from outpace.drafters.frequency import load_vocabulary
@@ -35,6 +36,7 @@ from outpace.drafters.options import (
 from outpace.drafters.recycle import TokenRecycling, TransitionMatrix
 from outpace.models.draft import DraftModel
 from outpace.models.packed import PackedModel
+from outpace.nets.dart import DartNet
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.nets.eagle3 import Eagle3Net
@@ -152,6 +154,15 @@ def _eagle3(options: EagleOptions, around: Surroundings, what: str = "method 'ea
     return _shaped(source, options, around, around.default_budget(15, 59))
 
 
+def _dart(options: EagleOptions, around: Surroundings) -> Proposer:
+    net, target = _trained(DartNet, options, around, "method 'dart'")
+    _check_sizes(net.config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
+    taps, sizes = net.config.taps_of(target.config.num_hidden_layers), (target.max_length, target.max_slots)
+    source = DartSource(net, target.embedding, taps, *sizes, options.noise, _vocabulary(options, around))
+    budget = net.config.draft_length + 1 if options.shape == "chain" else around.default_budget(15, 60)
+    return _shaped(source, options, around, budget)
+
+
 def _fr_spec(options: FrSpecOptions, around: Surroundings) -> Proposer:
     what = "method 'fr-spec'"
     net, _ = _trained(Eagle3Net, options, around, what)
@@ -219,6 +230,7 @@ METHODS = {
     "dynatree": Method(_dynatree, DynaTreeOptions, "DynaTree: a draft model's tree that follows its confidence"),
     "eagle3": Method(_eagle3, EagleOptions, "EAGLE-3: the target's features extended token by token"),
     "fr-spec": Method(_fr_spec, FrSpecOptions, "FR-Spec: EAGLE-3 that drafts only frequent tokens"),
+    "dart": Method(_dart, EagleOptions, "DART: all depths from one pass over mask rows"),
     "medusa": Method(_medusa, MedusaOptions, "Medusa: heads on the target's last state guess all depths"),
     "dflash": Method(_dflash, TrainedOptions, "DFlash: a block of drafts in one pass"),
     "domino": Method(_domino, DominoOptions, "Domino: DFlash's block, corrected causally"),

@@ -9,6 +9,8 @@ from torch import nn
 
 from outpace.core.errors import ModelError
 from outpace.nets.checkpoint import Checkpoint, read_checkpoint
+from outpace.nets.layouts.dart import ARCHITECTURE as DART
+from outpace.nets.layouts.dart import read_dart
 from outpace.nets.layouts.dflash import read_dflash
 from outpace.nets.layouts.domino import is_domino, read_domino
 from outpace.nets.layouts.eagle3 import read_eagle3
@@ -20,7 +22,7 @@ _DFLASH = ("DFlashDraftModel", "DominoDraftModel", "DFlashSpeculator")
 
 
 def kind_of(config: dict[str, object]) -> str | None:
-    """What a config.json describes: "eagle3", "medusa", "dflash" (Domino's are DFlash's with more fields), or None."""
+    """What a config.json describes: "eagle3", "dart", "medusa", "dflash" (Domino's too, with more fields), or None."""
     named = config.get("architectures")
     architectures = named if isinstance(named, list) else []
     said = config.get("speculators_model_type")
@@ -28,6 +30,8 @@ def kind_of(config: dict[str, object]) -> str | None:
         return str(said)
     if "MedusaModel" in architectures or "medusa_num_heads" in config:
         return "medusa"
+    if DART in architectures or "draft_length" in config:
+        return "dart"
     if any(name in _EAGLE for name in architectures) or "draft_vocab_size" in config:
         return "eagle3"
     if any(name in _DFLASH for name in architectures) or "dflash_config" in config:
@@ -66,6 +70,7 @@ def load_net(name: str) -> nn.Module:
     if kind is None:
         raise ModelError(f"drafter={name!r}: its config.json describes no drafter net that is known here")
     readers: dict[str, Callable[[Checkpoint], nn.Module]] = {
+        "dart": read_dart,
         "eagle3": read_eagle3,
         # Published files hold more heads than their config counts.
         "medusa": lambda found: read_medusa(found, count_heads(found)),

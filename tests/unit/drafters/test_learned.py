@@ -10,10 +10,12 @@ from outpace.core.drafting import Frontier
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, PromptChunk, Proposer
 from outpace.drafters.block import BlockSource
+from outpace.drafters.dart import DartSource
 from outpace.drafters.eagle3 import EagleSource
 from outpace.drafters.medusa import MedusaSource
 from outpace.engine.engine import Engine
 from outpace.models.target import TransformersTarget
+from outpace.nets.dart import DartConfig, DartNet
 from outpace.nets.dflash import DFlashConfig, DFlashNet
 from outpace.nets.domino import DominoConfig, DominoNet
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
@@ -39,6 +41,7 @@ BLOCK: dict[str, Any] = {
     "mask_token_id": 7,
     "target_layer_ids": (0, 1),
 }
+SIZE = 256, 4  # tokens and slots of the tiny target
 SUBSET = torch.arange(0, VOCAB, 3)  # for kinds whose drafts come from these ids alone
 PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
 KINDS: dict[str, dict[str, Any]] = {
@@ -46,6 +49,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "dflash-sliding": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 5},
     "domino": {"shift_label": False, "pure_draft_prefix_len": 0},
     "domino-shifted": {"shift_label": True, "pure_draft_prefix_len": 1},
+    "dart": {"draft_vocab_size": VOCAB, "draft_length": 5},
+    "dart-ranked": {"draft_vocab_size": 60, "draft_length": 2},
+    "dart-subset": {"draft_vocab_size": VOCAB, "draft_length": 4},
     "medusa": {"draft_vocab_size": VOCAB, "head": "own", "layers": 2},
     "medusa-ranked": {"draft_vocab_size": 60, "head": "shared"},
     "medusa-target": {"draft_vocab_size": VOCAB, "head": "target"},
@@ -76,6 +82,11 @@ def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
         return EagleSource(
             net, embedding.weight, None, (0, 1, 2), *size, target.vocab_size, vocabulary=vocabulary, **options
         )
+    if kind.startswith("dart"):
+        dart = random_net(DartNet(DartConfig(**SIZES, taps=(0, 1, 2), **KINDS[kind])))
+        if dart.d2t is not None:
+            dart.d2t.copy_(torch.arange(60) * 2 - torch.arange(60))
+        return DartSource(dart, embedding, (0, 1, 2), *size, vocabulary=vocabulary, **options)
     if kind.startswith("medusa"):
         heads = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=5, **KINDS[kind])))
         if heads.token_map is not None:
@@ -143,7 +154,36 @@ def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str) -> None:
     torch.testing.assert_close(found[0], found[1], atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "dflash", "domino-shifted", "eagle3"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_in_a_batch_are_those_made_alone(kind: str) -> None:
+    """Guards against rows of one request that see a neighbour's, or are read as a neighbour's: it costs only drafts."""
+    target = tiny_target(tiny_config("llama"), max_slots=6)
+    source = source_of(kind, target)
+    alone, together = [source.open() for _ in PROMPTS], [source.open() for _ in PROMPTS]
+    for states in (alone, together):
+        for state, ids in zip(states, PROMPTS, strict=True):
+            slot = target.open_slot()
+            (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
+            source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
+            target.close_slot(slot)
+    found = []
+    for state, ids in zip(alone, PROMPTS, strict=True):
+        source.begin([state], [draft_request(ids, 20, 4)])
+        root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 3)
+        below = source.expand([state], Frontier(root.tokens[0, :2], [0] * 2, [0] * 2), 3)
+        found.append((root, below))
+    source.begin(together, [draft_request(ids, 20, 4) for ids in PROMPTS])
+    roots = source.expand(together, Frontier(torch.tensor([ids[-1] for ids in PROMPTS]), [0, 1, 2], [-1] * 3), 3)
+    owners = [0, 0, 1, 1, 2, 2]
+    below = source.expand(together, Frontier(roots.tokens[:, :2].flatten(), owners, owners), 3)
+    for rows, place in ((roots, 0), (below, 1)):
+        torch.testing.assert_close(rows.tokens, torch.cat([pair[place].tokens for pair in found]))
+        torch.testing.assert_close(
+            rows.log_probs, torch.cat([pair[place].log_probs for pair in found]), atol=1e-4, rtol=0
+        )
+
+
+@pytest.mark.parametrize("kind", ["medusa", "dflash", "domino-shifted", "eagle3", "dart"])
 def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -> None:
     """Guards against rows of a restricted head that stand for other ids, and corrections that miss them."""
     target = tiny_target(tiny_config("llama"))
@@ -154,9 +194,11 @@ def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -
         source = source_of(name, target)
         if kind == "medusa":  # the kinds differ in more than the subset
             source = MedusaSource(source.net, target.head.weight, 3, vocabulary=SUBSET if found else None)
+        if kind == "dart" and found:
+            source = DartSource(source.net, target.embedding, (0, 1, 2), *SIZE, vocabulary=SUBSET)
         if kind == "eagle3" and found:
-            size = target.max_length, target.max_slots, VOCAB
-            source = EagleSource(source.net, target.embedding.weight, None, (0, 1, 2), *size, vocabulary=SUBSET)
+            weights = target.embedding.weight, None
+            source = EagleSource(source.net, *weights, (0, 1, 2), *SIZE, VOCAB, vocabulary=SUBSET)
         state, slot = source.open(), target.open_slot()
         (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
         source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
@@ -213,7 +255,7 @@ def test_conversations_go_on_in_a_kept_slot(kind: str) -> None:
         source.close(state)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
+@pytest.mark.parametrize("kind", ["dflash", "eagle3", "dart"])
 def test_a_context_longer_than_the_nets(kind: str) -> None:
     """Guards against positions that the net never learned, and against a request that fails when it grows past them."""
     target = tiny_target(tiny_config("llama"))

@@ -9,9 +9,11 @@ import torch
 import outpace
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.drafters.frequency import save_vocabulary
+from outpace.nets.dart import DartConfig, DartNet
 from outpace.nets.dflash import DFlashConfig, DFlashNet
 from outpace.nets.domino import DominoConfig, DominoNet
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.nets.layouts.dart import write_dart
 from outpace.nets.layouts.dflash import write_dflash
 from outpace.nets.layouts.domino import write_domino
 from outpace.nets.layouts.eagle3_export import write_eagle3
@@ -34,11 +36,13 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("drafters")
     eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264)))
     write_eagle3(eagle, folder / "eagle3", "midlayer")
+    # The layout says no taps: the usual three depend on the target, and of three layers 0, 1 and 2 are tapped.
+    write_dart(random_net(DartNet(DartConfig(**OURS, draft_vocab_size=264, draft_length=3))), folder / "dart")
     write_dflash(random_net(DFlashNet(DFlashConfig(**OURS, **BLOCK))), folder / "dflash", "z-lab")
     write_domino(random_net(DominoNet(DominoConfig(**OURS, **BLOCK, **HEAD))), folder / "domino", "sglang")
     sizes: dict[str, Any] = {"hidden_size": 48, "vocab_size": 264, "draft_vocab_size": 264, "heads": 4}
     write_medusa(random_net(MedusaNet(MedusaConfig(**sizes))), folder / "medusa", "authors")
-    return {name: folder / name for name in ("eagle3", "dflash", "domino", "medusa")}
+    return {name: folder / name for name in ("eagle3", "dflash", "domino", "medusa", "dart")}
 
 
 @pytest.mark.parametrize(
@@ -47,6 +51,9 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "eagle3:budget=12,depth=4,top_k=3",
         "eagle3:shape=chain,budget=4",
         "eagle3:shape=dynatree,budget=12",
+        "dart:budget=12,depth=4,top_k=3",
+        "dart:shape=chain",
+        "dart:shape=dynatree,budget=12",
         "medusa",
         "medusa:shape=beam,budget=12,depth=3,top_k=3",
         "dflash",
@@ -75,7 +82,9 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.parametrize("method", ["fr-spec", "eagle3", "medusa", "dflash", "domino", "linear", "fixed", "dynatree"])
+@pytest.mark.parametrize(
+    "method", ["fr-spec", "eagle3", "dart", "medusa", "dflash", "domino", "linear", "fixed", "dynatree"]
+)
 def test_frequent_tokens_alone_are_drafted(
     method: str, target: Path, drafters: dict[str, Path], vocabulary: Path
 ) -> None:
