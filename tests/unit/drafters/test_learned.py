@@ -1,5 +1,6 @@
 """Learned drafters on tiny random nets: lossless, counted in passes, cached as if computed afresh."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from torch import Tensor, nn
 
 from outpace.core.drafting import Frontier
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Chunk, PromptChunk, Proposer
+from outpace.core.protocols import Chunk, DraftRequest, PromptChunk, Proposer
+from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.block import BlockSource
 from outpace.drafters.dart import DartSource
 from outpace.drafters.eagle3 import EagleSource
@@ -130,17 +132,41 @@ def test_lossless(kind: str, shape: str, options: dict[str, Any]) -> None:
         assert all(session.metrics.draft_passes <= session.metrics.steps for session in sessions), "one pass per round"
 
 
+class Led(StaticProposer):
+    """Drafts as ever, and proposes what the target will say, behind a wrong token: random nets are never right."""
+
+    answer: Sequence[int]
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        super().propose(states, requests)
+        trees = []
+        for request in requests:
+            right = list(self.answer[len(request.ids) :][:3])
+            tokens = [request.ids[-1], (right[0] + 1) % VOCAB, *right]
+            trees.append(DraftTree(torch.tensor(tokens), Topology.of((-1, 0, 0, 2, 3)[: len(tokens)])))
+        return trees
+
+
+@pytest.mark.parametrize("is_led", [False, True], ids=["rejected", "accepted"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str) -> None:
-    """Guards against stale or shifted context: features of rejected nodes, rows of trees kept, positions off by one."""
+def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str, is_led: bool) -> None:
+    """Guards against stale or shifted context: features of rejected nodes, or of others than the accepted path's, rows
+    of trees kept, positions off by one."""
     target = tiny_target(tiny_config("llama"))
     source = source_of(kind, target)
     engine, proposer = Engine(target, prefill_chunk=8), proposer_of("dynatree", source)
-    (session,) = engine.add(PROMPTS[1], SamplingParams(max_new_tokens=40), proposer)
+    params = SamplingParams(max_new_tokens=70)
+    if is_led:
+        (plain,) = decode(Engine(target), [PROMPTS[1]], [params], [EmptyDraft()])
+        proposer = Led(source, Chain(), 8, torch.device("cpu"))
+        proposer.answer = plain.ids
+    (session,) = engine.add(PROMPTS[1], params, proposer)
     for _ in range(16):
         engine.step()
+    assert not is_led or session.metrics.accepted >= 30
+    state = session.state if is_led else session.state.of_source
     assert session.finish_reason is None
-    old, ids = session.state.of_source, list(session.ids)
+    old, ids = state, list(session.ids)
     fresh = source.open()
     slot = target.open_slot()
     (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
