@@ -253,3 +253,17 @@ def test_a_missing_extra_is_named(tmp_path: Path) -> None:
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 2
     assert "pip install 'outpace[bench]'" in result.stderr
+
+
+def test_rank_vocabulary_writes_what_the_drafters_read(folder: str, tmp_path: Path) -> None:
+    """Guards against a file that the option refuses, EOS missing from it, and counts of something else."""
+    (tmp_path / "texts.jsonl").write_text('{"turns": ["aaab", "b"]}\n')
+    out = tmp_path / "ids.safetensors"
+    options = ["rank-vocabulary", "-m", folder, "-w", str(tmp_path / "texts.jsonl"), "--out", str(out)]
+    report = _last_json(_run(*options, "--keep", "2"))
+    assert report == {"file": str(out), "kept": 2, "of": 264, "tokens": 5, "covered": 0.6}
+    method = f"linear:vocabulary={out}"
+    answer = _last_json(_run("generate", "hello", "-m", folder, "--method", method, "--max-new-tokens", "8", "--json"))
+    assert answer["samples"][0]["metrics"]["drafted"] > 0
+    again = _run(*options, "--keep", "2")
+    assert isinstance(again.exception, InvalidRequest)

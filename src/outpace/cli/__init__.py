@@ -1,4 +1,4 @@
-"""The command line: generate, chat, verify, bench, convert, models."""
+"""The command line: generate, chat, verify, bench, convert, rank-vocabulary, models."""
 
 import sys
 
@@ -10,12 +10,13 @@ from outpace.cli.convert import convert
 from outpace.cli.generate import generate
 from outpace.cli.models import models_app
 from outpace.cli.options import notes
+from outpace.cli.rank_vocabulary import rank_vocabulary
 from outpace.cli.verify import verify
 from outpace.core.errors import OutpaceError
 
 # Commands import what they run when they run: --help must not wait for transformers.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-for command in (generate, chat, verify, bench, convert):
+for command in (generate, chat, verify, bench, convert, rank_vocabulary):
     app.command()(command)
 app.add_typer(models_app, name="models")
 

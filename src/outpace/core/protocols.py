@@ -18,7 +18,8 @@ class Needs:
     Attributes:
         top_k: ids of the k largest logits at every verified node and prompt position; 0 for none.
         taps: hidden states at every verified node and prompt position, numbered as transformers' `hidden_states`: 0 is
-            the embeddings, i the output of layer i - 1, before the final norm.
+            the embeddings, i the output of layer i - 1 before the final norm; the number of layers stands for what the
+            LM head reads, after that norm.
     """
 
     top_k: int = 0

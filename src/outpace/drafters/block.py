@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Stream
-from outpace.models.head import LmHead
+from outpace.models.head import LmHead, SubsetHead
 from outpace.models.net_slots import NetSlots, Rows, Sight
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
@@ -54,7 +54,7 @@ class BlockSource:
     Args:
         net: the drafter.
         embed: the target's embedding, ids [T] -> [T, H].
-        head: the target's LM head.
+        head: the target's LM head, or the rows of it that drafts may come from.
         max_length, max_slots: of the target.
         noise: draft with the request's keyed noise at temperature > 0.
         every_position: with shifted labels also use the last position, B drafts instead of B - 1.
@@ -65,14 +65,17 @@ class BlockSource:
         self,
         net: DFlashNet,
         embed: Callable[[Tensor], Tensor],
-        head: LmHead,
+        head: LmHead | SubsetHead,
         max_length: int,
         max_slots: int,
         noise: bool = True,
         every_position: bool = False,
         pool: int | None = None,
     ) -> None:
-        self.net, self._embed, self._head, self._noise, self._pool = net, embed, head, noise, pool
+        self.net, self._embed, self._head, self._noise = net, embed, head, noise
+        # Ids that cannot be drafted need no correction.
+        drafted = len(head.ids) if isinstance(head, SubsetHead) else head.vocab_size
+        self._pool = min(pool or drafted, drafted) if pool or drafted < head.vocab_size else None
         config = net.config
         self.needs = Needs(taps=config.taps)
         self.depth = config.drafts_per_block(every_position)
@@ -156,12 +159,11 @@ class BlockSource:
         attend = self.slots.attention(parts, self._sights)
         hidden = self.net.block(self._embed(tokens.flatten()), positions, attend).unflatten(0, (-1, size))  # [R, B, H]
         wanted = hidden[:, self._positions]  # [R, D, H]
-        outputs = self._head(wanted.flatten(0, 1))
-        base = outputs.logits.float().scatter_(1, outputs.top_ids, outputs.top_logits).unflatten(0, (len(states), -1))
+        base = self._head.scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))  # [R, D, V]
         for state, rows, logits in zip(states, wanted, base, strict=True):
             state.hidden, state.base = rows, logits
             if self._pool is not None:
-                state.pool = logits.amax(dim=0).topk(min(self._pool, logits.shape[1])).indices
+                state.pool = logits.amax(dim=0).topk(self._pool).indices
 
     @torch.inference_mode()
     def _logits(self, states: Sequence[BlockState], above: Sequence[Sequence[int]], tokens: Tensor) -> Tensor:

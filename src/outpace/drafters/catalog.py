@@ -6,22 +6,28 @@ from typing import Any, TypeVar
 
 import torch
 from pydantic import ValidationError
-from torch import nn
+from torch import Tensor, nn
 
-from outpace.core.drafting import GrowingShape, LevelSource
+from outpace.core.drafting import GrowingShape, LevelSource, StaticShape
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.protocols import Proposer
 from outpace.drafters.block import BlockSource
+from outpace.drafters.dart import DartSource
 from outpace.drafters.draft_lm import DraftLM
 from outpace.drafters.eagle3 import EagleSource
+from outpace.drafters.frequency import load_vocabulary
 from outpace.drafters.lookup import CONTINUATION, PromptLookup
+from outpace.drafters.medusa import MedusaSource
 from outpace.drafters.options import (
     AnyOptions,
     DominoOptions,
     DynaTreeOptions,
     EagleOptions,
     FixedOptions,
+    FrSpecOptions,
     LinearOptions,
+    MedusaOptions,
+    NetOptions,
     Options,
     PlainOptions,
     RecycleOptions,
@@ -30,15 +36,17 @@ from outpace.drafters.options import (
 from outpace.drafters.recycle import TokenRecycling, TransitionMatrix
 from outpace.models.draft import DraftModel
 from outpace.models.packed import PackedModel
+from outpace.nets.dart import DartNet
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.nets.eagle3 import Eagle3Net
+from outpace.nets.medusa import MedusaNet
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
-from outpace.shaping.rank_paths import Chain, RecyclingTemplate
+from outpace.shaping.rank_paths import MEDUSA_NODES, Chain, MedusaTemplate, RecyclingTemplate
 
 CPU_POOL = 2048
 N = TypeVar("N", bound=nn.Module)
@@ -83,7 +91,12 @@ def _recycle(options: RecycleOptions, around: Surroundings) -> Proposer:
 
 
 def _draft_lm(options: LinearOptions, around: Surroundings) -> DraftLM:
-    return DraftLM(around.draft_model(), around.vocab_size, options.noise)
+    return DraftLM(around.draft_model(), around.vocab_size, options.noise, _vocabulary(options, around))
+
+
+def _vocabulary(options: LinearOptions, around: Surroundings) -> Tensor | None:
+    """[K] the only ids to draft, if the options name such a file."""
+    return None if options.vocabulary is None else load_vocabulary(options.vocabulary, around.vocab_size)
 
 
 def _linear(options: LinearOptions, around: Surroundings) -> Proposer:
@@ -101,7 +114,7 @@ def _dynatree(options: DynaTreeOptions, around: Surroundings) -> Proposer:
     return GrowingProposer(_draft_lm(options, around), DynaTree(options), budget)
 
 
-def _trained(kind: type[N], options: TrainedOptions, around: Surroundings, what: str) -> tuple[N, PackedModel]:
+def _trained(kind: type[N], options: NetOptions, around: Surroundings, what: str) -> tuple[N, PackedModel]:
     """The trained drafter, if it is of the right kind, in the target's dtype and on its device."""
     if around.target is None or around.net is None:
         raise InvalidRequest(f"{what} needs a trained drafter: name its checkpoint with drafter=")
@@ -111,10 +124,11 @@ def _trained(kind: type[N], options: TrainedOptions, around: Surroundings, what:
     return net, around.target
 
 
-def _shaped(source: LevelSource, options: TrainedOptions, around: Surroundings, budget: int) -> Proposer:
+def _shaped(source: LevelSource, options: NetOptions, around: Surroundings, budget: int) -> Proposer:
     budget = budget if options.budget is None else options.budget
-    if options.shape == "chain":
-        return StaticProposer(source, Chain(), budget, around.device)
+    static: dict[str, StaticShape] = {"chain": Chain(), "template": MedusaTemplate()}
+    if options.shape in static:
+        return StaticProposer(source, static[options.shape], budget, around.device)
     shapes: dict[str, Callable[[], GrowingShape]] = {
         "beam": lambda: Beam(BeamConfig(depth=options.depth, top_k=options.top_k)),
         "fixed": lambda: FixedTree(FixedTreeConfig()),
@@ -123,25 +137,50 @@ def _shaped(source: LevelSource, options: TrainedOptions, around: Surroundings, 
     return GrowingProposer(source, shapes[options.shape](), budget)
 
 
-def _eagle3(options: EagleOptions, around: Surroundings) -> Proposer:
-    net, target = _trained(Eagle3Net, options, around, "method 'eagle3'")
+def _check_sizes(config: Any, **wanted: int) -> None:
+    for name, size in wanted.items():
+        if getattr(config, name) != size:
+            raise ModelError(f"{name}={getattr(config, name)} of the drafter: the target has {size}")
+
+
+def _eagle3(options: EagleOptions, around: Surroundings, what: str = "method 'eagle3'") -> Proposer:
+    net, target = _trained(Eagle3Net, options, around, what)
     config, layers = net.config, target.config.num_hidden_layers
-    sizes = {"target_hidden_size": target.config.hidden_size, "vocab_size": target.vocab_size}
-    for name, wanted in sizes.items():
-        if getattr(config, name) != wanted:
-            raise ModelError(f"{name}={getattr(config, name)} of the drafter: the target has {wanted}")
-    table = target.embedding.weight
-    source = EagleSource(
-        net,
-        table,
-        target.head.weight,
-        config.taps_of(layers),
-        target.max_length,
-        target.max_slots,
-        target.vocab_size,
-        options.noise,
-    )
+    _check_sizes(config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
+    weights = target.embedding.weight, target.head.weight
+    sizes = target.max_length, target.max_slots, target.vocab_size
+    vocabulary = _vocabulary(options, around)
+    source = EagleSource(net, *weights, config.taps_of(layers), *sizes, options.noise, vocabulary)
     return _shaped(source, options, around, around.default_budget(15, 59))
+
+
+def _dart(options: EagleOptions, around: Surroundings) -> Proposer:
+    net, target = _trained(DartNet, options, around, "method 'dart'")
+    _check_sizes(net.config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
+    taps, sizes = net.config.taps_of(target.config.num_hidden_layers), (target.max_length, target.max_slots)
+    source = DartSource(net, target.embedding, taps, *sizes, options.noise, _vocabulary(options, around))
+    budget = net.config.draft_length + 1 if options.shape == "chain" else around.default_budget(15, 60)
+    return _shaped(source, options, around, budget)
+
+
+def _fr_spec(options: FrSpecOptions, around: Surroundings) -> Proposer:
+    what = "method 'fr-spec'"
+    net, _ = _trained(Eagle3Net, options, around, what)
+    if net.config.draft_vocab_size < net.config.vocab_size:
+        raise InvalidRequest(
+            f"{what} thins out a full head, and this drafter was trained with draft_vocab_size="
+            f"{net.config.draft_vocab_size} of {net.config.vocab_size}; use method 'eagle3' (vocabulary= works there)"
+        )
+    return _eagle3(options, around, what)
+
+
+def _medusa(options: MedusaOptions, around: Surroundings) -> Proposer:
+    net, target = _trained(MedusaNet, options, around, "method 'medusa'")
+    _check_sizes(net.config, hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
+    vocabulary = _vocabulary(options, around)
+    source = MedusaSource(net, target.head.weight, target.config.num_hidden_layers, options.noise, vocabulary)
+    budget = net.config.heads if options.shape == "chain" else around.default_budget(15, MEDUSA_NODES)
+    return _shaped(source, options, around, budget)
 
 
 def _block(options: TrainedOptions, around: Surroundings, kind: type[DFlashNet], what: str) -> Proposer:
@@ -151,8 +190,9 @@ def _block(options: TrainedOptions, around: Surroundings, kind: type[DFlashNet],
     if isinstance(options, DominoOptions):
         pool = around.default_budget(CPU_POOL, 0) if options.pool is None else options.pool
         more = {"every_position": options.every_position, "pool": pool or None}
-    size = target.max_length, target.max_slots
-    source = BlockSource(net, target.embedding, target.head, *size, options.noise, **more)
+    vocabulary, size = _vocabulary(options, around), (target.max_length, target.max_slots)
+    head = target.head if vocabulary is None else target.head.restricted(vocabulary)
+    source = BlockSource(net, target.embedding, head, *size, options.noise, **more)
     return _shaped(source, options, around, source.depth if options.shape == "chain" else 60)
 
 
@@ -178,7 +218,7 @@ class Method:
 
     @property
     def uses_net(self) -> bool:
-        return issubclass(self.options, TrainedOptions)
+        return issubclass(self.options, NetOptions)
 
 
 METHODS = {
@@ -189,6 +229,9 @@ METHODS = {
     "fixed": Method(_fixed, FixedOptions, "a draft model's tree of fixed depth and breadth"),
     "dynatree": Method(_dynatree, DynaTreeOptions, "DynaTree: a draft model's tree that follows its confidence"),
     "eagle3": Method(_eagle3, EagleOptions, "EAGLE-3: the target's features extended token by token"),
+    "fr-spec": Method(_fr_spec, FrSpecOptions, "FR-Spec: EAGLE-3 that drafts only frequent tokens"),
+    "dart": Method(_dart, EagleOptions, "DART: all depths from one pass over mask rows"),
+    "medusa": Method(_medusa, MedusaOptions, "Medusa: heads on the target's last state guess all depths"),
     "dflash": Method(_dflash, TrainedOptions, "DFlash: a block of drafts in one pass"),
     "domino": Method(_domino, DominoOptions, "Domino: DFlash's block, corrected causally"),
 }

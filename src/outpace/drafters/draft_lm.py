@@ -41,10 +41,16 @@ class DraftLM:
         model: the draft model on its slots.
         vocab_size: of the target.
         noise: draft with the request's keyed noise at temperature > 0 rather than greedily.
+        vocabulary: [K] the only ids to draft; None for all.
     """
 
-    def __init__(self, model: DraftModel, vocab_size: int, noise: bool = True) -> None:
+    def __init__(
+        self, model: DraftModel, vocab_size: int, noise: bool = True, vocabulary: Tensor | None = None
+    ) -> None:
         self.needs = Needs()
+        # Either model may have more ids than the other, padding of its embedding.
+        kept = None if vocabulary is None else vocabulary[vocabulary < model.vocab_size]
+        self._head = None if kept is None else model.head.restricted(kept)
         self.model, self._vocab_size, self._noise = model, vocab_size, noise
 
     def open(self) -> DraftState:
@@ -89,7 +95,7 @@ class DraftLM:
                 growths.append(self._catch_up(state))
             else:
                 growths.append(_extend(state, frontier.tokens[nodes.start : nodes.stop], above, nodes.start))
-        logits = self.model.grow(growths)[:, : self._vocab_size]
+        logits = self.model.grow(growths, self._head)[:, : self._vocab_size]
         if logits.shape[1] < self._vocab_size:
             logits = torch.nn.functional.pad(logits, (0, self._vocab_size - logits.shape[1]), value=-torch.inf)
         streams, depths, paths = [], [], []

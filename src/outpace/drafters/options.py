@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from outpace.shaping.dynatree import DynaTreeConfig
 from outpace.shaping.fixed import FixedTreeConfig
@@ -37,7 +37,15 @@ class RecycleOptions(Options):
 
 
 class LinearOptions(Options):
+    """Options of whatever drafts with a model.
+
+    Attributes:
+        noise: draft with the request's keyed noise at temperature > 0.
+        vocabulary: file of the only ids to draft, made by `outpace rank-vocabulary`; None for all.
+    """
+
     noise: bool = True
+    vocabulary: str | None = None
 
 
 class FixedOptions(FixedTreeConfig, LinearOptions):
@@ -48,21 +56,41 @@ class DynaTreeOptions(DynaTreeConfig, LinearOptions):
     pass
 
 
-class TrainedOptions(LinearOptions):
-    """Options of trained drafters.
+class NetOptions(LinearOptions):
+    """Options of whatever drafts with a trained net.
 
     Attributes:
         shape: which tree; "fixed" and "dynatree" with their usual settings.
         depth, top_k: of the beam.
     """
 
-    shape: Literal["chain", "beam", "fixed", "dynatree"] = "chain"
+    shape: str = "chain"
     depth: int = Field(default=8, ge=1, le=64)
     top_k: int = Field(default=10, ge=1, le=16)
 
 
+class TrainedOptions(NetOptions):
+    shape: Literal["chain", "beam", "fixed", "dynatree"] = "chain"
+
+
 class EagleOptions(TrainedOptions):
     shape: Literal["chain", "beam", "fixed", "dynatree"] = "beam"
+
+
+class FrSpecOptions(EagleOptions):
+    """EAGLE-3's, with a vocabulary that must be given."""
+
+    @model_validator(mode="after")
+    def _check(self) -> "FrSpecOptions":
+        if self.vocabulary is None:
+            raise ValueError("vocabulary=FILE is missing; make one with `outpace rank-vocabulary`")
+        return self
+
+
+class MedusaOptions(NetOptions):
+    """Options of Medusa; "template" is its static tree of 63 nodes."""
+
+    shape: Literal["template", "chain", "beam", "fixed", "dynatree"] = "template"
 
 
 class DominoOptions(TrainedOptions):

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.families import check_supported
-from outpace.models.head import LmHead
+from outpace.models.head import LmHead, SubsetHead
 from outpace.models.load import read_config, read_model, read_tokenizer, resolve
 from outpace.models.packed import PackedModel, Part, layers_of, prepare
 from outpace.models.text import TextCodec
@@ -70,8 +70,13 @@ class DraftModel(PackedModel):
             self.kv.commit(slot, range(len(ids)))
 
     @torch.inference_mode()
-    def grow(self, growths: Sequence[Growth]) -> Tensor:
-        """[W, V] float32 logits of the wanted rows of all requests, from one pass. Nothing is committed."""
+    def grow(self, growths: Sequence[Growth], head: SubsetHead | None = None) -> Tensor:
+        """[W, V] float32 logits of the wanted rows of all requests, from one pass. Nothing is committed.
+
+        Args:
+            growths: the requests' rows.
+            head: scores some ids only, the others are -inf; None for the model's own head.
+        """
         parts = [
             Part(growth.slot, self._known(growth.tokens), growth.offsets, growth.visible, growth.scratch, True)
             for growth in growths
@@ -81,8 +86,7 @@ class DraftModel(PackedModel):
         last = [
             rows[-growth.wanted :] for rows, growth in zip(hidden.split(sizes), growths, strict=True)
         ]  # [wanted, H] each
-        outputs = self.head(torch.cat(last))
-        return outputs.logits.float().scatter_(1, outputs.top_ids, outputs.top_logits)
+        return (head or self.head).scores(torch.cat(last))
 
     def _pass(self, parts: Sequence[Part]) -> Tensor:
         self.passes += 1

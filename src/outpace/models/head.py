@@ -50,9 +50,60 @@ class LmHead:
             top_ids = top_ids.gather(-1, order)
         return NodeOutputs(self._capped(logits), top_ids, self._capped(top_logits.float()))
 
+    @torch.inference_mode()
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[R, V] float32 logits at hidden states [R, H], exact in float32 for the top candidates."""
+        outputs = self(hidden)
+        return outputs.logits.float().scatter_(1, outputs.top_ids, outputs.top_logits)
+
+    def restricted(self, ids: Tensor) -> "SubsetHead":
+        """A head that scores only `ids` [K]."""
+        packs = isinstance(self._layer, PackedLinear)
+        return SubsetHead(self._weight, ids, ids, self.vocab_size, self._bias, self._softcap, packs)
+
     def top_ids(self, hidden: Tensor) -> Tensor:
         """[R, k] ids of the largest logits at hidden states [R, H], block by block."""
         return torch.cat([self(block).top_ids for block in hidden.split(_ROWS_AT_ONCE)])
 
     def _capped(self, logits: Tensor) -> Tensor:
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
+
+
+class SubsetHead:
+    """Some rows of an LM head, for drafts: rare tokens cost as much as frequent ones (FR-Spec, arXiv 2502.14856).
+
+    Holds copies of these rows alone, never of the whole weight.
+
+    Args:
+        weight: [Vd, H] of the whole head.
+        rows: [K] int64, which of its rows.
+        ids: [K] int64, the target's id of each.
+        vocab_size: V of the target.
+        bias: [Vd] or None.
+        softcap, pack: as in `LmHead`.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor,
+        rows: Tensor,
+        ids: Tensor,
+        vocab_size: int,
+        bias: Tensor | None = None,
+        softcap: float | None = None,
+        pack: bool = True,
+    ) -> None:
+        rows = rows.to(weight.device)
+        layer = nn.Linear(weight.shape[1], len(rows), bias=bias is not None, device="meta")
+        layer.weight = nn.Parameter(weight.detach()[rows], requires_grad=False)
+        if bias is not None:
+            layer.bias = nn.Parameter(bias.detach()[rows], requires_grad=False)
+        self.ids, self.vocab_size = ids.to(weight.device), vocab_size
+        self._head = LmHead(layer, softcap, pack)
+
+    @torch.inference_mode()
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[R, V] float32 logits at hidden states [R, H] in the target's ids; -inf at all others."""
+        full = hidden.new_full((len(hidden), self.vocab_size), -torch.inf, dtype=torch.float32)
+        full[:, self.ids] = self._head.scores(hidden)
+        return full

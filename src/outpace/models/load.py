@@ -5,7 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
@@ -163,14 +170,29 @@ def load_target(
         raise InvalidRequest(f"max_model_len={max_model_len}: {name} has positions for 1 to {limit} tokens")
     model = read_model(source, chosen_dtype, where, ATTENTION_NAME)
     codec = read_tokenizer(source)
-    eos = _eos_token_ids(model, codec)
+    eos = _eos_token_ids(model.generation_config, model.config, codec)
     length = max_model_len or min(limit, DEFAULT_MAX_LENGTH)
     return TransformersTarget(model, length, max_num_seqs, eos), codec
 
 
-def _eos_token_ids(model: PreTrainedModel, codec: TextCodec) -> tuple[int, ...]:
-    generation = model.generation_config.eos_token_id if model.generation_config else None
-    for ids in (generation, model.config.get_text_config().eos_token_id, codec.tokenizer.eos_token_id):
+def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:
+    """A model's tokenizer, the size of its vocabulary and its EOS ids, without its weights.
+
+    Raises:
+        ModelError: nothing readable under that name.
+    """
+    source = resolve(name)
+    config, codec = read_config(source), read_tokenizer(source)
+    try:
+        generation = GenerationConfig.from_pretrained(source.path)
+    except OSError:
+        generation = None  # many models have none
+    return codec, config.get_text_config().vocab_size, _eos_token_ids(generation, config, codec)
+
+
+def _eos_token_ids(generation: GenerationConfig | None, config: PretrainedConfig, codec: TextCodec) -> tuple[int, ...]:
+    found = generation.eos_token_id if generation else None
+    for ids in (found, config.get_text_config().eos_token_id, codec.tokenizer.eos_token_id):
         if ids is not None:
             return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
     return ()

@@ -69,7 +69,8 @@ def tapped(decoder: nn.Module, taps: Iterable[int]) -> Iterator[dict[int, Tensor
 
     Args:
         decoder: a transformers decoder.
-        taps: 0 for what goes into the first layer, i for what comes out of layer i - 1.
+        taps: 0 for what goes into the first layer, i for what comes out of layer i - 1; the number of layers stands
+            for what the LM head reads, the last layer's output after the final norm.
 
     Raises:
         InvalidRequest: a tap that the decoder does not have.
@@ -78,15 +79,21 @@ def tapped(decoder: nn.Module, taps: Iterable[int]) -> Iterator[dict[int, Tensor
     features: dict[int, Tensor] = {}
     handles = []
     for tap in sorted(set(taps)):
-        if not 0 <= tap < len(layers):
+        if not 0 <= tap <= len(layers):
             raise InvalidRequest(
-                f"tap {tap}: the target has hidden states 0 to {len(layers) - 1} before its last layer"
+                f"tap {tap}: the target has hidden states 0 to {len(layers)}, the last one what its LM head reads"
             )
 
         def before(module: nn.Module, args: Any, kwargs: Any, tap: int = tap) -> None:
             features[tap] = (args[0] if args else kwargs["hidden_states"])[0]
 
-        handles.append(layers[tap].register_forward_pre_hook(before, with_kwargs=True))
+        def after(module: nn.Module, args: Any, output: Any, tap: int = tap) -> None:
+            features[tap] = output.last_hidden_state[0]
+
+        if tap < len(layers):
+            handles.append(layers[tap].register_forward_pre_hook(before, with_kwargs=True))
+        else:
+            handles.append(decoder.register_forward_hook(after))
     try:
         yield features
     finally:

@@ -14,7 +14,7 @@ from outpace.nets.layouts.dart import read_dart
 from outpace.nets.layouts.dflash import read_dflash
 from outpace.nets.layouts.domino import is_domino, read_domino
 from outpace.nets.layouts.eagle3 import read_eagle3
-from outpace.nets.layouts.medusa import read_medusa
+from outpace.nets.layouts.medusa import count_heads, read_medusa
 
 _FILES = ("config.json", "*.safetensors", INDEX, TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS)
 _EAGLE = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
@@ -28,7 +28,7 @@ def _read_block(checkpoint: Checkpoint) -> nn.Module:
 READERS: dict[str, Callable[[Checkpoint], nn.Module]] = {
     "eagle3": read_eagle3,
     "dflash": _read_block,
-    "medusa": read_medusa,
+    "medusa": lambda checkpoint: read_medusa(checkpoint, count_heads(checkpoint)),  # configs count too few
     "dart": read_dart,
 }
 """The kinds of drafter nets; Domino's are DFlash's with more fields."""

@@ -102,13 +102,23 @@ class MedusaNet(nn.Module):
         Raises:
             ModelError: it is needed and missing.
         """
+        weights = self.vocabulary_layers(head)
+        if len(weights) == 1:
+            return nn.functional.linear(hidden, weights[0])
+        return torch.stack([nn.functional.linear(hidden[:, at], one) for at, one in enumerate(weights)], dim=1)
+
+    def vocabulary_layers(self, head: Tensor | None = None) -> list[Tensor]:
+        """Weights [Vd, H], one per head in their order, or a single one that all share.
+
+        Raises:
+            ModelError: the target's `head` is needed and missing.
+        """
         if self.config.head == "own":
-            rows = [one.lm_head(hidden[:, index]) for index, one in enumerate(self.heads)]  # type: ignore[operator]
-            return torch.stack(rows, dim=1)
+            return [one.lm_head.weight for one in self.heads]  # type: ignore[union-attr, misc]
         weight = head if self.lm_head is None else self.lm_head.weight
         if weight is None:
             raise ModelError("head='target': these heads share the target's vocabulary layer; hand in its weight")
-        return nn.functional.linear(hidden, weight)
+        return [weight]
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """The target's ids of draft ids, of the same shape."""

@@ -1,27 +1,33 @@
 """Learned drafters on tiny random nets: lossless, counted in passes, cached as if computed afresh."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outpace.core.drafting import Frontier
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Chunk, PromptChunk, Proposer
+from outpace.core.protocols import Chunk, DraftRequest, PromptChunk, Proposer
+from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.block import BlockSource
+from outpace.drafters.dart import DartSource
 from outpace.drafters.eagle3 import EagleSource
+from outpace.drafters.medusa import MedusaSource
 from outpace.engine.engine import Engine
 from outpace.models.target import TransformersTarget
+from outpace.nets.dart import DartConfig, DartNet
 from outpace.nets.dflash import DFlashConfig, DFlashNet
 from outpace.nets.domino import DominoConfig, DominoNet
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.nets.medusa import MedusaConfig, MedusaNet
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
-from outpace.shaping.rank_paths import Chain
+from outpace.shaping.rank_paths import Chain, MedusaTemplate
 from outpace.testing import assert_lossless, decode
 from tests.unit.drafters.requests import draft_request
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
@@ -37,12 +43,24 @@ BLOCK: dict[str, Any] = {
     "mask_token_id": 7,
     "target_layer_ids": (0, 1),
 }
+SIZE = 256, 4  # tokens and slots of the tiny target
+SUBSET = torch.arange(0, VOCAB, 3)  # for kinds whose drafts come from these ids alone
 PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {},
     "dflash-sliding": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 5},
     "domino": {"shift_label": False, "pure_draft_prefix_len": 0},
     "domino-shifted": {"shift_label": True, "pure_draft_prefix_len": 1},
+    "dart": {"draft_vocab_size": VOCAB, "draft_length": 5},
+    "dart-ranked": {"draft_vocab_size": 60, "draft_length": 2},
+    "dart-subset": {"draft_vocab_size": VOCAB, "draft_length": 4},
+    "medusa": {"draft_vocab_size": VOCAB, "head": "own", "layers": 2},
+    "medusa-ranked": {"draft_vocab_size": 60, "head": "shared"},
+    "medusa-target": {"draft_vocab_size": VOCAB, "head": "target"},
+    "medusa-subset": {"draft_vocab_size": 60, "head": "own"},
+    "dflash-subset": {},
+    "domino-subset": {"shift_label": True, "pure_draft_prefix_len": 1},
+    "eagle3-subset": {"draft_vocab_size": 60, "own_head": True},
     "eagle3": {"draft_vocab_size": VOCAB},
     "eagle3-ranked": {"draft_vocab_size": 60, "norm_output": True, "qk_norm": True},
 }
@@ -58,21 +76,37 @@ def random_net(net: nn.Module) -> Any:
 def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
     embedding: nn.Embedding = target.decoder.get_input_embeddings()  # type: ignore[operator]
     size = target.max_length, target.max_slots
+    vocabulary = SUBSET if kind.endswith("-subset") else None
     if kind.startswith("eagle3"):
         net = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), **KINDS[kind])))
         if net.d2t is not None:
             net.d2t.copy_(torch.arange(60) * 2 - torch.arange(60))  # even ids only
-        return EagleSource(net, embedding.weight, None, (0, 1, 2), *size, target.vocab_size, **options)
+        return EagleSource(
+            net, embedding.weight, None, (0, 1, 2), *size, target.vocab_size, vocabulary=vocabulary, **options
+        )
+    if kind.startswith("dart"):
+        dart = random_net(DartNet(DartConfig(**SIZES, taps=(0, 1, 2), **KINDS[kind])))
+        if dart.d2t is not None:
+            dart.d2t.copy_(torch.arange(60) * 2 - torch.arange(60))
+        return DartSource(dart, embedding, (0, 1, 2), *size, vocabulary=vocabulary, **options)
+    if kind.startswith("medusa"):
+        heads = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=5, **KINDS[kind])))
+        if heads.token_map is not None:
+            heads.token_map.copy_(torch.arange(60) * 2)
+        return MedusaSource(heads, target.head.weight, 3, vocabulary=vocabulary, **options)
     if kind.startswith("domino"):
         block: DFlashNet = DominoNet(DominoConfig(**SIZES, **BLOCK, emb_dim=8, gru_hidden_dim=12, **KINDS[kind]))
     else:
         block = DFlashNet(DFlashConfig(**SIZES, **BLOCK, **KINDS[kind]))
-    return BlockSource(random_net(block), embedding, target.head, *size, **options)
+    head = target.head if vocabulary is None else target.head.restricted(vocabulary)
+    return BlockSource(random_net(block), embedding, head, *size, **options)
 
 
 def proposer_of(shape: str, source: Any) -> Proposer:
     if shape == "chain":
         return StaticProposer(source, Chain(), 8, torch.device("cpu"))
+    if shape == "template":
+        return StaticProposer(source, MedusaTemplate(), 20, torch.device("cpu"))
     if shape == "beam":
         return GrowingProposer(source, Beam(BeamConfig(depth=4, top_k=3)), 10)
     if shape == "fixed":
@@ -81,7 +115,7 @@ def proposer_of(shape: str, source: Any) -> Proposer:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", ["chain", "fixed", "beam", "dynatree"])
+@pytest.mark.parametrize("shape", ["chain", "template", "fixed", "beam", "dynatree"])
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7}, {"repetition_penalty": 1.3}], ids=str)
 def test_lossless(kind: str, shape: str, options: dict[str, Any]) -> None:
     """Guards against drafts that leak into the target, alone and in a ragged batch, whatever the source and shape."""
@@ -98,17 +132,41 @@ def test_lossless(kind: str, shape: str, options: dict[str, Any]) -> None:
         assert all(session.metrics.draft_passes <= session.metrics.steps for session in sessions), "one pass per round"
 
 
+class Led(StaticProposer):
+    """Drafts as ever, and proposes what the target will say, behind a wrong token: random nets are never right."""
+
+    answer: Sequence[int]
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        super().propose(states, requests)
+        trees = []
+        for request in requests:
+            right = list(self.answer[len(request.ids) :][:3])
+            tokens = [request.ids[-1], (right[0] + 1) % VOCAB, *right]
+            trees.append(DraftTree(torch.tensor(tokens), Topology.of((-1, 0, 0, 2, 3)[: len(tokens)])))
+        return trees
+
+
+@pytest.mark.parametrize("is_led", [False, True], ids=["rejected", "accepted"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str) -> None:
-    """Guards against stale or shifted context: features of rejected nodes, rows of trees kept, positions off by one."""
+def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str, is_led: bool) -> None:
+    """Guards against stale or shifted context: features of rejected nodes, or of others than the accepted path's, rows
+    of trees kept, positions off by one."""
     target = tiny_target(tiny_config("llama"))
     source = source_of(kind, target)
     engine, proposer = Engine(target, prefill_chunk=8), proposer_of("dynatree", source)
-    (session,) = engine.add(PROMPTS[1], SamplingParams(max_new_tokens=40), proposer)
+    params = SamplingParams(max_new_tokens=70)
+    if is_led:
+        (plain,) = decode(Engine(target), [PROMPTS[1]], [params], [EmptyDraft()])
+        proposer = Led(source, Chain(), 8, torch.device("cpu"))
+        proposer.answer = plain.ids
+    (session,) = engine.add(PROMPTS[1], params, proposer)
     for _ in range(16):
         engine.step()
+    assert not is_led or session.metrics.accepted >= 30
+    state = session.state if is_led else session.state.of_source
     assert session.finish_reason is None
-    old, ids = session.state.of_source, list(session.ids)
+    old, ids = state, list(session.ids)
     fresh = source.open()
     slot = target.open_slot()
     (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
@@ -120,6 +178,67 @@ def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str) -> None:
         below = source.expand([state], Frontier(root.tokens[0], [0] * 3, [0] * 3), 2)
         found.append(torch.cat([root.log_probs.flatten(), below.log_probs.flatten()]))  # type: ignore[union-attr]
     torch.testing.assert_close(found[0], found[1], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_in_a_batch_are_those_made_alone(kind: str) -> None:
+    """Guards against rows of one request that see a neighbour's, or are read as a neighbour's: it costs only drafts."""
+    target = tiny_target(tiny_config("llama"), max_slots=6)
+    source = source_of(kind, target)
+    alone, together = [source.open() for _ in PROMPTS], [source.open() for _ in PROMPTS]
+    for states in (alone, together):
+        for state, ids in zip(states, PROMPTS, strict=True):
+            slot = target.open_slot()
+            (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
+            source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
+            target.close_slot(slot)
+    found = []
+    for state, ids in zip(alone, PROMPTS, strict=True):
+        source.begin([state], [draft_request(ids, 20, 4)])
+        root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 3)
+        below = source.expand([state], Frontier(root.tokens[0, :2], [0] * 2, [0] * 2), 3)
+        found.append((root, below))
+    source.begin(together, [draft_request(ids, 20, 4) for ids in PROMPTS])
+    roots = source.expand(together, Frontier(torch.tensor([ids[-1] for ids in PROMPTS]), [0, 1, 2], [-1] * 3), 3)
+    owners = [0, 0, 1, 1, 2, 2]
+    below = source.expand(together, Frontier(roots.tokens[:, :2].flatten(), owners, owners), 3)
+    for rows, place in ((roots, 0), (below, 1)):
+        torch.testing.assert_close(rows.tokens, torch.cat([pair[place].tokens for pair in found]))
+        torch.testing.assert_close(
+            rows.log_probs, torch.cat([pair[place].log_probs for pair in found]), atol=1e-4, rtol=0
+        )
+
+
+@pytest.mark.parametrize("kind", ["medusa", "dflash", "domino-shifted", "eagle3", "dart"])
+def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -> None:
+    """Guards against rows of a restricted head that stand for other ids, and corrections that miss them."""
+    target = tiny_target(tiny_config("llama"))
+    ids = PROMPTS[1]
+    found: list[Tensor] = []
+    subset = {"domino-shifted": "domino-subset", "dflash": "dflash-subset"}.get(kind, kind)
+    for name in (kind, subset):
+        source = source_of(name, target)
+        if kind == "medusa":  # the kinds differ in more than the subset
+            source = MedusaSource(source.net, target.head.weight, 3, vocabulary=SUBSET if found else None)
+        if kind == "dart" and found:
+            source = DartSource(source.net, target.embedding, (0, 1, 2), *SIZE, vocabulary=SUBSET)
+        if kind == "eagle3" and found:
+            weights = target.embedding.weight, None
+            source = EagleSource(source.net, *weights, (0, 1, 2), *SIZE, VOCAB, vocabulary=SUBSET)
+        state, slot = source.open(), target.open_slot()
+        (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
+        source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
+        source.begin([state], [draft_request(ids, 20, 4)])
+        root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), VOCAB)
+        below = source.expand([state], Frontier(torch.tensor([3, 6]), [0] * 2, [0] * 2), VOCAB)
+        scores = torch.empty(3, VOCAB).scatter_(
+            1, torch.cat([root.tokens, below.tokens]), torch.cat([root.log_probs, below.log_probs])
+        )
+        found.append(scores)
+    full, restricted = found
+    torch.testing.assert_close(restricted[:, SUBSET], full[:, SUBSET].log_softmax(dim=-1), atol=1e-3, rtol=1e-3)
+    others = torch.ones(VOCAB, dtype=torch.bool).index_fill(0, SUBSET, False)
+    assert bool(torch.isneginf(restricted[:, others]).all())
 
 
 @pytest.mark.parametrize("kind", ["domino", "domino-shifted"])
@@ -162,7 +281,7 @@ def test_conversations_go_on_in_a_kept_slot(kind: str) -> None:
         source.close(state)
 
 
-@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
+@pytest.mark.parametrize("kind", ["dflash", "eagle3", "dart"])
 def test_a_context_longer_than_the_nets(kind: str) -> None:
     """Guards against positions that the net never learned, and against a request that fails when it grows past them."""
     target = tiny_target(tiny_config("llama"))

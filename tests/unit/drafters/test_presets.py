@@ -8,12 +8,17 @@ import torch
 
 import outpace
 from outpace.core.errors import InvalidRequest, ModelError
+from outpace.drafters.frequency import save_vocabulary
+from outpace.nets.dart import DartConfig, DartNet
 from outpace.nets.dflash import DFlashConfig, DFlashNet
 from outpace.nets.domino import DominoConfig, DominoNet
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.nets.layouts.dart import write_dart
 from outpace.nets.layouts.dflash import write_dflash
 from outpace.nets.layouts.domino import write_domino
 from outpace.nets.layouts.eagle3_export import write_eagle3
+from outpace.nets.layouts.medusa import write_medusa
+from outpace.nets.medusa import MedusaConfig, MedusaNet
 from tests.unit.drafters.test_learned import BLOCK, PROMPTS, SIZES, random_net
 from tests.unit.models.tiny import save_tiny_model
 
@@ -31,9 +36,13 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("drafters")
     eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264)))
     write_eagle3(eagle, folder / "eagle3", "midlayer")
+    # The layout says no taps: the usual three depend on the target, and of three layers 0, 1 and 2 are tapped.
+    write_dart(random_net(DartNet(DartConfig(**OURS, draft_vocab_size=264, draft_length=3))), folder / "dart")
     write_dflash(random_net(DFlashNet(DFlashConfig(**OURS, **BLOCK))), folder / "dflash", "z-lab")
     write_domino(random_net(DominoNet(DominoConfig(**OURS, **BLOCK, **HEAD))), folder / "domino", "sglang")
-    return {name: folder / name for name in ("eagle3", "dflash", "domino")}
+    sizes: dict[str, Any] = {"hidden_size": 48, "vocab_size": 264, "draft_vocab_size": 264, "heads": 4}
+    write_medusa(random_net(MedusaNet(MedusaConfig(**sizes))), folder / "medusa", "authors")
+    return {name: folder / name for name in ("eagle3", "dflash", "domino", "medusa", "dart")}
 
 
 @pytest.mark.parametrize(
@@ -42,6 +51,11 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "eagle3:budget=12,depth=4,top_k=3",
         "eagle3:shape=chain,budget=4",
         "eagle3:shape=dynatree,budget=12",
+        "dart:budget=12,depth=4,top_k=3",
+        "dart:shape=chain",
+        "dart:shape=dynatree,budget=12",
+        "medusa",
+        "medusa:shape=beam,budget=12,depth=3,top_k=3",
         "dflash",
         "dflash:shape=beam,budget=12,depth=3,top_k=3",
         "domino",
@@ -61,11 +75,58 @@ def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path
     assert all(answer.metrics.drafted for answer in answers)
 
 
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("vocabulary") / "ids.safetensors"
+    save_vocabulary(file, torch.arange(0, 264, 2), 264)
+    return file
+
+
+@pytest.mark.parametrize(
+    "method", ["fr-spec", "eagle3", "dart", "medusa", "dflash", "domino", "linear", "fixed", "dynatree"]
+)
+def test_frequent_tokens_alone_are_drafted(
+    method: str, target: Path, drafters: dict[str, Path], vocabulary: Path
+) -> None:
+    """Guards against the option being dropped on the way, and against an answer restricted with the drafts."""
+    drafter = drafters.get("eagle3" if method == "fr-spec" else method)
+    name = f"{method}:vocabulary={vocabulary}"
+    model = outpace.load(str(target), name, drafter=str(drafter) if drafter else None, dtype="float32", device="cpu")
+    proposer, drafted = model.proposer(name), []
+    propose = proposer.propose
+    proposer.propose = lambda *given: drafted.append(propose(*given)) or drafted[-1]  # type: ignore[method-assign, func-returns-value]
+    expected = [model.generate(prompt, max_new_tokens=20, method="plain").token_ids for prompt in PROMPTS]
+    assert [answer.token_ids for answer in model.generate(PROMPTS, max_new_tokens=20)] == expected
+    tokens = torch.cat([tree.tokens[1:] for trees in drafted for tree in trees])
+    assert len(tokens)
+    assert not bool((tokens % 2).any())
+    assert any(token % 2 for ids in expected for token in ids)
+
+
+def test_fr_spec_needs_a_vocabulary_and_a_full_head(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
+    """Guards against FR-Spec by name that drafts from everything, or thins out what is thinned out already."""
+    eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=60)))
+    eagle.d2t.zero_()
+    write_eagle3(eagle, tmp_path / "ranked", "midlayer")
+    save_vocabulary(tmp_path / "other", torch.arange(100), 300)
+    for method, drafter, complaint in (
+        ("fr-spec", drafters["eagle3"], "vocabulary=FILE is missing; make one"),
+        ("fr-spec:vocabulary=x", tmp_path / "ranked", "draft_vocab_size=60 of 264; use method 'eagle3'"),
+        ("fr-spec:vocabulary=x", drafters["dflash"], "method 'fr-spec' needs a drafter of its own kind"),
+        ("fr-spec:vocabulary=x", drafters["eagle3"], "vocabulary=x: cannot be read"),
+        (f"eagle3:vocabulary={tmp_path / 'other'}", drafters["eagle3"], "made for 300 ids, and the target has 264"),
+    ):
+        with pytest.raises((InvalidRequest, ModelError), match=complaint):
+            outpace.load(str(target), method, drafter=str(drafter), dtype="float32", device="cpu")
+
+
 def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, Path]) -> None:
     """Guards against a net of one kind run as another, a language model read as a net, or the reverse."""
     for method, drafter, complaint in (
         ("eagle3", drafters["domino"], "method 'eagle3' needs a drafter of its own kind, and this one is a DominoNet"),
         ("domino", drafters["dflash"], "needs a drafter of its own kind, and this one is a DFlashNet"),
+        ("medusa", drafters["eagle3"], "needs a drafter of its own kind, and this one is a Eagle3Net"),
+        ("linear", drafters["medusa"], "is a trained net, and this method needs a language model"),
         ("linear", drafters["eagle3"], "is a trained net, and this method needs a language model"),
     ):
         with pytest.raises(InvalidRequest, match=complaint):
@@ -88,6 +149,22 @@ def test_a_drafter_for_another_target_is_refused(target: Path, tmp_path: Path) -
         write_dflash(random_net(DFlashNet(DFlashConfig(**sizes))), folder, "z-lab")
         with pytest.raises(ModelError, match=complaint):
             outpace.load(str(target), "dflash", drafter=str(folder), dtype="float32", device="cpu")
+
+
+def test_heads_beyond_the_configs_count_are_used(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
+    """Guards against published Medusa files, whose config counts fewer heads than they hold, being refused."""
+    for file in drafters["medusa"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    model = outpace.load(str(target), "medusa", drafter=str(tmp_path), dtype="float32", device="cpu")
+    assert len(model.draft_net().heads) == 4  # type: ignore[arg-type]
+    write_medusa(
+        random_net(MedusaNet(MedusaConfig(hidden_size=32, vocab_size=264, draft_vocab_size=264, heads=1))),
+        tmp_path / "narrow",
+        "authors",
+    )
+    with pytest.raises(ModelError, match="hidden_size=32 of the drafter: the target has 48"):
+        outpace.load(str(target), "medusa", drafter=str(tmp_path / "narrow"), dtype="float32", device="cpu")
 
 
 def test_a_checkpoint_cut_off_is_refused(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:

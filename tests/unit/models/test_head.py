@@ -125,3 +125,20 @@ def test_the_cap_does_not_choose_between_candidates_it_makes_equal() -> None:
     outputs = LmHead(layer.to(torch.bfloat16), softcap=6.0)(torch.ones(1, 1, dtype=torch.bfloat16))
     assert outputs.logits[0, 38] == outputs.logits[0, 39], "the case must be a tie in bfloat16"
     assert outputs.top_ids[0].tolist() == list(range(39, 39 - TOP_CANDIDATES, -1))
+
+
+@each_dtype
+def test_a_restricted_head_is_the_full_one_on_its_ids(dtype: torch.dtype) -> None:
+    """Guards against a bias or cap that is lost, ids mixed up, and a whole weight kept alive for some of its rows."""
+    layer, hidden, ids = random_layer(dtype), random_hidden(5, dtype), torch.arange(1, 300, 7)
+    head = LmHead(layer, softcap=20.0)
+    subset = head.restricted(ids)
+    found = subset.scores(hidden)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(
+        found[:, ids], head.scores(hidden)[:, ids], atol=0.2 if dtype.itemsize < 4 else 1e-4, rtol=0
+    )
+    assert int(torch.isfinite(found).sum()) == 5 * len(ids)
+    exact = torch.tanh(exact_logits(layer, hidden)[:, ids] / 20) * 20
+    assert torch.equal(found[:, ids].argmax(dim=-1), exact.argmax(dim=-1))
+    assert subset._head.weight.untyped_storage().nbytes() == len(ids) * 64 * dtype.itemsize

@@ -15,34 +15,36 @@ TREE = DraftTree(torch.tensor(random_ids(6, 4)), Topology.of((-1, 0, 0, 1, 2, 2)
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_features_are_the_hidden_states_of_stock_transformers(family: str) -> None:
-    """Guards against taps off by one layer, features of another row or request, and a final norm that slips in."""
+    """Guards against taps off by one layer, features of another row or request, and a final norm that slips in, or
+    is missing from the last state, which the LM head reads."""
     config = tiny_config(family)
     stock, target = stock_model(config), tiny_target(config)
     other, _ = open_with(target, random_ids(7, 5))
     slot, _ = open_with(target, PROMPT)
     trees = [DraftTree.chain(torch.tensor(random_ids(3, 6))), TREE]
-    bare, found = target.forward([other, slot], trees, [(), (2, 0)])
+    bare, found = target.forward([other, slot], trees, [(), (2, 0, 3)])
     assert bare.features is None
     assert found.features is not None
     for node in range(len(TREE)):
         ids = torch.tensor([PROMPT + path_tokens(TREE, node)])
         states = stock(ids, output_hidden_states=True).hidden_states
-        expected = torch.cat([states[2][0, -1], states[0][0, -1]])
+        expected = torch.cat([states[tap][0, -1] for tap in (2, 0, 3)])
         torch.testing.assert_close(found.features[node], expected, atol=1e-4, rtol=1e-4)
-    chunks = [Chunk(slot, TREE.tokens[:2], False, False, (1,)), Chunk(other, TREE.tokens[2:5], False, False)]
+    chunks = [Chunk(slot, TREE.tokens[:2], False, False, (1, 3)), Chunk(other, TREE.tokens[2:5], False, False)]
     first, second = target.prefill(chunks)
     assert second.features is None
     assert first.features is not None
     states = stock(torch.tensor([PROMPT + TREE.tokens[:2].tolist()]), output_hidden_states=True).hidden_states
-    torch.testing.assert_close(first.features, states[1][0, -2:], atol=1e-4, rtol=1e-4)
+    expected = torch.cat([states[1][0, -2:], states[3][0, -2:]], dim=-1)
+    torch.testing.assert_close(first.features, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_a_layer_that_does_not_exist_is_refused_and_hooks_go() -> None:
     """Guards against features of the wrong layer in silence, and against hooks that slow every later pass."""
     target = tiny_target(tiny_config("llama"))
     slot, _ = open_with(target, PROMPT)
-    for tap in (3, -1):
-        with pytest.raises(InvalidRequest, match=f"tap {tap}: the target has hidden states 0 to 2"):
+    for tap in (4, -1):
+        with pytest.raises(InvalidRequest, match=f"tap {tap}: the target has hidden states 0 to 3"):
             target.forward([slot], [TREE], [(tap,)])
-    target.forward([slot], [TREE], [(1,)])
-    assert not any(module._forward_pre_hooks for module in target.decoder.modules())
+    target.forward([slot], [TREE], [(1, 3)])
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in target.decoder.modules())

@@ -53,6 +53,12 @@ def read_medusa(checkpoint: Checkpoint, heads: int | None = None) -> MedusaNet:
     return filled(lambda: MedusaNet(config), tensors, name)
 
 
+def count_heads(checkpoint: Checkpoint) -> int:
+    """How many heads a file holds, whatever its config says; at least 1."""
+    names = re.compile(r"(?:medusa_heads?\.)?(?:blocks\.)?(\d+)\.")
+    return max(1, len({match[1] for match in map(names.match, checkpoint.tensors) if match}))
+
+
 def _beyond(key: str, heads: int) -> bool:
     match = re.match(r"heads\.(\d+)\.", key)
     return match is not None and int(match[1]) >= heads

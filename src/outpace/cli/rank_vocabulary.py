@@ -1,0 +1,33 @@
+"""`outpace rank-vocabulary`: which tokens are worth drafting."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from outpace.cli.options import ModelName, Workload, notes, quieten_transformers
+
+
+def rank_vocabulary(
+    model: ModelName,
+    workload: Workload,
+    keep: Annotated[int, typer.Option(help="How many ids to keep, the EOS ids among them.")],
+    out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
+) -> None:
+    """Count the tokens of a workload and keep the most frequent, for the option vocabulary=FILE (FR-Spec)."""
+    from outpace.bench.workload import read_workloads
+    from outpace.drafters.frequency import count_tokens, rank_tokens, save_vocabulary
+
+    items = read_workloads(workload)
+    with notes.status(f"counting tokens of {len(items)} prompts"):
+        quieten_transformers()
+        from outpace.models.load import load_vocabulary_facts
+
+        codec, vocab_size, eos = load_vocabulary_facts(model)
+        counts = count_tokens((codec.encode(turn) for item in items for turn in item.turns), vocab_size)
+    ids = rank_tokens(counts, keep, eos)
+    save_vocabulary(out, ids, vocab_size)
+    total, kept = int(counts.sum()), int(counts[ids].sum())
+    about = {"file": str(out), "kept": len(ids), "of": vocab_size, "tokens": total, "covered": kept / max(total, 1)}
+    print(json.dumps(about))

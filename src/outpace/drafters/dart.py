@@ -1,0 +1,121 @@
+"""DART as a source: one pass over mask rows guesses all depths at once (arXiv 2601.19278)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.core.drafting import Candidates, Frontier
+from outpace.drafters.depthwise import Depthwise, expand_depthwise, in_target_ids
+from outpace.drafters.frequency import both
+from outpace.drafters.pairs import PairSource, PairState
+from outpace.models.head import SubsetHead
+from outpace.models.net_slots import Rows
+from outpace.nets.dart import DartNet
+
+
+@dataclass(eq=False)
+class DartState(PairState):
+    """One request in a DART drafter.
+
+    Attributes:
+        draft: this round's guesses.
+    """
+
+    draft: Depthwise | None = None
+
+
+class DartSource(PairSource[DartState]):
+    """A DART net on slots of its own.
+
+    A round writes the pairs that are new, as EAGLE-3 does, and behind them `draft_length` mask rows, which are
+    forgotten when the pass ends. The last pair guesses depth 1, mask row j (from 1) depth j + 1.
+
+    Args:
+        net: the drafter.
+        embed: the target's embedding, ids [T] -> [T, H].
+        taps: the hidden states the net reads, as `net.config.taps_of(layers)` says.
+        max_length, max_slots: of the target.
+        noise: draft with the request's keyed noise at temperature > 0.
+        vocabulary: [K] the only ids to draft; None for all that the net has.
+    """
+
+    def __init__(
+        self,
+        net: DartNet,
+        embed: Callable[[Tensor], Tensor],
+        taps: tuple[int, ...],
+        max_length: int,
+        max_slots: int,
+        noise: bool = True,
+        vocabulary: Tensor | None = None,
+    ) -> None:
+        masks = net.config.draft_length
+        super().__init__(net, taps, max_length, max_slots, masks, depth=masks + 1)
+        self.net, self._embed, self._noise, self._masks = net, embed, noise, masks
+        self._subset: SubsetHead | None = None
+        if vocabulary is not None:
+            kept = both(self._target_ids, vocabulary)
+            self._subset = SubsetHead(net.lm_head.weight, *kept, net.config.vocab_size)
+
+    def open(self) -> DartState:
+        return DartState(self.slots.kv.open(), self._no_features())
+
+    def expand(self, states: Sequence[DartState], frontier: Frontier, width: int) -> Candidates:
+        members = [states[owner] for owner in frontier.groups()]
+        is_first = frontier.parents[0] < 0
+        if is_first:
+            logits = self._logits(self._run(members, self._unwritten(members), self._masks))  # [R * D, V]
+            for state, own in zip(members, logits.unflatten(0, (len(members), -1)), strict=True):
+                state.draft = Depthwise(state.asked, own)
+        drafts = [state.draft for state in members if state.draft is not None]
+        tokens, log_probs = expand_depthwise(drafts, frontier, width, self._noise)
+        return Candidates(tokens, log_probs, passes=int(is_first))
+
+    def _write(self, states: Sequence[DartState], ids: Sequence[Sequence[int]]) -> Tensor:
+        return self._run(states, ids, masks=0)
+
+    @torch.inference_mode()
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[N, V] float32 logits in the target's ids; ids that the drafter does not have are -inf."""
+        if self._subset is not None:
+            return self._subset.scores(hidden)
+        return in_target_ids(self.net.logits(hidden), self._target_ids, self.net.config.vocab_size)
+
+    @torch.inference_mode()
+    def _run(self, states: Sequence[DartState], ids: Sequence[Sequence[int]], masks: int) -> Tensor:
+        """Write and commit the pairs that are due, with mask rows behind them.
+
+        Args:
+            states: the requests.
+            ids: the ids that their waiting features' pairs need.
+            masks: rows per request, 0 to draft nothing.
+
+        Returns:
+            [R * (1 + masks), H], for the head: the last pair and the mask rows of each request.
+        """
+        pairs, tokens, features = self._due(states, ids)
+        behind = [_masks_behind(part, masks) for part in pairs] if masks else []
+        positions = self.slots.positions(pairs).to(self._device)
+        beyond = self.slots.positions(behind).to(self._device) if behind else positions[:0]
+        # Rows are packed as all pairs, then all masks: a request's masks see its pairs, written in the same pass.
+        last = torch.tensor([part.count for part in pairs]).cumsum(0) - 1  # [R]
+        rows = len(tokens) + torch.arange(len(pairs) * masks).unflatten(0, (len(pairs), masks))  # [R, masks]
+        hidden: Tensor = self.net(
+            self._embed(tokens.to(self._device)),
+            self.net.fuse(features),
+            positions,
+            beyond,
+            torch.cat([last[:, None], rows], dim=1).flatten().to(self._device),
+            self.slots.attention([*pairs, *behind]),
+        )
+        self._commit(states, pairs)
+        return hidden
+
+
+def _masks_behind(pairs: Rows, masks: int) -> Rows:
+    """Mask rows that see the pairs of their request in this pass and the mask rows before them."""
+    count = pairs.count
+    visible = torch.ones(masks, count + masks, dtype=torch.bool).tril(diagonal=count)
+    return Rows(pairs.slot, masks, torch.arange(count + masks), visible, scratch=count)

@@ -1,0 +1,94 @@
+"""Drafters that guess every depth at once: one row of logits per depth, the same for all nodes there."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outpace.core.drafting import Frontier
+from outpace.core.protocols import DraftRequest, Stream
+from outpace.sampling.scores import keyed_scores
+
+
+class Depthwise:
+    """One request's guesses of a round, and the tree that grows on them.
+
+    Args:
+        request: the request of this round.
+        logits: [D, V] float32 in the target's ids, row d for the tokens of depth d + 1.
+
+    Attributes:
+        depth: of the request's nodes in the last frontier; -1 before the first.
+    """
+
+    def __init__(self, request: DraftRequest, logits: Tensor) -> None:
+        self.request, self.logits = request, logits
+        self.depth = -1
+        self._start = 0  # where the nodes began in the last frontier
+        self._paths: list[list[int]] = [[]]
+
+    def advance(self, tokens: Tensor, above: Sequence[int], start: int) -> list[list[int]]:
+        """Go one level down.
+
+        Args:
+            tokens: [N] of the request's nodes.
+            above: place of each node's parent in the frontier before.
+            start: where the nodes begin in this frontier.
+
+        Returns:
+            Drafted tokens down to each node that needs scores of its own: all nodes of requests whose options look
+            back, which costs a host read, and one for all nodes of any other.
+        """
+        self.depth += 1
+        if self.depth and self.request.stream.params.has_processors:
+            pairs = zip(above, tokens.tolist(), strict=True)
+            self._paths = [[*self._paths[parent - self._start], token] for parent, token in pairs]
+        self._start = start
+        return self._paths
+
+
+def expand_depthwise(
+    drafts: Sequence[Depthwise], frontier: Frontier, width: int, noise: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Candidates of one level of all requests' trees.
+
+    Args:
+        drafts: of the requests in the frontier, in its order.
+        frontier: the nodes.
+        width: candidates per node.
+        noise: whether sampled requests draft with their keyed noise.
+
+    Returns:
+        Tokens [F, C] int64 and their keyed scores [F, C], best first.
+    """
+    streams: list[Stream] = []
+    depths: list[int] = []
+    paths: list[list[int]] = []
+    logits: list[Tensor] = []
+    row_of: list[int] = []  # of each node
+    for draft, nodes in zip(drafts, frontier.groups().values(), strict=True):
+        above = frontier.parents[nodes.start : nodes.stop]
+        own = draft.advance(frontier.tokens[nodes.start : nodes.stop], above, nodes.start)
+        shared = len(own) < len(nodes)
+        row_of += [len(streams) + (0 if shared else index) for index in range(len(nodes))]
+        streams += [draft.request.stream] * len(own)
+        depths += [draft.depth] * len(own)
+        paths += own
+        logits.append(draft.logits[draft.depth].expand(len(own), -1))
+    scores = keyed_scores(torch.cat(logits), streams, depths, noise, paths)
+    log_probs, tokens = scores.topk(min(width, scores.shape[1]), dim=-1)
+    rows = torch.tensor(row_of, device=tokens.device)
+    return tokens[rows], log_probs[rows]
+
+
+def in_target_ids(logits: Tensor, ids: Tensor, vocab_size: int) -> Tensor:
+    """[..., V] float32 logits in the target's ids; ids that the drafter does not have are -inf.
+
+    Args:
+        logits: [..., Vd] in any dtype.
+        ids: [Vd] the target's id of each column.
+        vocab_size: V.
+    """
+    full = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf, dtype=torch.float32)
+    full[..., ids] = logits.float()
+    return full

@@ -1,0 +1,115 @@
+"""Frequency-ranked vocabularies: drafting only the tokens that are common (FR-Spec, arXiv 2502.14856, section 3).
+
+Most of a small drafter's time goes into scoring a large vocabulary, and most text is made of few of its tokens. Only
+drafts are restricted: the target verifies against its whole vocabulary, so nothing it says changes.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outpace.core.errors import InvalidRequest, ModelError
+
+FORMAT = "outpace.vocabulary"
+
+
+def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
+    """How often each id occurs, [V] int64.
+
+    Args:
+        texts: token ids.
+        vocab_size: V.
+
+    Raises:
+        InvalidRequest: an id outside the vocabulary.
+    """
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for ids in texts:
+        found = torch.as_tensor(ids, dtype=torch.int64)
+        if len(found) and (int(found.min()) < 0 or int(found.max()) >= vocab_size):
+            raise InvalidRequest(f"ids {int(found.min())} to {int(found.max())}: the vocabulary ends at {vocab_size}")
+        counts += torch.bincount(found, minlength=vocab_size)
+    return counts
+
+
+def rank_tokens(counts: Tensor, keep: int, eos_ids: Sequence[int]) -> Tensor:
+    """The most frequent ids, [keep] int64 in ascending order.
+
+    Args:
+        counts: [V], how often each id occurs. Among equals the lower id, which tokenizers learned earlier, is kept.
+        keep: how many ids.
+        eos_ids: always among them: a drafter that cannot draft the end loses the last round of every answer.
+
+    Raises:
+        InvalidRequest: more ids than there are, no room for the EOS ids, or an EOS id outside the vocabulary.
+    """
+    ends = sorted(set(eos_ids))
+    if ends and (ends[0] < 0 or ends[-1] >= len(counts)):
+        raise InvalidRequest(f"eos_ids={ends}: the vocabulary has ids 0 to {len(counts) - 1}")
+    if not max(len(ends), 1) <= keep <= len(counts):
+        raise InvalidRequest(f"keep={keep}: must be from {max(len(ends), 1)} (the EOS ids) to {len(counts)}")
+    order = counts.double().index_fill(0, torch.tensor(ends, dtype=torch.int64), torch.inf)
+    return order.argsort(descending=True, stable=True)[:keep].sort().values
+
+
+def save_vocabulary(file: str | Path, ids: Tensor, vocab_size: int) -> None:
+    """Write ids [K] as the tensor "ids" of a safetensors file, with the size of the target's vocabulary.
+
+    Raises:
+        InvalidRequest: the file exists, or its folder does not.
+    """
+    path = Path(file).expanduser()
+    if path.exists() or not path.parent.is_dir():
+        raise InvalidRequest(f"{path}: exists already, or its folder does not; name a new file")
+    save_file({"ids": ids.to(torch.int64).contiguous()}, path, {"format": FORMAT, "vocab_size": str(vocab_size)})
+
+
+def load_vocabulary(file: str | Path, vocab_size: int) -> Tensor:
+    """Read ids [K], ascending.
+
+    Args:
+        file: as `save_vocabulary` wrote it.
+        vocab_size: of the target.
+
+    Raises:
+        ModelError: no such file, another kind of file, one for another vocabulary, or ids that are not ascending ids
+            of it.
+    """
+    path = Path(file).expanduser()
+    try:
+        with safe_open(path, framework="pt") as opened:
+            about, names = opened.metadata() or {}, set(opened.keys())
+            if about.get("format") != FORMAT or names != {"ids"}:
+                raise ModelError(f"vocabulary={path}: not a vocabulary; make one with `outpace rank-vocabulary`")
+            ids: Tensor = opened.get_tensor("ids")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"vocabulary={path}: cannot be read: {error}") from error
+    if about.get("vocab_size") != str(vocab_size):
+        raise ModelError(f"vocabulary={path}: made for {about.get('vocab_size')} ids, and the target has {vocab_size}")
+    is_list = ids.dtype == torch.int64 and ids.dim() == 1 and len(ids) > 0
+    if not is_list or not bool((ids.diff() > 0).all()) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
+        raise ModelError(f"vocabulary={path}: must hold ascending int64 ids from 0 to {vocab_size - 1}, each once")
+    return ids
+
+
+def both(own: Tensor, vocabulary: Tensor) -> tuple[Tensor, Tensor]:
+    """Where a drafter's vocabulary and a ranked one meet.
+
+    Args:
+        own: [Vd] the target's id of each draft id.
+        vocabulary: [K] the target's ids.
+
+    Returns:
+        Draft ids [M] whose target ids are in the vocabulary, and these target ids [M].
+
+    Raises:
+        ModelError: they have no id in common.
+    """
+    rows = torch.isin(own, vocabulary.to(own.device)).nonzero()[:, 0]
+    if not len(rows):
+        raise ModelError("vocabulary: it has no id in common with the drafter's own reduced vocabulary")
+    return rows, own[rows]
