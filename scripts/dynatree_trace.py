@@ -74,7 +74,7 @@ def draw(rows: list[dict[str, Any]], path: Path, title: str) -> None:
     panels[2].axhline(0.7, color="black", linewidth=0.8, linestyle="--")
     panels[2].set_xlabel("round")
     panels[0].set_title(title)
-    panels[0].legend(fontsize=6, ncols=4)
+    figure.legend(*panels[0].get_legend_handles_labels(), fontsize=7, ncols=4, loc="outside lower center")
     figure.savefig(path, dpi=110)
 
 
