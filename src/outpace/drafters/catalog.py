@@ -193,6 +193,10 @@ def _block(options: TrainedOptions, around: Surroundings, kind: type[DFlashNet],
     vocabulary, size = _vocabulary(options, around), (target.max_length, target.max_slots)
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
     source = BlockSource(net, target.embedding, head, *size, options.noise, **more)
+    if options.shape == "chain" and (options.budget or 0) > source.depth:
+        raise InvalidRequest(
+            f"{what}: budget={options.budget}, but a block of this drafter drafts {source.depth} tokens"
+        )
     return _shaped(source, options, around, source.depth if options.shape == "chain" else 60)
 
 

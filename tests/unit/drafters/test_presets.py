@@ -137,6 +137,18 @@ def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, 
         outpace.load(str(target), "domino", drafter=str(target), dtype="float32", device="cpu")
 
 
+def test_a_chain_longer_than_the_block_is_refused(target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against a request for more drafts than a block has that is cut in silence."""
+    for method, most in (("dflash", 5), ("domino", 5), ("domino:every_position=true", 6)):
+        options = f"{method}{',' if ':' in method else ':'}budget="
+        folder = str(drafters[method.partition(":")[0]])
+        with pytest.raises(
+            InvalidRequest, match=f"budget={most + 1}, but a block of this drafter drafts {most} tokens"
+        ):
+            outpace.load(str(target), f"{options}{most + 1}", drafter=folder, dtype="float32", device="cpu")
+        outpace.load(str(target), f"{options}{most}", drafter=folder, dtype="float32", device="cpu")
+
+
 def test_a_drafter_for_another_target_is_refused(target: Path, tmp_path: Path) -> None:
     """Guards against features of another width or ids of another vocabulary, caught at the first product or never."""
     for changes, complaint in (
