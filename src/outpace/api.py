@@ -13,6 +13,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
 from outpace.drafters.options import MAX_BUDGET
+from outpace.drafters.packing import pack_net
 from outpace.drafters.speculative_config import from_speculative_config
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
@@ -84,6 +85,7 @@ class Model:
             raise InvalidRequest("this method needs a trained drafter: name its checkpoint with drafter=")
         if self._net is None:
             self._net = load_net(self.drafter).to(self.target.device, self.target.dtype).eval()
+            pack_net(self._net)
         return self._net
 
     def reset(self) -> None:

@@ -23,8 +23,9 @@ class BlockState:
         slot: of the net; it holds the context of all committed positions.
         request: the request of this round.
         hidden: [B, H] outputs of this round's block.
-        base: [B, V] float32 base logits of the block.
-        pool: [M] ids that get a correction, if not all do.
+        base: [D, V] float32 base logits by depth, or [D, M] of the pool's ids.
+        pool: [M] ids that drafts come from, if not all may.
+        rows: [M, r] of Domino's W2, the pool's.
         causal: [n, G] causal states of this request's nodes in the last frontier.
         start: where these nodes began in it.
         depth: of these nodes.
@@ -37,6 +38,7 @@ class BlockState:
     hidden: Tensor = field(default_factory=lambda: torch.empty(0))
     base: Tensor = field(default_factory=lambda: torch.empty(0))
     pool: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    rows: Tensor = field(default_factory=lambda: torch.empty(0))
     causal: Tensor = field(default_factory=lambda: torch.empty(0))
     start: int = 0
     depth: int = 0
@@ -58,7 +60,7 @@ class BlockSource:
         max_length, max_slots: of the target.
         noise: draft with the request's keyed noise at temperature > 0.
         every_position: with shifted labels also use the last position, B drafts instead of B - 1.
-        pool: correct only this many ids per block, those with the best base logits at any depth; None for all.
+        pool: draft only from this many ids per block, those with the best base logits at any depth; None for all.
     """
 
     def __init__(
@@ -79,7 +81,7 @@ class BlockSource:
         config = net.config
         self.needs = Needs(taps=config.taps)
         self.depth = config.drafts_per_block(every_position)
-        weight = net.fc.weight
+        weight = net.norm.weight
         self._device, self._limit = weight.device, min(max_length, config.max_positions)
         capacity = self._limit + config.block_size
         self.slots = NetSlots(
@@ -135,10 +137,17 @@ class BlockSource:
             streams += [state.request.stream] * len(nodes)
             depths += [state.depth] * len(nodes)
             paths += state.paths
-        logits = self._logits([states[owner] for owner in groups], above, frontier.tokens)
-        scores = keyed_scores(logits, streams, depths, self._noise, paths)
+        members = [states[owner] for owner in groups]
+        logits = self._logits(members, above, frontier.tokens)
+        ids = None
+        if self._pool is not None:
+            ids = torch.cat([state.pool.expand(len(rows), -1) for state, rows in zip(members, above, strict=True)])
+            if any(stream.params.has_processors for stream in streams):
+                everywhere = logits.new_full((len(logits), self._head.vocab_size), -torch.inf)
+                logits, ids = everywhere.scatter_(1, ids, logits), None
+        scores = keyed_scores(logits, streams, depths, self._noise, paths, ids)
         log_probs, tokens = scores.topk(min(width, scores.shape[1]), dim=-1)
-        return Candidates(tokens, log_probs, passes=int(is_first))
+        return Candidates(tokens if ids is None else ids.gather(1, tokens), log_probs, passes=int(is_first))
 
     def _extend_paths(self, state: BlockState, above: Sequence[int], tokens: Tensor) -> None:
         """Drafted tokens down to each node, for requests that look at them: reading them costs a host read."""
@@ -164,10 +173,13 @@ class BlockSource:
             state.hidden, state.base = rows, logits
             if self._pool is not None:
                 state.pool = logits.amax(dim=0).topk(self._pool).indices
+                state.base = logits[:, state.pool]
+                if isinstance(self.net, DominoNet):
+                    state.rows = self.net.head.vocabulary_weight[state.pool]
 
     @torch.inference_mode()
     def _logits(self, states: Sequence[BlockState], above: Sequence[Sequence[int]], tokens: Tensor) -> Tensor:
-        """[F, V] logits of what follows each frontier node.
+        """[F, V] logits of what follows each frontier node, or [F, M] in the order of its request's pool.
 
         Args:
             states: the requests.
@@ -193,10 +205,10 @@ class BlockSource:
         if self._pool is None:
             return base + head.correction(hidden, causal)
         moved = [
-            base_rows.index_add(1, state.pool, head.correction(hidden_rows, state.causal, state.pool).float())
-            for state, base_rows, hidden_rows in zip(states, base.split(sizes), hidden.split(sizes), strict=True)
+            head.correction(hidden_rows, state.causal, state.rows)
+            for state, hidden_rows in zip(states, hidden.split(sizes), strict=True)
         ]
-        return torch.cat(moved)
+        return base + torch.cat(moved)
 
     @torch.inference_mode()
     def _absorb(self, states: Sequence[BlockState], features: Sequence[Tensor | None]) -> None:
@@ -213,7 +225,7 @@ class BlockSource:
         parts = [Rows(slot, len(rows), torch.arange(len(rows))) for slot, rows in fitting]
         positions = self.slots.positions(parts).to(self._device)
         sizes = [len(rows) for _, rows in fitting]
-        rows = torch.cat([rows for _, rows in fitting]).to(self.net.fc.weight)
+        rows = torch.cat([rows for _, rows in fitting]).to(self.net.norm.weight)
         layers = [
             list(zip(keys.split(sizes), values.split(sizes), strict=True))
             for keys, values in self.net.context(rows, positions)

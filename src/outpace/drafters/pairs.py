@@ -67,8 +67,8 @@ class PairSource(ABC, Generic[S]):
         depth: int | None = None,
     ) -> None:
         self.needs, self.depth = Needs(taps=taps), depth
-        config, weight = net.config, net.fc.weight
-        self._device, self._dtype, self._width = weight.device, weight.dtype, net.fc.in_features
+        config, weight = net.config, net.norm.weight
+        self._device, self._dtype, self._width = weight.device, weight.dtype, config.joined_size
         self._limit = min(max_length, config.max_positions)
         capacity = self._limit + spare
         self.slots = NetSlots(1, max_slots, config.kv_heads, capacity, config.head_dim, self._dtype, self._device)

@@ -75,19 +75,27 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def pack_linears(module: nn.Module) -> None:
-    """Replace every linear layer below `module` by its packed form, siblings together."""
-    for names in SIBLINGS:
+def pack_linears(module: nn.Module, siblings: Sequence[Sequence[str]] = SIBLINGS, kept: Sequence[str] = ()) -> None:
+    """Replace linear layers below `module` by their packed form.
+
+    Args:
+        module: is changed.
+        siblings: names of layers that are computed together.
+        kept: names of children that stay as they are, with all below them.
+    """
+    for names in siblings:
         layers = [getattr(module, name, None) for name in names]
         if all(type(layer) is nn.Linear for layer in layers):
             _pack_siblings(module, dict(zip(names, layers, strict=True)))  # type: ignore[arg-type]
     for name, child in module.named_children():
+        if name in kept:
+            continue
         if type(child) is nn.Linear:
             setattr(module, name, PackedLinear(child.weight, child.bias))
         elif type(child) is Conv1D:  # GPT-2's linear layer, its weight [in, out]
             setattr(module, name, PackedLinear(child.weight.T, child.bias))
         else:
-            pack_linears(child)
+            pack_linears(child, siblings, kept)
 
 
 def _pack_siblings(module: nn.Module, layers: dict[str, nn.Linear]) -> None:

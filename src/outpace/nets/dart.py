@@ -45,7 +45,7 @@ class DartNet(nn.Module):
     def __init__(self, config: DartConfig) -> None:
         super().__init__()
         self.config = config
-        self.fc = nn.Linear(config.tap_count * config.target_hidden_size, config.hidden_size, bias=False)
+        self.fc = nn.Linear(config.joined_size, config.hidden_size, bias=False)
         self.midlayer = DartLayer(config)
         self.norm = RMSNorm(config.hidden_size, config.rms_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
@@ -60,10 +60,10 @@ class DartNet(nn.Module):
         Raises:
             ModelError: features of another width.
         """
-        if features.shape[-1] != self.fc.in_features:
+        if features.shape[-1] != self.config.joined_size:
             raise ModelError(
                 f"features have {features.shape[-1]} columns, but taps={self.config.tap_count} x "
-                f"target_hidden_size={self.config.target_hidden_size} is {self.fc.in_features}"
+                f"target_hidden_size={self.config.target_hidden_size} is {self.config.joined_size}"
             )
         fused: Tensor = self.fc(features)
         return fused

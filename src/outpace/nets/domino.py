@@ -66,6 +66,10 @@ class DominoHead(nn.Module):
     """Causal state and low-rank correction. Rows are whatever branches at once: requests, nodes of a tree, or both.
 
     Embeddings are the target's, of tokens actually chosen, the anchor first; never of masks.
+
+    Attributes:
+        of_input, of_state: faster forms of the products with `gate_weights`, where a backend has them.
+        of_low_rank: a faster form of the product with W2, likewise.
     """
 
     def __init__(self, config: DominoConfig) -> None:
@@ -78,6 +82,9 @@ class DominoHead(nn.Module):
             nn.SiLU(),
             nn.Linear(config.emb_dim, config.vocab_size, bias=False),
         )
+        self.of_input: nn.Module | None = None
+        self.of_state: nn.Module | None = None
+        self.of_low_rank: nn.Module | None = None
         fill_with_nan(self)
 
     def start(self, anchors: Tensor) -> Tensor:
@@ -86,25 +93,36 @@ class DominoHead(nn.Module):
 
     def step(self, state: Tensor, embeddings: Tensor) -> Tensor:
         """State [R, G] after one more token in each row, embeddings [R, H]; a parent's state serves every child."""
+        if self.of_input is None or self.of_state is None:
+            return torch.gru_cell(embeddings, state, *self.gate_weights())
+        reset, update, new = self.of_input(embeddings).chunk(3, dim=-1)
+        old_reset, old_update, old_new = self.of_state(state).chunk(3, dim=-1)
+        candidate = torch.tanh(new + torch.sigmoid(reset + old_reset) * old_new)  # [R, G]
+        return torch.lerp(candidate, state, torch.sigmoid(update + old_update))
+
+    def gate_weights(self) -> tuple[Tensor, Tensor]:
+        """The GRU's weights for embeddings [3G, H] and for states [3G, G]: reset, update and new gate."""
         of_input, of_state = self.prefix_gru.weight_ih_l0, self.prefix_gru.weight_hh_l0
         assert isinstance(of_input, Tensor)
         assert isinstance(of_state, Tensor)
-        return torch.gru_cell(embeddings, state, of_input, of_state)
+        return of_input, of_state
 
-    def correction(self, hidden: Tensor, state: Tensor, ids: Tensor | None = None) -> Tensor:
+    def correction(self, hidden: Tensor, state: Tensor, rows: Tensor | None = None) -> Tensor:
         """What to add to base logits (the equations of section 4.1.2).
 
         Args:
             hidden: [R, H], outputs of the block positions that predict these rows' next tokens.
             state: [R, G], after the tokens before.
-            ids: [C], a pool of candidates: only their rows of W2 are multiplied. None for the whole vocabulary.
+            rows: [C, r] of `vocabulary_weight`, for a pool of candidates; None for the whole vocabulary.
 
         Returns:
-            [R, V], or [R, C] in the order of `ids`.
+            [R, V], or [R, C].
         """
         low = self._low_rank(torch.cat((hidden, state), dim=-1))  # [R, r]
-        weight = self._vocabulary if ids is None else self._vocabulary[ids]  # [V or C, r]
-        return nn.functional.linear(low, weight)
+        if rows is None and self.of_low_rank is not None:
+            product: Tensor = self.of_low_rank(low)
+            return product
+        return nn.functional.linear(low, self.vocabulary_weight if rows is None else rows)
 
     def forward_block(self, hidden: Tensor, base_logits: Tensor, token_embeddings: Tensor) -> Tensor:
         """Final logits of whole blocks under teacher forcing: what the steps give when the drafts are these tokens.
@@ -122,7 +140,7 @@ class DominoHead(nn.Module):
         # Without the shift position k predicts token k, so that its state must end at token k - 1.
         states = states[:, first:] if self.config.shift_label else states[:, first - 1 : -1]
         low = self._low_rank(torch.cat((hidden[:, first:], states), dim=-1))  # [N, B - first, r]
-        final = base_logits[:, first:] + nn.functional.linear(low, self._vocabulary)
+        final = base_logits[:, first:] + nn.functional.linear(low, self.vocabulary_weight)
         return torch.cat((base_logits[:, :first], final), dim=1)
 
     def _low_rank(self, rows: Tensor) -> Tensor:
@@ -130,7 +148,7 @@ class DominoHead(nn.Module):
         return low
 
     @property
-    def _vocabulary(self) -> Tensor:
+    def vocabulary_weight(self) -> Tensor:
         """W2 [V, r]."""
         weight = self.embed_proj[2].weight
         assert isinstance(weight, Tensor)

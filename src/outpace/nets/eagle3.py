@@ -42,7 +42,7 @@ class Eagle3Net(nn.Module):
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
         self.config = config
-        size, joined = config.hidden_size, config.tap_count * config.target_hidden_size
+        size, joined = config.hidden_size, config.joined_size
         self.embed_tokens = nn.Embedding(config.vocab_size, size) if config.own_embedding else None
         self.input_norm = RMSNorm(joined, config.rms_eps) if config.norm_before_fc else None
         self.fc_norm = (
@@ -75,10 +75,10 @@ class Eagle3Net(nn.Module):
         Raises:
             ModelError: features of another width.
         """
-        if features.shape[-1] != self.fc.in_features:
+        if features.shape[-1] != self.config.joined_size:
             raise ModelError(
                 f"features have {features.shape[-1]} columns, but taps={self.config.tap_count} x "
-                f"target_hidden_size={self.config.target_hidden_size} is {self.fc.in_features}"
+                f"target_hidden_size={self.config.target_hidden_size} is {self.config.joined_size}"
             )
         if self.input_norm is not None:
             features = self.input_norm(features)

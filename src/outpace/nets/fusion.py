@@ -88,6 +88,11 @@ class FusionConfig(BaseModel):
         """Features that are joined."""
         return 3 if self.taps is None else len(self.taps)
 
+    @property
+    def joined_size(self) -> int:
+        """Columns of the joined features."""
+        return self.tap_count * self.target_hidden_size
+
     def taps_of(self, target_layers: int) -> tuple[int, ...]:
         """Indices into `hidden_states` of a target with so many layers.
 

@@ -18,6 +18,7 @@ def keyed_scores(
     depths: Sequence[int],
     noise: bool = True,
     paths: Sequence[Sequence[int]] | None = None,
+    ids: Tensor | None = None,
 ) -> Tensor:
     """log_softmax(log q + g) with the noise of the target's own draw at each position; log q where there is none.
 
@@ -25,16 +26,21 @@ def keyed_scores(
     under the noise that the target will use. Shapes, gates and reranking therefore receive these scores.
 
     Args:
-        logits: [F, V] float32 draft logits, in the target's ids.
+        logits: [F, V] float32 draft logits, a column for each of the target's ids, or [F, M] of some of them.
         streams: the request of each row.
         depths: depth of each row's node; the token after it stands `depth` places after the pending token's successor.
         noise: whether sampled requests draft with their noise.
         paths: per row the drafted tokens down to the node; read for requests with `has_processors`, which need it.
+        ids: [F, M] the target's id of each column; None if there are all V. Processors need all.
 
     Returns:
-        [F, V] float32 log-scores, each row normalised; -inf where the sampling parameters rule a token out.
+        Like logits, float32 log-scores, each row normalised; -inf where the sampling parameters rule a token out.
     """
     scores = torch.empty_like(logits)
+    if ids is None:
+        ids = torch.arange(logits.shape[1], device=logits.device).expand(len(logits), -1)
+    else:
+        assert not any(stream.params.has_processors for stream in streams), "processors need a column for every id"
     by_params: dict[SamplingParams, list[int]] = {}
     for row, stream in enumerate(streams):
         by_params.setdefault(stream.params, []).append(row)
@@ -49,6 +55,5 @@ def keyed_scores(
             noise_key(streams[row].seed, streams[row].sample_index, streams[row].first_position + depths[row])
             for row in members
         ]
-        vocab = torch.arange(logits.shape[-1], device=logits.device)
-        scores[members] = torch.log_softmax(warp(rows, params, histories) + gumbel(keys, vocab), dim=-1)
+        scores[members] = torch.log_softmax(warp(rows, params, histories) + gumbel(keys, ids[members]), dim=-1)
     return scores

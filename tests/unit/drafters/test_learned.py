@@ -231,7 +231,7 @@ def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -
         source.begin([state], [draft_request(ids, 20, 4)])
         root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), VOCAB)
         below = source.expand([state], Frontier(torch.tensor([3, 6]), [0] * 2, [0] * 2), VOCAB)
-        scores = torch.empty(3, VOCAB).scatter_(
+        scores = torch.full((3, VOCAB), -torch.inf).scatter_(
             1, torch.cat([root.tokens, below.tokens]), torch.cat([root.log_probs, below.log_probs])
         )
         found.append(scores)

@@ -110,3 +110,14 @@ def test_agreement_of_two_laws_is_the_known_one(seed: int) -> None:
     deviation = math.sqrt(expected * (1 - expected) / positions)
     assert abs(agreed - expected) < 4.9 * deviation
     assert expected - float((p * q).sum()) > 10 * deviation
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.8)])
+def test_some_columns_score_as_they_do_among_all(params: SamplingParams) -> None:
+    """Guards against a pool whose noise is that of its places and not of its ids, or that mixes up rows."""
+    logits, streams = random_logits(6), [stream(params, seed) for seed in range(6)]
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.stack([torch.randperm(VOCAB, generator=generator)[:7] for _ in range(6)])
+    some = keyed_scores(logits.gather(1, ids), streams, list(range(6)), ids=ids)
+    every = keyed_scores(logits, streams, list(range(6)))
+    torch.testing.assert_close(some, torch.log_softmax(every.gather(1, ids), dim=-1))
