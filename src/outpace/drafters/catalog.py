@@ -197,7 +197,8 @@ def _block(options: TrainedOptions, around: Surroundings, kind: type[DFlashNet],
         raise InvalidRequest(
             f"{what}: budget={options.budget}, but a block of this drafter drafts {source.depth} tokens"
         )
-    return _shaped(source, options, around, source.depth if options.shape == "chain" else 60)
+    budget = source.depth if options.shape == "chain" else around.default_budget(15, 60)
+    return _shaped(source, options, around, budget)
 
 
 def _dflash(options: TrainedOptions, around: Surroundings) -> Proposer:
