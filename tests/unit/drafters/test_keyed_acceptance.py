@@ -36,7 +36,7 @@ def near(vocab: int, sharpness: float, error: float, seed: int = 0) -> Tensor:
 
 
 def partly_disjoint(vocab: int) -> Tensor:
-    """[2, V] logits: the target never says what the drafter likes least, and the drafter never drafts as many others."""
+    """[2, V] logits: the target lacks what the drafter likes least, and the drafter lacks as many others."""
     logits = near(vocab, 1.0, 0.5)
     order, lacking = logits[1].argsort(), vocab // 4
     logits[0, order[:lacking]] = logits[1, order[lacking : 2 * lacking]] = -math.inf
