@@ -8,10 +8,10 @@ demo: $(READY) ## Race plain against speculative decoding on a real model
 	$(BIN)/outpace models pull smollm2-135m
 	$(BIN)/python -m outpace.bench.demo
 
-test: lint ## Lint, types, and all tests that take seconds, a short one on the real model included
+test: lint ## Lint, types, and all tests that take seconds, a short one on the real model and pairs of the matrix included
 	$(BIN)/pytest -m "not slow and not gpu"
 
-test-all: lint ## Everything a CPU can run, the long runs on the real model included
+test-all: lint ## Everything a CPU can run, the long runs on the real model and the full matrix included
 	$(BIN)/pytest -m "not gpu"
 
 lint: $(READY)

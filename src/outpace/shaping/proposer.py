@@ -40,7 +40,10 @@ class EmptyDraft:
 
 
 class StaticProposer:
-    """A source asked level by level under a shape that is fixed before any token is known: no host read at all.
+    """A source asked level by level under a shape that is fixed before any token is known.
+
+    The host reads nothing that was drafted, unless a request's own options ask: those that look back need the path, and
+    top_p over a large vocabulary whether the likeliest ids reach it.
 
     Args:
         source: what might come next.

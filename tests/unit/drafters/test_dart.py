@@ -6,8 +6,8 @@ from outpace.core.drafting import Frontier
 from outpace.core.protocols import PromptChunk
 from outpace.drafters.dart import DartSource
 from outpace.nets.dart import DartConfig, DartNet
+from tests.unit.drafters.learned import SIZES, random_net
 from tests.unit.drafters.requests import draft_request
-from tests.unit.drafters.test_learned import SIZES, random_net
 from tests.unit.models.tiny import VOCAB, random_ids
 from tests.unit.nets.small import whole
 

@@ -15,7 +15,7 @@ from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.nets.eagle3 import Eagle3Net
 from outpace.testing import decode
-from tests.unit.drafters.test_learned import KINDS, proposer_of, source_of
+from tests.unit.drafters.learned import KINDS, proposer_of, source_of
 from tests.unit.models.tiny import random_ids, tiny_config, tiny_target
 
 ROWS = 5

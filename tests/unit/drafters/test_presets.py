@@ -19,7 +19,7 @@ from outpace.nets.layouts.domino import write_domino
 from outpace.nets.layouts.eagle3_export import write_eagle3
 from outpace.nets.layouts.medusa import write_medusa
 from outpace.nets.medusa import MedusaConfig, MedusaNet
-from tests.unit.drafters.test_learned import BLOCK, PROMPTS, SIZES, random_net
+from tests.unit.drafters.learned import BLOCK, PROMPTS, SIZES, random_net
 from tests.unit.models.tiny import save_tiny_model
 
 OURS: dict[str, Any] = SIZES | {"vocab_size": 264}

@@ -10,7 +10,7 @@ from outpace.core.errors import InvalidRequest
 from outpace.drafters.catalog import METHODS, parse_method
 from outpace.drafters.lookup import MAX_NGRAM
 from outpace.drafters.speculative_config import KEYS, LOOKUP_SIZES, REASONS, ROWS, from_speculative_config
-from tests.unit.drafters.test_learned import PROMPTS
+from tests.unit.drafters.learned import PROMPTS
 from tests.unit.drafters.test_presets import drafters, target  # noqa: F401
 
 DRAFT: dict[str, Any] = {"method": "draft_model", "model": "some/model", "num_speculative_tokens": 5}

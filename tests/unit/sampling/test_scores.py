@@ -91,27 +91,6 @@ def test_mixed_rows_score_as_each_alone() -> None:
         torch.testing.assert_close(together[row], alone)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_agreement_of_two_laws_is_the_known_one(seed: int) -> None:
-    """Guards against noise that is not shared, or shared too much: p and q must agree as often as coupling says.
-
-    sum over x of 1 / sum over y of max(p_y / p_x, q_y / q_x), over 6000 positions. False alarm: 1e-6 per case
-    (4.9 standard deviations). Independent draws agree with sum p q, which is far below.
-    """
-    positions, params = 6000, SamplingParams(temperature=1.0)
-    logits = random_logits(2, seed, vocab=6)
-    p, q = logits.double().softmax(dim=-1)
-    ratios = torch.maximum(p[None, :] / p[:, None], q[None, :] / q[:, None])  # [x, y]
-    expected = float((1 / ratios.sum(dim=1)).sum())
-    streams, depths = [stream(params, 5)] * positions, list(range(positions))
-    drafted = keyed_scores(logits[1:].expand(positions, -1), streams, depths).argmax(dim=-1)
-    drawn = draw_keyed([logits[0]] * positions, streams, [FIRST + depth for depth in depths])
-    agreed = float((drafted == torch.tensor(drawn)).double().mean())
-    deviation = math.sqrt(expected * (1 - expected) / positions)
-    assert abs(agreed - expected) < 4.9 * deviation
-    assert expected - float((p * q).sum()) > 10 * deviation
-
-
 @pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.8)])
 def test_some_columns_score_as_they_do_among_all(params: SamplingParams) -> None:
     """Guards against a pool whose noise is that of its places and not of its ids, or that mixes up rows."""

@@ -1,0 +1,153 @@
+"""The contract as a matrix: every source x shape x options x batch on tiny random models says what plain decoding says.
+
+All combinations run in `make test-all`; in `make test` a subset in which every two values still meet.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Proposer
+from outpace.drafters.catalog import METHODS
+from outpace.drafters.draft_lm import DraftLM
+from outpace.drafters.lookup import PromptLookup
+from outpace.drafters.recycle import TokenRecycling, TransitionMatrix
+from outpace.engine.engine import Engine
+from outpace.engine.session import Session
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.draft import draft_model_of, early_exit
+from outpace.models.target import TransformersTarget
+from outpace.shaping.proposer import EmptyDraft, StaticProposer
+from outpace.shaping.rank_paths import RecyclingTemplate
+from outpace.testing import decode
+from tests.lossless.led import LedSource
+from tests.pairwise import covering, pairs_of
+from tests.unit.drafters.learned import KINDS, proposer_of, source_of
+from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
+
+SHAPES = ("chain", "template", "fixed", "beam", "dynatree")
+WITHOUT_SCORES = ("chain", "template")  # a growing shape needs scores
+MODELS = ("draft-lm", "early-exit")
+SOURCES = (*KINDS, *MODELS, "recycle", "lookup")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "T=0.7": {"temperature": 0.7},
+    "penalty": {"repetition_penalty": 1.3},
+    "sampled-penalty": {"temperature": 0.7, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.3},
+}
+# Ragged. The first one is much longer than the others and has every id, so that lookup finds something.
+PROMPTS = [torch.randperm(VOCAB, generator=torch.Generator().manual_seed(4)).tolist()]
+PROMPTS += [random_ids(9, 1), random_ids(22, 2), random_ids(3, 3)]
+LIMITS = (15, 12, 18, 8)
+
+
+class Case(NamedTuple):
+    """A cell of the matrix. `drafts` is "own" for what the random source says, "led" for what `LedSource` makes of it;
+    `noise` is whether sampled requests draft with their keyed noise."""
+
+    source: str
+    shape: str
+    options: str
+    noise: bool
+    batch: int
+    drafts: str
+
+    def __str__(self) -> str:
+        return "-".join(str(value) for value in self)
+
+
+def supported() -> Iterator[Case]:
+    """Every combination that makes sense."""
+    for source, options in product(SOURCES, OPTIONS):
+        shapes = {"recycle": WITHOUT_SCORES, "lookup": ("chain",)}.get(source, SHAPES)
+        has_noise = source not in ("recycle", "lookup") and "temperature" in OPTIONS[options]
+        drafts = ("own",) if source == "lookup" else ("own", "led")  # lookup is no level source
+        for rest in product(shapes, [options], [True, False] if has_noise else [True], (1, 4), drafts):
+            yield Case(source, *rest)
+
+
+CASES = list(supported())
+PAIRWISE = covering(CASES)
+
+
+def requests(case: Case) -> tuple[list[list[int]], list[SamplingParams]]:
+    params = [
+        SamplingParams(max_new_tokens=limit, seed=seed, **OPTIONS[case.options]) for seed, limit in enumerate(LIMITS)
+    ]
+    return PROMPTS[: case.batch], params[: case.batch]
+
+
+@cache
+def plain(options: str, index: int) -> Session:
+    """What plain decoding says to one of the prompts, alone."""
+    prompts, params = requests(Case("", "", options, True, len(PROMPTS), ""))
+    (session,) = decode(Engine(tiny_target(tiny_config("llama"))), [prompts[index]], [params[index]], [EmptyDraft()])
+    return session
+
+
+def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Sequence[int]]) -> Proposer:
+    if case.source == "lookup":
+        return PromptLookup(3)
+    if case.source == "recycle":
+        source: Any = TokenRecycling(TransitionMatrix(VOCAB, target.device))
+    elif case.source == "draft-lm":
+        config = tiny_config("qwen2", num_hidden_layers=2)
+        model = draft_model_of(stock_model(config, ATTENTION_NAME), target.max_length, target.max_slots)
+        source = DraftLM(model, VOCAB, case.noise)
+    elif case.source == "early-exit":
+        source = DraftLM(early_exit(target, 2), VOCAB, case.noise)
+    else:
+        source = source_of(case.source, target, noise=case.noise)
+    if case.drafts == "led":
+        source = LedSource(source, sequences)
+    if case.source == "recycle" and case.shape == "template":
+        return StaticProposer(source, RecyclingTemplate(), 16, torch.device("cpu"))
+    return proposer_of(case.shape, source)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=str(case), marks=[] if case in PAIRWISE else pytest.mark.slow) for case in CASES]
+)
+def test_lossless(case: Case) -> None:
+    """Guards against drafts that leak into what is said, by whatever source, shape, options and neighbours."""
+    target = tiny_target(tiny_config("llama"))
+    prompts, params = requests(case)
+    expected = [plain(case.options, index) for index in range(case.batch)]
+    proposer = proposer_for(case, target, [session.ids for session in expected])
+    sessions = decode(Engine(target, prefill_chunk=32), prompts, params, [proposer] * case.batch)
+    for index, (want, got) in enumerate(zip(expected, sessions, strict=True)):
+        assert got.generated == want.generated, f"request {index}"
+        assert got.finish_reason == want.finish_reason
+        assert got.metrics.drafted > 0 or (case.source == "lookup" and index), f"nothing was drafted for {index}"
+        if not case.source.startswith(("eagle3", *MODELS)):
+            assert got.metrics.draft_passes <= got.metrics.steps, "one pass per round"
+    if case.drafts == "led":
+        assert all(session.metrics.accepted for session in sessions), "nothing was accepted, so nothing was committed"
+
+
+def test_the_subset_covers_every_pair() -> None:
+    """Guards against two values that never meet in the subset, such as a source with a shape."""
+    wanted = set[Any]().union(*(pairs_of(case) for case in CASES))
+    covered = set[Any]().union(*(pairs_of(case) for case in PAIRWISE))
+    assert covered == wanted
+    assert wanted > {(0, source, 1, shape) for source in (*KINDS, *MODELS) for shape in SHAPES}
+    assert set[Any]().union(*(pairs_of(case) for case in PAIRWISE[:-1])) < wanted, "every case is there for a pair"
+    assert len(PAIRWISE) < len(CASES) / 10
+
+
+def test_a_covering_set_of_known_size() -> None:
+    """Guards against a covering that takes everything: of three factors of two values, 4 of 8 cases have all pairs."""
+    chosen = covering(list(product("ab", "cd", "ef")))
+    assert len(chosen) == 4
+    assert len(set[Any]().union(*(pairs_of(case) for case in chosen))) == 12
+
+
+def test_every_method_has_its_source_here() -> None:
+    """Guards against a method that is added to the catalog and left out of the matrix."""
+    of_models = {"linear": "draft-lm", "fixed": "draft-lm", "dynatree": "draft-lm", "fr-spec": "eagle3-subset"}
+    assert {of_models.get(name, name) for name in METHODS} - {"plain"} <= set(SOURCES)
