@@ -93,7 +93,7 @@ def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
         heads = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=5, **KINDS[kind])))
         if heads.token_map is not None:
             heads.token_map.copy_(torch.arange(60) * 2)
-        return MedusaSource(heads, target.head.weight, 3, vocabulary=vocabulary, **options)
+        return MedusaSource(heads, target.head, 3, vocabulary=vocabulary, **options)
     if kind.startswith("domino"):
         block: DFlashNet = DominoNet(DominoConfig(**SIZES, **BLOCK, emb_dim=8, gru_hidden_dim=12, **KINDS[kind]))
     else:
@@ -219,7 +219,7 @@ def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -
     for name in (kind, subset):
         source = source_of(name, target)
         if kind == "medusa":  # the kinds differ in more than the subset
-            source = MedusaSource(source.net, target.head.weight, 3, vocabulary=SUBSET if found else None)
+            source = MedusaSource(source.net, target.head, 3, vocabulary=SUBSET if found else None)
         if kind == "dart" and found:
             source = DartSource(source.net, target.embedding, (0, 1, 2), *SIZE, vocabulary=SUBSET)
         if kind == "eagle3" and found:
