@@ -25,43 +25,44 @@ from outpace.nets.medusa import HeadKind, MedusaConfig, MedusaNet
 Layout = Literal["authors", "vllm"]
 
 
-def read_medusa(checkpoint: Checkpoint, heads: int | None = None) -> MedusaNet:
+def read_medusa(checkpoint: Checkpoint) -> MedusaNet:
     """The heads of a checkpoint, in the dtype of its file.
+
+    All heads of the file are taken, numbered from 0 without a gap. Public configs count fewer than their files hold;
+    a file that holds fewer than its config counts is incomplete.
 
     Args:
         checkpoint: as it was read.
-        heads: take the first so many, whatever the config says; None for all, which the config must then count right.
 
     Raises:
-        ModelError: a tensor that is missing, left over or of another shape; fields that disagree.
+        ModelError: a tensor that is missing, left over or of another shape; heads that are missing; fields that
+            disagree.
     """
     name = checkpoint.name
     fields = Fields(checkpoint.config, f"{name}: config.json")
     bare = {re.sub(r"^medusa_heads?\.", "", key): tensor for key, tensor in checkpoint.tensors.items()}
+    if len(bare) < len(checkpoint.tensors):
+        raise ModelError(f"{name}: holds a tensor twice, with and without the prefix 'medusa_head.'")
     vllm = any(key.startswith("blocks.") for key in bare)
-    key = "medusa_num_heads" if "medusa_num_heads" in fields else "num_heads"
-    stated = fields.count(key, heads)
-    layers = fields.count("medusa_num_layers", fields.count("num_hidden_layers", 1))
+    layers = fields.count("num_hidden_layers" if vllm else "medusa_num_layers", 1)
     tensors = _from_vllm(bare, fields) if vllm else _from_authors(bare, layers)
-    found = len({match[1] for match in map(re.compile(r"heads\.(\d+)\.").match, tensors) if match})
-    if heads is None and found != stated:
-        raise ModelError(f"{name}: {key}={stated}, but the file has {found} heads; say how many to take")
-    config = _config(fields, tensors, heads or stated, layers)
-    if heads is not None:
-        tensors = {key: tensor for key, tensor in tensors.items() if not _beyond(key, heads)}
+    heads = _count_heads(fields, tensors, name)
+    config = _config(fields, tensors, heads, layers)
     _check_map(tensors.get("token_map"), config, name)
     return filled(lambda: MedusaNet(config), tensors, name)
 
 
-def count_heads(checkpoint: Checkpoint) -> int:
-    """How many heads a file holds, whatever its config says; at least 1."""
-    names = re.compile(r"(?:medusa_heads?\.)?(?:blocks\.)?(\d+)\.")
-    return max(1, len({match[1] for match in map(names.match, checkpoint.tensors) if match}))
-
-
-def _beyond(key: str, heads: int) -> bool:
-    match = re.match(r"heads\.(\d+)\.", key)
-    return match is not None and int(match[1]) >= heads
+def _count_heads(fields: Fields, tensors: Mapping[str, Tensor], name: str) -> int:
+    key = "medusa_num_heads" if "medusa_num_heads" in fields else "num_heads"
+    stated = fields.count(key)
+    if fields.get("num_heads", stated) != stated:
+        raise ModelError(f"{fields.where}: {key}={stated}, but num_heads={fields.get('num_heads')}; the two disagree")
+    numbers = {int(match[1]) for match in map(re.compile(r"heads\.(\d+)\.").match, tensors) if match}
+    if len(numbers) < stated or max(numbers) >= len(numbers):
+        raise ModelError(
+            f"{name}: {key}={stated}, but the file has heads {sorted(numbers)}; all from 0 on must be there"
+        )
+    return len(numbers)
 
 
 def _from_authors(bare: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
