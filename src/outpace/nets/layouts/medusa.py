@@ -125,27 +125,21 @@ def _check_map(token_map: Tensor | None, config: MedusaConfig, name: str) -> Non
         raise ModelError(f"{name}: token_map must name different ids below vocab_size={config.vocab_size}")
 
 
-def write_medusa(net: MedusaNet, folder: str | Path, layout: Layout) -> None:
-    """Write a checkpoint.
-
-    Args:
-        net: the heads; all their weights must be numbers.
-        folder: empty or new.
-        layout: "authors" (also text-generation-inference), or "vllm".
+def export_medusa(net: MedusaNet, layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors in a public layout: "authors" (also text-generation-inference), or "vllm".
 
     Raises:
-        ModelError: a weight is NaN, the layout cannot say a variant, or the folder holds a checkpoint.
+        ModelError: the layout cannot say a variant.
     """
     config, state = net.config, dict(net.state_dict())
     if layout == "authors" and (config.head == "shared" or net.token_map is not None):
-        raise ModelError(f"{folder}: layout='authors' has no head={config.head!r} and no token_map; use layout='vllm'")
+        raise ModelError(f"layout='authors' has no head={config.head!r} and no token_map; use layout='vllm'")
     if layout == "vllm" and config.head == "target":
-        raise ModelError(f"{folder}: layout='vllm' needs vocabulary layers in the file, but head='target'")
+        raise ModelError("layout='vllm' needs vocabulary layers in the file, but head='target'")
     sizes: dict[str, Any] = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     if layout == "authors":
         fields = sizes | {"medusa_num_heads": config.heads, "medusa_num_layers": config.layers}
-        write_checkpoint(folder, fields, {_to_authors(key, config): state[key] for key in state}, MEDUSA_WEIGHTS)
-        return
+        return fields, {_to_authors(key, config): state[key] for key in state}
     fields = sizes | {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
@@ -155,7 +149,16 @@ def write_medusa(net: MedusaNet, folder: str | Path, layout: Layout) -> None:
         "medusa_fc_bias": config.bias,
         "original_lm_head": config.head == "shared",
     }
-    write_checkpoint(folder, fields, {_to_vllm(key): state[key] for key in state}, WEIGHTS)
+    return fields, {_to_vllm(key): state[key] for key in state}
+
+
+def write_medusa(net: MedusaNet, folder: str | Path, layout: Layout) -> None:
+    """Write a checkpoint; the layouts are those of `export_medusa`.
+
+    Raises:
+        ModelError: as `export_medusa`; a weight is NaN, or the folder holds a checkpoint.
+    """
+    write_checkpoint(folder, *export_medusa(net, layout), MEDUSA_WEIGHTS if layout == "authors" else WEIGHTS)
 
 
 def _to_authors(key: str, config: MedusaConfig) -> str:
