@@ -11,7 +11,7 @@ from zipfile import is_zipfile
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.core.errors import ModelError
 
@@ -19,7 +19,6 @@ INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 TORCH_WEIGHTS = "pytorch_model.bin"
 MEDUSA_WEIGHTS, MEDUSA_TORCH_WEIGHTS = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -130,37 +129,6 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
         raise ModelError(f"{path}: must hold a dictionary of tensors and nothing else")
     return {str(name): tensor for name, tensor in loaded.items()}
-
-
-def fill(net: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Put tensors into a net's parameters and persistent buffers, by the net's own names.
-
-    Floating-point dtypes may differ from the net's; kinds may not.
-
-    Args:
-        net: its parameters are overwritten.
-        tensors: one for each parameter and buffer, no more.
-        name: of the checkpoint, for errors.
-
-    Raises:
-        ModelError: names that are missing or left over, shapes or kinds that differ; all of them are named.
-    """
-    wanted = net.state_dict(keep_vars=True)
-    complaints = [f"missing {key} {list(wanted[key].shape)}" for key in wanted if key not in tensors]
-    complaints += [f"unexpected {key} {list(tensors[key].shape)}" for key in tensors if key not in wanted]
-    for key in wanted.keys() & tensors.keys():
-        have, want = tensors[key], wanted[key]
-        if have.shape != want.shape:
-            complaints.append(f"{key} has shape {list(have.shape)}, its config says {list(want.shape)}")
-        elif (have.dtype in _FLOATS) != (want.dtype in _FLOATS) or (
-            have.dtype not in _FLOATS and have.dtype != want.dtype
-        ):
-            complaints.append(f"{key} has dtype {have.dtype}, not {want.dtype}")
-    if complaints:
-        raise ModelError(f"{name}: does not fit its config: {'; '.join(sorted(complaints))}")
-    with torch.no_grad():
-        for key, weight in wanted.items():
-            weight.copy_(tensors[key])
 
 
 def write_checkpoint(

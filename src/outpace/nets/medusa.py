@@ -7,11 +7,11 @@ row, so one pass gives every depth; none knows what the others chose.
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor, nn
 
 from outpace.core.errors import ModelError
-from outpace.nets.layers import fill_with_nan
+from outpace.nets.layers import Layers, Size, fill_with_nan
 
 HeadKind = Literal["own", "shared", "target"]
 
@@ -29,13 +29,13 @@ class MedusaConfig(BaseModel):
         head: whose vocabulary layer is used: one per head ("own"), one in the file for all ("shared"), or the target's.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    hidden_size: int = Field(gt=0)
-    vocab_size: int = Field(gt=0)
-    draft_vocab_size: int = Field(gt=0)
-    heads: int = Field(gt=0)
-    layers: int = Field(default=1, gt=0)
+    hidden_size: Size
+    vocab_size: Size
+    draft_vocab_size: Size
+    heads: Layers
+    layers: Layers = 1
     bias: bool = True
     head: HeadKind = "own"
 
