@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from outpace import cli
@@ -15,6 +16,8 @@ from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.tree import Topology
 from outpace.nets import convert
 from outpace.nets.layouts.dflash import write_dflash
+from outpace.nets.layouts.medusa import write_medusa
+from outpace.nets.medusa import MedusaConfig, MedusaNet
 from tests.unit.models.tiny import save_tiny_model
 from tests.unit.nets.block_nets import small_dflash
 
@@ -232,6 +235,21 @@ def test_convert_writes_compares_and_says_so(tmp_path: Path, monkeypatch: pytest
     assert (wrong.exit_code, json.loads(wrong.stdout)["difference"]) == (1, None)
     assert "DIFFERENT" in _run(*options, str(tmp_path / "third")).stdout
     assert not (tmp_path / "third").exists()
+
+
+def test_convert_takes_a_borrowed_head_from_the_target(tmp_path: Path, folder: str) -> None:
+    """Guards against an option that does not reach the conversion, and a layout written without the head it holds."""
+    net = MedusaNet(MedusaConfig(hidden_size=48, vocab_size=264, draft_vocab_size=264, heads=2, head="target"))
+    for weight in net.parameters():
+        weight.zero_()
+    write_medusa(net, tmp_path / "in", "authors")
+    command = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "vllm"]
+    missing = _run(*command)
+    assert isinstance(missing.exception, InvalidRequest)
+    assert "target_weights is missing" in str(missing.exception)
+    assert _run(*command, "--target-weights", folder).exit_code == 0
+    written = load_file(tmp_path / "out" / "model.safetensors")["lm_head.weight"]
+    assert torch.equal(written, load_file(Path(folder) / "model.safetensors")["lm_head.weight"])
 
 
 def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,6 +24,14 @@ def convert(
     target: Annotated[
         str | None, typer.Option(metavar="MODEL", help="The target's name, which the layout speculators keeps.")
     ] = None,
+    target_weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Folder or hub id of the target, whose LM head is copied where a drafter has none and the layout "
+            "holds one.",
+        ),
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(help="Cast to float32, bfloat16 (SGLang's for Domino) or float16; by default none.")
     ] = None,
@@ -34,7 +42,7 @@ def convert(
         quieten_transformers()
         from outpace.nets.convert import convert as convert_files
 
-        done = convert_files(source, out, layout, target=target, dtype=dtype)
+        done = convert_files(source, out, layout, target=target, target_weights=target_weights, dtype=dtype)
     difference = done.difference if math.isfinite(done.difference) else None  # JSON knows no infinity
     if as_json:
         report = {"in": source, "out": out, "kind": done.kind, "layout": done.layout, "dtype": done.dtype}

@@ -147,10 +147,10 @@ def _eagle3(options: EagleOptions, around: Surroundings, what: str = "method 'ea
     net, target = _trained(Eagle3Net, options, around, what)
     config, layers = net.config, target.config.num_hidden_layers
     _check_sizes(config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
-    weights = target.embedding.weight, target.head.weight
     sizes = target.max_length, target.max_slots, target.vocab_size
     vocabulary = _vocabulary(options, around)
-    source = EagleSource(net, *weights, config.taps_of(layers), *sizes, options.noise, vocabulary)
+    table, taps = target.embedding.weight, config.taps_of(layers)
+    source = EagleSource(net, table, target.head, taps, *sizes, options.noise, vocabulary)
     return _shaped(source, options, around, around.default_budget(15, 59))
 
 
@@ -178,7 +178,7 @@ def _medusa(options: MedusaOptions, around: Surroundings) -> Proposer:
     net, target = _trained(MedusaNet, options, around, "method 'medusa'")
     _check_sizes(net.config, hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
     vocabulary = _vocabulary(options, around)
-    source = MedusaSource(net, target.head.weight, target.config.num_hidden_layers, options.noise, vocabulary)
+    source = MedusaSource(net, target.head, target.config.num_hidden_layers, options.noise, vocabulary)
     budget = net.config.heads if options.shape == "chain" else around.default_budget(15, MEDUSA_NODES)
     return _shaped(source, options, around, budget)
 

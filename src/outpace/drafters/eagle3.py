@@ -12,7 +12,7 @@ from outpace.drafters.depthwise import in_target_ids
 from outpace.drafters.frequency import both
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.scratch import Scratch
-from outpace.models.head import SubsetHead
+from outpace.models.head import LmHead, SubsetHead
 from outpace.models.net_slots import Rows
 from outpace.nets.eagle3 import Eagle3Net
 from outpace.sampling.scores import keyed_scores
@@ -43,7 +43,7 @@ class EagleSource(PairSource[EagleState]):
     Args:
         net: the drafter.
         table: the target's embedding [V, H].
-        head: the target's LM head [V, H], for nets without one of their own.
+        head: the target's, which nets without one of their own are scored by, cap included; None if the net has one.
         taps: the hidden states the net reads, as `net.config.taps_of(layers)` says.
         max_length, max_slots, vocab_size: of the target.
         noise: draft with the request's keyed noise at temperature > 0.
@@ -54,7 +54,7 @@ class EagleSource(PairSource[EagleState]):
         self,
         net: Eagle3Net,
         table: Tensor,
-        head: Tensor | None,
+        head: LmHead | None,
         taps: tuple[int, ...],
         max_length: int,
         max_slots: int,
@@ -63,12 +63,13 @@ class EagleSource(PairSource[EagleState]):
         vocabulary: Tensor | None = None,
     ) -> None:
         super().__init__(net, taps, max_length, max_slots, SCRATCH_ROWS)
-        self.net, self._table, self._head, self._noise, self._vocab_size = net, table, head, noise, vocab_size
-        self._subset: SubsetHead | None = None
-        if vocabulary is not None:
-            rows = head if net.lm_head is None else net.lm_head.weight
-            assert rows is not None, "a net without a head uses the target's"
-            self._subset = SubsetHead(rows, *both(self._target_ids, vocabulary), vocab_size)
+        self.net, self._table, self._noise, self._vocab_size = net, table, noise, vocab_size
+        self._head: LmHead | SubsetHead | None = None  # what scores instead of the net's own head
+        if net.lm_head is None:
+            assert head is not None, "a net without a head uses the target's"
+            self._head = head if vocabulary is None else head.restricted(vocabulary)
+        elif vocabulary is not None:
+            self._head = SubsetHead(net.lm_head.weight, *both(self._target_ids, vocabulary), vocab_size)
 
     def open(self) -> EagleState:
         return EagleState(self.slots.kv.open(), self._no_features())
@@ -97,9 +98,9 @@ class EagleSource(PairSource[EagleState]):
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:
         """[F, V] float32 logits in the target's ids; ids that the drafter does not have are -inf."""
-        if self._subset is not None:
-            return self._subset.scores(hidden)
-        return in_target_ids(self.net.logits(hidden, self._head), self._target_ids, self._vocab_size)
+        if self._head is not None:
+            return self._head.scores(hidden)
+        return in_target_ids(self.net.logits(hidden), self._target_ids, self._vocab_size)
 
     @torch.inference_mode()
     def _write(self, states: Sequence[EagleState], ids: Sequence[Sequence[int]]) -> Tensor:

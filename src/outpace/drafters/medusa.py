@@ -10,7 +10,7 @@ from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.depthwise import Depthwise, expand_depthwise, in_target_ids
 from outpace.drafters.frequency import both
-from outpace.models.head import SubsetHead
+from outpace.models.head import LmHead, SubsetHead
 from outpace.nets.medusa import MedusaNet
 
 
@@ -38,22 +38,25 @@ class MedusaSource:
 
     Args:
         net: the heads.
-        head: the target's LM head weight [V, H], for heads without a vocabulary layer of their own.
+        head: the target's, which heads without a vocabulary layer of their own are scored by, cap included.
         layers: of the target; the tap of what its LM head reads.
         noise: draft with the request's keyed noise at temperature > 0.
         vocabulary: [K] the only ids to draft; None for all that the heads have.
     """
 
     def __init__(
-        self, net: MedusaNet, head: Tensor, layers: int, noise: bool = True, vocabulary: Tensor | None = None
+        self, net: MedusaNet, head: LmHead, layers: int, noise: bool = True, vocabulary: Tensor | None = None
     ) -> None:
-        self.net, self._head, self._noise = net, head, noise
+        self.net, self._noise = net, noise
         self.needs = Needs(taps=(layers,))
-        self._ids = net.target_ids(torch.arange(net.config.draft_vocab_size, device=head.device))
-        self._subsets: list[SubsetHead] = []  # one per head, or one for all
-        if vocabulary is not None:
+        self._ids = net.target_ids(torch.arange(net.config.draft_vocab_size, device=head.weight.device))
+        # What scores instead of the net's own layers: one per head, or one for all.
+        self._scorers: list[LmHead | SubsetHead] = []
+        if net.config.head == "target":
+            self._scorers = [head if vocabulary is None else head.restricted(vocabulary)]
+        elif vocabulary is not None:
             kept = both(self._ids, vocabulary)
-            self._subsets = [SubsetHead(weight, *kept, net.config.vocab_size) for weight in net.vocabulary_layers(head)]
+            self._scorers = [SubsetHead(weight, *kept, net.config.vocab_size) for weight in net.vocabulary_layers()]
 
     def open(self) -> MedusaState:
         return MedusaState()
@@ -105,9 +108,9 @@ class MedusaSource:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[R, D, V] float32 logits in the target's ids of what the vocabulary layers read, [R, D, H]."""
-        if len(self._subsets) == 1:
-            scores = self._subsets[0].scores(hidden.flatten(0, 1))  # [R * D, V]
+        if len(self._scorers) == 1:
+            scores = self._scorers[0].scores(hidden.flatten(0, 1))  # [R * D, V]
             return scores.view(*hidden.shape[:2], -1)
-        if self._subsets:
-            return torch.stack([one.scores(hidden[:, depth]) for depth, one in enumerate(self._subsets)], dim=1)
-        return in_target_ids(self.net.logits(hidden, self._head), self._ids, self.net.config.vocab_size)
+        if self._scorers:
+            return torch.stack([one.scores(hidden[:, depth]) for depth, one in enumerate(self._scorers)], dim=1)
+        return in_target_ids(self.net.logits(hidden), self._ids, self.net.config.vocab_size)

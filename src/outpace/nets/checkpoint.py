@@ -1,7 +1,8 @@
 """Reading and writing drafter checkpoints: every name, shape and dtype accounted for, no code executed."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from zipfile import is_zipfile
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.core.errors import ModelError
 
@@ -18,7 +19,6 @@ INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 TORCH_WEIGHTS = "pytorch_model.bin"
 MEDUSA_WEIGHTS, MEDUSA_TORCH_WEIGHTS = "medusa_lm_head.safetensors", "medusa_lm_head.pt"
-_FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,20 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     path = Path(folder).expanduser()
     if not (path / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json there; give the folder of a drafter checkpoint")
-    return Checkpoint(str(folder), _read_object(path / "config.json"), _read_tensors(path))
+    return Checkpoint(str(folder), read_object(path / "config.json"), _read_tensors(path))
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ModelError: no such file, not JSON, or not an object.
+    """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and nesting as deep
         raise ModelError(f"{path}: not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ModelError(f"{path}: must hold an object, not {type(content).__name__}")
@@ -60,28 +67,55 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     if (path / INDEX).is_file():
-        shards = _read_object(path / INDEX).get("weight_map")
-        # A shard is a file of this folder: an index that points elsewhere is damaged, or not meant well.
-        if not isinstance(shards, dict) or any(Path(str(file)).name != file for file in shards.values()):
-            raise ModelError(f"{path / INDEX}: weight_map must give a file name of this folder for each tensor")
-        return _read_safetensors(path, sorted(set(shards.values())))
+        listed = weight_map(path)
+        tensors = _read_safetensors(path, sorted(set(listed.values())))
+        if absent := sorted(listed.keys() - tensors.keys()):  # an optional one would be missed without a word
+            raise ModelError(f"{path / INDEX}: lists {', '.join(absent)}, which no shard holds; download it again")
+        return tensors
     for file in (WEIGHTS, MEDUSA_WEIGHTS):
         if (path / file).is_file():
             return _read_safetensors(path, [file])
     for file in (TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS):
         if (path / file).is_file():
             return _read_torch(path / file)
-    raise ModelError(f"{path}: no {WEIGHTS}, {INDEX} or {TORCH_WEIGHTS} there")
+    raise ModelError(f"{path}: no {WEIGHTS}, {INDEX} or {TORCH_WEIGHTS} there; save the weights as safetensors")
 
 
-def _read_safetensors(path: Path, files: list[str]) -> dict[str, Tensor]:
+def weight_map(path: Path) -> dict[str, str]:
+    """The shard of each tensor, from the index in a folder.
+
+    Raises:
+        ModelError: an index that is malformed, or points out of its folder.
+    """
+    shards = read_object(path / INDEX).get("weight_map")
+    # A shard is a file of this folder: an index that points elsewhere is damaged, or not meant well.
+    if not isinstance(shards, dict) or any(Path(str(file)).name != file for file in shards.values()):
+        raise ModelError(f"{path / INDEX}: weight_map must give a file name of this folder for each tensor")
+    return shards
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """A safetensors file, of which only the tensors that are asked for are read.
+
+    Raises:
+        ModelError: the file, or a tensor asked for, is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read, maybe cut off: {error}; download it again") from error
+
+
+def _read_safetensors(path: Path, files: Sequence[str]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            with safe_open(path / file, framework="pt") as opened:
-                tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError) as error:
-            raise ModelError(f"{path / file}: cannot be read, maybe cut off: {error}; download it again") from error
+    for name in files:
+        with opened(path / name) as file:
+            for key in file.keys():  # noqa: SIM118
+                if key in tensors:
+                    raise ModelError(f"{path / name}: holds {key}, and so does another shard; download it again")
+                tensors[key] = file.get_tensor(key)
     return tensors
 
 
@@ -89,41 +123,12 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     except Exception as error:
-        raise ModelError(f"{path}: cannot be read: {type(error).__name__}: {error}") from error
+        raise ModelError(
+            f"{path}: cannot be read as tensors alone: {type(error).__name__}: {error}; save it as safetensors"
+        ) from error
     if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
         raise ModelError(f"{path}: must hold a dictionary of tensors and nothing else")
     return {str(name): tensor for name, tensor in loaded.items()}
-
-
-def fill(net: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Put tensors into a net's parameters and persistent buffers, by the net's own names.
-
-    Floating-point dtypes may differ from the net's; kinds may not.
-
-    Args:
-        net: its parameters are overwritten.
-        tensors: one for each parameter and buffer, no more.
-        name: of the checkpoint, for errors.
-
-    Raises:
-        ModelError: names that are missing or left over, shapes or kinds that differ; all of them are named.
-    """
-    wanted = net.state_dict(keep_vars=True)
-    complaints = [f"missing {key} {list(wanted[key].shape)}" for key in wanted if key not in tensors]
-    complaints += [f"unexpected {key} {list(tensors[key].shape)}" for key in tensors if key not in wanted]
-    for key in wanted.keys() & tensors.keys():
-        have, want = tensors[key], wanted[key]
-        if have.shape != want.shape:
-            complaints.append(f"{key} has shape {list(have.shape)}, its config says {list(want.shape)}")
-        elif (have.dtype in _FLOATS) != (want.dtype in _FLOATS) or (
-            have.dtype not in _FLOATS and have.dtype != want.dtype
-        ):
-            complaints.append(f"{key} has dtype {have.dtype}, not {want.dtype}")
-    if complaints:
-        raise ModelError(f"{name}: does not fit its config: {'; '.join(sorted(complaints))}")
-    with torch.no_grad():
-        for key, weight in wanted.items():
-            weight.copy_(tensors[key])
 
 
 def write_checkpoint(

@@ -23,6 +23,7 @@ from outpace.nets.layouts.medusa import write_medusa
 from outpace.nets.load import load_net
 from outpace.nets.medusa import MedusaNet
 from outpace.nets.parity import changed_settings, changed_weights, largest_difference
+from outpace.nets.target_head import supply_head
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NAMES_TARGET = "speculators"  # the one layout that keeps the target's name
@@ -81,7 +82,13 @@ class Conversion:
 
 
 def convert(
-    source: str, out: str | Path, layout: str, *, target: str | None = None, dtype: str | None = None
+    source: str,
+    out: str | Path,
+    layout: str,
+    *,
+    target: str | None = None,
+    target_weights: str | None = None,
+    dtype: str | None = None,
 ) -> Conversion:
     """Write a drafter in another layout, and compare what was written with what was read.
 
@@ -92,11 +99,14 @@ def convert(
         out: a folder that does not exist yet.
         layout: one of the kind's (`KINDS`).
         target: name of the target, for the layout "speculators", which keeps it.
+        target_weights: folder or hub id of the target, for a drafter that borrows its LM head and a layout that holds
+            one. The file has the wider dtype of the two.
         dtype: "float32", "bfloat16" or "float16" to cast to; None keeps the file's.
 
     Raises:
-        InvalidRequest: `out` exists or is `source`; a layout that the kind does not have; a bad dtype or target.
-        ModelError: the source cannot be read, or the layout cannot say it.
+        InvalidRequest: `out` exists or is `source`; a layout that the kind does not have; a bad dtype or target;
+            target's weights that are needed and not given, or the reverse.
+        ModelError: the source or the target's head cannot be read, or the layout cannot say it.
     """
     folder, read = Path(out).expanduser(), Path(source).expanduser()
     if read.exists() and folder.resolve() == read.resolve():
@@ -111,6 +121,7 @@ def convert(
         raise InvalidRequest(f"layout={layout!r}: {source} is of kind {kind.name}; choose {' or '.join(kind.layouts)}")
     if target is not None and layout != NAMES_TARGET:
         raise InvalidRequest(f"target={target!r}: layout {layout!r} does not name the target; leave it out")
+    net = supply_head(net, layout, target_weights)
     if dtype is not None:
         net = _cast(net, DTYPES[dtype], source)
     try:

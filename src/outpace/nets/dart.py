@@ -22,7 +22,7 @@ class DartConfig(FusionConfig):
         draft_length: mask rows behind the last token; one more token than that is drafted.
     """
 
-    draft_length: int = Field(gt=0)
+    draft_length: int = Field(ge=1, le=1024)
 
 
 class DartLayer(FusionLayer):

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from outpace.core.errors import ModelError
-from outpace.nets.layers import Attend, GatedMLP, Projections, RMSNorm, Rotary, fill_with_nan
+from outpace.nets.layers import Attend, GatedMLP, Layers, Projections, RMSNorm, Rotary, Size, fill_with_nan
 
 LayerType = Literal["full_attention", "sliding_attention"]
 
@@ -56,22 +56,22 @@ class DFlashConfig(BaseModel):
         ValidationError: a value out of range, or two fields that contradict each other, both named.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    hidden_size: int = Field(ge=1)
-    intermediate_size: int = Field(ge=1)
-    heads: int = Field(ge=1)
-    kv_heads: int = Field(ge=1)
-    head_dim: int = Field(ge=2)
-    layers: int = Field(ge=1)
+    hidden_size: Size
+    intermediate_size: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    layers: Layers
     rms_eps: float = Field(default=1e-6, gt=0)
     rope_theta: float = Field(gt=0)
     rope_scaling: dict[str, Any] | None = None
-    max_positions: int = Field(ge=1)
-    vocab_size: int = Field(ge=1)
-    target_hidden_size: int = Field(ge=1)
+    max_positions: Size
+    vocab_size: Size
+    target_hidden_size: Size
     target_layers: int | None = Field(default=None, ge=1)
-    block_size: int = Field(ge=2)
+    block_size: int = Field(ge=2, le=1024)
     mask_token_id: int = Field(ge=0)
     target_layer_ids: tuple[int, ...] = Field(min_length=1)
     layer_types: tuple[LayerType, ...] = ()

@@ -13,7 +13,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from outpace.nets.dflash import DFlashConfig, DFlashNet, DraftStep
-from outpace.nets.layers import fill_with_nan
+from outpace.nets.layers import Size, fill_with_nan
 
 
 class DominoConfig(DFlashConfig):
@@ -28,8 +28,8 @@ class DominoConfig(DFlashConfig):
             published checkpoints.
     """
 
-    emb_dim: int = Field(ge=1)
-    gru_hidden_dim: int = Field(ge=1)
+    emb_dim: Size
+    gru_hidden_dim: Size
     shift_label: bool
     pure_draft_prefix_len: int = Field(ge=0)
 

@@ -31,7 +31,7 @@ class Eagle3Config(FusionConfig):
 
 
 class Eagle3Net(nn.Module):
-    """An EAGLE-3 drafter without the target's embedding and head, which are handed in.
+    """An EAGLE-3 drafter. Where it has no embedding or head of its own, the target's serve.
 
     Weights are NaN until they are filled.
 
@@ -108,16 +108,16 @@ class Eagle3Net(nn.Module):
         hidden = self.norm(out)
         return (hidden if self.config.norm_output else out), hidden
 
-    def logits(self, hidden: Tensor, head: Tensor | None = None) -> Tensor:
-        """Logits [T, Vd] of hidden rows [T, H], by the drafter's own head, else by the target's weight head [V, H].
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [T, Vd] of hidden rows [T, H] by the drafter's own head.
 
         Raises:
-            ModelError: neither is there.
+            ModelError: it has none.
         """
-        weight = head if self.lm_head is None else self.lm_head.weight
-        if weight is None:
-            raise ModelError("own_head=False: this drafter shares the target's head; hand in its weight")
-        return nn.functional.linear(hidden, weight)
+        if self.lm_head is None:
+            raise ModelError("own_head=False: this drafter has no head; score its hidden rows with the target's")
+        out: Tensor = self.lm_head(hidden)
+        return out
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """The target's ids of draft ids, of the same shape."""

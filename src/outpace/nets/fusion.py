@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 
 from outpace.core.errors import ModelError
-from outpace.nets.layers import Attend, GatedMLP, Projections, RMSNorm, Rotary
+from outpace.nets.layers import Attend, GatedMLP, Projections, RMSNorm, Rotary, Size
 
 
 def usual_taps(target_layers: int) -> tuple[int, int, int]:
@@ -38,21 +38,21 @@ class FusionConfig(BaseModel):
         own_head: whether the file brings a head; otherwise it is the target's.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    hidden_size: int = Field(gt=0)
-    intermediate_size: int = Field(gt=0)
-    heads: int = Field(gt=0)
-    kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
+    hidden_size: Size
+    intermediate_size: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
     layers: int = 1
     rms_eps: float = Field(gt=0)
     rope_theta: float = Field(gt=0)
     rope_scaling: dict[str, Any] | None = None
-    max_positions: int = Field(gt=0)
-    vocab_size: int = Field(gt=0)
-    draft_vocab_size: int = Field(gt=0)
-    target_hidden_size: int = Field(gt=0)
+    max_positions: Size
+    vocab_size: Size
+    draft_vocab_size: Size
+    target_hidden_size: Size
     taps: tuple[int, ...] | None = None
     bias: bool = False
     qk_norm: bool = False

@@ -6,9 +6,10 @@ that a file did not provide cannot pass unseen.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -19,6 +20,12 @@ Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [T, heads, D], key [T, kv_heads, D], value [T, kv_heads, D]) -> [T, heads, D], scaled by D ** -0.5.
 
 Keys and values are those of the rows themselves; what else a row sees is the function's business."""
+
+# Beyond what any drafter has, and small enough that no product of two overflows: a damaged config is refused before
+# memory is asked for.
+LARGEST_SIZE, MOST_LAYERS = 2**26, 1024
+Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
+Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 
 M = TypeVar("M", bound=nn.Module)
 

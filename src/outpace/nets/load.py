@@ -1,7 +1,7 @@
 """A drafter net by the folder or hub id of its checkpoint, told apart by its config."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
@@ -14,7 +14,7 @@ from outpace.nets.layouts.dart import read_dart
 from outpace.nets.layouts.dflash import read_dflash
 from outpace.nets.layouts.domino import is_domino, read_domino
 from outpace.nets.layouts.eagle3 import read_eagle3
-from outpace.nets.layouts.medusa import count_heads, read_medusa
+from outpace.nets.layouts.medusa import read_medusa
 
 _FILES = ("config.json", "*.safetensors", INDEX, TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS)
 _EAGLE = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator")
@@ -28,7 +28,7 @@ def _read_block(checkpoint: Checkpoint) -> nn.Module:
 READERS: dict[str, Callable[[Checkpoint], nn.Module]] = {
     "eagle3": read_eagle3,
     "dflash": _read_block,
-    "medusa": lambda checkpoint: read_medusa(checkpoint, count_heads(checkpoint)),  # configs count too few
+    "medusa": read_medusa,
     "dart": read_dart,
 }
 """The kinds of drafter nets; Domino's are DFlash's with more fields."""
@@ -71,14 +71,28 @@ def load_net(name: str) -> nn.Module:
     Raises:
         ModelError: nothing there, another kind of checkpoint, or one that does not fit its config.
     """
+    return read_net(read_checkpoint(locate(name, _FILES, "drafter")))
+
+
+def locate(name: str, files: Sequence[str], field: str) -> Path:
+    """The folder of a checkpoint; one on the hub is downloaded first.
+
+    Args:
+        name: a folder, or a hub id.
+        files: names or patterns of the files that are wanted of it.
+        field: what the name was given as, for errors.
+
+    Raises:
+        ModelError: neither a folder nor on the hub.
+    """
     path = Path(name).expanduser()
-    if not path.is_dir():
-        try:
-            path = Path(snapshot_download(name, allow_patterns=list(_FILES)))
-        except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-            raise ModelError(f"drafter={name!r}: no such folder, and not found on the hub: {reason}") from error
-    return read_net(read_checkpoint(path))
+    if path.is_dir():
+        return path
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(files)))
+    except Exception as error:
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        raise ModelError(f"{field}={name!r}: no such folder, and not found on the hub: {reason}") from error
 
 
 def read_net(checkpoint: Checkpoint) -> nn.Module:

@@ -7,11 +7,11 @@ row, so one pass gives every depth; none knows what the others chose.
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 from torch import Tensor, nn
 
 from outpace.core.errors import ModelError
-from outpace.nets.layers import fill_with_nan
+from outpace.nets.layers import Layers, Size, fill_with_nan
 
 HeadKind = Literal["own", "shared", "target"]
 
@@ -29,13 +29,13 @@ class MedusaConfig(BaseModel):
         head: whose vocabulary layer is used: one per head ("own"), one in the file for all ("shared"), or the target's.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    hidden_size: int = Field(gt=0)
-    vocab_size: int = Field(gt=0)
-    draft_vocab_size: int = Field(gt=0)
-    heads: int = Field(gt=0)
-    layers: int = Field(default=1, gt=0)
+    hidden_size: Size
+    vocab_size: Size
+    draft_vocab_size: Size
+    heads: Layers
+    layers: Layers = 1
     bias: bool = True
     head: HeadKind = "own"
 
@@ -92,33 +92,28 @@ class MedusaNet(nn.Module):
         """
         return torch.stack([head(states) for head in self.heads], dim=1)
 
-    def logits(self, hidden: Tensor, head: Tensor | None = None) -> Tensor:
-        """Logits [T, heads, Vd] of rows [T, heads, H].
-
-        Args:
-            hidden: from `forward`.
-            head: the target's head weight [V, H], needed where the file brings none.
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [T, heads, Vd] of rows [T, heads, H] from `forward`, by vocabulary layers of the file.
 
         Raises:
-            ModelError: it is needed and missing.
+            ModelError: the file brings none.
         """
-        weights = self.vocabulary_layers(head)
+        weights = self.vocabulary_layers()
         if len(weights) == 1:
             return nn.functional.linear(hidden, weights[0])
         return torch.stack([nn.functional.linear(hidden[:, at], one) for at, one in enumerate(weights)], dim=1)
 
-    def vocabulary_layers(self, head: Tensor | None = None) -> list[Tensor]:
-        """Weights [Vd, H], one per head in their order, or a single one that all share.
+    def vocabulary_layers(self) -> list[Tensor]:
+        """Weights [Vd, H] of the file, one per head in their order, or a single one that all share.
 
         Raises:
-            ModelError: the target's `head` is needed and missing.
+            ModelError: the file brings none.
         """
         if self.config.head == "own":
             return [one.lm_head.weight for one in self.heads]  # type: ignore[union-attr, misc]
-        weight = head if self.lm_head is None else self.lm_head.weight
-        if weight is None:
-            raise ModelError("head='target': these heads share the target's vocabulary layer; hand in its weight")
-        return [weight]
+        if self.lm_head is None:
+            raise ModelError("head='target': these heads have no vocabulary layer; score their rows with the target's")
+        return [self.lm_head.weight]
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """The target's ids of draft ids, of the same shape."""

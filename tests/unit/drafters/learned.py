@@ -91,7 +91,7 @@ def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
         heads = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=5, **KINDS[kind])))
         if heads.token_map is not None:
             heads.token_map.copy_(torch.arange(60) * 2)
-        return MedusaSource(heads.to(target.device), target.head.weight, 3, vocabulary=vocabulary, **options)
+        return MedusaSource(heads.to(target.device), target.head, 3, vocabulary=vocabulary, **options)
     if kind.startswith("domino"):
         block: DFlashNet = DominoNet(DominoConfig(**SIZES, **BLOCK, emb_dim=8, gru_hidden_dim=12, **KINDS[kind]))
     else:

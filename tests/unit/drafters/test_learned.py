@@ -115,7 +115,7 @@ def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -
     for name in (kind, subset):
         source = source_of(name, target)
         if kind == "medusa":  # the kinds differ in more than the subset
-            source = MedusaSource(source.net, target.head.weight, 3, vocabulary=SUBSET if found else None)
+            source = MedusaSource(source.net, target.head, 3, vocabulary=SUBSET if found else None)
         if kind == "dart" and found:
             source = DartSource(source.net, target.embedding, (0, 1, 2), *SIZE, vocabulary=SUBSET)
         if kind == "eagle3" and found:

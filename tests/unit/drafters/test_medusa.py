@@ -25,7 +25,7 @@ def test_head_k_guesses_depth_k_plus_one_from_what_the_lm_head_read() -> None:
         weight.zero_()
     for index, head in enumerate(net.heads):
         head.lm_head.weight.copy_(target.head.weight.roll(index, 0))  # type: ignore[operator, union-attr]
-    source = MedusaSource(net, target.head.weight, 3)
+    source = MedusaSource(net, target.head, 3)
     slot = target.open_slot()
     (output,) = target.prefill([Chunk(slot, torch.tensor(prompt), False, True, source.needs.taps)])
     assert output.last is not None

@@ -163,6 +163,28 @@ def test_a_drafter_for_another_target_is_refused(target: Path, tmp_path: Path) -
             outpace.load(str(target), "dflash", drafter=str(folder), dtype="float32", device="cpu")
 
 
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"vocab_size": 300, "draft_vocab_size": 300}, "vocab_size=300 of the drafter: the target has 264"),
+        ({"hidden_size": 32, "target_hidden_size": 32}, "target_hidden_size=32 of the drafter: the target has 48"),
+        ({"taps": (0, 1, 3)}, r"taps \(0, 1, 3\) do not fit a target of 3 layers: 0 to 2 exist"),
+    ],
+    ids=["vocabulary", "width", "taps"],
+)
+def test_an_eagle_or_dart_drafter_for_another_target_is_refused(
+    changes: dict[str, Any], complaint: str, target: Path, tmp_path: Path
+) -> None:
+    """Guards against the same for one-layer drafters, and taps beyond the target's layers."""
+    sizes: dict[str, Any] = OURS | {"draft_vocab_size": 264} | changes
+    write_eagle3(random_net(Eagle3Net(Eagle3Config(**sizes))), tmp_path / "eagle3", "midlayer")
+    if "taps" not in changes:  # DART's layout says none
+        write_dart(random_net(DartNet(DartConfig(**sizes, draft_length=3))), tmp_path / "dart")
+    for folder in tmp_path.iterdir():
+        with pytest.raises(ModelError, match=complaint):
+            outpace.load(str(target), folder.name, drafter=str(folder), dtype="float32", device="cpu")
+
+
 def test_heads_beyond_the_configs_count_are_used(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
     """Guards against published Medusa files, whose config counts fewer heads than they hold, being refused."""
     for file in drafters["medusa"].iterdir():

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from outpace.core.errors import ModelError
-from outpace.nets.checkpoint import fill, read_checkpoint, write_checkpoint
-from outpace.nets.layers import fill_with_nan
+from outpace.nets.checkpoint import read_checkpoint, write_checkpoint
+from outpace.nets.layouts.weights import filled
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.int64)}
 
@@ -117,15 +117,28 @@ def test_a_folder_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> N
 
 
 def test_all_that_does_not_fit_is_named_at_once() -> None:
-    """Guards against errors that come one by one, and against a net half filled."""
-    net = fill_with_nan(nn.Linear(3, 2))
+    """Guards against errors that come one by one, and kinds of numbers that are not weights."""
     with pytest.raises(ModelError) as caught:
-        fill(net, {"weight": torch.ones(3, 2), "scale": torch.ones(1)}, "here")
+        filled(lambda: nn.Linear(3, 2), {"weight": torch.ones(3, 2), "scale": torch.ones(1)}, "here")
     for part in ("missing bias [2]", "unexpected scale [1]", "weight has shape [3, 2], its config says [2, 3]"):
         assert part in str(caught.value)
-    assert net.weight.isnan().all()
-    with pytest.raises(ModelError, match=r"weight has dtype torch\.int8"):
-        fill(net, {"weight": torch.ones(2, 3, dtype=torch.int8), "bias": torch.ones(2)}, "here")
+    for dtype in (torch.int8, torch.bool, torch.complex64, torch.float8_e4m3fn):
+        with pytest.raises(ModelError, match=rf"weight has dtype {dtype}"):
+            filled(lambda: nn.Linear(3, 2), {"weight": torch.ones(2, 3).to(dtype), "bias": torch.ones(2)}, "here")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
+    """Guards against a file from a run that diverged: one such weight makes every draft noise, and nothing says so."""
+    bias = torch.tensor([1.0, value])
+    with pytest.raises(ModelError, match=r"here: .*bias has values that are NaN or infinite"):
+        filled(lambda: nn.Linear(3, 2), {"weight": torch.ones(2, 3), "bias": bias}, "here")
+
+
+def test_memory_is_asked_for_only_once_everything_fits() -> None:
+    """Guards against a damaged size in a config that takes the machine down before it is compared with the file."""
+    with pytest.raises(ModelError, match=r"its config says \[67108864, 67108864\]"):
+        filled(lambda: nn.Linear(2**26, 2**26, bias=False), {"weight": torch.ones(2, 3)}, "here")
 
 
 def test_nan_is_never_written(tmp_path: Path) -> None:

@@ -37,17 +37,17 @@ def medusa(dtype: torch.dtype = torch.float64, **changes: Any) -> MedusaNet:
 def test_heads_match_the_equation(changes: dict[str, Any]) -> None:
     """Guards against blocks chained across heads, a bias left out, and one head's vocabulary layer used for all."""
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
-        net, states, target = medusa(dtype, **changes), rows(6, 16, seed=1, dtype=dtype), rows(50, 16, dtype=dtype)
+        net, states = medusa(dtype, **changes), rows(6, 16, seed=1, dtype=dtype)
         w, exact = reference.weights_of(net), []
         for head in range(net.config.heads):
             x = states.double().numpy()
             for block in range(net.config.layers):
                 name = f"heads.{head}.blocks.{block}"
                 x = x + reference.silu(x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", np.zeros(16)))
-            shared = w.get("lm_head.weight", target.double().numpy())
+            shared = w.get("lm_head.weight", np.eye(16))  # none: what the target's head would read
             exact.append(x @ w.get(f"heads.{head}.lm_head.weight", shared).T)
-        found = net.logits(net(states), target if net.config.head == "target" else None)
-        assert found.shape == (6, net.config.heads, net.config.draft_vocab_size)
+        found = net(states) if net.config.head == "target" else net.logits(net(states))
+        assert found.shape[:2] == (6, net.config.heads)
         assert relative(found, np.stack(exact, axis=1)) < tolerance
 
 
@@ -60,7 +60,9 @@ def test_every_weight_starts_as_nan_and_matters() -> None:
             net = medusa(**changes)
             with torch.no_grad():
                 net.get_parameter(name).fill_(torch.nan)
-            assert net.logits(net(rows(2, 16)), rows(50, 16)).isnan().any(), f"{name} does not matter"
+            hidden = net(rows(2, 16))
+            said = hidden if net.config.head == "target" else net.logits(hidden)
+            assert said.isnan().any(), f"{name} does not matter"
 
 
 def test_a_reduced_vocabulary_maps_by_a_list_of_ids() -> None:
@@ -70,7 +72,7 @@ def test_a_reduced_vocabulary_maps_by_a_list_of_ids() -> None:
     assert torch.equal(medusa().target_ids(ids), ids)
 
 
-def test_a_shared_layer_must_be_handed_in() -> None:
+def test_heads_without_a_vocabulary_layer_say_so() -> None:
     """Guards against heads without a vocabulary layer that answer all the same."""
     net = medusa(head="target")
     with pytest.raises(ModelError, match="head='target'"):
@@ -137,16 +139,31 @@ def test_sizes_are_read_off_the_authors_weights(tmp_path: Path) -> None:
     assert read_medusa(read_checkpoint(tmp_path)).config == net.config
 
 
-def test_fewer_heads_are_taken_only_when_asked_for() -> None:
-    """Guards against heads dropped because a config counts them wrong, as public ones do."""
-    checkpoint = replace(authors(), config={"medusa_num_heads": 2, "medusa_num_layers": 1})
-    with pytest.raises(ModelError, match=r"medusa_num_heads=2, but the file has 3"):
-        read_medusa(checkpoint)
-    net = read_medusa(checkpoint, heads=2)
-    assert len(net.heads) == 2
-    assert torch.equal(net.get_parameter("heads.1.lm_head.weight"), checkpoint.tensors["medusa_head.1.1.weight"])
-    with pytest.raises(ModelError, match=r"missing heads\.3"):
-        read_medusa(checkpoint, heads=4)
+def test_all_heads_of_the_file_are_taken_and_none_that_is_stated_may_be_missing(tmp_path: Path) -> None:
+    """Guards against heads dropped because a config counts too few, as public ones do, and against half a file that
+    drafts with what is there."""
+    checkpoint = authors()
+    for stated in (1, 2, 3):
+        net = read_medusa(replace(checkpoint, config={"medusa_num_heads": stated, "medusa_num_layers": 1}))
+        assert net.config == medusa().config
+    with pytest.raises(ModelError, match=r"medusa_num_heads=4, but the file has heads \[0, 1, 2\]"):
+        read_medusa(replace(checkpoint, config={"medusa_num_heads": 4, "medusa_num_layers": 1}))
+    with pytest.raises(ModelError, match=r"medusa_num_heads=2, but num_heads=3; the two disagree"):
+        read_medusa(replace(checkpoint, config={"medusa_num_heads": 2, "num_heads": 3}))
+    for lost in (0, 1, 2):  # whole heads, which no shape would show
+        rest = {key: one for key, one in checkpoint.tensors.items() if not key.startswith(f"medusa_head.{lost}.")}
+        with pytest.raises(ModelError, match=r"medusa_num_heads=3, but the file has heads"):
+            read_medusa(replace(checkpoint, tensors=rest))
+    gap = {key: one for key, one in checkpoint.tensors.items() if not key.startswith("medusa_head.1.")}
+    with pytest.raises(ModelError, match=r"medusa_num_heads=2, but the file has heads \[0, 2\]"):
+        read_medusa(replace(checkpoint, tensors=gap, config={"medusa_num_heads": 2}))
+    with pytest.raises(ModelError, match="holds a tensor twice"):
+        read_medusa(replace(checkpoint, tensors=checkpoint.tensors | {"0.1.weight": torch.ones(50, 16)}))
+    write_medusa(medusa(torch.float32), tmp_path, "vllm")
+    vllm = read_checkpoint(tmp_path)
+    assert len(read_medusa(replace(vllm, config=vllm.config | {"num_heads": 1})).heads) == 3
+    with pytest.raises(ModelError, match="num_heads=5, but the file has heads"):
+        read_medusa(replace(vllm, config=vllm.config | {"num_heads": 5}))
 
 
 def test_vllm_files_share_and_thin_out_vocabulary_layers(tmp_path: Path) -> None:

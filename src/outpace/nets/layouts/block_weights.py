@@ -32,7 +32,7 @@ def check_block_weights(config: DFlashConfig, tensors: Mapping[str, Tensor], nam
     if found and found != set(range(config.layers)):
         complaints.append(f"num_hidden_layers={config.layers}, but there are tensors of layers {sorted(found)}")
     query = tensors.get("layers.0.self_attn.q_proj.weight")
-    if query is not None and query.shape[0] != config.heads * config.head_dim:
+    if query is not None and query.ndim == 2 and query.shape[0] != config.heads * config.head_dim:
         complaints.append(
             f"num_attention_heads={config.heads} times head_dim={config.head_dim} is "
             f"{config.heads * config.head_dim}, but q_proj has {query.shape[0]} rows"

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outpace.core.errors import ModelError
 from outpace.nets.checkpoint import Checkpoint, write_checkpoint
@@ -51,19 +52,15 @@ def read_dart(checkpoint: Checkpoint) -> DartNet:
     return filled(lambda: DartNet(config), tensors, name)
 
 
-def write_dart(net: DartNet, folder: str | Path) -> None:
-    """Write a checkpoint in the authors' layout.
-
-    Args:
-        net: the drafter; all its weights must be numbers.
-        folder: empty or new.
+def export_dart(net: DartNet) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors in the authors' layout.
 
     Raises:
-        ModelError: a weight is NaN, biases or other features than the usual three, or the folder holds a checkpoint.
+        ModelError: biases, norms of heads, or other features than the usual three.
     """
     config, tensors = net.config, dict(net.state_dict())
     if config.bias or config.qk_norm or config.taps is not None:
-        raise ModelError(f"{folder}: DART's layout has no bias, no qk_norm and no taps but the usual three")
+        raise ModelError("DART's layout has no bias, no qk_norm and no taps but the usual three")
     # The authors' loader reads both maps whether or not the vocabulary is reduced.
     d2t = net.d2t if net.d2t is not None else torch.zeros(config.draft_vocab_size, dtype=torch.int64)
     tensors |= {"d2t": d2t, "t2d": membership(d2t, config.vocab_size)}
@@ -75,4 +72,13 @@ def write_dart(net: DartNet, folder: str | Path) -> None:
         "target_hidden_size": config.target_hidden_size,
         "torch_dtype": dtype_name(net.fc.weight),
     }
-    write_checkpoint(folder, write_sizes(config) | fields, tensors)
+    return write_sizes(config) | fields, tensors
+
+
+def write_dart(net: DartNet, folder: str | Path) -> None:
+    """Write a checkpoint in the authors' layout.
+
+    Raises:
+        ModelError: as `export_dart`; a weight is NaN, or the folder holds a checkpoint.
+    """
+    write_checkpoint(folder, *export_dart(net))

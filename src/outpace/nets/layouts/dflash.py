@@ -65,7 +65,7 @@ def check_architecture(fields: Fields, accepted: Sequence[str]) -> None:
     Raises:
         ModelError: naming what it is.
     """
-    named = fields.get("architectures", [])
+    named = fields.words("architectures")
     if any(architecture not in accepted for architecture in named):
         raise ModelError(f"{fields.where}: architectures={named!r}: expected {' or '.join(accepted)}")
     if "dflash_config" not in fields:

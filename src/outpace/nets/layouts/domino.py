@@ -36,7 +36,7 @@ def is_domino(checkpoint: Checkpoint) -> bool:
     """Whether a checkpoint says that it is a Domino drafter, of whatever generation."""
     fields = Fields(checkpoint.config, f"{checkpoint.name}: config.json")
     projector = agreed("projector_type", fields, fields.inside("dflash_config"))
-    return projector is not None or DOMINO_ARCHITECTURE in fields.get("architectures", [])
+    return projector is not None or DOMINO_ARCHITECTURE in fields.words("architectures")
 
 
 def read_domino(checkpoint: Checkpoint) -> DominoNet:
@@ -78,9 +78,9 @@ def _explain_head(config: DominoConfig, tensors: Mapping[str, Tensor], name: str
     """Refuse sizes of the head that disagree with the fields, naming the fields."""
     first, state = tensors.get("head.embed_proj.0.weight"), tensors.get("head.prefix_gru.weight_hh_l0")
     complaints = []
-    if first is not None and first.shape[0] != config.emb_dim:
+    if first is not None and first.ndim == 2 and first.shape[0] != config.emb_dim:
         complaints.append(f"emb_dim={config.emb_dim}, but embed_proj.0 has {first.shape[0]} rows")
-    if state is not None and state.shape[-1] != config.gru_hidden_dim:
+    if state is not None and state.ndim == 2 and state.shape[-1] != config.gru_hidden_dim:
         complaints.append(f"gru_hidden_dim={config.gru_hidden_dim}, but prefix_gru has a state of {state.shape[-1]}")
     if complaints:
         raise ModelError(f"{name}: {'; '.join(complaints)}")

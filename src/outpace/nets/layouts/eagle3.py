@@ -50,7 +50,7 @@ def layout_of(checkpoint: Checkpoint) -> str:
                 f"{checkpoint.name}: speculators_model_type={config['speculators_model_type']!r} is not 'eagle3'"
             )
         return SPECULATORS
-    architecture = (config.get("architectures") or [None])[0]
+    architecture = next(iter(Fields(config, f"{checkpoint.name}: config.json").words("architectures")), None)
     if architecture not in (AUTHORS, ANGELSLIM, SPECFORGE):
         raise ModelError(
             f"{checkpoint.name}: architectures={config.get('architectures')} is no known layout of EAGLE-3; known are "

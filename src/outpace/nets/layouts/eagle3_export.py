@@ -15,22 +15,15 @@ from outpace.nets.vocabulary import membership
 Layout = Literal["midlayer", "speculators"]
 
 
-def eagle3_tensors(net: Eagle3Net, layout: Layout, head: Tensor | None = None) -> dict[str, Tensor]:
+def eagle3_tensors(net: Eagle3Net, layout: Layout) -> dict[str, Tensor]:
     """The tensors of a file, by the names of a layout.
 
-    Args:
-        net: the drafter.
-        layout: as in `write_eagle3`.
-        head: the target's, for a drafter without one.
-
     Raises:
-        ModelError: no head, which no engine does without.
+        ModelError: no head, which no engine does without (`nets.target_head` supplies the target's).
     """
     tensors = dict(net.state_dict())
-    if head is not None and net.lm_head is None:
-        tensors["lm_head.weight"] = head
-    if "lm_head.weight" not in tensors:
-        raise ModelError("own_head=False: engines expect lm_head.weight in the file; hand in the target's as head")
+    if net.lm_head is None:
+        raise ModelError("own_head=False: engines expect lm_head.weight in the file; give the drafter the target's")
     if layout == "speculators":
         tensors = {key.replace("midlayer.", "layers.0."): tensor for key, tensor in tensors.items()}
     if net.d2t is not None:
@@ -93,9 +86,7 @@ def _speculators_config(
     } | shared
 
 
-def write_eagle3(
-    net: Eagle3Net, folder: str | Path, layout: Layout, *, verifier: str | None = None, head: Tensor | None = None
-) -> None:
+def write_eagle3(net: Eagle3Net, folder: str | Path, layout: Layout, *, verifier: str | None = None) -> None:
     """Write a checkpoint that SGLang and vLLM ("midlayer") or vLLM ("speculators") load.
 
     Args:
@@ -103,9 +94,8 @@ def write_eagle3(
         folder: empty or new.
         layout: "midlayer" as SpecForge writes it; "speculators", which can say every variant.
         verifier: name of the target, which the speculators layout keeps.
-        head: the target's head weight, for a drafter that shares it.
 
     Raises:
-        ModelError: a weight is NaN, the layout cannot say a variant, or the folder holds a checkpoint.
+        ModelError: a weight is NaN, the layout cannot say a variant, no head, or the folder holds a checkpoint.
     """
-    write_checkpoint(folder, eagle3_config(net, layout, verifier), eagle3_tensors(net, layout, head))
+    write_checkpoint(folder, eagle3_config(net, layout, verifier), eagle3_tensors(net, layout))

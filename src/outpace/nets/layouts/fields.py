@@ -7,6 +7,7 @@ from pydantic import BaseModel, ValidationError
 from torch import Tensor
 
 from outpace.core.errors import ModelError
+from outpace.nets.layers import LARGEST_SIZE, MOST_LAYERS
 
 # Our names of the sizes that every Hugging Face decoder config holds, and the names there.
 SIZES = {
@@ -72,8 +73,19 @@ class Fields:
             ModelError: something else than a positive whole number, or nothing where it must be stated.
         """
         value = self.need(key) if absent is None else self.get(key, absent)
-        if type(value) is not int or value < 1:
-            raise ModelError(f"{self.where}: {key}={value!r} must be a whole number from 1 on")
+        if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
+            raise ModelError(f"{self.where}: {key}={value!r} must be a whole number from 1 to {LARGEST_SIZE}")
+        return value
+
+    def words(self, key: str) -> list[str]:
+        """A list of names; empty when absent.
+
+        Raises:
+            ModelError: something else.
+        """
+        value = self.get(key, [])
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            raise ModelError(f"{self.where}: {key}={value!r} must be a list of names")
         return value
 
     def inside(self, key: str) -> "Fields":
@@ -183,12 +195,14 @@ def read_decoder(fields: Fields) -> dict[str, Any]:
 
 
 def _read_windows(fields: Fields) -> dict[str, Any]:
-    window, types = fields.get("sliding_window"), as_tuple(fields.get("layer_types"))
-    if types is None:  # Qwen3's rule: the first layers are full
-        count = fields.need("num_hidden_layers")
-        full = fields.get("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
-        if not isinstance(count, int) or not isinstance(full, int):
-            raise ModelError(f"{fields.where}: num_hidden_layers={count!r}, max_window_layers={full!r}: not integers")
+    window, types = fields.get("sliding_window"), tuple(fields.words("layer_types"))
+    if not types:  # Qwen3's rule: the first layers are full
+        count, full = fields.need("num_hidden_layers"), fields.get("max_window_layers", DEFAULT_MAX_WINDOW_LAYERS)
+        if type(count) is not int or type(full) is not int or count > MOST_LAYERS:
+            raise ModelError(
+                f"{fields.where}: num_hidden_layers={count!r}, max_window_layers={full!r} must be whole numbers, "
+                f"{MOST_LAYERS} layers at most"
+            )
         if not (flag("use_sliding_window", fields) and window):
             full = count
         types = tuple("full_attention" if index < full else "sliding_attention" for index in range(count))

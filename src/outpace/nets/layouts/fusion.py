@@ -30,7 +30,7 @@ def read_sizes(fields: Fields, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     check_activation(fields)
     if fields.get("mlp_bias"):
         raise ModelError(f"{fields.where}: mlp_bias=true is not supported")
-    if fields.get("use_sliding_window") or set(fields.get("layer_types", ())) - {"full_attention"}:
+    if fields.get("use_sliding_window") or set(fields.words("layer_types")) - {"full_attention"}:
         raise ModelError(f"{fields.where}: sliding windows are not supported: {fields.get('layer_types')}")
     return found | {"rms_eps": fields.need("rms_norm_eps"), "bias": bool(flag("attention_bias", fields))}
 

@@ -25,43 +25,44 @@ from outpace.nets.medusa import HeadKind, MedusaConfig, MedusaNet
 Layout = Literal["authors", "vllm"]
 
 
-def read_medusa(checkpoint: Checkpoint, heads: int | None = None) -> MedusaNet:
+def read_medusa(checkpoint: Checkpoint) -> MedusaNet:
     """The heads of a checkpoint, in the dtype of its file.
+
+    All heads of the file are taken, numbered from 0 without a gap. Public configs count fewer than their files hold;
+    a file that holds fewer than its config counts is incomplete.
 
     Args:
         checkpoint: as it was read.
-        heads: take the first so many, whatever the config says; None for all, which the config must then count right.
 
     Raises:
-        ModelError: a tensor that is missing, left over or of another shape; fields that disagree.
+        ModelError: a tensor that is missing, left over or of another shape; heads that are missing; fields that
+            disagree.
     """
     name = checkpoint.name
     fields = Fields(checkpoint.config, f"{name}: config.json")
     bare = {re.sub(r"^medusa_heads?\.", "", key): tensor for key, tensor in checkpoint.tensors.items()}
+    if len(bare) < len(checkpoint.tensors):
+        raise ModelError(f"{name}: holds a tensor twice, with and without the prefix 'medusa_head.'")
     vllm = any(key.startswith("blocks.") for key in bare)
-    key = "medusa_num_heads" if "medusa_num_heads" in fields else "num_heads"
-    stated = fields.count(key, heads)
-    layers = fields.count("medusa_num_layers", fields.count("num_hidden_layers", 1))
+    layers = fields.count("num_hidden_layers" if vllm else "medusa_num_layers", 1)
     tensors = _from_vllm(bare, fields) if vllm else _from_authors(bare, layers)
-    found = len({match[1] for match in map(re.compile(r"heads\.(\d+)\.").match, tensors) if match})
-    if heads is None and found != stated:
-        raise ModelError(f"{name}: {key}={stated}, but the file has {found} heads; say how many to take")
-    config = _config(fields, tensors, heads or stated, layers)
-    if heads is not None:
-        tensors = {key: tensor for key, tensor in tensors.items() if not _beyond(key, heads)}
+    heads = _count_heads(fields, tensors, name)
+    config = _config(fields, tensors, heads, layers)
     _check_map(tensors.get("token_map"), config, name)
     return filled(lambda: MedusaNet(config), tensors, name)
 
 
-def count_heads(checkpoint: Checkpoint) -> int:
-    """How many heads a file holds, whatever its config says; at least 1."""
-    names = re.compile(r"(?:medusa_heads?\.)?(?:blocks\.)?(\d+)\.")
-    return max(1, len({match[1] for match in map(names.match, checkpoint.tensors) if match}))
-
-
-def _beyond(key: str, heads: int) -> bool:
-    match = re.match(r"heads\.(\d+)\.", key)
-    return match is not None and int(match[1]) >= heads
+def _count_heads(fields: Fields, tensors: Mapping[str, Tensor], name: str) -> int:
+    key = "medusa_num_heads" if "medusa_num_heads" in fields else "num_heads"
+    stated = fields.count(key)
+    if fields.get("num_heads", stated) != stated:
+        raise ModelError(f"{fields.where}: {key}={stated}, but num_heads={fields.get('num_heads')}; the two disagree")
+    numbers = {int(match[1]) for match in map(re.compile(r"heads\.(\d+)\.").match, tensors) if match}
+    if len(numbers) < stated or max(numbers) >= len(numbers):
+        raise ModelError(
+            f"{name}: {key}={stated}, but the file has heads {sorted(numbers)}; all from 0 on must be there"
+        )
+    return len(numbers)
 
 
 def _from_authors(bare: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
@@ -124,27 +125,21 @@ def _check_map(token_map: Tensor | None, config: MedusaConfig, name: str) -> Non
         raise ModelError(f"{name}: token_map must name different ids below vocab_size={config.vocab_size}")
 
 
-def write_medusa(net: MedusaNet, folder: str | Path, layout: Layout) -> None:
-    """Write a checkpoint.
-
-    Args:
-        net: the heads; all their weights must be numbers.
-        folder: empty or new.
-        layout: "authors" (also text-generation-inference), or "vllm".
+def export_medusa(net: MedusaNet, layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors in a public layout: "authors" (also text-generation-inference), or "vllm".
 
     Raises:
-        ModelError: a weight is NaN, the layout cannot say a variant, or the folder holds a checkpoint.
+        ModelError: the layout cannot say a variant.
     """
     config, state = net.config, dict(net.state_dict())
     if layout == "authors" and (config.head == "shared" or net.token_map is not None):
-        raise ModelError(f"{folder}: layout='authors' has no head={config.head!r} and no token_map; use layout='vllm'")
+        raise ModelError(f"layout='authors' has no head={config.head!r} and no token_map; use layout='vllm'")
     if layout == "vllm" and config.head == "target":
-        raise ModelError(f"{folder}: layout='vllm' needs vocabulary layers in the file, but head='target'")
+        raise ModelError("layout='vllm' needs vocabulary layers in the file, but head='target'")
     sizes: dict[str, Any] = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     if layout == "authors":
         fields = sizes | {"medusa_num_heads": config.heads, "medusa_num_layers": config.layers}
-        write_checkpoint(folder, fields, {_to_authors(key, config): state[key] for key in state}, MEDUSA_WEIGHTS)
-        return
+        return fields, {_to_authors(key, config): state[key] for key in state}
     fields = sizes | {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
@@ -154,7 +149,16 @@ def write_medusa(net: MedusaNet, folder: str | Path, layout: Layout) -> None:
         "medusa_fc_bias": config.bias,
         "original_lm_head": config.head == "shared",
     }
-    write_checkpoint(folder, fields, {_to_vllm(key): state[key] for key in state}, WEIGHTS)
+    return fields, {_to_vllm(key): state[key] for key in state}
+
+
+def write_medusa(net: MedusaNet, folder: str | Path, layout: Layout) -> None:
+    """Write a checkpoint; the layouts are those of `export_medusa`.
+
+    Raises:
+        ModelError: as `export_medusa`; a weight is NaN, or the folder holds a checkpoint.
+    """
+    write_checkpoint(folder, *export_medusa(net, layout), MEDUSA_WEIGHTS if layout == "authors" else WEIGHTS)
 
 
 def _to_authors(key: str, config: MedusaConfig) -> str:
