@@ -1,4 +1,4 @@
-"""Drafters that guess every depth at once: one row of logits per depth, the same for all nodes there."""
+"""Drafters that guess every depth at once: one row of logits per depth, by itself the same for all nodes there."""
 
 from collections.abc import Sequence
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Frontier
 from outpace.core.protocols import DraftRequest, Stream
-from outpace.sampling.scores import keyed_scores
+from outpace.sampling.scores import Pool, keyed_scores
 
 
 class Depthwise:
@@ -46,6 +46,10 @@ class Depthwise:
         self._start = start
         return self._paths
 
+    def rows(self, count: int) -> tuple[Tensor, Tensor | None]:
+        """What is scored at `count` nodes: [count, C] logits, and the ids of the columns unless these are all ids."""
+        return self.logits[self.depth].expand(count, -1), None
+
 
 def expand_depthwise(
     drafts: Sequence[Depthwise], frontier: Frontier, width: int, noise: bool = True
@@ -65,6 +69,7 @@ def expand_depthwise(
     depths: list[int] = []
     paths: list[list[int]] = []
     logits: list[Tensor] = []
+    ids: list[Tensor] = []
     row_of: list[int] = []  # of each node
     for draft, nodes in zip(drafts, frontier.groups().values(), strict=True):
         above = frontier.parents[nodes.start : nodes.stop]
@@ -74,9 +79,14 @@ def expand_depthwise(
         streams += [draft.request.stream] * len(own)
         depths += [draft.depth] * len(own)
         paths += own
-        logits.append(draft.logits[draft.depth].expand(len(own), -1))
-    scores = keyed_scores(torch.cat(logits), streams, depths, noise, paths)
+        scored, columns = draft.rows(len(own))
+        logits.append(scored)
+        ids += [] if columns is None else [columns]
+    pool = Pool(torch.cat(ids), drafts[0].logits.shape[1]) if ids else None
+    scores = keyed_scores(torch.cat(logits), streams, depths, noise, paths, pool)
     log_probs, tokens = scores.topk(min(width, scores.shape[1]), dim=-1)
+    if pool is not None:
+        tokens = pool.ids.gather(1, tokens)
     rows = torch.tensor(row_of, device=tokens.device)
     return tokens[rows], log_probs[rows]
 
