@@ -162,7 +162,7 @@ def _dart(options: DartOptions, around: Surroundings) -> Proposer:
     net, target = _trained(DartNet, options, around, "method 'dart'")
     _check_sizes(net.config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
     taps, sizes = net.config.taps_of(target.config.num_hidden_layers), (target.max_length, target.max_slots)
-    decay = SearchConfig().level_decay if options.shape == "search" else 1.0
+    decay = SearchConfig().level_decay if options.shape == "search" else None
     continuity = load_continuity(options.ngrams, decay, around.vocab_size, around.device)
     vocabulary = _vocabulary(options, around)
     source = DartSource(net, target.embedding, taps, *sizes, options.noise, vocabulary, continuity)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.protocols import DraftRequest
-from outpace.drafters.depthwise import Depthwise
+from outpace.drafters.depthwise import Depthwise, Guesses
 from outpace.drafters.ngrams import NGrams, load_ngrams
 
 CANDIDATES = 64
@@ -22,32 +22,33 @@ class Continuity:
 
         log q'(x) = log q(x) + weight / decay^l * log p_ngram(x | a, b) - log Z(a, b),
 
-    Z such that q' is a law; so q' takes part in processing, temperature, truncation and keyed noise as any other
-    draft's law does. A shape that weighs the level by w_l * decay^l (`shaping.beam.SearchConfig`) then adds
-    w_l * (decay^l * log q + weight * log p_ngram), which is the authors' score, less w_l * decay^l * log Z. Theirs is
-    not normalised: siblings stand in the same order, but among the children of different nodes theirs also prefers
-    those of the node that the next guesses continue best, of which a law after that node says nothing.
-
-    All this holds at temperature 0 and 1; at others q' as a whole is raised to 1 / temperature.
+    Z such that q' is a law: it takes part in processing, temperature, truncation and keyed noise as any other draft's
+    law does. The authors' search adds, per level, w_l * (decay^l * log q + weight * log p_ngram). For it the scores of
+    a node's children get log Z back, after the noise, and the shape weighs the level by w_l * decay^l
+    (`shaping.beam.SearchConfig`): at temperature 0 that is the same sum. Z is at most 1, and says how well the next
+    guesses go on after the node; without it a node that nothing continues would pass for any other. Shapes with
+    thresholds read scores as a law's, so for them it stays out.
 
     Attributes:
         ngrams: the table, on the device of the guesses.
         weight: of the n-gram's log-probability.
-        decay: of the level weights of the shape that asks; 1 if it has none.
+        search_decay: the decay of the search that is drafted for; None for other shapes: no decay, and scores of a law.
     """
 
     ngrams: NGrams
     weight: float = 0.5
-    decay: float = 1.0
+    search_decay: float | None = None
 
 
-def load_continuity(file: str | None, decay: float, vocab_size: int, device: torch.device) -> Continuity | None:
+def load_continuity(
+    file: str | None, search_decay: float | None, vocab_size: int, device: torch.device
+) -> Continuity | None:
     """The continuity of a file that `outpace count-ngrams` wrote; None without a file.
 
     Raises:
         ModelError: see `load_ngrams`.
     """
-    return None if file is None else Continuity(load_ngrams(file, vocab_size).to(device), decay=decay)
+    return None if file is None else Continuity(load_ngrams(file, vocab_size).to(device), search_decay=search_decay)
 
 
 class ContinuousDraft(Depthwise):
@@ -62,6 +63,7 @@ class ContinuousDraft(Depthwise):
     def __init__(self, request: DraftRequest, logits: Tensor, continuity: Continuity) -> None:
         super().__init__(request, logits)
         self._continuity = continuity
+        self._totals = logits.logsumexp(dim=-1)  # [D]
         self._values, self._ids = logits.topk(min(CANDIDATES, logits.shape[1]), dim=-1)  # [D, C]
         before = request.ids[-2] if len(request.ids) > 1 else -1
         # [N, 2] the last two tokens of each node's path. Kept on the device: what was drafted is not read back.
@@ -74,7 +76,12 @@ class ContinuousDraft(Depthwise):
         paths = super().advance(tokens, above, start)
         return paths * (len(tokens) // len(paths))  # shared paths: the scores are a node's own all the same
 
-    def rows(self, count: int) -> tuple[Tensor, Tensor | None]:
+    def guesses(self, count: int) -> Guesses:
+        decay = self._continuity.search_decay
+        weight = self._continuity.weight / (decay or 1.0) ** self.depth
         ids = self._ids[self.depth].expand(count, -1)
-        moved = self._continuity.weight / self._continuity.decay**self.depth
-        return self._values[self.depth] + moved * self._continuity.ngrams.log_probs(self._context, ids), ids
+        logits = self._values[self.depth] + weight * self._continuity.ngrams.log_probs(self._context, ids)
+        if decay is None:
+            return Guesses(logits, ids)
+        # Rounding must not lift it above 0: a child would score more than its parent.
+        return Guesses(logits, ids, (logits.logsumexp(dim=-1) - self._totals[self.depth]).clamp(max=0))

@@ -1,6 +1,7 @@
 """Drafters that guess every depth at once: one row of logits per depth, by itself the same for all nodes there."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -8,6 +9,21 @@ from torch import Tensor
 from outpace.core.drafting import Frontier
 from outpace.core.protocols import DraftRequest, Stream
 from outpace.sampling.scores import Pool, keyed_scores
+
+
+@dataclass(frozen=True, eq=False)
+class Guesses:
+    """What might follow N nodes.
+
+    Attributes:
+        logits: [N, C].
+        ids: [N, C] of the columns; None where they are the whole vocabulary.
+        log_mass: [N] what the scores of a node's children add up to, at most 0; None where that is 0.
+    """
+
+    logits: Tensor
+    ids: Tensor | None = None
+    log_mass: Tensor | None = None
 
 
 class Depthwise:
@@ -46,9 +62,9 @@ class Depthwise:
         self._start = start
         return self._paths
 
-    def rows(self, count: int) -> tuple[Tensor, Tensor | None]:
-        """What is scored at `count` nodes: [count, C] logits, and the ids of the columns unless these are all ids."""
-        return self.logits[self.depth].expand(count, -1), None
+    def guesses(self, count: int) -> Guesses:
+        """What is scored at `count` nodes of this depth."""
+        return Guesses(self.logits[self.depth].expand(count, -1))
 
 
 def expand_depthwise(
@@ -68,8 +84,7 @@ def expand_depthwise(
     streams: list[Stream] = []
     depths: list[int] = []
     paths: list[list[int]] = []
-    logits: list[Tensor] = []
-    ids: list[Tensor] = []
+    found: list[Guesses] = []
     row_of: list[int] = []  # of each node
     for draft, nodes in zip(drafts, frontier.groups().values(), strict=True):
         above = frontier.parents[nodes.start : nodes.stop]
@@ -79,14 +94,17 @@ def expand_depthwise(
         streams += [draft.request.stream] * len(own)
         depths += [draft.depth] * len(own)
         paths += own
-        scored, columns = draft.rows(len(own))
-        logits.append(scored)
-        ids += [] if columns is None else [columns]
+        found.append(draft.guesses(len(own)))
+    ids = [guesses.ids for guesses in found if guesses.ids is not None]
     pool = Pool(torch.cat(ids), drafts[0].logits.shape[1]) if ids else None
-    scores = keyed_scores(torch.cat(logits), streams, depths, noise, paths, pool)
+    logits = torch.cat([guesses.logits for guesses in found])
+    scores = keyed_scores(logits, streams, depths, noise, paths, pool)
     log_probs, tokens = scores.topk(min(width, scores.shape[1]), dim=-1)
     if pool is not None:
         tokens = pool.ids.gather(1, tokens)
+    masses = [guesses.log_mass for guesses in found if guesses.log_mass is not None]
+    if masses:
+        log_probs = log_probs + torch.cat(masses)[:, None]
     rows = torch.tensor(row_of, device=tokens.device)
     return tokens[rows], log_probs[rows]
 

@@ -38,7 +38,7 @@ class SearchConfig(BeamConfig):
     """The beam with the constants of DART's tree search (arXiv 2601.19278 and the authors' decoder).
 
     Theirs adds w_l * (0.9^l * log p + 0.5 * log p_ngram) per level, with w_l = (l + 1)^-0.7. Here w_l * 0.9^l is the
-    level's weight, and the n-gram's term is part of the source's scores (`drafters.continuity`).
+    level's weight, and the n-gram's term is in the source's scores (`drafters.continuity`).
     """
 
     top_k: int = Field(default=25, ge=1, le=64)
