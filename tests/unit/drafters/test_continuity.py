@@ -141,16 +141,18 @@ def test_scores_are_a_laws_under_the_requests_noise(params: dict[str, Any], deca
         paths = [[*path, token] for path, row in zip(paths, tokens[:, :2].tolist()) for token in row]
 
 
-def test_a_certain_node_scores_no_more_than_its_parent() -> None:
-    """Guards against mass above 1 by rounding: the best nodes would be no tree."""
-    certain = count_ngrams([[3] * 1_000_000], VOCAB, 10)
-    logits = torch.full((DEPTH, VOCAB), -200.0).index_fill(1, torch.tensor([3]), 31.7)
-    draft = ContinuousDraft(draft_request([3, 3], 60, 9), logits, Continuity(certain, search_decay=DECAY))
-    frontier = Frontier(torch.tensor([3]), [0], [-1])
-    for _ in range(DEPTH):
-        tokens, log_probs = expand_depthwise([draft], frontier, 1)
-        assert float(log_probs) <= 0
-        frontier = Frontier(tokens[0], [0], [0])
+def test_guesses_never_add_up_to_more_than_one() -> None:
+    """Guards against mass above 1 by rounding: a child could outscore its parent, and the best nodes be no tree.
+
+    Without weight the mass is that of the candidates alone, which here is all there is.
+    """
+    for seed in range(150):
+        logits = (guesses(seed) + seed % 30).index_fill(1, torch.arange(CANDIDATES, VOCAB), -200.0)
+        draft = ContinuousDraft(draft_request([3, 3], 60, 9), logits, Continuity(NGRAMS, 0.0, DECAY))
+        draft.advance(torch.tensor([3]), [-1], 0)
+        log_mass = draft.guesses(1).log_mass
+        assert log_mass is not None
+        assert -1e-5 < float(log_mass) <= 0
 
 
 class Unread(Tensor):
@@ -206,8 +208,8 @@ def test_a_table_of_the_same_law_finds_longer_paths() -> None:
     """Guards against n-grams that are counted, filed and asked, and help nothing.
 
     The text is a Markov chain in which three tokens can follow each, the guesses are its exact law at each depth, so
-    n-grams alone can say what follows what. All is seeded: over 60 rounds of 60 nodes the paths found are 1.44 times as
-    long, and must be 1.25 times.
+    n-grams alone can say what follows what. All is seeded: over 60 rounds of 60 nodes the paths found add up to 158
+    tokens without a table, 228 with one, and 192 where the search is given a law's scores instead of the authors'.
     """
     size, generator = 64, torch.Generator().manual_seed(7)
     step = torch.zeros(size, size)  # [V, V] next token's law
@@ -218,7 +220,7 @@ def test_a_table_of_the_same_law_finds_longer_paths() -> None:
         text.append(int(torch.multinomial(step[text[-1]], 1, generator=generator)))
     continuity = Continuity(count_ngrams([text[:5000]], size, 10_000), search_decay=DECAY)
     lengths = []
-    for known in (None, continuity):
+    for known in (None, Continuity(continuity.ngrams), continuity):
         found = 0
         for end in range(5010, 5610, 10):
             law, rows = step[text[end - 1]], []
@@ -229,4 +231,6 @@ def test_a_table_of_the_same_law_finds_longer_paths() -> None:
             paths = set(node_paths(tree))
             found += max(length for length in range(DEPTH + 1) if tuple(text[end : end + length]) in paths)
         lengths.append(found)
-    assert lengths[1] > 1.25 * lengths[0]
+    alone, as_law, as_search = lengths
+    assert as_search > 1.25 * alone
+    assert as_search > 1.1 * as_law

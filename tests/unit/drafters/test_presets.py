@@ -8,6 +8,7 @@ import torch
 
 import outpace
 from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.tree import DraftTree
 from outpace.drafters.frequency import save_vocabulary
 from outpace.drafters.ngrams import count_ngrams, save_ngrams
 from outpace.nets.dart import DartConfig, DartNet
@@ -209,7 +210,8 @@ def test_dart_takes_an_ngram_table(shape: str, target: Path, drafters: dict[str,
     expected = [model.generate(prompt, max_new_tokens=20).token_ids for prompt in PROMPTS]
     for ngrams in ("", f",ngrams={tmp_path / 'ngrams'}"):
         method = f"dart:shape={shape}{ngrams}"
-        proposer, seen = model.proposer(method), []
+        proposer = model.proposer(method)
+        seen: list[list[DraftTree]] = []
         propose = proposer.propose
         proposer.propose = lambda *given, propose=propose, seen=seen: seen.append(propose(*given)) or seen[-1]  # type: ignore[method-assign, func-returns-value, misc]
         assert [model.generate(prompt, max_new_tokens=20, method=method).token_ids for prompt in PROMPTS] == expected
