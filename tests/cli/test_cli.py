@@ -15,9 +15,13 @@ from outpace import cli
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.tree import Topology
 from outpace.nets import convert
+from outpace.nets.dart import DartConfig, DartNet
+from outpace.nets.layouts.dart import write_dart
 from outpace.nets.layouts.dflash import write_dflash
 from outpace.nets.layouts.medusa import write_medusa
 from outpace.nets.medusa import MedusaConfig, MedusaNet
+from tests.unit.drafters.learned import random_net
+from tests.unit.drafters.test_presets import OURS
 from tests.unit.models.tiny import save_tiny_model
 from tests.unit.nets.block_nets import small_dflash
 
@@ -285,3 +289,21 @@ def test_rank_vocabulary_writes_what_the_drafters_read(folder: str, tmp_path: Pa
     assert answer["samples"][0]["metrics"]["drafted"] > 0
     again = _run(*options, "--keep", "2")
     assert isinstance(again.exception, InvalidRequest)
+
+
+def test_count_ngrams_writes_what_dart_reads(folder: str, tmp_path: Path) -> None:
+    """Guards against a file that the option refuses, and n-grams across turns."""
+    (tmp_path / "texts.jsonl").write_text('{"turns": ["aaab", "b"]}\n')
+    out, net = tmp_path / "ngrams.safetensors", DartNet(DartConfig(**OURS, draft_vocab_size=264, draft_length=3))
+    options = ["count-ngrams", "-m", folder, "-w", str(tmp_path / "texts.jsonl"), "--out", str(out)]
+    assert _last_json(_run(*options)) == {"file": str(out), "kept": [2, 2, 2], "of": 264}
+    write_dart(random_net(net), tmp_path / "dart")
+    drafting = ["--method", f"dart:ngrams={out}", "--drafter", str(tmp_path / "dart"), "--max-new-tokens", "8"]
+    answer = _last_json(_run("generate", "hello", "-m", folder, *drafting, "--json"))
+    assert answer["samples"][0]["metrics"]["drafted"] > 0
+    again = _run(*options, "--keep", "1")
+    assert isinstance(again.exception, InvalidRequest)
+    for texts, wanted in (("missing.jsonl", "no such file"), (str(tmp_path / "texts.jsonl"), "keep=0: must be")):
+        refused = _run("count-ngrams", "-m", folder, "-w", texts, "--out", str(tmp_path / "other"), "--keep", "0")
+        assert isinstance(refused.exception, InvalidRequest)
+        assert wanted in str(refused.exception)

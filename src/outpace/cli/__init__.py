@@ -1,4 +1,4 @@
-"""The command line: generate, chat, verify, bench, convert, rank-vocabulary, models."""
+"""The command line: generate, chat, verify, bench, convert, rank-vocabulary, count-ngrams, models."""
 
 import sys
 
@@ -7,6 +7,7 @@ import typer
 from outpace.cli.bench import bench
 from outpace.cli.chat import chat
 from outpace.cli.convert import convert
+from outpace.cli.count_ngrams import count_ngrams
 from outpace.cli.generate import generate
 from outpace.cli.models import models_app
 from outpace.cli.options import notes
@@ -16,7 +17,7 @@ from outpace.core.errors import OutpaceError
 
 # Commands import what they run when they run: --help must not wait for transformers.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-for command in (generate, chat, verify, bench, convert, rank_vocabulary):
+for command in (generate, chat, verify, bench, convert, rank_vocabulary, count_ngrams):
     app.command()(command)
 app.add_typer(models_app, name="models")
 

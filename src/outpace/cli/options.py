@@ -93,6 +93,18 @@ def load_model(
         )
 
 
+def tokenized_turns(model: str, workload: list[str]) -> tuple[Iterator[list[int]], int, tuple[int, ...]]:
+    """The turns of workloads as a model's ids, one by one, with the size of its vocabulary and its EOS ids."""
+    from outpace.bench.workload import read_workloads
+
+    items = read_workloads(workload)
+    quieten_transformers()
+    from outpace.models.load import load_vocabulary_facts
+
+    codec, vocab_size, eos = load_vocabulary_facts(model)
+    return (codec.encode(turn) for item in items for turn in item.turns), vocab_size, eos
+
+
 def quieten_transformers() -> None:
     """Its bars and advice would break the output of scripts and fight with our own bars."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # the GGUF reader's bar knows no other switch; read at import

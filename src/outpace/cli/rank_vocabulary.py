@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from outpace.cli.options import ModelName, Workload, notes, quieten_transformers
+from outpace.cli.options import ModelName, Workload, notes, tokenized_turns
 
 
 def rank_vocabulary(
@@ -16,16 +16,11 @@ def rank_vocabulary(
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
 ) -> None:
     """Count the tokens of a workload and keep the most frequent, for the option vocabulary=FILE (FR-Spec)."""
-    from outpace.bench.workload import read_workloads
     from outpace.drafters.frequency import count_tokens, rank_tokens, save_vocabulary
 
-    items = read_workloads(workload)
-    with notes.status(f"counting tokens of {len(items)} prompts"):
-        quieten_transformers()
-        from outpace.models.load import load_vocabulary_facts
-
-        codec, vocab_size, eos = load_vocabulary_facts(model)
-        counts = count_tokens((codec.encode(turn) for item in items for turn in item.turns), vocab_size)
+    with notes.status("counting tokens"):
+        texts, vocab_size, eos = tokenized_turns(model, workload)
+        counts = count_tokens(texts, vocab_size)
     ids = rank_tokens(counts, keep, eos)
     save_vocabulary(out, ids, vocab_size)
     total, kept = int(counts.sum()), int(counts[ids].sum())

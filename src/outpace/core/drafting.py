@@ -105,7 +105,7 @@ class Level:
         depth: of the candidates.
         owners: [F] int64, request of each parent.
         log_probs: [F, C] keyed score of each candidate, best first.
-        cumulative: [F, C] the same summed along the path.
+        cumulative: [F, C] the same summed along the path, each level by the shape's weight for it.
     """
 
     depth: int
@@ -117,8 +117,9 @@ class Level:
 class GrowingShape(Protocol):
     """Decides level by level which candidates deserve a slot. Pure but for the history in its per-request states.
 
-    `grow` returns two masks [F, C]: candidates that become nodes, and those among them to be expanded in turn. Budgets
-    are kept by whoever asks. `observe` is told what became of a tree, `close` that a request has ended.
+    `weight` says by what, above 0, the scores at a depth (from 1) count in cumulative ones. `grow` returns two masks
+    [F, C]: candidates that become nodes, and those among them to be expanded in turn. Budgets are kept by whoever asks.
+    `observe` is told what became of a tree, `close` that a request has ended.
 
     Attributes:
         width: candidates per node that it looks at.
@@ -131,6 +132,8 @@ class GrowingShape(Protocol):
     def open(self) -> Any: ...
 
     def close(self, state: Any) -> None: ...
+
+    def weight(self, depth: int) -> float: ...
 
     def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]: ...
 

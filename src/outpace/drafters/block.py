@@ -12,7 +12,7 @@ from outpace.models.head import LmHead, SubsetHead
 from outpace.models.net_slots import NetSlots, Rows, Sight
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
-from outpace.sampling.scores import keyed_scores
+from outpace.sampling.scores import Pool, keyed_scores
 
 
 @dataclass(eq=False)
@@ -139,15 +139,13 @@ class BlockSource:
             paths += state.paths
         members = [states[owner] for owner in groups]
         logits = self._logits(members, above, frontier.tokens)
-        ids = None
+        pool = None
         if self._pool is not None:
-            ids = torch.cat([state.pool.expand(len(rows), -1) for state, rows in zip(members, above, strict=True)])
-            if any(stream.params.has_processors for stream in streams):
-                everywhere = logits.new_full((len(logits), self._head.vocab_size), -torch.inf)
-                logits, ids = everywhere.scatter_(1, ids, logits), None
-        scores = keyed_scores(logits, streams, depths, self._noise, paths, ids)
+            ids = [state.pool.expand(len(rows), -1) for state, rows in zip(members, above, strict=True)]
+            pool = Pool(torch.cat(ids), self._head.vocab_size)
+        scores = keyed_scores(logits, streams, depths, self._noise, paths, pool)
         log_probs, tokens = scores.topk(min(width, scores.shape[1]), dim=-1)
-        return Candidates(tokens if ids is None else ids.gather(1, tokens), log_probs, passes=int(is_first))
+        return Candidates(tokens if pool is None else pool.ids.gather(1, tokens), log_probs, passes=int(is_first))
 
     def _extend_paths(self, state: BlockState, above: Sequence[int], tokens: Tensor) -> None:
         """Drafted tokens down to each node, for requests that look at them: reading them costs a host read."""

@@ -12,6 +12,7 @@ from outpace.core.drafting import GrowingShape, LevelSource, StaticShape
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.protocols import Proposer
 from outpace.drafters.block import BlockSource
+from outpace.drafters.continuity import load_continuity
 from outpace.drafters.dart import DartSource
 from outpace.drafters.draft_lm import DraftLM
 from outpace.drafters.eagle3 import EagleSource
@@ -20,6 +21,7 @@ from outpace.drafters.lookup import CONTINUATION, PromptLookup
 from outpace.drafters.medusa import MedusaSource
 from outpace.drafters.options import (
     AnyOptions,
+    DartOptions,
     DominoOptions,
     DynaTreeOptions,
     EagleOptions,
@@ -41,7 +43,7 @@ from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.nets.eagle3 import Eagle3Net
 from outpace.nets.medusa import MedusaNet
-from outpace.shaping.beam import Beam, BeamConfig
+from outpace.shaping.beam import Beam, BeamConfig, SearchConfig
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
 from outpace.shaping.growing import GrowingProposer
@@ -129,8 +131,10 @@ def _shaped(source: LevelSource, options: NetOptions, around: Surroundings, budg
     static: dict[str, StaticShape] = {"chain": Chain(), "template": MedusaTemplate()}
     if options.shape in static:
         return StaticProposer(source, static[options.shape], budget, around.device)
+    sizes = {"depth": options.depth} | ({} if options.top_k is None else {"top_k": options.top_k})
     shapes: dict[str, Callable[[], GrowingShape]] = {
-        "beam": lambda: Beam(BeamConfig(depth=options.depth, top_k=options.top_k)),
+        "beam": lambda: Beam(BeamConfig(**sizes)),
+        "search": lambda: Beam(SearchConfig(**sizes)),
         "fixed": lambda: FixedTree(FixedTreeConfig()),
         "dynatree": lambda: DynaTree(DynaTreeConfig()),
     }
@@ -154,11 +158,14 @@ def _eagle3(options: EagleOptions, around: Surroundings, what: str = "method 'ea
     return _shaped(source, options, around, around.default_budget(15, 59))
 
 
-def _dart(options: EagleOptions, around: Surroundings) -> Proposer:
+def _dart(options: DartOptions, around: Surroundings) -> Proposer:
     net, target = _trained(DartNet, options, around, "method 'dart'")
     _check_sizes(net.config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
     taps, sizes = net.config.taps_of(target.config.num_hidden_layers), (target.max_length, target.max_slots)
-    source = DartSource(net, target.embedding, taps, *sizes, options.noise, _vocabulary(options, around))
+    decay = SearchConfig().level_decay if options.shape == "search" else None
+    continuity = load_continuity(options.ngrams, decay, around.vocab_size, around.device)
+    vocabulary = _vocabulary(options, around)
+    source = DartSource(net, target.embedding, taps, *sizes, options.noise, vocabulary, continuity)
     budget = net.config.draft_length + 1 if options.shape == "chain" else around.default_budget(15, 60)
     return _shaped(source, options, around, budget)
 
@@ -235,7 +242,7 @@ METHODS = {
     "dynatree": Method(_dynatree, DynaTreeOptions, "DynaTree: a draft model's tree that follows its confidence"),
     "eagle3": Method(_eagle3, EagleOptions, "EAGLE-3: the target's features extended token by token"),
     "fr-spec": Method(_fr_spec, FrSpecOptions, "FR-Spec: EAGLE-3 that drafts only frequent tokens"),
-    "dart": Method(_dart, EagleOptions, "DART: all depths from one pass over mask rows"),
+    "dart": Method(_dart, DartOptions, "DART: all depths from one pass over mask rows"),
     "medusa": Method(_medusa, MedusaOptions, "Medusa: heads on the target's last state guess all depths"),
     "dflash": Method(_dflash, TrainedOptions, "DFlash: a block of drafts in one pass"),
     "domino": Method(_domino, DominoOptions, "Domino: DFlash's block, corrected causally"),

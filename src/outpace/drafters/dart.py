@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
+from outpace.core.protocols import DraftRequest
+from outpace.drafters.continuity import Continuity, ContinuousDraft
 from outpace.drafters.depthwise import Depthwise, expand_depthwise, in_target_ids
 from outpace.drafters.frequency import both
 from outpace.drafters.pairs import PairSource, PairState
@@ -39,6 +41,7 @@ class DartSource(PairSource[DartState]):
         max_length, max_slots: of the target.
         noise: draft with the request's keyed noise at temperature > 0.
         vocabulary: [K] the only ids to draft; None for all that the net has.
+        continuity: what moves guesses by the path before them; None to leave a depth the same below every node.
     """
 
     def __init__(
@@ -50,10 +53,12 @@ class DartSource(PairSource[DartState]):
         max_slots: int,
         noise: bool = True,
         vocabulary: Tensor | None = None,
+        continuity: Continuity | None = None,
     ) -> None:
         masks = net.config.draft_length
         super().__init__(net, taps, max_length, max_slots, masks, depth=masks + 1)
         self.net, self._embed, self._noise, self._masks = net, embed, noise, masks
+        self._continuity = continuity
         self._subset: SubsetHead | None = None
         if vocabulary is not None:
             kept = both(self._target_ids, vocabulary)
@@ -68,10 +73,15 @@ class DartSource(PairSource[DartState]):
         if is_first:
             logits = self._logits(self._run(members, self._unwritten(members), self._masks))  # [R * D, V]
             for state, own in zip(members, logits.unflatten(0, (len(members), -1)), strict=True):
-                state.draft = Depthwise(state.asked, own)
+                state.draft = self._draft(state.asked, own)
         drafts = [state.draft for state in members if state.draft is not None]
         tokens, log_probs = expand_depthwise(drafts, frontier, width, self._noise)
         return Candidates(tokens, log_probs, passes=int(is_first))
+
+    def _draft(self, request: DraftRequest, logits: Tensor) -> Depthwise:
+        if self._continuity is None:
+            return Depthwise(request, logits)
+        return ContinuousDraft(request, logits, self._continuity)
 
     def _write(self, states: Sequence[DartState], ids: Sequence[Sequence[int]]) -> Tensor:
         return self._run(states, ids, masks=0)

@@ -1,13 +1,29 @@
-"""Drafters that guess every depth at once: one row of logits per depth, the same for all nodes there."""
+"""Drafters that guess every depth at once: one row of logits per depth, by itself the same for all nodes there."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outpace.core.drafting import Frontier
 from outpace.core.protocols import DraftRequest, Stream
-from outpace.sampling.scores import keyed_scores
+from outpace.sampling.scores import Pool, keyed_scores
+
+
+@dataclass(frozen=True, eq=False)
+class Guesses:
+    """What might follow N nodes.
+
+    Attributes:
+        logits: [N, C].
+        ids: [N, C] of the columns; None where they are the whole vocabulary.
+        log_mass: [N] what the scores of a node's children add up to, at most 0; None where that is 0.
+    """
+
+    logits: Tensor
+    ids: Tensor | None = None
+    log_mass: Tensor | None = None
 
 
 class Depthwise:
@@ -46,6 +62,10 @@ class Depthwise:
         self._start = start
         return self._paths
 
+    def guesses(self, count: int) -> Guesses:
+        """What is scored at `count` nodes of this depth."""
+        return Guesses(self.logits[self.depth].expand(count, -1))
+
 
 def expand_depthwise(
     drafts: Sequence[Depthwise], frontier: Frontier, width: int, noise: bool = True
@@ -64,7 +84,7 @@ def expand_depthwise(
     streams: list[Stream] = []
     depths: list[int] = []
     paths: list[list[int]] = []
-    logits: list[Tensor] = []
+    found: list[Guesses] = []
     row_of: list[int] = []  # of each node
     for draft, nodes in zip(drafts, frontier.groups().values(), strict=True):
         above = frontier.parents[nodes.start : nodes.stop]
@@ -74,9 +94,17 @@ def expand_depthwise(
         streams += [draft.request.stream] * len(own)
         depths += [draft.depth] * len(own)
         paths += own
-        logits.append(draft.logits[draft.depth].expand(len(own), -1))
-    scores = keyed_scores(torch.cat(logits), streams, depths, noise, paths)
+        found.append(draft.guesses(len(own)))
+    ids = [guesses.ids for guesses in found if guesses.ids is not None]
+    pool = Pool(torch.cat(ids), drafts[0].logits.shape[1]) if ids else None
+    logits = torch.cat([guesses.logits for guesses in found])
+    scores = keyed_scores(logits, streams, depths, noise, paths, pool)
     log_probs, tokens = scores.topk(min(width, scores.shape[1]), dim=-1)
+    if pool is not None:
+        tokens = pool.ids.gather(1, tokens)
+    masses = [guesses.log_mass for guesses in found if guesses.log_mass is not None]
+    if masses:
+        log_probs = log_probs + torch.cat(masses)[:, None]
     rows = torch.tensor(row_of, device=tokens.device)
     return tokens[rows], log_probs[rows]
 

@@ -8,13 +8,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.core.errors import InvalidRequest, ModelError
+from outpace.drafters.tables import TableKind, as_ids, load_table, save_table
 
-FORMAT = "outpace.vocabulary"
+KIND = TableKind("vocabulary", "a vocabulary", "rank-vocabulary", frozenset({"ids"}))
 
 
 def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
@@ -29,10 +28,7 @@ def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
     """
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for ids in texts:
-        found = torch.as_tensor(ids, dtype=torch.int64)
-        if len(found) and (int(found.min()) < 0 or int(found.max()) >= vocab_size):
-            raise InvalidRequest(f"ids {int(found.min())} to {int(found.max())}: the vocabulary ends at {vocab_size}")
-        counts += torch.bincount(found, minlength=vocab_size)
+        counts += torch.bincount(as_ids(ids, vocab_size), minlength=vocab_size)
     return counts
 
 
@@ -62,10 +58,7 @@ def save_vocabulary(file: str | Path, ids: Tensor, vocab_size: int) -> None:
     Raises:
         InvalidRequest: the file exists, or its folder does not.
     """
-    path = Path(file).expanduser()
-    if path.exists() or not path.parent.is_dir():
-        raise InvalidRequest(f"{path}: exists already, or its folder does not; name a new file")
-    save_file({"ids": ids.to(torch.int64).contiguous()}, path, {"format": FORMAT, "vocab_size": str(vocab_size)})
+    save_table(file, KIND, {"ids": ids.to(torch.int64)}, vocab_size)
 
 
 def load_vocabulary(file: str | Path, vocab_size: int) -> Tensor:
@@ -79,20 +72,10 @@ def load_vocabulary(file: str | Path, vocab_size: int) -> Tensor:
         ModelError: no such file, another kind of file, one for another vocabulary, or ids that are not ascending ids
             of it.
     """
-    path = Path(file).expanduser()
-    try:
-        with safe_open(path, framework="pt") as opened:
-            about, names = opened.metadata() or {}, set(opened.keys())
-            if about.get("format") != FORMAT or names != {"ids"}:
-                raise ModelError(f"vocabulary={path}: not a vocabulary; make one with `outpace rank-vocabulary`")
-            ids: Tensor = opened.get_tensor("ids")
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"vocabulary={path}: cannot be read: {error}") from error
-    if about.get("vocab_size") != str(vocab_size):
-        raise ModelError(f"vocabulary={path}: made for {about.get('vocab_size')} ids, and the target has {vocab_size}")
+    ids = load_table(file, KIND, vocab_size)["ids"]
     is_list = ids.dtype == torch.int64 and ids.dim() == 1 and len(ids) > 0
     if not is_list or not bool((ids.diff() > 0).all()) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
-        raise ModelError(f"vocabulary={path}: must hold ascending int64 ids from 0 to {vocab_size - 1}, each once")
+        raise ModelError(f"vocabulary={file}: must hold ascending int64 ids from 0 to {vocab_size - 1}, each once")
     return ids
 
 

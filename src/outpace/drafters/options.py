@@ -61,12 +61,13 @@ class NetOptions(LinearOptions):
 
     Attributes:
         shape: which tree; "fixed" and "dynatree" with their usual settings.
-        depth, top_k: of the beam.
+        depth: of the beam, and of DART's search, which is one.
+        top_k: children per node there; None for the shape's own number.
     """
 
     shape: str = "chain"
     depth: int = Field(default=8, ge=1, le=64)
-    top_k: int = Field(default=10, ge=1, le=16)
+    top_k: int | None = Field(default=None, ge=1, le=64)
 
 
 class TrainedOptions(NetOptions):
@@ -75,6 +76,17 @@ class TrainedOptions(NetOptions):
 
 class EagleOptions(TrainedOptions):
     shape: Literal["chain", "beam", "fixed", "dynatree"] = "beam"
+
+
+class DartOptions(NetOptions):
+    """Options of DART; "search" is its authors' tree search.
+
+    Attributes:
+        ngrams: file of the n-grams that say what continues a path, made by `outpace count-ngrams`; None for none.
+    """
+
+    shape: Literal["search", "chain", "beam", "fixed", "dynatree"] = "search"
+    ngrams: str | None = None
 
 
 class FrSpecOptions(EagleOptions):

@@ -1,6 +1,7 @@
 """Keyed scores: how likely the target's own draw is to agree with a draft token."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,13 +13,26 @@ from outpace.sampling.process import history_of, process
 from outpace.sampling.warp import warp
 
 
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """Which ids the columns of some logits stand for, where they are not the whole vocabulary.
+
+    Attributes:
+        ids: [F, C] int64, in each row different ones.
+        vocab_size: V.
+    """
+
+    ids: Tensor
+    vocab_size: int
+
+
 def keyed_scores(
     logits: Tensor,
     streams: Sequence[Stream],
     depths: Sequence[int],
     noise: bool = True,
     paths: Sequence[Sequence[int]] | None = None,
-    ids: Tensor | None = None,
+    pool: Pool | None = None,
 ) -> Tensor:
     """log_softmax(log q + g) with the noise of the target's own draw at each position; log q where there is none.
 
@@ -26,26 +40,29 @@ def keyed_scores(
     under the noise that the target will use. Shapes, gates and reranking therefore receive these scores.
 
     Args:
-        logits: [F, V] float32 draft logits, a column for each of the target's ids, or [F, M] of some of them.
+        logits: [F, V] float32 draft logits, in the target's ids.
         streams: the request of each row.
         depths: depth of each row's node; the token after it stands `depth` places after the pending token's successor.
         noise: whether sampled requests draft with their noise.
         paths: per row the drafted tokens down to the node; read for requests with `has_processors`, which need it.
-        ids: [F, M] the target's id of each column; None if there are all V. Processors need all.
+        pool: logits and scores are [F, C], of these ids; all others count as -inf.
 
     Returns:
-        Like logits, float32 log-scores, each row normalised; -inf where the sampling parameters rule a token out.
+        [F, V] float32 log-scores, each row normalised; -inf where the sampling parameters rule a token out.
     """
     scores = torch.empty_like(logits)
-    if ids is None:
-        ids = torch.arange(logits.shape[1], device=logits.device).expand(len(logits), -1)
-    else:
-        assert not any(stream.params.has_processors for stream in streams), "processors need a column for every id"
     by_params: dict[SamplingParams, list[int]] = {}
     for row, stream in enumerate(streams):
         by_params.setdefault(stream.params, []).append(row)
     for params, members in by_params.items():
         rows, histories = logits[members], None
+        ids = torch.arange(logits.shape[-1], device=logits.device) if pool is None else pool.ids[members]
+        if params.has_processors and pool is not None:  # such options name ids wherever they are in the vocabulary
+            full = rows.new_full((len(rows), pool.vocab_size), -torch.inf).scatter_(1, ids, rows)
+            own = [streams[row] for row in members], [depths[row] for row in members]
+            along = None if paths is None else [paths[row] for row in members]
+            scores[members] = keyed_scores(full, *own, noise, along).gather(1, ids)
+            continue
         if params.has_processors and paths is not None:
             histories = [history_of(streams[row], paths[row]) for row in members]
         if params.is_greedy or not noise:
@@ -55,5 +72,5 @@ def keyed_scores(
             noise_key(streams[row].seed, streams[row].sample_index, streams[row].first_position + depths[row])
             for row in members
         ]
-        scores[members] = torch.log_softmax(warp(rows, params, histories) + gumbel(keys, ids[members]), dim=-1)
+        scores[members] = torch.log_softmax(warp(rows, params, histories) + gumbel(keys, ids), dim=-1)
     return scores

@@ -1,4 +1,4 @@
-"""Beam and rerank: EAGLE-2's dynamic tree (arXiv 2406.16858, sections 4.1 and 4.2), EAGLE-3's too."""
+"""Beam and rerank: EAGLE-2's dynamic tree (arXiv 2406.16858, sections 4.1 and 4.2), EAGLE-3's and DART's too."""
 
 from collections.abc import Sequence
 
@@ -19,17 +19,36 @@ class BeamConfig(BaseModel):
 
     Attributes:
         depth: drafted tokens on the longest path.
-        top_k: children per node, and nodes of a level that are expanded.
+        top_k: children per node.
+        beam: nodes of a level that are expanded; None for as many as `top_k`, as EAGLE has it.
+        level_power, level_decay: scores of level l, counted from 0, weigh (l + 1)^-level_power * level_decay^l. The
+            limits keep every weight a normal float32.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     depth: int = Field(default=8, ge=1, le=64)
-    top_k: int = Field(default=10, ge=1, le=16)
+    top_k: int = Field(default=10, ge=1, le=64)
+    beam: int | None = Field(default=None, ge=1, le=64)
+    level_power: float = Field(default=0.0, ge=0, le=4)
+    level_decay: float = Field(default=1.0, ge=0.5, le=1)
+
+
+class SearchConfig(BeamConfig):
+    """The beam with the constants of DART's tree search (arXiv 2601.19278 and the authors' decoder).
+
+    Theirs adds w_l * (0.9^l * log p + 0.5 * log p_ngram) per level, with w_l = (l + 1)^-0.7. Here w_l * 0.9^l is the
+    level's weight, and the n-gram's term is in the source's scores (`drafters.continuity`).
+    """
+
+    top_k: int = Field(default=25, ge=1, le=64)
+    beam: int | None = Field(default=20, ge=1, le=64)
+    level_power: float = Field(default=0.7, ge=0, le=4)
+    level_decay: float = Field(default=0.9, ge=0.5, le=1)
 
 
 class Beam:
-    """Every expanded node proposes `top_k` children; the best `top_k` of a level by cumulative score are expanded; in
+    """Every expanded node proposes `top_k` children; the best `beam` of a level by cumulative score are expanded; in
     the end the best nodes of all levels make the tree.
 
     Args:
@@ -48,14 +67,19 @@ class Beam:
     def close(self, state: None) -> None:
         pass
 
+    def weight(self, depth: int) -> float:
+        """What scores at a depth, counted from 1, count: positive, so that no child scores more than its parent."""
+        return float(depth**-self.config.level_power * self.config.level_decay ** (depth - 1))
+
     def grow(self, states: Sequence[None], level: Level) -> tuple[Tensor, Tensor]:
         selected = torch.ones_like(level.cumulative, dtype=torch.bool)
         expanded = torch.zeros_like(selected)
         if level.depth < self.config.depth:
+            beam = self.config.beam or self.config.top_k
             for owner in level.owners.unique():
                 mine = (level.owners == owner).nonzero()[:, 0]
                 scores = level.cumulative[mine]  # [F', C]
-                best = scores.flatten().topk(min(self.config.top_k, scores.numel())).indices
+                best = scores.flatten().topk(min(beam, scores.numel())).indices
                 expanded[mine[best // scores.shape[1]], best % scores.shape[1]] = True
         return selected, expanded
 

@@ -139,6 +139,9 @@ class DynaTree:
             carried.base_depth, carried.high_confidence, carried.deep_probability, deque(maxlen=self.config.window)
         )
 
+    def weight(self, depth: int) -> float:
+        return 1.0
+
     def grow(self, states: Sequence[DynaTreeState], level: Level) -> tuple[Tensor, Tensor]:
         """Dynamic breadth, dynamic depth and adaptive pruning of one level (section 3.3)."""
         config = self.config

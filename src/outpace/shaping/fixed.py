@@ -51,6 +51,9 @@ class FixedTree:
     def close(self, state: None) -> None:
         pass
 
+    def weight(self, depth: int) -> float:
+        return 1.0
+
     def grow(self, states: Sequence[None], level: Level) -> tuple[Tensor, Tensor]:
         likely = level.cumulative >= (math.log(self.config.threshold) if self.config.threshold else -math.inf)
         selected = likely if self.config.prune == "leaves" else likely.new_ones(likely.shape)

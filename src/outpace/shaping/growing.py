@@ -69,7 +69,8 @@ class GrowingProposer:
             assert found.log_probs is not None, "a growing shape needs a source with scores"
             passes[owners.unique()] += found.passes
             tokens, log_probs = found.tokens.cpu(), found.log_probs.cpu()  # [F, C]
-            level = Level(depth, owners, log_probs, grove.scores[nodes, None] + log_probs)
+            cumulative = grove.scores[nodes, None] + self.shape.weight(depth) * log_probs
+            level = Level(depth, owners, log_probs, cumulative)
             selected, expanded = self.shape.grow(shapes, level)
             selected = within_room(selected & torch.isfinite(level.cumulative), level, room)
             places, ranks = selected.nonzero(as_tuple=True)  # [M]
@@ -110,7 +111,7 @@ class _Grove:
 
     Attributes:
         owners, tokens, parents: [N] of all nodes so far; parents by number, -1 for pending tokens.
-        scores: [N] cumulative keyed score, 0 for pending tokens.
+        scores: [N] cumulative score, 0 for pending tokens.
     """
 
     def __init__(self, pending: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from outpace.core.errors import InvalidRequest, ModelError
-from outpace.drafters.frequency import FORMAT, both, count_tokens, load_vocabulary, rank_tokens, save_vocabulary
+from outpace.drafters.frequency import KIND, both, count_tokens, load_vocabulary, rank_tokens, save_vocabulary
 
 
 def test_counts_are_of_all_texts() -> None:
@@ -41,7 +41,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     for taken in (file, tmp_path / "nowhere" / "ids.safetensors"):
         with pytest.raises(InvalidRequest, match="name a new file"):
             save_vocabulary(taken, ids, 10)
-    about = {"format": FORMAT, "vocab_size": "10"}
+    about = {"format": KIND.format, "vocab_size": "10"}
     for index, wrong in enumerate(([3, 3], [9, 2], [0, 10], [-1, 2], [])):
         bad = tmp_path / f"{index}.safetensors"
         save_file({"ids": torch.tensor(wrong, dtype=torch.int64)}, bad, about)

@@ -8,7 +8,9 @@ import torch
 
 import outpace
 from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.tree import DraftTree
 from outpace.drafters.frequency import save_vocabulary
+from outpace.drafters.ngrams import count_ngrams, save_ngrams
 from outpace.nets.dart import DartConfig, DartNet
 from outpace.nets.dflash import DFlashConfig, DFlashNet
 from outpace.nets.domino import DominoConfig, DominoNet
@@ -20,7 +22,7 @@ from outpace.nets.layouts.eagle3_export import write_eagle3
 from outpace.nets.layouts.medusa import write_medusa
 from outpace.nets.medusa import MedusaConfig, MedusaNet
 from tests.unit.drafters.learned import BLOCK, PROMPTS, SIZES, random_net
-from tests.unit.models.tiny import save_tiny_model
+from tests.unit.models.tiny import random_ids, save_tiny_model
 
 OURS: dict[str, Any] = SIZES | {"vocab_size": 264}
 HEAD: dict[str, Any] = {"emb_dim": 8, "gru_hidden_dim": 12, "shift_label": True, "pure_draft_prefix_len": 1}
@@ -51,7 +53,9 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "eagle3:budget=12,depth=4,top_k=3",
         "eagle3:shape=chain,budget=4",
         "eagle3:shape=dynatree,budget=12",
+        "dart",
         "dart:budget=12,depth=4,top_k=3",
+        "dart:shape=beam,budget=12,depth=4,top_k=3",
         "dart:shape=chain",
         "dart:shape=dynatree,budget=12",
         "medusa",
@@ -216,3 +220,25 @@ def test_a_net_is_read_in_the_targets_dtype(target: Path, drafters: dict[str, Pa
     assert {weight.dtype for weight in model.draft_net().parameters()} == {torch.bfloat16}
     plain = model.generate(PROMPTS[0], max_new_tokens=10, method="plain").token_ids
     assert model.generate(PROMPTS[0], max_new_tokens=10).token_ids == plain
+
+
+@pytest.mark.parametrize("shape", ["search", "beam", "dynatree", "chain"])
+def test_dart_takes_an_ngram_table(shape: str, target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
+    """Guards against a table that is never asked, one that changes the answer, and one for another vocabulary."""
+    for name, size in (("ngrams", 264), ("other", 300)):
+        save_ngrams(tmp_path / name, count_ngrams([random_ids(4000, 6, 264)], size, 10_000))
+    model = outpace.load(str(target), "plain", drafter=str(drafters["dart"]), dtype="float32", device="cpu")
+    drafted: list[list[int]] = []
+    expected = [model.generate(prompt, max_new_tokens=20).token_ids for prompt in PROMPTS]
+    for ngrams in ("", f",ngrams={tmp_path / 'ngrams'}"):
+        method = f"dart:shape={shape}{ngrams}"
+        proposer = model.proposer(method)
+        seen: list[list[DraftTree]] = []
+        propose = proposer.propose
+        proposer.propose = lambda *given, propose=propose, seen=seen: seen.append(propose(*given)) or seen[-1]  # type: ignore[method-assign, func-returns-value, misc]
+        assert [model.generate(prompt, max_new_tokens=20, method=method).token_ids for prompt in PROMPTS] == expected
+        drafted.append([token for trees in seen for tree in trees for token in tree.tokens.tolist()])
+    assert drafted[0] != drafted[1]
+    for name, complaint in (("other", "made for 300 ids, and the target has 264"), ("none", "cannot be read")):
+        with pytest.raises(ModelError, match=complaint):
+            model.proposer(f"dart:ngrams={tmp_path / name}")

@@ -9,7 +9,7 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Stream
 from outpace.sampling.draw import draw_keyed
-from outpace.sampling.scores import keyed_scores
+from outpace.sampling.scores import Pool, keyed_scores
 
 VOCAB = 30
 FIRST = 17
@@ -91,12 +91,15 @@ def test_mixed_rows_score_as_each_alone() -> None:
         torch.testing.assert_close(together[row], alone)
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.8)])
-def test_some_columns_score_as_they_do_among_all(params: SamplingParams) -> None:
-    """Guards against a pool whose noise is that of its places and not of its ids, or that mixes up rows."""
-    logits, streams = random_logits(6), [stream(params, seed) for seed in range(6)]
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.stack([torch.randperm(VOCAB, generator=generator)[:7] for _ in range(6)])
-    some = keyed_scores(logits.gather(1, ids), streams, list(range(6)), ids=ids)
-    every = keyed_scores(logits, streams, list(range(6)))
-    torch.testing.assert_close(some, torch.log_softmax(every.gather(1, ids), dim=-1))
+@pytest.mark.parametrize(
+    "params", [SamplingParams(), *SAMPLED, SamplingParams(logit_bias=((3, 2.0),), temperature=1.0)]
+)
+def test_a_pool_is_the_vocabulary_without_the_others(params: SamplingParams) -> None:
+    """Guards against noise of the column instead of the id, and against a bias or a penalty on the wrong column."""
+    logits = random_logits(20)
+    ids = torch.stack([torch.randperm(VOCAB, generator=torch.Generator().manual_seed(row))[:8] for row in range(20)])
+    full = torch.full_like(logits, -torch.inf).scatter(1, ids, logits.gather(1, ids))
+    streams, depths, paths = [stream(params, seed) for seed in range(20)], list(range(20)), [[3, 5]] * 20
+    expected = keyed_scores(full, streams, depths, True, paths)
+    found = keyed_scores(logits.gather(1, ids), streams, depths, True, paths, Pool(ids, VOCAB))
+    torch.testing.assert_close(found, expected.gather(1, ids), atol=1e-6, rtol=1e-6)
