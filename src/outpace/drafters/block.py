@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Stream
@@ -202,10 +202,8 @@ class BlockSource:
         hidden = torch.cat([state.hidden[at].expand(size, -1) for state, size in zip(states, sizes, strict=True)])
         if self._pool is None:
             return base + head.correction(hidden, causal)
-        moved = [
-            head.correction(hidden_rows, state.causal, state.rows)
-            for state, hidden_rows in zip(states, hidden.split(sizes), strict=True)
-        ]
+        low = head.low_rank(hidden, causal).split(sizes)  # R x [F', r]
+        moved = [nn.functional.linear(own, state.rows) for own, state in zip(low, states, strict=True)]
         return base + torch.cat(moved)
 
     @torch.inference_mode()

@@ -107,22 +107,21 @@ class DominoHead(nn.Module):
         assert isinstance(of_state, Tensor)
         return of_input, of_state
 
-    def correction(self, hidden: Tensor, state: Tensor, rows: Tensor | None = None) -> Tensor:
+    def correction(self, hidden: Tensor, state: Tensor) -> Tensor:
         """What to add to base logits (the equations of section 4.1.2).
 
         Args:
             hidden: [R, H], outputs of the block positions that predict these rows' next tokens.
             state: [R, G], after the tokens before.
-            rows: [C, r] of `vocabulary_weight`, for a pool of candidates; None for the whole vocabulary.
 
         Returns:
-            [R, V], or [R, C].
+            [R, V].
         """
-        low = self._low_rank(torch.cat((hidden, state), dim=-1))  # [R, r]
-        if rows is None and self.of_low_rank is not None:
-            product: Tensor = self.of_low_rank(low)
-            return product
-        return nn.functional.linear(low, self.vocabulary_weight if rows is None else rows)
+        low = self.low_rank(hidden, state)  # [R, r]
+        if self.of_low_rank is None:
+            return nn.functional.linear(low, self.vocabulary_weight)
+        product: Tensor = self.of_low_rank(low)
+        return product
 
     def forward_block(self, hidden: Tensor, base_logits: Tensor, token_embeddings: Tensor) -> Tensor:
         """Final logits of whole blocks under teacher forcing: what the steps give when the drafts are these tokens.
@@ -139,12 +138,13 @@ class DominoHead(nn.Module):
         states, _ = self.prefix_gru(token_embeddings)  # [N, B, G], at k: tokens 0..k
         # Without the shift position k predicts token k, so that its state must end at token k - 1.
         states = states[:, first:] if self.config.shift_label else states[:, first - 1 : -1]
-        low = self._low_rank(torch.cat((hidden[:, first:], states), dim=-1))  # [N, B - first, r]
+        low = self.low_rank(hidden[:, first:], states)  # [N, B - first, r]
         final = base_logits[:, first:] + nn.functional.linear(low, self.vocabulary_weight)
         return torch.cat((base_logits[:, :first], final), dim=1)
 
-    def _low_rank(self, rows: Tensor) -> Tensor:
-        low: Tensor = self.embed_proj[1](self.embed_proj[0](rows))
+    def low_rank(self, hidden: Tensor, state: Tensor) -> Tensor:
+        """silu(W1 [H; S]), [..., r]: its product with rows of `vocabulary_weight` moves the logits of their ids."""
+        low: Tensor = self.embed_proj[1](self.embed_proj[0](torch.cat((hidden, state), dim=-1)))
         return low
 
     @property

@@ -72,5 +72,5 @@ def keyed_scores(
             noise_key(streams[row].seed, streams[row].sample_index, streams[row].first_position + depths[row])
             for row in members
         ]
-        scores[members] = torch.log_softmax(warp(rows, params, histories) + gumbel(keys, ids), dim=-1)
+        scores[members] = torch.log_softmax(warp(rows, params, histories, is_draft=True) + gumbel(keys, ids), dim=-1)
     return scores

@@ -11,13 +11,17 @@ from outpace.sampling.process import History, process
 _TOP_P_GUESS = 256
 
 
-def warp(logits: Tensor, params: SamplingParams, histories: Sequence[History] | None = None) -> Tensor:
+def warp(
+    logits: Tensor, params: SamplingParams, histories: Sequence[History] | None = None, is_draft: bool = False
+) -> Tensor:
     """Apply all options: `process`, then temperature, top-k, top-p and min-p in transformers' order, with its ties.
 
     Args:
         logits: [R, V] float32.
         params: the request's sampling parameters.
         histories: R histories, one per row, each along the row's own path; needed if `params.has_processors`.
+        is_draft: nothing rests on the exact law: where top-p needs more than the likeliest 256 tokens it removes none,
+            so that no host read asks whether it does.
 
     Returns:
         [R, V] float32 normalised log-probabilities, -inf for removed tokens; at temperature 0 all mass is on the
@@ -27,11 +31,11 @@ def warp(logits: Tensor, params: SamplingParams, histories: Sequence[History] | 
         ValueError: the options need histories and there are none.
     """
     if not params.has_processors:
-        return _law(logits, params)
+        return _law(logits, params, is_draft)
     processed = _processed(logits, params, histories)
     # Not only -inf: a penalty of 1e-40 overflows, and an infinite score is no law either.
     is_empty = ~torch.isfinite(processed.amax(dim=-1, keepdim=True))  # [R, 1]
-    return _law(processed, params).masked_fill(is_empty, -torch.inf)
+    return _law(processed, params, is_draft).masked_fill(is_empty, -torch.inf)
 
 
 def _processed(logits: Tensor, params: SamplingParams, histories: Sequence[History] | None) -> Tensor:
@@ -40,7 +44,7 @@ def _processed(logits: Tensor, params: SamplingParams, histories: Sequence[Histo
     return process(logits, params, histories or ())
 
 
-def _law(logits: Tensor, params: SamplingParams) -> Tensor:
+def _law(logits: Tensor, params: SamplingParams, is_draft: bool) -> Tensor:
     if params.is_greedy:
         best = logits.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter_(-1, best, 0.0)
@@ -49,7 +53,7 @@ def _law(logits: Tensor, params: SamplingParams) -> Tensor:
         kth = log_probs.topk(params.top_k, dim=-1).values[:, -1:]
         log_probs = _keep(log_probs, log_probs >= kth)
     if params.top_p < 1.0:
-        log_probs = _keep(log_probs, log_probs >= _top_p_floor(log_probs, params.top_p))
+        log_probs = _keep(log_probs, log_probs >= _top_p_floor(log_probs, params.top_p, is_draft))
     if params.min_p > 0.0:
         floor = log_probs.amax(dim=-1, keepdim=True) + torch.log(torch.tensor(params.min_p)).item()
         log_probs = _keep(log_probs, log_probs >= floor)
@@ -105,8 +109,8 @@ def _keep(log_probs: Tensor, keep: Tensor) -> Tensor:
     return torch.log_softmax(log_probs.masked_fill(~keep, -torch.inf), dim=-1)
 
 
-def _top_p_floor(log_probs: Tensor, top_p: float) -> Tensor:
-    """[R, 1] log-probability of the last token that the nucleus needs to reach `top_p`."""
+def _top_p_floor(log_probs: Tensor, top_p: float, is_draft: bool = False) -> Tensor:
+    """[R, 1] log-probability of the last token that the nucleus needs to reach `top_p`; see `warp` for drafts."""
     vocab = log_probs.shape[-1]
     count = min(_TOP_P_GUESS, vocab)
     while True:
@@ -114,6 +118,8 @@ def _top_p_floor(log_probs: Tensor, top_p: float) -> Tensor:
         # A token is needed while the mass before it is short of top_p; a full sort is rarely worth its price.
         before = ordered.exp().cumsum(dim=-1) - ordered.exp()
         needed = (before < top_p).sum(dim=-1, keepdim=True)
+        if is_draft and count < vocab:
+            return ordered.gather(-1, (needed - 1).clamp(min=0)).masked_fill(needed == count, -torch.inf)
         if count == vocab or int(needed.max()) < count:
             return ordered.gather(-1, (needed - 1).clamp(min=0))  # none is needed where the row is NaN
         count = min(count * 8, vocab)

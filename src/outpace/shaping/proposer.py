@@ -42,8 +42,7 @@ class EmptyDraft:
 class StaticProposer:
     """A source asked level by level under a shape that is fixed before any token is known.
 
-    The host reads nothing that was drafted, unless a request's own options ask: those that look back need the path, and
-    top_p over a large vocabulary whether the likeliest ids reach it.
+    The host reads nothing that was drafted, except the path of requests whose options look back at it.
 
     Args:
         source: what might come next.

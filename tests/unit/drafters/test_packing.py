@@ -43,7 +43,7 @@ def domino_outputs(net: DominoNet) -> list[Tensor]:
     hidden = rows_of(48, 5)
     pool = net.head.vocabulary_weight[3:9]
     return [*block_outputs(net), first, second, net.head.correction(hidden, second),
-            net.head.correction(hidden, second, pool)]  # fmt: skip
+            net.head.low_rank(hidden, second) @ pool.T]  # fmt: skip
 
 
 def eagle_outputs(net: Eagle3Net) -> list[Tensor]:

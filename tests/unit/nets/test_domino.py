@@ -152,7 +152,8 @@ def test_a_pool_of_candidates_is_the_full_correction_at_its_ids(ids: list[int]) 
     """Guards against a pool whose columns are in another order than its ids."""
     net = small_domino()
     hidden, state = randn(4, WIDTH, seed=6), randn(4, 10, seed=7).tanh()
-    full, pool = net.head.correction(hidden, state), net.head.correction(hidden, state, net.head.vocabulary_weight[ids])
+    full = net.head.correction(hidden, state)
+    pool = net.head.low_rank(hidden, state) @ net.head.vocabulary_weight[ids].T
     assert full.shape == (4, VOCAB)
     assert pool.shape == (4, len(ids))
     assert relative_error(pool, full[:, ids]) < 1e-12

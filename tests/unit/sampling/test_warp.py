@@ -178,3 +178,14 @@ def test_a_greedy_request_has_no_cutoff_whatever_its_other_options() -> None:
     """Guards against excusing a greedy token by a top-k that greedy decoding ignores."""
     params = SamplingParams(temperature=0.0, top_k=2, top_p=0.5, min_p=0.5)
     assert cutoff_distance(torch.tensor([1.0, 0.5, 0.5, 0.0]), params, 1) == float("inf")
+
+
+def test_a_drafts_nucleus_is_exact_or_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a draft's law that is cut where the guess ends, and so never drafts what the target may draw."""
+    monkeypatch.setattr(warp_module, "_TOP_P_GUESS", 4)
+    params = SamplingParams(temperature=1.0, top_p=0.8)
+    logits = torch.tensor([[9.0, 8.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]])
+    exact, drafted = warp(logits, params), warp(logits, params, is_draft=True)
+    assert torch.isfinite(exact).sum(dim=-1).tolist() == [2, 6]
+    torch.testing.assert_close(drafted[0], exact[0])
+    torch.testing.assert_close(drafted[1], torch.log_softmax(logits[1], dim=-1))
