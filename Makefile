@@ -1,6 +1,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+# Tests of a file share fixtures; more workers want more memory, about 2 GB each.
+PARALLEL := --numprocesses 2 --dist loadfile
 
 .PHONY: demo test test-all lint bench clean
 
@@ -9,10 +11,10 @@ demo: $(READY) ## Race plain against speculative decoding on a real model
 	$(BIN)/python -m outpace.bench.demo
 
 test: lint ## Lint, types, and all tests that take seconds, a short one on the real model and pairs of the matrix included
-	$(BIN)/pytest -m "not slow and not gpu"
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu"
 
 test-all: lint ## Everything a CPU can run, the long runs on the real model and the full matrix included
-	$(BIN)/pytest -m "not gpu"
+	$(BIN)/pytest $(PARALLEL) -m "not gpu"
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
