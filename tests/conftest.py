@@ -1,0 +1,8 @@
+"""Settings that all tests share."""
+
+import os
+
+import torch
+
+# Tests run in as many processes as there are cores; threads that wait for a busy core cost minutes.
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
