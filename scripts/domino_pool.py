@@ -17,8 +17,9 @@ import typer
 import outpace
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, DraftRequest, PromptChunk, Proposer, Stream
-from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
+from outpace.drafters.catalog import build_proposer, parse_method
 from outpace.drafters.packing import pack_net
+from outpace.drafters.surroundings import Surroundings
 from outpace.nets.dflash import default_target_layer_ids
 from outpace.nets.domino import DominoConfig, DominoNet
 

@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from outpace.bench.environment import environment
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
+from outpace.drafters.catalog import build_proposer, parse_method
+from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.models.attention import ATTENTION_NAME

@@ -11,10 +11,11 @@ from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
+from outpace.drafters.catalog import build_proposer, parse_method
 from outpace.drafters.options import MAX_BUDGET
 from outpace.drafters.packing import pack_net
 from outpace.drafters.speculative_config import from_speculative_config
+from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session

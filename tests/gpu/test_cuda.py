@@ -5,7 +5,8 @@ import torch
 
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
-from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
+from outpace.drafters.catalog import build_proposer, parse_method
+from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import early_exit

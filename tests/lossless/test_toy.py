@@ -11,7 +11,8 @@ from outpace.core.drafting import GrowingShape
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Observation, Proposer
 from outpace.core.tree import DraftTree, Topology
-from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
+from outpace.drafters.catalog import build_proposer, parse_method
+from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import warp

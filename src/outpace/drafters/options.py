@@ -2,12 +2,21 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from outpace.shaping.beam import BeamConfig, SearchConfig
 from outpace.shaping.dynatree import DynaTreeConfig
 from outpace.shaping.fixed import FixedTreeConfig
 
 MAX_BUDGET = 511
+TreeConfig = BeamConfig | FixedTreeConfig | DynaTreeConfig
+TREES: dict[str, type[TreeConfig]] = {
+    "beam": BeamConfig,
+    "search": SearchConfig,
+    "fixed": FixedTreeConfig,
+    "dynatree": DynaTreeConfig,
+}
+"""The shapes that have settings."""
 
 
 class Options(BaseModel):
@@ -57,17 +66,36 @@ class DynaTreeOptions(DynaTreeConfig, LinearOptions):
 
 
 class NetOptions(LinearOptions):
-    """Options of whatever drafts with a trained net.
+    """Options of whatever drafts with a trained net. Those of its shape, as in TREES, may stand beside its own.
 
     Attributes:
-        shape: which tree; "fixed" and "dynatree" with their usual settings.
-        depth: of the beam, and of DART's search, which is one.
-        top_k: children per node there; None for the shape's own number.
+        shape: which tree.
     """
 
+    model_config = ConfigDict(extra="allow", frozen=True)
+
     shape: str = "chain"
-    depth: int = Field(default=8, ge=1, le=64)
-    top_k: int | None = Field(default=None, ge=1, le=64)
+
+    def tree(self) -> TreeConfig | None:
+        """The settings of the shape; None for a shape that has none.
+
+        Raises:
+            ValueError: settings that the shape does not have, or bad ones.
+        """
+        kind, given = TREES.get(self.shape), self.model_extra or {}
+        if kind is None:
+            if given:
+                raise ValueError(f"shape={self.shape} does not take {', '.join(given)}")
+            return None
+        try:
+            return kind.model_validate(given)
+        except ValidationError as error:
+            raise ValueError(first_complaint(error)) from error
+
+    @model_validator(mode="after")
+    def _check_tree(self) -> "NetOptions":
+        self.tree()
+        return self
 
 
 class TrainedOptions(NetOptions):
@@ -118,3 +146,20 @@ class DominoOptions(TrainedOptions):
 
 
 AnyOptions = Options | PlainOptions
+
+
+def option_names(kind: type[AnyOptions], shape: str | None = None) -> list[str]:
+    """The options that a method takes with a shape; None for the method's own."""
+    names = list(kind.model_fields)
+    if issubclass(kind, NetOptions):
+        tree = TREES.get(shape or kind.model_fields["shape"].default)
+        names += list(tree.model_fields) if tree else []
+    return names
+
+
+def first_complaint(error: ValidationError) -> str:
+    """The first thing wrong, in one line: which option, which value, what would be right."""
+    details = error.errors()[0]
+    message = str(details["msg"]).removeprefix("Value error, ")
+    field = ".".join(str(part) for part in details["loc"])
+    return f"{field}={details['input']}: {message[0].lower()}{message[1:]}" if field else message

@@ -16,8 +16,9 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.catalog import METHODS, Surroundings, build_proposer, parse_method
+from outpace.drafters.catalog import METHODS, build_proposer, parse_method
 from outpace.drafters.options import MAX_BUDGET
+from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.models.borrow import borrow_draft_model, borrow_target

@@ -64,7 +64,8 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "dflash:shape=beam,budget=12,depth=3,top_k=3",
         "domino",
         "domino:every_position=true,pool=0",
-        "domino:shape=fixed,budget=12,pool=20",
+        "domino:shape=fixed,budget=12,pool=20,depth=3,breadth=2,threshold=0",
+        "domino:shape=dynatree,budget=12,max_depth=3,base_depth=2,prune_probability=1e-6",
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])

@@ -5,8 +5,9 @@ import torch
 
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
-from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
+from outpace.drafters.catalog import build_proposer, parse_method
 from outpace.drafters.recycle import SUCCESSORS, TokenRecycling, TransitionMatrix
+from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
 from outpace.shaping.proposer import StaticProposer
 from outpace.shaping.rank_paths import Chain, RecyclingTemplate

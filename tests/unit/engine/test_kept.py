@@ -9,7 +9,8 @@ import torch
 from outpace.core.errors import InvalidRequest, NonFiniteLogits
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer, Target
-from outpace.drafters.catalog import Surroundings, build_proposer, parse_method
+from outpace.drafters.catalog import build_proposer, parse_method
+from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
 from outpace.engine.kept import KeptSlot
 from outpace.engine.session import Session

@@ -1,0 +1,140 @@
+"""The methods of trained drafters: which net, checked against its target, feeds which source and shape."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from outpace.core.drafting import GrowingShape, LevelSource, StaticShape
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.protocols import Proposer
+from outpace.drafters.block import BlockSource
+from outpace.drafters.continuity import load_continuity
+from outpace.drafters.dart import DartSource
+from outpace.drafters.eagle3 import EagleSource
+from outpace.drafters.medusa import MedusaSource
+from outpace.drafters.options import (
+    DartOptions,
+    DominoOptions,
+    EagleOptions,
+    FrSpecOptions,
+    MedusaOptions,
+    NetOptions,
+    TrainedOptions,
+)
+from outpace.drafters.surroundings import Surroundings
+from outpace.models.packed import PackedModel
+from outpace.nets.dart import DartNet
+from outpace.nets.dflash import DFlashNet
+from outpace.nets.domino import DominoNet
+from outpace.nets.eagle3 import Eagle3Net
+from outpace.nets.medusa import MedusaNet
+from outpace.shaping.beam import Beam, BeamConfig, SearchConfig
+from outpace.shaping.dynatree import DynaTree
+from outpace.shaping.fixed import FixedTree, FixedTreeConfig
+from outpace.shaping.growing import GrowingProposer
+from outpace.shaping.proposer import StaticProposer
+from outpace.shaping.rank_paths import MEDUSA_NODES, Chain, MedusaTemplate
+
+CPU_POOL = 2048
+STATIC: dict[str, Callable[[], StaticShape]] = {"chain": Chain, "template": MedusaTemplate}
+N = TypeVar("N", bound=nn.Module)
+
+
+def _trained(kind: type[N], options: NetOptions, around: Surroundings, what: str) -> tuple[N, PackedModel]:
+    """The trained drafter, if it is of the right kind, in the target's dtype and on its device."""
+    if around.target is None or around.net is None:
+        raise InvalidRequest(f"{what} needs a trained drafter: name its checkpoint with drafter=")
+    net = around.net()
+    if not isinstance(net, kind):
+        raise InvalidRequest(f"{what} needs a drafter of its own kind, and this one is a {type(net).__name__}")
+    return net, around.target
+
+
+def _shaped(source: LevelSource, options: NetOptions, around: Surroundings, budget: int) -> Proposer:
+    budget = budget if options.budget is None else options.budget
+    tree = options.tree()
+    if tree is None:
+        return StaticProposer(source, STATIC[options.shape](), budget, around.device)
+    shape: GrowingShape
+    if isinstance(tree, BeamConfig):
+        shape = Beam(tree)
+    else:
+        shape = FixedTree(tree) if isinstance(tree, FixedTreeConfig) else DynaTree(tree)
+    return GrowingProposer(source, shape, budget)
+
+
+def _check_sizes(config: Any, **wanted: int) -> None:
+    for name, size in wanted.items():
+        if getattr(config, name) != size:
+            raise ModelError(f"{name}={getattr(config, name)} of the drafter: the target has {size}")
+
+
+def eagle3(options: EagleOptions, around: Surroundings, what: str = "method 'eagle3'") -> Proposer:
+    net, target = _trained(Eagle3Net, options, around, what)
+    config, layers = net.config, target.config.num_hidden_layers
+    _check_sizes(config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
+    sizes = target.max_length, target.max_slots, target.vocab_size
+    vocabulary = around.ranked_vocabulary(options.vocabulary)
+    table, taps = target.embedding.weight, config.taps_of(layers)
+    source = EagleSource(net, table, target.head, taps, *sizes, options.noise, vocabulary)
+    return _shaped(source, options, around, around.default_budget(15, 59))
+
+
+def dart(options: DartOptions, around: Surroundings) -> Proposer:
+    net, target = _trained(DartNet, options, around, "method 'dart'")
+    _check_sizes(net.config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
+    taps, sizes = net.config.taps_of(target.config.num_hidden_layers), (target.max_length, target.max_slots)
+    tree = options.tree()
+    decay = tree.level_decay if isinstance(tree, SearchConfig) else None
+    continuity = load_continuity(options.ngrams, decay, around.vocab_size, around.device)
+    vocabulary = around.ranked_vocabulary(options.vocabulary)
+    source = DartSource(net, target.embedding, taps, *sizes, options.noise, vocabulary, continuity)
+    budget = net.config.draft_length + 1 if options.shape == "chain" else around.default_budget(15, 60)
+    return _shaped(source, options, around, budget)
+
+
+def fr_spec(options: FrSpecOptions, around: Surroundings) -> Proposer:
+    what = "method 'fr-spec'"
+    net, _ = _trained(Eagle3Net, options, around, what)
+    if net.config.draft_vocab_size < net.config.vocab_size:
+        raise InvalidRequest(
+            f"{what} thins out a full head, and this drafter was trained with draft_vocab_size="
+            f"{net.config.draft_vocab_size} of {net.config.vocab_size}; use method 'eagle3' (vocabulary= works there)"
+        )
+    return eagle3(options, around, what)
+
+
+def medusa(options: MedusaOptions, around: Surroundings) -> Proposer:
+    net, target = _trained(MedusaNet, options, around, "method 'medusa'")
+    _check_sizes(net.config, hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
+    vocabulary = around.ranked_vocabulary(options.vocabulary)
+    source = MedusaSource(net, target.head, target.config.num_hidden_layers, options.noise, vocabulary)
+    budget = net.config.heads if options.shape == "chain" else around.default_budget(15, MEDUSA_NODES)
+    return _shaped(source, options, around, budget)
+
+
+def _block(options: TrainedOptions, around: Surroundings, kind: type[DFlashNet], what: str) -> Proposer:
+    net, target = _trained(kind, options, around, what)
+    net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
+    more: dict[str, Any] = {}
+    if isinstance(options, DominoOptions):
+        pool = around.default_budget(CPU_POOL, 0) if options.pool is None else options.pool
+        more = {"every_position": options.every_position, "pool": pool or None}
+    vocabulary, size = around.ranked_vocabulary(options.vocabulary), (target.max_length, target.max_slots)
+    head = target.head if vocabulary is None else target.head.restricted(vocabulary)
+    source = BlockSource(net, target.embedding, head, *size, options.noise, **more)
+    if options.shape == "chain" and (options.budget or 0) > source.depth:
+        raise InvalidRequest(
+            f"{what}: budget={options.budget}, but a block of this drafter drafts {source.depth} tokens"
+        )
+    budget = source.depth if options.shape == "chain" else around.default_budget(15, 60)
+    return _shaped(source, options, around, budget)
+
+
+def dflash(options: TrainedOptions, around: Surroundings) -> Proposer:
+    return _block(options, around, DFlashNet, "method 'dflash'")
+
+
+def domino(options: DominoOptions, around: Surroundings) -> Proposer:
+    return _block(options, around, DominoNet, "method 'domino'")

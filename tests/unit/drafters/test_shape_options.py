@@ -1,0 +1,58 @@
+"""Options of a trained drafter's shape: they reach the shape, or are refused by name."""
+
+from typing import Any
+
+import pytest
+
+from outpace.core.errors import InvalidRequest
+from outpace.drafters.catalog import parse_method
+from outpace.drafters.options import NetOptions
+from outpace.shaping.beam import BeamConfig, SearchConfig
+from outpace.shaping.dynatree import DynaTreeConfig
+from outpace.shaping.fixed import FixedTreeConfig
+
+
+def tree_of(method: str) -> Any:
+    options = parse_method(method).options
+    assert isinstance(options, NetOptions)
+    return options.tree()
+
+
+@pytest.mark.parametrize(
+    ("method", "tree"),
+    [
+        ("eagle3", BeamConfig()),
+        ("eagle3:depth=6,top_k=4,budget=20", BeamConfig(depth=6, top_k=4)),
+        ("dart", SearchConfig()),
+        ("dart:beam=5,level_power=0", SearchConfig(beam=5, level_power=0.0)),
+        ("dart:shape=beam", BeamConfig()),
+        ("domino", None),
+        ("domino:pool=9,depth=3,shape=fixed,breadth=2", FixedTreeConfig(depth=3, breadth=2)),
+        ("dflash:shape=dynatree,max_depth=6,history=off", DynaTreeConfig(max_depth=6, history="off")),
+        ("medusa", None),
+    ],
+)
+def test_a_shapes_options_reach_it(method: str, tree: Any) -> None:
+    """Guards against settings that are read and then forgotten: the tree would have its defaults, unnoticed."""
+    assert tree_of(method) == tree
+    assert type(tree_of(method)) is type(tree)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ("domino:depth=3", "domino takes .*pool .*, not 'depth=3'"),
+        ("domino:shape=fixed,top_k=3", "domino takes .*breadth.*, not 'top_k=3'"),
+        ("eagle3:breadth=2", "eagle3 takes .*top_k.*, not 'breadth=2'"),
+        ("eagle3:shape=dynatree,depth=4", "depth=4: "),
+        ("domino:shape=fixed,breadth=0", "breadth=0: "),
+        ("medusa:shape=star", "shape=star: "),
+        ("dflash:pool=4", "dflash takes .*, not 'pool=4'"),
+        ("dart:shape=beam,top_k=3,top_k=4", "top_k is given twice"),
+        ("domino:shape=dynatree,low_confidence=0.95", "low_confidence"),
+    ],
+)
+def test_what_a_shape_does_not_take_is_refused(method: str, said: str) -> None:
+    """Guards against an option of another shape that is ignored, and a bad value that fails deep in a round."""
+    with pytest.raises(InvalidRequest, match=said):
+        parse_method(method)
