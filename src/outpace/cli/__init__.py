@@ -1,4 +1,4 @@
-"""The command line: generate, chat, verify, bench, convert, rank-vocabulary, count-ngrams, models."""
+"""The command line: generate, chat, verify, bench, convert, rank-vocabulary, count-ngrams, train, models."""
 
 import sys
 
@@ -12,13 +12,17 @@ from outpace.cli.generate import generate
 from outpace.cli.models import models_app
 from outpace.cli.options import notes
 from outpace.cli.rank_vocabulary import rank_vocabulary
+from outpace.cli.train import train_app
 from outpace.cli.verify import verify
 from outpace.core.errors import OutpaceError
+
+EXTRAS = {"psutil": "bench", "scipy": "bench", "httpx": "train"}
 
 # Commands import what they run when they run: --help must not wait for transformers.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 for command in (generate, chat, verify, bench, convert, rank_vocabulary, count_ngrams):
     app.command()(command)
+app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
 
 
@@ -31,7 +35,9 @@ def main() -> None:
         sys.exit(2)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
-        if missing not in ("psutil", "scipy"):
+        extra = EXTRAS.get(missing)
+        if extra is None:
             raise
-        notes.print(f"[red]error:[/red] this command needs {missing}: pip install 'outpace\\[bench]'", highlight=False)
+        hint = f"pip install 'outpace\\[{extra}]'"
+        notes.print(f"[red]error:[/red] this command needs {missing}: {hint}", highlight=False)
         sys.exit(2)

@@ -1,0 +1,104 @@
+"""`outpace train`: from prompts to a drafter, step by step."""
+
+import json
+from time import perf_counter
+from typing import Annotated, Any
+
+import typer
+
+from outpace.cli.options import (
+    Device,
+    Dtype,
+    MaxModelLen,
+    MinP,
+    Temperature,
+    TopK,
+    TopP,
+    load_model,
+    notes,
+    progress_bar,
+    quieten_transformers,
+)
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+
+train_app = typer.Typer(no_args_is_help=True, help=__doc__)
+
+
+@train_app.callback()
+def train() -> None:
+    """From prompts to a drafter for your model, step by step."""
+
+
+@train_app.command()
+def regenerate(
+    target: Annotated[str, typer.Option(help="Folder, GGUF file, pulled name or hub id.")],
+    prompts: Annotated[list[str], typer.Option(help="JSON-lines FILE or FILE:LIMIT; 'builtin'.")],
+    out: Annotated[str, typer.Option(help="Folder for the answers; an unfinished run goes on there.")],
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate per turn.")] = 192,
+    temperature: Temperature = 0.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: Annotated[int, typer.Option(help="Key of the sampling noise.")] = 0,
+    method: Annotated[str, typer.Option(help="How to draft; a full batch seldom gains from it.")] = "plain",
+    drafter: Annotated[str | None, typer.Option(help="For the methods that need one.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Conversations at a time.", min=1)] = 16,
+    max_model_len: MaxModelLen = None,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+    endpoint: Annotated[str | None, typer.Option(help="Ask this OpenAI-compatible server, as http://host/v1.")] = None,
+    endpoint_model: Annotated[str | None, typer.Option(help="The target's name there; by default --target.")] = None,
+) -> None:
+    """Let the target answer prompts: token ids by prompt id, resumable."""
+    from outpace.bench.workload import read_workloads
+
+    if endpoint is not None and (method != "plain" or drafter is not None):
+        raise InvalidRequest(f"method={method!r}, drafter={drafter!r}: an endpoint drafts as it likes; leave them out")
+    items = read_workloads(prompts)
+    params = SamplingParams(max_new_tokens, temperature, top_k, top_p, min_p, seed=seed)
+    quieten_transformers()
+    from outpace.models.load import load_vocabulary_facts
+    from outpace.train.answers import AnswerStore
+    from outpace.train.regenerate import EngineAnswerer, regenerate
+
+    codec, vocab_size, eos = load_vocabulary_facts(target)
+    if not codec.tokenizer.chat_template and not all(item.raw for item in items):
+        raise InvalidRequest(f'target={target!r} has no chat template; give prompts with "raw": true')
+    sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
+    sampling |= {"min_p": min_p, "seed": seed}
+    about = {"target": target, "vocab_size": vocab_size, "sampling": sampling, "endpoint": endpoint, "dtype": dtype}
+    store = AnswerStore(out, about | {"chat_template": fingerprint(codec.tokenizer.chat_template)})
+    answerer: Any
+    if endpoint is None:
+        model = load_model(target, method, drafter, None, dtype, device, max_model_len, batch_size)
+        answerer = EngineAnswerer(model, params, method)
+    else:
+        from outpace.train.endpoint import EndpointAnswerer
+
+        answerer = EndpointAnswerer(endpoint, endpoint_model or target, codec, eos, params, batch_size)
+    before, made, tokens, started = len(store.done), 0, 0, perf_counter()
+    with progress_bar("answers", len({item.id for item in items} - store.done)) as advance:
+        for conversation in regenerate(items, store, answerer):
+            made += 1
+            tokens += sum(map(len, conversation.answers))
+            advance()
+    seconds = perf_counter() - started
+    for name, reason in getattr(answerer, "cut", {}).items():
+        notes.print(f"cut {name}: {reason}", highlight=False)
+    record = {
+        "out": out,
+        "answered": made,
+        "before": before,
+        "cut": len(getattr(answerer, "cut", {})),
+        "tokens": tokens,
+    }
+    record |= {"seconds": seconds, "tokens_per_second": tokens / seconds}
+    print(json.dumps(record | ({"encoded": answerer.encoded} if endpoint else {})))
+
+
+def fingerprint(template: Any) -> str | None:
+    """A short name of a chat template, on which answers depend."""
+    import hashlib
+
+    return hashlib.sha256(json.dumps(template).encode()).hexdigest()[:16] if template else None

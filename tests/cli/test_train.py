@@ -1,0 +1,90 @@
+"""`outpace train`, run as a user runs it, on a tiny model."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from outpace import cli
+from outpace.core.errors import InvalidRequest
+from outpace.train.answers import read_about, read_answers
+from tests.unit.models.tiny import save_tiny_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"id": f"p{number}", "turns": ["Hi."]}) + "\n" for number in range(5)))
+    return file
+
+
+def run(folder: Path, prompts: str, out: Path, *more: str) -> Any:
+    options = ["--target", str(folder), "--prompts", prompts, "--out", str(out), "--max-new-tokens", "6", *more]
+    result = CliRunner().invoke(cli.app, ["train", "regenerate", *options])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def test_regenerate_goes_on_where_it_stopped(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a second run that begins again, or counts the first one's answers as its own."""
+    first = run(folder, f"{prompts}:2", tmp_path / "answers")
+    again = run(folder, str(prompts), tmp_path / "answers", "--batch-size", "2")
+    assert (first["answered"], first["before"]) == (2, 0)
+    assert (again["answered"], again["before"]) == (3, 2)
+    answers = list(read_answers(tmp_path / "answers"))
+    assert {one.id for one in answers} == {f"p{number}" for number in range(5)}
+    assert len({one.answers for one in answers}) == 1, "greedy answers to the same words"
+    assert read_about(tmp_path / "answers")["sampling"]["max_new_tokens"] == 6
+
+
+def test_other_settings_are_refused(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a folder whose answers are of two kinds."""
+    run(folder, str(prompts), tmp_path / "answers")
+    with pytest.raises(InvalidRequest, match="sampling="):
+        run(folder, str(prompts), tmp_path / "answers", "--temperature", "0.5")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no prompts"),
+        ('{"id": "a", "turns": ["x"]}\n{"turns": "x"}\n', "line 2"),
+        ("{broken\n", "line 1: not JSON"),
+    ],
+)
+def test_bad_prompt_files_are_named(content: str, said: str, folder: Path, tmp_path: Path) -> None:
+    """Guards against a traceback, and against a folder made before the mistake is told."""
+    file = tmp_path / "bad.jsonl"
+    file.write_text(content)
+    with pytest.raises(InvalidRequest, match=said):
+        run(folder, str(file), tmp_path / "answers")
+    assert not (tmp_path / "answers").exists()
+
+
+def test_a_target_without_a_chat_template_needs_raw_prompts(prompts: Path, tmp_path: Path) -> None:
+    """Guards against answers to prompts in a format the target never saw."""
+    folder = save_tiny_model(tmp_path / "plain")
+    config = folder / "tokenizer_config.json"
+    about = json.loads(config.read_text())
+    about.pop("chat_template", None)
+    config.write_text(json.dumps(about))
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        run(folder, str(prompts), tmp_path / "answers")
+    raw = tmp_path / "raw.jsonl"
+    raw.write_text('{"id": "r", "turns": ["def f("], "raw": true}\n')
+    assert run(folder, str(raw), tmp_path / "answers")["answered"] == 1
+
+
+def test_an_endpoint_takes_no_method(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against an option that is ignored."""
+    with pytest.raises(InvalidRequest, match="method='lookup'"):
+        run(folder, str(prompts), tmp_path / "x", "--endpoint", "http://127.0.0.1:9/v1", "--method", "lookup")

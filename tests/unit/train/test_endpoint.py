@@ -1,0 +1,177 @@
+"""Answers over HTTP: a real server in front of a tiny model, well-behaved and otherwise."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock, Thread
+from typing import Any
+
+import pytest
+
+import outpace
+from outpace.bench.workload import WorkItem
+from outpace.core.errors import ModelError
+from outpace.core.params import SamplingParams
+from outpace.train import endpoint as module
+from outpace.train.answers import AnswerStore, read_answers
+from outpace.train.endpoint import EndpointAnswerer
+from outpace.train.regenerate import EngineAnswerer, regenerate
+from tests.unit.models.tiny import save_tiny_model
+
+ITEMS = [
+    WorkItem("one", "d", ("Hi.",)),
+    WorkItem("talk", "d", ("First?", "And then?")),
+    WorkItem("raw", "d", ("def f(",), raw=True),
+]
+PARAMS = SamplingParams(max_new_tokens=9, temperature=0.9, top_k=50, seed=4)
+ABOUT = {"vocab_size": 264}
+Reply = tuple[int, Any]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
+    return outpace.load(str(folder), "plain", dtype="float32", device="cpu")
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.0)
+
+
+@contextmanager
+def serving(answer: Callable[[str, dict[str, Any]], Reply]) -> Iterator[str]:
+    """A server that says what `answer` makes of a path and a body; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, said = answer(self.path, body)
+            content = said if isinstance(said, bytes) else json.dumps(said).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def honest(model: outpace.Model, with_ids: bool) -> Callable[[str, dict[str, Any]], Reply]:
+    """An OpenAI-compatible server of the model, as vLLM (with ids) or as most others."""
+    lock = Lock()
+
+    def answer(path: str, body: dict[str, Any]) -> Reply:
+        is_chat = path == "/v1/chat/completions"
+        assert is_chat or path == "/v1/completions"
+        names = {"max_tokens": "max_new_tokens", "temperature": "temperature", "top_k": "top_k", "seed": "seed"}
+        options = {ours: body[theirs] for theirs, ours in names.items()}
+        with lock:
+            made = model.generate(body["messages" if is_chat else "prompt"], **options)
+        choice: dict[str, Any] = {"finish_reason": made.finish_reason, "index": 0}
+        choice |= {"message": {"role": "assistant", "content": made.text}} if is_chat else {"text": made.text}
+        if with_ids and body.get("return_token_ids"):
+            choice["token_ids"] = list(made.token_ids)
+        return 200, {"object": "chat.completion", "choices": [choice]}
+
+    return answer
+
+
+def answerer_of(url: str, model: outpace.Model, concurrency: int = 3) -> EndpointAnswerer:
+    return EndpointAnswerer(url, "tiny", model.codec, model.target.eos_token_ids, PARAMS, concurrency)
+
+
+def test_a_server_that_returns_ids_answers_as_the_engine(model: outpace.Model, tmp_path: Path) -> None:
+    """Guards against options, turns or seeds that a request does not carry."""
+    engine = AnswerStore(tmp_path / "engine", ABOUT)
+    expected = {one.id: one for one in regenerate(ITEMS, engine, EngineAnswerer(model, PARAMS))}
+    with serving(honest(model, with_ids=True)) as url:
+        answerer = answerer_of(url, model)
+        made = {one.id: one for one in regenerate(ITEMS, AnswerStore(tmp_path / "http", ABOUT), answerer)}
+    assert made == expected
+    assert answerer.encoded == 0
+
+
+def test_text_is_encoded_where_there_are_no_ids(model: outpace.Model, tmp_path: Path) -> None:
+    """Guards against answers without the EOS that ended them: a drafter would never learn to stop."""
+    said = {"ends": ("hello", "stop"), "goes on": ("hello", "length")}
+
+    def answer(path: str, body: dict[str, Any]) -> Reply:
+        text, reason = said[body["messages"][0]["content"]]
+        return 200, {"choices": [{"message": {"content": text}, "finish_reason": reason}]}
+
+    items = [WorkItem(name, "d", (name,)) for name in said]
+    with serving(answer) as url:
+        answerer = answerer_of(url, model)
+        made = {one.id: one.answers for one in regenerate(items, AnswerStore(tmp_path, ABOUT), answerer)}
+    text = tuple(model.codec.encode("hello"))
+    assert made == {"ends": ((*text, model.target.eos_token_ids[0]),), "goes on": (text,)}
+    assert answerer.encoded == 2
+
+
+def test_a_server_that_stops_half_way_loses_nothing(model: outpace.Model, tmp_path: Path) -> None:
+    """Guards against answers that are paid for and thrown away, and a run that cannot go on."""
+    left = [1]
+    answer = honest(model, with_ids=True)
+
+    def failing(path: str, body: dict[str, Any]) -> Reply:
+        left[0] -= 1
+        return answer(path, body) if left[0] >= 0 else (503, b"overloaded")
+
+    with serving(failing) as url, pytest.raises(ModelError, match=r"HTTP 503.*same command again"):
+        list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), answerer_of(url, model, 1)))
+    stored = [one.id for one in read_answers(tmp_path)]
+    assert stored == ["one"]
+    with serving(answer) as url:
+        rest = list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), answerer_of(url, model)))
+    assert {one.id for one in rest} == {"talk", "raw"}
+
+
+def test_a_moment_of_trouble_is_waited_out(model: outpace.Model, tmp_path: Path) -> None:
+    """Guards against a long run that ends with the first 429."""
+    asked = [0]
+    answer = honest(model, with_ids=True)
+
+    def moody(path: str, body: dict[str, Any]) -> Reply:
+        asked[0] += 1
+        return (429, b"slow down") if asked[0] % 2 else answer(path, body)
+
+    with serving(moody) as url:
+        made = list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), answerer_of(url, model, 1)))
+    assert len(made) == len(ITEMS)
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ((404, {"error": "no such model"}), r"HTTP 404 for 'one': .*no such model"),
+        ((200, b"<html>welcome</html>"), "no OpenAI-compatible answer.*welcome"),
+        ((200, {"choices": []}), "no OpenAI-compatible answer"),
+        ((200, {"choices": [{"message": {"content": None}}]}), "no OpenAI-compatible answer"),
+        ((200, ["choices"]), "no OpenAI-compatible answer"),
+    ],
+)
+def test_other_answers_are_errors(reply: Reply, said: str, model: outpace.Model, tmp_path: Path) -> None:
+    """Guards against a traceback, or an empty answer stored, where the address is not that of a model."""
+    with serving(lambda path, body: reply) as url, pytest.raises(ModelError, match=said):
+        list(regenerate(ITEMS[:1], AnswerStore(tmp_path, ABOUT), answerer_of(url, model)))
+
+
+def test_nobody_there_is_an_error(model: outpace.Model, tmp_path: Path) -> None:
+    """Guards against a traceback of the HTTP library for a wrong port."""
+    with serving(lambda path, body: (500, b"")) as url:
+        pass
+    with pytest.raises(ModelError, match=r"endpoint='http://127.*same command again"):
+        list(regenerate(ITEMS[:1], AnswerStore(tmp_path, ABOUT), answerer_of(url, model)))

@@ -1,0 +1,125 @@
+"""Regenerated answers: the target's own, whatever the batch, the order and the interruptions."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outpace
+from outpace.bench.workload import WorkItem
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+from outpace.train import regenerate as module
+from outpace.train.answers import AnswerStore, Conversation, read_answers
+from outpace.train.regenerate import EngineAnswerer, regenerate, seed_of
+from outpace.train.samples import training_samples
+from tests.unit.models.tiny import save_tiny_model
+
+ITEMS = [
+    WorkItem("one", "d", ("Hi.",)),
+    WorkItem("talk", "d", ("First?", "And then?", "So?")),
+    WorkItem("raw", "d", ("def f(",), raw=True),
+    WorkItem("long", "d", ("word " * 20,)),
+]
+PARAMS = SamplingParams(max_new_tokens=9, temperature=0.9, seed=4)
+ABOUT = {"vocab_size": 264}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512))
+
+
+def model_of(folder: str, slots: int = 3) -> outpace.Model:
+    return outpace.load(folder, "plain", dtype="float32", device="cpu", max_num_seqs=slots)
+
+
+def test_answers_are_those_of_the_target(folder: str, tmp_path: Path) -> None:
+    """Guards against answers to another prompt, of another seed, or to a conversation that lost its turns."""
+    model, store = model_of(folder), AnswerStore(tmp_path, ABOUT)
+    made = {one.id: one for one in regenerate(ITEMS, store, EngineAnswerer(model, PARAMS))}
+    assert {one.id: one for one in read_answers(tmp_path)} == made
+    for item in ITEMS:
+        texts: list[str] = []
+        for turn, answer in enumerate(made[item.id].answers):
+            options: dict[str, Any] = {"max_new_tokens": 9, "temperature": 0.9, "seed": seed_of(4, item.id, turn)}
+            expected = model.generate(item.prompt(turn, texts), **options)
+            assert answer == expected.token_ids
+            texts.append(expected.text)
+        assert len(texts) == len(item.turns)
+
+
+@pytest.mark.parametrize(("slots", "method"), [(1, "plain"), (4, "lookup"), (2, "recycle")])
+def test_batch_method_and_order_change_nothing(folder: str, slots: int, method: str, tmp_path: Path) -> None:
+    """Guards against answers that depend on their neighbours, so that a resumed run would not be the whole one."""
+    base = AnswerStore(tmp_path / "base", ABOUT)
+    expected = {one.id: one for one in regenerate(ITEMS, base, EngineAnswerer(model_of(folder), PARAMS))}
+    answerer = EngineAnswerer(model_of(folder, slots), PARAMS, method)
+    again = {one.id: one for one in regenerate(ITEMS[::-1], AnswerStore(tmp_path / "other", ABOUT), answerer)}
+    assert again == expected
+
+
+def test_an_interrupted_run_loses_nothing(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against answers made and not stored when a run stops, and against answering them again."""
+    monkeypatch.setattr(module, "PART", 2)
+    model, store = model_of(folder, 1), AnswerStore(tmp_path, ABOUT)
+    run = regenerate(ITEMS, store, EngineAnswerer(model, PARAMS))
+    first = [next(run) for _ in range(3)]
+    run.close()
+    assert list(read_answers(tmp_path)) == first
+    assert model.engine.is_idle, "what was under way is cancelled, and its slot free"
+    rest = list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), EngineAnswerer(model, PARAMS)))
+    assert {one.id for one in first + rest} == {item.id for item in ITEMS}
+    assert len(rest) == 1
+
+
+def test_a_failure_keeps_what_was_answered(tmp_path: Path) -> None:
+    """Guards against a crash half-way that takes up to a part of answers with it."""
+
+    class Failing:
+        def answer(self, items: list[WorkItem]) -> Iterator[Conversation]:
+            yield Conversation("one", ((1,),))
+            raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), Failing()))  # type: ignore[arg-type]
+    assert [one.id for one in read_answers(tmp_path)] == ["one"]
+
+
+def test_prompts_without_room_are_named(folder: str, tmp_path: Path) -> None:
+    """Guards against prompts that vanish, answers cut by the context, and turns lost with the one that did not fit."""
+    model = outpace.load(folder, "plain", dtype="float32", device="cpu", max_model_len=110)
+    answerer = EngineAnswerer(model, PARAMS)
+    items = [*ITEMS, WorkItem("grows", "d", ("Hi.", "word " * 15))]
+    made = {one.id: one for one in regenerate(items, AnswerStore(tmp_path, ABOUT), answerer)}
+    assert "exceed 110" in answerer.cut["long"]
+    assert "long" not in made
+    assert answerer.cut["grows"].startswith("turn 2")
+    assert len(made["grows"].answers) == 1
+
+
+def test_two_prompts_of_one_id_are_refused(folder: str, tmp_path: Path) -> None:
+    """Guards against an answer stored for two prompts."""
+    with pytest.raises(InvalidRequest, match="'one' occurs twice"):
+        list(regenerate([ITEMS[0], ITEMS[0]], AnswerStore(tmp_path, ABOUT), EngineAnswerer(model_of(folder), PARAMS)))
+
+
+def test_samples_are_what_the_target_saw(folder: str, tmp_path: Path) -> None:
+    """Guards against a mask off by one, turns joined wrongly, and samples of which only the prompt is left."""
+    model = model_of(folder)
+    made = list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), EngineAnswerer(model, PARAMS)))
+    answers = {one.id: one.answers for one in made}
+    for sample in training_samples(ITEMS, made, model.codec, 1000):
+        name, _, turn = sample.name.partition("/")
+        item = next(item for item in ITEMS if item.id == name)
+        texts = [model.codec.decode(ids) for ids in answers[name][: int(turn)]]
+        assert sample.ids[~sample.mask].tolist() == model.encode(item.prompt(int(turn), texts))
+        assert tuple(sample.ids[sample.mask].tolist()) == answers[name][int(turn)]
+    whole = {sample.name: len(sample.ids) for sample in training_samples(ITEMS, made, model.codec, 1000)}
+    assert len(whole) == 6
+    cut = {sample.name: len(sample.ids) for sample in training_samples(ITEMS, made, model.codec, 40)}
+    assert all(cut[name] == min(whole[name], 40) for name in cut)
+    assert "long/0" not in cut
+    with pytest.raises(InvalidRequest, match=r"no prompt '(talk|long|raw)'"):
+        list(training_samples(ITEMS[:1], made, model.codec, 1000))
