@@ -45,13 +45,17 @@ def read_workload(spec: str) -> list[WorkItem]:
     """
     name, _, limit = spec.rpartition(":") if spec.rpartition(":")[2].isdigit() else (spec, "", "")
     if name == BUILT_IN:
-        lines = (files("outpace") / "data" / "prompts.jsonl").read_text().splitlines()
+        text = (files("outpace") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
     else:
         path = Path(name).expanduser()
         if not path.is_file():
             raise InvalidRequest(f"workload {name!r}: no such file; give a JSON-lines file or '{BUILT_IN}'")
-        lines = path.read_text().splitlines()
-    items = [_read_line(name, number, line) for number, line in enumerate(lines, start=1) if line.strip()]
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"workload {name!r}: cannot be read as UTF-8 text: {error}") from error
+    # Not splitlines: JSON strings may hold separators, such as U+2028, that it takes for ends of lines.
+    items = [_read_line(name, number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not items:
         raise InvalidRequest(f"workload {name!r}: no prompts in it")
     return items[: int(limit)] if limit else items

@@ -64,3 +64,20 @@ def test_the_built_in_prompts_are_a_workload() -> None:
     assert len(items) >= 5
     assert any(item.raw for item in items)
     assert any(len(item.turns) > 1 for item in items)
+
+
+def test_a_line_ends_where_json_lines_end(tmp_path: Path) -> None:
+    """Guards against prompts cut at the separators that Python's splitlines knows and JSON allows in a string."""
+    said = "one\u2028two\x85three"
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(json.dumps({"turns": [said]}, ensure_ascii=False) + "\r\n\n")
+    (item,) = read_workload(str(file))
+    assert item.turns == ("one\u2028two\x85three",)
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    """Guards against a traceback for a compressed or binary file."""
+    file = tmp_path / "prompts.jsonl.gz"
+    file.write_bytes(b"\x1f\x8b\x08\xff\xfe")
+    with pytest.raises(InvalidRequest, match="UTF-8"):
+        read_workload(str(file))
