@@ -9,10 +9,9 @@ from torch import Tensor
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
 from outpace.drafters.continuity import Continuity, ContinuousDraft
-from outpace.drafters.depthwise import Depthwise, expand_depthwise, in_target_ids
-from outpace.drafters.frequency import both
+from outpace.drafters.depthwise import Depthwise, expand_depthwise
+from outpace.drafters.frequency import head_of
 from outpace.drafters.pairs import PairSource, PairState
-from outpace.models.head import SubsetHead
 from outpace.models.net_slots import Rows
 from outpace.nets.dart import DartNet
 
@@ -59,10 +58,7 @@ class DartSource(PairSource[DartState]):
         super().__init__(net, taps, max_length, max_slots, masks, depth=masks + 1)
         self.net, self._embed, self._noise, self._masks = net, embed, noise, masks
         self._continuity = continuity
-        self._subset: SubsetHead | None = None
-        if vocabulary is not None:
-            kept = both(self._target_ids, vocabulary)
-            self._subset = SubsetHead(net.lm_head.weight, *kept, net.config.vocab_size)
+        self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, net.config.vocab_size)
 
     def open(self) -> DartState:
         return DartState(self.slots.kv.open(), self._no_features())
@@ -89,9 +85,7 @@ class DartSource(PairSource[DartState]):
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:
         """[N, V] float32 logits in the target's ids; ids that the drafter does not have are -inf."""
-        if self._subset is not None:
-            return self._subset.scores(hidden)
-        return in_target_ids(self.net.logits(hidden), self._target_ids, self.net.config.vocab_size)
+        return self._head.scores(hidden)
 
     @torch.inference_mode()
     def _run(self, states: Sequence[DartState], ids: Sequence[Sequence[int]], masks: int) -> Tensor:

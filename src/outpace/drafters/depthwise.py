@@ -107,16 +107,3 @@ def expand_depthwise(
         log_probs = log_probs + torch.cat(masses)[:, None]
     rows = torch.tensor(row_of, device=tokens.device)
     return tokens[rows], log_probs[rows]
-
-
-def in_target_ids(logits: Tensor, ids: Tensor, vocab_size: int) -> Tensor:
-    """[..., V] float32 logits in the target's ids; ids that the drafter does not have are -inf.
-
-    Args:
-        logits: [..., Vd] in any dtype.
-        ids: [Vd] the target's id of each column.
-        vocab_size: V.
-    """
-    full = logits.new_full((*logits.shape[:-1], vocab_size), -torch.inf, dtype=torch.float32)
-    full[..., ids] = logits.float()
-    return full

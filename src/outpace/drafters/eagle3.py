@@ -8,8 +8,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import Stream
-from outpace.drafters.depthwise import in_target_ids
-from outpace.drafters.frequency import both
+from outpace.drafters.frequency import head_of
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.scratch import Scratch
 from outpace.models.head import LmHead, SubsetHead
@@ -64,12 +63,12 @@ class EagleSource(PairSource[EagleState]):
     ) -> None:
         super().__init__(net, taps, max_length, max_slots, SCRATCH_ROWS)
         self.net, self._table, self._noise, self._vocab_size = net, table, noise, vocab_size
-        self._head: LmHead | SubsetHead | None = None  # what scores instead of the net's own head
-        if net.lm_head is None:
+        self._head: LmHead | SubsetHead
+        if net.lm_head is not None:
+            self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, vocab_size)
+        else:
             assert head is not None, "a net without a head uses the target's"
             self._head = head if vocabulary is None else head.restricted(vocabulary)
-        elif vocabulary is not None:
-            self._head = SubsetHead(net.lm_head.weight, *both(self._target_ids, vocabulary), vocab_size)
 
     def open(self) -> EagleState:
         return EagleState(self.slots.kv.open(), self._no_features())
@@ -98,9 +97,7 @@ class EagleSource(PairSource[EagleState]):
     @torch.inference_mode()
     def _logits(self, hidden: Tensor) -> Tensor:
         """[F, V] float32 logits in the target's ids; ids that the drafter does not have are -inf."""
-        if self._head is not None:
-            return self._head.scores(hidden)
-        return in_target_ids(self.net.logits(hidden), self._target_ids, self._vocab_size)
+        return self._head.scores(hidden)
 
     @torch.inference_mode()
     def _write(self, states: Sequence[EagleState], ids: Sequence[Sequence[int]]) -> Tensor:

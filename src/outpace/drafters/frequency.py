@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.drafters.tables import TableKind, as_ids, load_table, save_table
+from outpace.models.head import SubsetHead
 
 KIND = TableKind("vocabulary", "a vocabulary", "rank-vocabulary", frozenset({"ids"}))
 
@@ -79,20 +80,21 @@ def load_vocabulary(file: str | Path, vocab_size: int) -> Tensor:
     return ids
 
 
-def both(own: Tensor, vocabulary: Tensor) -> tuple[Tensor, Tensor]:
-    """Where a drafter's vocabulary and a ranked one meet.
+def head_of(weight: Tensor, own: Tensor, vocabulary: Tensor | None, vocab_size: int) -> SubsetHead:
+    """A drafter's own head, in the target's ids.
 
     Args:
+        weight: [Vd, H].
         own: [Vd] the target's id of each draft id.
-        vocabulary: [K] the target's ids.
-
-    Returns:
-        Draft ids [M] whose target ids are in the vocabulary, and these target ids [M].
+        vocabulary: [K] the only target ids to draft; None for all that the drafter has.
+        vocab_size: of the target.
 
     Raises:
         ModelError: they have no id in common.
     """
+    if vocabulary is None:
+        return SubsetHead(weight, None, own, vocab_size)
     rows = torch.isin(own, vocabulary.to(own.device)).nonzero()[:, 0]
     if not len(rows):
         raise ModelError("vocabulary: it has no id in common with the drafter's own reduced vocabulary")
-    return rows, own[rows]
+    return SubsetHead(weight, rows, own[rows], vocab_size)

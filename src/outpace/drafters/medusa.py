@@ -8,8 +8,8 @@ from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
-from outpace.drafters.depthwise import Depthwise, expand_depthwise, in_target_ids
-from outpace.drafters.frequency import both
+from outpace.drafters.depthwise import Depthwise, expand_depthwise
+from outpace.drafters.frequency import head_of
 from outpace.models.head import LmHead, SubsetHead
 from outpace.nets.medusa import MedusaNet
 
@@ -49,14 +49,13 @@ class MedusaSource:
     ) -> None:
         self.net, self._noise = net, noise
         self.needs = Needs(taps=(layers,))
-        self._ids = net.target_ids(torch.arange(net.config.draft_vocab_size, device=head.weight.device))
-        # What scores instead of the net's own layers: one per head, or one for all.
-        self._scorers: list[LmHead | SubsetHead] = []
+        self._scorers: list[LmHead | SubsetHead]  # one per head, or one for all
         if net.config.head == "target":
             self._scorers = [head if vocabulary is None else head.restricted(vocabulary)]
-        elif vocabulary is not None:
-            kept = both(self._ids, vocabulary)
-            self._scorers = [SubsetHead(weight, *kept, net.config.vocab_size) for weight in net.vocabulary_layers()]
+        else:
+            ids = net.target_ids(torch.arange(net.config.draft_vocab_size, device=head.weight.device))
+            size = net.config.vocab_size
+            self._scorers = [head_of(weight, ids, vocabulary, size) for weight in net.vocabulary_layers()]
 
     def open(self) -> MedusaState:
         return MedusaState()
@@ -111,6 +110,4 @@ class MedusaSource:
         if len(self._scorers) == 1:
             scores = self._scorers[0].scores(hidden.flatten(0, 1))  # [R * D, V]
             return scores.view(*hidden.shape[:2], -1)
-        if self._scorers:
-            return torch.stack([one.scores(hidden[:, depth]) for depth, one in enumerate(self._scorers)], dim=1)
-        return in_target_ids(self.net.logits(hidden), self._ids, self.net.config.vocab_size)
+        return torch.stack([one.scores(hidden[:, depth]) for depth, one in enumerate(self._scorers)], dim=1)

@@ -70,13 +70,14 @@ class LmHead:
 
 
 class SubsetHead:
-    """Some rows of an LM head, for drafts: rare tokens cost as much as frequent ones (FR-Spec, arXiv 2502.14856).
+    """A head that does not have all of the target's ids, in the target's ids: a drafter's own, or some rows of one, as
+    rare tokens cost as much as frequent ones (FR-Spec, arXiv 2502.14856).
 
-    Holds copies of these rows alone, never of the whole weight.
+    Of some rows it holds copies, never of the whole weight.
 
     Args:
         weight: [Vd, H] of the whole head.
-        rows: [K] int64, which of its rows.
+        rows: [K] int64, which of its rows; None for all, in their order.
         ids: [K] int64, the target's id of each.
         vocab_size: V of the target.
         bias: [Vd] or None.
@@ -86,18 +87,19 @@ class SubsetHead:
     def __init__(
         self,
         weight: Tensor,
-        rows: Tensor,
+        rows: Tensor | None,
         ids: Tensor,
         vocab_size: int,
         bias: Tensor | None = None,
         softcap: float | None = None,
         pack: bool = True,
     ) -> None:
-        rows = rows.to(weight.device)
-        layer = nn.Linear(weight.shape[1], len(rows), bias=bias is not None, device="meta")
-        layer.weight = nn.Parameter(weight.detach()[rows], requires_grad=False)
+        if rows is not None:
+            weight, bias = weight[rows.to(weight.device)], None if bias is None else bias[rows.to(weight.device)]
+        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
         if bias is not None:
-            layer.bias = nn.Parameter(bias.detach()[rows], requires_grad=False)
+            layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
         self.ids, self.vocab_size = ids.to(weight.device), vocab_size
         self._head = LmHead(layer, softcap, pack)
 

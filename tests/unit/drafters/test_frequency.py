@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from outpace.core.errors import InvalidRequest, ModelError
-from outpace.drafters.frequency import KIND, both, count_tokens, load_vocabulary, rank_tokens, save_vocabulary
+from outpace.drafters.frequency import KIND, count_tokens, head_of, load_vocabulary, rank_tokens, save_vocabulary
 
 
 def test_counts_are_of_all_texts() -> None:
@@ -58,7 +58,11 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 
 def test_where_two_vocabularies_meet() -> None:
     """Guards against draft ids taken for target ids where a drafter has a reduced vocabulary of its own."""
-    rows, ids = both(torch.tensor([2, 4, 6, 8]), torch.tensor([0, 4, 5, 8]))
-    assert (rows.tolist(), ids.tolist()) == ([1, 3], [4, 8])
+    weight, hidden = torch.randn(4, 16), torch.randn(3, 16)
+    own, scores = torch.tensor([2, 4, 6, 8]), torch.full((3, 10), -torch.inf)
+    every = head_of(weight, own, None, 10).scores(hidden)
+    torch.testing.assert_close(every, scores.index_copy(1, own, hidden @ weight.T))
+    found = head_of(weight, own, torch.tensor([0, 4, 5, 8]), 10).scores(hidden)
+    torch.testing.assert_close(found, scores.index_copy(1, own[[1, 3]], hidden @ weight[[1, 3]].T))
     with pytest.raises(ModelError, match="no id in common"):
-        both(torch.tensor([2, 4]), torch.tensor([1, 3]))
+        head_of(weight, own, torch.tensor([1, 3]), 10)
