@@ -56,8 +56,8 @@ def keyed_scores(
         by_params.setdefault(stream.params, []).append(row)
     for params, members in by_params.items():
         rows, histories = logits[members], None
-        ids = torch.arange(logits.shape[-1], device=logits.device) if pool is None else pool.ids[members]
         if params.has_processors and pool is not None:  # such options name ids wherever they are in the vocabulary
+            ids = pool.ids[members]
             full = rows.new_full((len(rows), pool.vocab_size), -torch.inf).scatter_(1, ids, rows)
             own = [streams[row] for row in members], [depths[row] for row in members]
             along = None if paths is None else [paths[row] for row in members]
@@ -72,5 +72,6 @@ def keyed_scores(
             noise_key(streams[row].seed, streams[row].sample_index, streams[row].first_position + depths[row])
             for row in members
         ]
+        ids = torch.arange(logits.shape[-1], device=logits.device) if pool is None else pool.ids[members]
         scores[members] = torch.log_softmax(warp(rows, params, histories, is_draft=True) + gumbel(keys, ids), dim=-1)
     return scores
