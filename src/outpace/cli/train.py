@@ -1,5 +1,6 @@
 """`outpace train`: from prompts to a drafter, step by step."""
 
+import hashlib
 import json
 from time import perf_counter
 from typing import Annotated, Any
@@ -60,7 +61,7 @@ def regenerate(
     quieten_transformers()
     from outpace.models.load import load_vocabulary_facts
     from outpace.train.answers import AnswerStore
-    from outpace.train.regenerate import EngineAnswerer, regenerate
+    from outpace.train.regenerate import Answerer, EngineAnswerer, regenerate
 
     codec, vocab_size, eos = load_vocabulary_facts(target)
     if not codec.tokenizer.chat_template and not all(item.raw for item in items):
@@ -69,7 +70,7 @@ def regenerate(
     sampling |= {"min_p": min_p, "seed": seed}
     about = {"target": target, "vocab_size": vocab_size, "sampling": sampling, "endpoint": endpoint, "dtype": dtype}
     store = AnswerStore(out, about | {"chat_template": fingerprint(codec.tokenizer.chat_template)})
-    answerer: Any
+    answerer: Answerer
     if endpoint is None:
         model = load_model(target, method, drafter, None, dtype, device, max_model_len, batch_size)
         answerer = EngineAnswerer(model, params, method)
@@ -84,21 +85,12 @@ def regenerate(
             tokens += sum(map(len, conversation.answers))
             advance()
     seconds = perf_counter() - started
-    for name, reason in getattr(answerer, "cut", {}).items():
-        notes.print(f"cut {name}: {reason}", highlight=False)
-    record = {
-        "out": out,
-        "answered": made,
-        "before": before,
-        "cut": len(getattr(answerer, "cut", {})),
-        "tokens": tokens,
-    }
-    record |= {"seconds": seconds, "tokens_per_second": tokens / seconds}
-    print(json.dumps(record | ({"encoded": answerer.encoded} if endpoint else {})))
+    for name, reason in answerer.cut.items():
+        notes.print(f"cut {name}: {reason}", highlight=False, markup=False)
+    record = {"out": out, "answered": made, "before": before, "cut": len(answerer.cut), "encoded": answerer.encoded}
+    print(json.dumps(record | {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}))
 
 
 def fingerprint(template: Any) -> str | None:
     """A short name of a chat template, on which answers depend."""
-    import hashlib
-
     return hashlib.sha256(json.dumps(template).encode()).hexdigest()[:16] if template else None

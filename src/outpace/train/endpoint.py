@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from outpace.bench.workload import WorkItem
-from outpace.core.errors import ModelError
+from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.params import SamplingParams
 from outpace.models.text import TextCodec
 from outpace.train.answers import Conversation
@@ -17,6 +17,7 @@ from outpace.train.regenerate import seed_of
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.5  # doubled after every failure
 TIMEOUT_S = 600.0  # of one answer
+REFUSALS = (400, 413, 422)  # of a request, such as a prompt that is too long
 
 
 class EndpointAnswerer:
@@ -34,6 +35,7 @@ class EndpointAnswerer:
         concurrency: conversations at a time.
 
     Attributes:
+        cut: prompts of which the server refused a turn, with what it said; earlier turns are kept.
         encoded: how many answers came as text.
     """
 
@@ -48,14 +50,22 @@ class EndpointAnswerer:
     ) -> None:
         self._url, self._model, self._codec, self._eos = url.rstrip("/"), model, codec, tuple(eos_token_ids)
         self._params, self._concurrency = params, concurrency
+        self.cut: dict[str, str] = {}
         self.encoded = 0
 
     def answer(self, items: Sequence[WorkItem]) -> Iterator[Conversation]:
+        answered = 0
         with httpx.Client(timeout=TIMEOUT_S) as client, ThreadPoolExecutor(self._concurrency) as pool:
             asked = [pool.submit(self._converse, client, item) for item in items]
             try:
                 for future in as_completed(asked):
-                    yield future.result()
+                    conversation = future.result()
+                    if conversation.answers:
+                        answered += 1
+                        yield conversation
+                    elif not answered and len(self.cut) >= min(self._concurrency, len(items)):
+                        reason = next(iter(self.cut.values()))
+                        raise ModelError(f"endpoint={self._url!r}: refuses every prompt: {reason}")
             finally:
                 pool.shutdown(wait=False, cancel_futures=True)
 
@@ -63,7 +73,11 @@ class EndpointAnswerer:
         answers: list[tuple[int, ...]] = []
         texts: list[str] = []
         for turn in range(len(item.turns)):
-            choice = self._post(client, item, turn, texts)
+            try:
+                choice = self._post(client, item, turn, texts)
+            except InvalidRequest as refusal:
+                self.cut[item.id] = f"turn {turn + 1}: {refusal}"
+                break
             text = choice["text"] if item.raw else choice["message"]["content"]
             ids = choice.get("token_ids")
             if ids is None:
@@ -79,7 +93,8 @@ class EndpointAnswerer:
         """The choice that answers a turn.
 
         Raises:
-            ModelError: the server cannot be reached, refuses the request or answers something else.
+            InvalidRequest: the server refuses this request.
+            ModelError: it cannot be reached, or answers something else.
         """
         path = "completions" if item.raw else "chat/completions"
         url, prompt = f"{self._url}/{path}", item.prompt(turn, texts)
@@ -99,6 +114,8 @@ class EndpointAnswerer:
                     "same command again when the server is back"
                 )
             sleep(FIRST_PAUSE_S * 2**attempt)
+        if response.status_code in REFUSALS:
+            raise InvalidRequest(f"HTTP {response.status_code}: {response.text[:300]}")
         if response.status_code != 200:
             raise ModelError(
                 f"endpoint={self._url!r}: HTTP {response.status_code} for {item.id!r}: {response.text[:300]}"

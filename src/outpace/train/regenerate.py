@@ -22,7 +22,15 @@ PART = 256
 
 
 class Answerer(Protocol):
-    """Whatever answers prompts, in any order."""
+    """Whatever answers prompts, in any order.
+
+    Attributes:
+        cut: prompts of which a turn was not answered, with the reason; earlier turns are kept.
+        encoded: how many answers are text encoded again, and not the ids that the target chose.
+    """
+
+    cut: dict[str, str]
+    encoded: int
 
     def answer(self, items: Sequence[WorkItem]) -> Iterator[Conversation]: ...
 
@@ -83,11 +91,13 @@ class EngineAnswerer:
 
     Attributes:
         cut: prompts of which a turn leaves no room for an answer, with the reason; earlier turns are kept.
+        encoded: none: the engine's answers are ids.
     """
 
     def __init__(self, model: Model, params: SamplingParams, method: str = "plain") -> None:
         self._model, self._params, self._method = model, params, method
         self.cut: dict[str, str] = {}
+        self.encoded = 0
 
     def answer(self, items: Sequence[WorkItem]) -> Iterator[Conversation]:
         # The longest first: the last batches are then of short ones, which end together.

@@ -157,6 +157,7 @@ def test_a_moment_of_trouble_is_waited_out(model: outpace.Model, tmp_path: Path)
     ("reply", "said"),
     [
         ((404, {"error": "no such model"}), r"HTTP 404 for 'one': .*no such model"),
+        ((400, {"error": "no option min_p"}), r"refuses every prompt: turn 1: HTTP 400.*min_p"),
         ((200, b"<html>welcome</html>"), "no OpenAI-compatible answer.*welcome"),
         ((200, {"choices": []}), "no OpenAI-compatible answer"),
         ((200, {"choices": [{"message": {"content": None}}]}), "no OpenAI-compatible answer"),
@@ -175,3 +176,21 @@ def test_nobody_there_is_an_error(model: outpace.Model, tmp_path: Path) -> None:
         pass
     with pytest.raises(ModelError, match=r"endpoint='http://127.*same command again"):
         list(regenerate(ITEMS[:1], AnswerStore(tmp_path, ABOUT), answerer_of(url, model)))
+
+
+def test_one_refused_prompt_does_not_end_the_run(model: outpace.Model, tmp_path: Path) -> None:
+    """Guards against a prompt too long for the server that ends every run, also the one that resumes."""
+    answer = honest(model, with_ids=True)
+
+    def strict(path: str, body: dict[str, Any]) -> Reply:
+        said = body["messages" if path.endswith("chat/completions") else "prompt"]
+        is_late = isinstance(said, list) and len(said) > 1
+        return (400, {"error": "too long"}) if said == "def f(" or is_late else answer(path, body)
+
+    with serving(strict) as url:
+        answerer = answerer_of(url, model)
+        made = {one.id: one.answers for one in regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), answerer)}
+    assert made.keys() == {"one", "talk"}
+    assert len(made["talk"]) == 1
+    assert answerer.cut.keys() == {"talk", "raw"}
+    assert answerer.cut["talk"].startswith("turn 2: HTTP 400")
