@@ -138,7 +138,7 @@ class DominoOptions(TrainedOptions):
 
     Attributes:
         every_position: with shifted labels draft B tokens per block, as the authors do, instead of B - 1.
-        pool: ids per block that get a correction; 0 for the whole vocabulary, None for 2048 on a CPU and all elsewhere.
+        pool: ids per block that drafts come from; 0 for the whole vocabulary, None for 2048 on a CPU and all elsewhere.
     """
 
     every_position: bool = False
