@@ -7,13 +7,13 @@ and the target's LM head reads its outputs.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from outpace.core.errors import ModelError
-from outpace.nets.layers import Attend, GatedMLP, Layers, Projections, RMSNorm, Rotary, Size, fill_with_nan
+from outpace.nets.layers import Attend, GatedMLP, LayerConfig, Layers, Projections, RMSNorm, Rotary, fill_with_nan
 
 LayerType = Literal["full_attention", "sliding_attention"]
 
@@ -33,16 +33,13 @@ class DraftStep:
     seen: int
 
 
-class DFlashConfig(BaseModel):
+class DFlashConfig(LayerConfig):
     """Sizes and conventions of a DFlash drafter.
 
     Attributes:
-        hidden_size, intermediate_size, heads, kv_heads, head_dim, layers: of the drafter's own decoder layers.
+        layers: of the drafter itself.
         rms_eps: epsilon of all norms.
-        rope_theta, rope_scaling, max_positions: rotary positions, as in a Hugging Face config.
-        vocab_size: of the target, whose embedding and LM head the drafter works with.
-        target_hidden_size: width of the target's hidden states. Its embedding feeds the block and its LM head reads
-            it, so that it must be `hidden_size`.
+        target_hidden_size: must be `hidden_size`: the target's embedding feeds the block, and its LM head reads it.
         target_layers: decoder layers of the target; None where a checkpoint does not say.
         block_size: B, the anchor included.
         mask_token_id: of the token that stands for positions to be drafted.
@@ -56,20 +53,8 @@ class DFlashConfig(BaseModel):
         ValidationError: a value out of range, or two fields that contradict each other, both named.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    hidden_size: Size
-    intermediate_size: Size
-    heads: Size
-    kv_heads: Size
-    head_dim: Size
     layers: Layers
     rms_eps: float = Field(default=1e-6, gt=0)
-    rope_theta: float = Field(gt=0)
-    rope_scaling: dict[str, Any] | None = None
-    max_positions: Size
-    vocab_size: Size
-    target_hidden_size: Size
     target_layers: int | None = Field(default=None, ge=1)
     block_size: int = Field(ge=2, le=1024)
     mask_token_id: int = Field(ge=0)

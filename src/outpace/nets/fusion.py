@@ -4,14 +4,12 @@ The layer's queries, keys and values are made of two rows side by side, the embe
 target, each normed by itself (EAGLE-3, arXiv 2503.01840, section 3.1).
 """
 
-from typing import Any
-
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from outpace.core.errors import ModelError
-from outpace.nets.layers import Attend, GatedMLP, Projections, RMSNorm, Rotary, Size
+from outpace.nets.layers import Attend, GatedMLP, LayerConfig, Projections, RMSNorm, Rotary, Size
 
 
 def usual_taps(target_layers: int) -> tuple[int, int, int]:
@@ -19,17 +17,13 @@ def usual_taps(target_layers: int) -> tuple[int, int, int]:
     return 2, target_layers // 2, target_layers - 3
 
 
-class FusionConfig(BaseModel):
+class FusionConfig(LayerConfig):
     """Sizes of a one-layer drafter on target features.
 
     Attributes:
-        hidden_size, intermediate_size, heads, kv_heads, head_dim: sizes of the layer.
         layers: 1; published drafters of this kind have one.
         rms_eps: of all norms.
-        rope_theta, rope_scaling, max_positions: rotary positions, as in a transformers config.
-        vocab_size: of the target.
         draft_vocab_size: of the drafter's head; `vocab_size` or less.
-        target_hidden_size: width of a feature.
         taps: indices into transformers' `hidden_states`, in the order in which features are joined; None for the usual
             three, which depend on the target (`taps_of`).
         bias: whether q, k, v and o have biases.
@@ -38,21 +32,9 @@ class FusionConfig(BaseModel):
         own_head: whether the file brings a head; otherwise it is the target's.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-    hidden_size: Size
-    intermediate_size: Size
-    heads: Size
-    kv_heads: Size
-    head_dim: Size
     layers: int = 1
     rms_eps: float = Field(gt=0)
-    rope_theta: float = Field(gt=0)
-    rope_scaling: dict[str, Any] | None = None
-    max_positions: Size
-    vocab_size: Size
     draft_vocab_size: Size
-    target_hidden_size: Size
     taps: tuple[int, ...] | None = None
     bias: bool = False
     qk_norm: bool = False

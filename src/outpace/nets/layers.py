@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -28,6 +28,30 @@ Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 
 M = TypeVar("M", bound=nn.Module)
+
+
+class LayerConfig(BaseModel):
+    """What all drafters made of decoder layers have in common.
+
+    Attributes:
+        hidden_size, intermediate_size, heads, kv_heads, head_dim: sizes of a layer.
+        rope_theta, rope_scaling, max_positions: rotary positions, as in a transformers config.
+        vocab_size: of the target.
+        target_hidden_size: width of the target's hidden states.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    hidden_size: Size
+    intermediate_size: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    rope_theta: float = Field(gt=0)
+    rope_scaling: dict[str, Any] | None = None
+    max_positions: Size
+    vocab_size: Size
+    target_hidden_size: Size
 
 
 def fill_with_nan(module: M) -> M:
