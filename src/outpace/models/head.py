@@ -56,6 +56,11 @@ class LmHead:
         outputs = self(hidden)
         return outputs.logits.float().scatter_(1, outputs.top_ids, outputs.top_logits)
 
+    def differentiable(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] in the compute dtype, through which gradients reach hidden states [..., H]."""
+        weight, bias = self._weight, self._bias
+        return self._capped(nn.functional.linear(hidden.to(weight.dtype), weight, bias))
+
     def restricted(self, ids: Tensor) -> "SubsetHead":
         """A head that scores only `ids` [K]."""
         packs = isinstance(self._layer, PackedLinear)

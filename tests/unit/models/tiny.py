@@ -141,9 +141,10 @@ def tiny_target(
     max_length: int = 256,
     max_slots: int = 4,
     eos_token_ids: tuple[int, ...] = (),
+    pack: bool = True,
 ) -> TransformersTarget:
     """Our target over the weights of `stock_model`."""
-    return TransformersTarget(stock_model(config, ATTENTION_NAME, dtype), max_length, max_slots, eos_token_ids)
+    return TransformersTarget(stock_model(config, ATTENTION_NAME, dtype), max_length, max_slots, eos_token_ids, pack)
 
 
 def random_ids(count: int, seed: int, vocab: int = VOCAB) -> list[int]:

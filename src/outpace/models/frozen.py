@@ -1,0 +1,78 @@
+"""A target as drafters are trained on it: its embedding and head as they are, and hidden states of whole sequences."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from outpace.core.tree import Topology
+from outpace.models.packed import PackedModel, Part
+
+
+class FrozenTarget:
+    """A target whose weights stay what they are, while gradients may flow through its head.
+
+    Args:
+        model: loaded as for drafting; its slots are used for the length of a call.
+    """
+
+    def __init__(self, model: PackedModel) -> None:
+        self._model = model
+        self.config, self.device, self.dtype = model.config, model.device, model.dtype
+        self.vocab_size: int = model.vocab_size
+        self.hidden_size: int = model.config.hidden_size
+        self.layers: int = model.config.num_hidden_layers
+
+    @property
+    def embedding(self) -> Tensor:
+        """[V, H] of the input embedding."""
+        return self._model.embedding.weight.detach()
+
+    @property
+    def head(self) -> Tensor:
+        """[V, H] of the LM head."""
+        return self._model.head.weight
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Embeddings [..., H] of ids [...], as the target's first layer receives them."""
+        with torch.no_grad():
+            embedded: Tensor = self._model.embedding(ids)
+        return embedded
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., H] that the head reads; gradients reach the hidden states."""
+        return self._model.head.differentiable(hidden)
+
+    def features(self, ids: Tensor, lengths: Sequence[int], taps: Sequence[int]) -> Tensor:
+        """Hidden states of whole sequences, side by side in the order of the taps.
+
+        Args:
+            ids: [N, T], padded at the end.
+            lengths: N true lengths; what stands behind them is never run.
+            taps: indices into `hidden_states`; the number of layers stands for what the head reads.
+
+        Returns:
+            [N, T, taps * H] in the target's dtype; zeros at padding.
+        """
+        rows: Tensor = self.embedding.new_zeros(*ids.shape, len(taps) * self.hidden_size)
+        if not taps:
+            return rows
+        size = self._model.max_slots
+        for start in range(0, len(ids), size):
+            group = range(start, min(start + size, len(ids)))
+            slots = [self._model.open_slot() for _ in group]
+            try:
+                parts = [_whole(slot, ids[at, : lengths[at]].cpu()) for slot, at in zip(slots, group, strict=True)]
+                tapped = self._model.run_tapped(parts, taps)[1]
+            finally:
+                for slot in slots:
+                    self._model.close_slot(slot)
+            side_by_side = torch.cat([tapped[tap] for tap in taps], dim=-1)  # [sum of lengths, taps * H]
+            for at, own in zip(group, side_by_side.split([lengths[at] for at in group]), strict=True):
+                rows[at, : lengths[at]] = own
+        return rows
+
+
+def _whole(slot: int, ids: Tensor) -> Part:
+    shape = Topology.chain(len(ids))
+    return Part(slot, ids, shape.depth_tensor, shape.ancestor_mask, is_prompt=True)

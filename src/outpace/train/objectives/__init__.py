@@ -1,0 +1,1 @@
+"""What drafters are trained for, one file per kind."""

@@ -1,0 +1,54 @@
+"""What the trainer asks of an objective."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from outpace.models.frozen import FrozenTarget
+from outpace.train.anchors import Anchors
+from outpace.train.batch import Batch
+
+
+class Objective(nn.Module, ABC):
+    """A drafter in training: its net, and the target it is trained for, which is no part of the module.
+
+    Args:
+        net: what is trained; its parameters ask for gradients.
+        target: stays as it is.
+        taps: the target's hidden states that `batch.features` holds, side by side.
+        depth: tokens that a chain drafts per round at most.
+    """
+
+    def __init__(self, net: nn.Module, target: FrozenTarget, taps: tuple[int, ...], depth: int) -> None:
+        super().__init__()
+        self.net, self.taps, self.depth = net, taps, depth
+        object.__setattr__(self, "target", target)  # not a submodule: neither saved nor wrapped nor moved
+
+    target: FrozenTarget
+
+    @abstractmethod
+    def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
+        """Losses of a batch.
+
+        All parameters take part in every call, if with a factor of zero, as processes that share the work must agree.
+
+        Args:
+            batch: sequences.
+            progress: how much of the training is done, from 0 to 1.
+
+        Returns:
+            "loss": the sum over everything supervised, differentiable; "weight": what to divide it by, which depends on
+            the batch alone. Others are parts of the loss to be shown, sums too. All float32 scalars.
+        """
+
+    @abstractmethod
+    def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
+        """Whether a greedy chain of drafts would be right, depth by depth, given that it was right before.
+
+        A chain's drafts count only as far as they are right, so feeding it the true tokens finds the same run of right
+        drafts as feeding it its own (Domino, section 4.2).
+
+        Returns:
+            [A, depth] bool: drafted token at depth k + 1 behind each anchor equals the true one; false beyond the end.
+        """
