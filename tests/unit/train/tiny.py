@@ -10,10 +10,12 @@ from outpace.core.protocols import Proposer
 from outpace.drafters.catalog import build_proposer, parse_method
 from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
+from outpace.models.draft import DraftModel
 from outpace.models.frozen import FrozenTarget
 from outpace.models.target import TransformersTarget
 from outpace.train.batch import Batch, collate, sample_seed
 from outpace.train.objectives.base import Objective
+from outpace.train.objectives.facts import Facts
 from outpace.train.samples import TrainingSample
 from tests.unit.models.tiny import random_ids, tiny_config, tiny_target
 
@@ -72,8 +74,15 @@ def samples(count: int = 48, seed: int = 0) -> tuple[TrainingSample, ...]:
     )
 
 
-def _no_draft_model() -> object:
+def _no_draft_model() -> DraftModel:
     raise AssertionError("plain decoding asks for no draft model")
+
+
+def facts() -> Facts:
+    """Of the samples to train on."""
+    ids, own = (torch.cat([getattr(sample, name) for sample in samples()[HELD_OUT:]]) for name in ("ids", "mask"))
+    counts = torch.bincount(ids[own], minlength=VOCAB)
+    return Facts(counts, torch.bincount(ids, minlength=VOCAB) == 0, ())
 
 
 def batches(taps: tuple[int, ...], size: int, epoch: int = 0, held_out: bool = False) -> Iterator[Batch]:
