@@ -1,9 +1,8 @@
 """`outpace train`: from prompts to a drafter, step by step."""
 
-import hashlib
 import json
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -61,15 +60,11 @@ def regenerate(
     quieten_transformers()
     from outpace.models.load import load_vocabulary_facts
     from outpace.train.answers import AnswerStore
-    from outpace.train.regenerate import Answerer, EngineAnswerer, regenerate
+    from outpace.train.regenerate import Answerer, EngineAnswerer, about_answers, check_templates, regenerate
 
     codec, vocab_size, eos = load_vocabulary_facts(target)
-    if not codec.tokenizer.chat_template and not all(item.raw for item in items):
-        raise InvalidRequest(f'target={target!r} has no chat template; give prompts with "raw": true')
-    sampling = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    sampling |= {"min_p": min_p, "seed": seed}
-    about = {"target": target, "vocab_size": vocab_size, "sampling": sampling, "endpoint": endpoint, "dtype": dtype}
-    store = AnswerStore(out, about | {"chat_template": fingerprint(codec.tokenizer.chat_template)})
+    check_templates(items, codec, target)
+    store = AnswerStore(out, about_answers(target, codec, vocab_size, params, endpoint, dtype))
     answerer: Answerer
     if endpoint is None:
         model = load_model(target, method, drafter, None, dtype, device, max_model_len, batch_size)
@@ -89,8 +84,3 @@ def regenerate(
         notes.print(f"cut {name}: {reason}", highlight=False, markup=False)
     record = {"out": out, "answered": made, "before": before, "cut": len(answerer.cut), "encoded": answerer.encoded}
     print(json.dumps(record | {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}))
-
-
-def fingerprint(template: Any) -> str | None:
-    """A short name of a chat template, on which answers depend."""
-    return hashlib.sha256(json.dumps(template).encode()).hexdigest()[:16] if template else None

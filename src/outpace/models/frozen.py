@@ -22,6 +22,7 @@ class FrozenTarget:
         self.vocab_size: int = model.vocab_size
         self.hidden_size: int = model.config.hidden_size
         self.layers: int = model.config.num_hidden_layers
+        self.max_length = model.max_length
 
     @property
     def embedding(self) -> Tensor:

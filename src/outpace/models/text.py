@@ -1,5 +1,7 @@
 """Text in and out of ids: chat templates, encoding, decoding token by token."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +26,11 @@ class TextCodec:
             raise ModelError(f"{name}: needs a fast tokenizer (tokenizer.json), found {type(tokenizer).__name__}")
         self.tokenizer = tokenizer
         self._name = name
+
+    def template_fingerprint(self) -> str | None:
+        """A short name of the chat template, on which answers depend; None without one."""
+        template = self.tokenizer.chat_template
+        return hashlib.sha256(json.dumps(template).encode()).hexdigest()[:16] if template else None
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, with the special tokens the tokenizer adds by itself."""

@@ -52,7 +52,7 @@ class AnswerStore:
             raise InvalidRequest(f"out={str(folder)!r}: is no folder of answers; choose a new one")
         else:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write_whole(self.folder / ABOUT, json.dumps({"format": FORMAT, **self.about}, indent=1).encode())
+            write_whole(self.folder / ABOUT, json.dumps({"format": FORMAT, **self.about}, indent=1).encode())
         self.done = {conversation.id for conversation in read_answers(self.folder)}
         self._parts = len(_parts(self.folder))
 
@@ -137,7 +137,8 @@ def _parts(folder: Path) -> list[Path]:
     return sorted(folder.glob("part-*.safetensors"))
 
 
-def _write_whole(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is there whole, or as it was."""
     scratch = path.with_suffix(".tmp")
     scratch.write_bytes(content)
     os.replace(scratch, path)

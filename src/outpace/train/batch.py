@@ -33,6 +33,9 @@ class Batch:
         ids, mask, features = (tensor.to(device) for tensor in (self.ids, self.mask, self.features))
         return replace(self, ids=ids, mask=mask, features=features)
 
+    def with_features(self, features: Tensor) -> "Batch":
+        return replace(self, features=features)
+
     @property
     def first(self) -> Tensor:
         """[N] position of each sequence's first token that is the target's own."""

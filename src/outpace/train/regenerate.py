@@ -8,13 +8,14 @@ import hashlib
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from outpace.api import Model
 from outpace.bench.workload import WorkItem
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.engine.session import Session
+from outpace.models.text import TextCodec
 from outpace.train.answers import AnswerStore, Conversation
 
 PART = 256
@@ -33,6 +34,26 @@ class Answerer(Protocol):
     encoded: int
 
     def answer(self, items: Sequence[WorkItem]) -> Iterator[Conversation]: ...
+
+
+def about_answers(
+    target: str, codec: TextCodec, vocab_size: int, params: SamplingParams, endpoint: str | None, dtype: str
+) -> dict[str, Any]:
+    """What answers depend on besides the prompts, as `AnswerStore` keeps it."""
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+    sampling = {name: getattr(params, name) for name in names}
+    about = {"target": target, "vocab_size": vocab_size, "sampling": sampling, "endpoint": endpoint, "dtype": dtype}
+    return about | {"chat_template": codec.template_fingerprint()}
+
+
+def check_templates(items: Iterable[WorkItem], codec: TextCodec, target: str) -> None:
+    """Refuse chats for a target that has no template to put them in.
+
+    Raises:
+        InvalidRequest: naming the remedy.
+    """
+    if not codec.tokenizer.chat_template and not all(item.raw for item in items):
+        raise InvalidRequest(f'target={target!r} has no chat template; give prompts with "raw": true')
 
 
 def seed_of(seed: int, prompt_id: str, turn: int) -> int:

@@ -2,10 +2,15 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 
 from torch import Tensor, nn
 
 from outpace.models.frozen import FrozenTarget
+from outpace.models.text import TextCodec
+from outpace.nets.convert import DTYPES, KINDS
+from outpace.nets.layouts.weights import filled
 from outpace.train.anchors import Anchors
 from outpace.train.batch import Batch
 
@@ -52,3 +57,22 @@ class Objective(nn.Module, ABC):
         Returns:
             [A, depth] bool: drafted token at depth k + 1 behind each anchor equals the true one; false beyond the end.
         """
+
+    def write(self, tensors: Mapping[str, Tensor], folder: Path, codec: TextCodec, dtype: str) -> None:
+        """Write the drafter in its kind's public layout.
+
+        Args:
+            tensors: weights and buffers by their names in `net`.
+            folder: an empty one.
+            codec: the target's tokenizer, which language models are stored with.
+            dtype: name of the files' dtype.
+
+        Raises:
+            ModelError: a weight is no number.
+        """
+        del codec
+        wanted = DTYPES[dtype]
+        cast = {name: one.to(wanted) if one.is_floating_point() else one for name, one in tensors.items()}
+        kind, build = type(self.net), partial(type(self.net), self.net.config)
+        net = filled(build, cast, str(folder))
+        KINDS[kind].write(net, folder, KINDS[kind].layouts[0], None)

@@ -1,0 +1,95 @@
+"""`outpace train METHOD`: a drafter for a target, one command per kind."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from outpace.cli.options import Device, Dtype, notes, progress_bar, quieten_transformers
+
+KINDS = {
+    "dflash": "DFlash: a block of masks filled in one pass, from the target's hidden states.",
+    "domino": "Domino: DFlash with a causal correction, under the base-anchored curriculum.",
+    "eagle3": "EAGLE-3: one layer that extends the target's features, with training-time test.",
+    "dart": "DART: one layer and mask rows, all depths in one pass.",
+    "medusa": "Medusa: heads that guess several tokens ahead from one hidden state.",
+    "draft-lm": "A small language model distilled from the target, for linear, fixed and dynatree.",
+}
+
+
+def train_command(method: str) -> Callable[..., None]:
+    """The command that trains a kind of drafter."""
+
+    def run(
+        target: Annotated[str, typer.Option(help="Folder, GGUF file, pulled name or hub id.")],
+        prompts: Annotated[list[str], typer.Option(help="JSON-lines FILE or FILE:LIMIT; 'builtin'.")],
+        out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run goes on there.")],
+        settings: Annotated[
+            list[str] | None, typer.Argument(metavar="SECTION.FIELD=VALUE", help="Over the recipe and --config.")
+        ] = None,
+        config: Annotated[str | None, typer.Option(help="YAML file of settings.")] = None,
+        answers: Annotated[str | None, typer.Option(help="Folder of regenerated answers; else they are made.")] = None,
+        features: Annotated[str | None, typer.Option(help="Folder of captured features; else they are made.")] = None,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and do nothing.")] = False,
+        dtype: Dtype = "auto",
+        device: Device = "auto",
+    ) -> None:
+        quieten_transformers()
+        from outpace.train.methods import settings_of
+        from outpace.train.run import Run
+
+        chosen = settings_of(method, config, settings or ())
+        job = Run(method, target, tuple(prompts), answers, features, out, device, dtype, chosen)
+        if dry_run:
+            from outpace.train.plan import plan
+
+            print(json.dumps(plan(job), indent=1))
+            return
+        print(json.dumps(_train(job)))
+
+    run.__doc__ = KINDS[method]
+    return run
+
+
+def _train(job: Any) -> dict[str, Any]:
+    from outpace.bench.workload import read_workloads
+    from outpace.train.run import train
+
+    total = len({item.id for item in read_workloads(list(job.prompts))})
+    with progress_bar("answers", total) as answered:
+        steps = _Steps()
+        try:
+            done: dict[str, Any] = train(job, steps.show, lambda conversation: answered())
+        finally:
+            steps.close()
+    return done
+
+
+class _Steps:
+    """A bar of optimizer steps, from the first one on, and a line for each measurement."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._advance: Callable[[], None] = lambda: None
+
+    def show(self, shown: Mapping[str, Any]) -> None:
+        if "held_out" in shown:
+            measured = shown["held_out"]
+            positions = " ".join(f"{rate:.2f}" for rate in measured["by_position"])
+            notes.print(
+                f"step {shown['step']}/{shown['steps']}: {measured['tokens_per_step']:.3f} tokens per step on held-out "
+                f"answers (best {measured['best']:.3f}); accepted by position: {positions}",
+                highlight=False,
+                soft_wrap=True,
+            )
+            return
+        if self._bar is None:
+            self._bar = progress_bar("steps", int(shown["steps"]) - int(shown["step"]) + 1)
+            self._advance = self._bar.__enter__()
+        self._advance()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.__exit__(None, None, None)

@@ -1,0 +1,205 @@
+"""The sequences of a training run: kept compactly, split once and for all, and dealt out by step number alone."""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from outpace.core.errors import InvalidRequest
+from outpace.train.batch import Batch, collate, sample_seed
+from outpace.train.objectives.facts import Facts
+from outpace.train.samples import TrainingSample
+
+
+class SampleSet(Dataset[TrainingSample]):
+    """Sequences in one stretch of int32 ids, which processes that load data share.
+
+    Args:
+        samples: taken one by one.
+    """
+
+    def __init__(self, samples: Iterable[TrainingSample]) -> None:
+        self.names: list[str] = []
+        starts, prompts, pieces = [0], [], []
+        for sample in samples:
+            self.names.append(sample.name)
+            pieces.append(sample.ids.numpy().astype(np.int32))
+            prompts.append(int((~sample.mask).sum()))
+            starts.append(starts[-1] + len(sample.ids))
+        self._ids = np.concatenate([np.empty(0, dtype=np.int32), *pieces])
+        self._starts, self._prompts = np.array(starts), np.array(prompts, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> TrainingSample:
+        ids = torch.from_numpy(self._ids[self._starts[index] : self._starts[index + 1]].astype(np.int64))
+        return TrainingSample(self.names[index], ids, torch.arange(len(ids)) >= int(self._prompts[index]))
+
+    @property
+    def lengths(self) -> Tensor:
+        """[S] tokens of each sequence."""
+        return torch.from_numpy(np.diff(self._starts))
+
+    @property
+    def supervised(self) -> int:
+        """Tokens that are the target's own."""
+        return len(self._ids) - int(self._prompts.sum())
+
+    def without(self, left_out: Sequence[int]) -> list[int]:
+        """Indices of all others."""
+        out = set(left_out)
+        return [index for index in range(len(self)) if index not in out]
+
+    def held_out(self, count: int) -> tuple[int, ...]:
+        """Indices of sequences to measure on and never to train on: whichever names hash lowest.
+
+        All turns of a conversation are held out together, as one shows the text of the other.
+
+        Raises:
+            InvalidRequest: nothing would be left to train on.
+        """
+        prompts = sorted({_prompt_of(name) for name in self.names}, key=_hash)[:count]
+        chosen = [index for index, name in enumerate(self.names) if _prompt_of(name) in set(prompts)]
+        if len(chosen) >= len(self):
+            raise InvalidRequest(
+                f"data.held_out={count}: leaves nothing of {len(self)} sequences to train on; give more prompts or "
+                "hold out fewer"
+            )
+        return tuple(chosen)
+
+    def facts(self, indices: Sequence[int], vocab_size: int, special: Sequence[int]) -> Facts:
+        """What these sequences say about tokens.
+
+        Raises:
+            InvalidRequest: ids beyond the vocabulary.
+        """
+        counts, seen = np.zeros(vocab_size, dtype=np.int64), np.zeros(vocab_size, dtype=bool)
+        for index in indices:
+            ids = self._ids[self._starts[index] : self._starts[index + 1]]
+            if len(ids) and (ids.max() >= vocab_size or ids.min() < 0):
+                raise InvalidRequest(
+                    f"answers: {self.names[index]!r} has id {ids.max()}, and the target's vocabulary has {vocab_size}; "
+                    "these are answers of another target"
+                )
+            seen[ids] = True
+            own = ids[self._prompts[index] :]
+            counts += np.bincount(own, minlength=vocab_size)
+        return Facts(torch.from_numpy(counts), torch.from_numpy(~seen), tuple(special))
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
+
+
+def _prompt_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """What a run trains on and measures on.
+
+    Attributes:
+        samples: all sequences.
+        held_out: indices of those to measure on; the others are trained on.
+        stored: reads features [T, taps * H] captured before, by a sequence's name; None to capture them as they are
+            needed.
+        workers: processes that read ahead.
+    """
+
+    samples: SampleSet
+    held_out: tuple[int, ...]
+    stored: Callable[[str], Tensor] | None = None
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class Deal:
+    """Which sequences each process sees at each step, a function of the step alone, so that a run can go on anywhere.
+
+    Epochs follow each other without a gap: a step may take the last sequences of one and the first of the next.
+
+    Attributes:
+        indices: of the sequences to train on.
+        batch_size: sequences per step, of all processes together.
+        micro_batch_size: sequences per pass of one process.
+        seed: of the order.
+        rank, processes: which of how many.
+    """
+
+    indices: tuple[int, ...]
+    batch_size: int
+    micro_batch_size: int
+    seed: int
+    rank: int = 0
+    processes: int = 1
+
+    def __post_init__(self) -> None:
+        share = self.micro_batch_size * self.processes
+        if self.batch_size % share:
+            raise InvalidRequest(
+                f"training.batch_size={self.batch_size}: must be a multiple of training.micro_batch_size="
+                f"{self.micro_batch_size} times {self.processes} processes"
+            )
+
+    @property
+    def passes(self) -> int:
+        """Micro-batches per step and process."""
+        return self.batch_size // (self.micro_batch_size * self.processes)
+
+    def steps(self, epochs: float) -> int:
+        """Steps of so many epochs, the last one whole."""
+        return max(1, -(-round(epochs * len(self.indices)) // self.batch_size))
+
+    def micro_batches(self, samples: SampleSet, first_step: int, steps: int) -> Iterator[list[tuple[int, int]]]:
+        """This process's share of steps `first_step` to `steps` - 1, pass by pass: pairs of sequence and epoch.
+
+        Sequences of similar length share a pass, for padding costs as much as tokens do.
+        """
+        lengths, size = samples.lengths, len(self.indices)
+        orders: dict[int, list[int]] = {}
+        for step in range(first_step, steps):
+            chosen = []
+            for at in range(step * self.batch_size, (step + 1) * self.batch_size):
+                epoch, place = divmod(at, size)
+                if epoch not in orders:
+                    generator = torch.Generator().manual_seed(sample_seed(self.seed, epoch, "order"))
+                    orders = {
+                        epoch - 1: orders.get(epoch - 1, []),
+                        epoch: torch.randperm(size, generator=generator).tolist(),
+                    }
+                chosen.append((self.indices[orders[epoch][place]], epoch))
+            chosen.sort(key=lambda pair: int(lengths[pair[0]]), reverse=True)
+            for start in range(
+                self.rank * self.micro_batch_size, self.batch_size, self.micro_batch_size * self.processes
+            ):
+                yield chosen[start : start + self.micro_batch_size]
+
+
+class Examples(Dataset[tuple[TrainingSample, int, Tensor | None]]):
+    """What a loader reads: a sequence, its epoch, and its features where they were captured before.
+
+    Args:
+        samples: all sequences.
+        stored: reads a sequence's features [T, taps * H] by its name; None to capture them during training.
+    """
+
+    def __init__(self, samples: SampleSet, stored: Callable[[str], Tensor] | None = None) -> None:
+        self._samples, self._stored = samples, stored
+
+    def __getitem__(self, place: tuple[int, int]) -> tuple[TrainingSample, int, Tensor | None]:
+        sample = self._samples[place[0]]
+        features = None if self._stored is None else self._stored(sample.name)[: len(sample.ids)]
+        return sample, place[1], features
+
+
+def collate_examples(seed: int, examples: Sequence[tuple[TrainingSample, int, Tensor | None]]) -> Batch:
+    """A pass's sequences side by side."""
+    seeds = [sample_seed(seed, epoch, sample.name) for sample, epoch, _ in examples]
+    features = [rows for _, _, rows in examples if rows is not None]
+    return collate([sample for sample, _, _ in examples], seeds, features)

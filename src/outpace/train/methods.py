@@ -1,0 +1,41 @@
+"""The kinds of drafters that can be trained: a row each."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from outpace.core.errors import InvalidRequest
+from outpace.train.objectives.base import Objective
+from outpace.train.settings import Section, TrainSettings, assemble
+
+
+@dataclass(frozen=True)
+class Method:
+    """A kind of drafter.
+
+    Attributes:
+        net, objective: the settings of its own sections.
+        build: from these, the target, what the data says and a seed.
+        recipe: its authors' settings where they differ from the defaults, by section and field.
+    """
+
+    net: type[Section]
+    objective: type[Section]
+    build: Callable[..., Objective]
+    recipe: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+METHODS: dict[str, Method] = {}
+
+
+def settings_of(method: str, file: str | Path | None, overrides: Iterable[str]) -> TrainSettings:
+    """A method's recipe, a YAML file over it, dotted options over both.
+
+    Raises:
+        InvalidRequest: an unknown method, see `assemble`.
+    """
+    if method not in METHODS:
+        raise InvalidRequest(f"method={method!r}: cannot be trained; choose one of {', '.join(METHODS)}")
+    kind = METHODS[method]
+    return assemble(kind.net, kind.objective, kind.recipe, file, overrides)

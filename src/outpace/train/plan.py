@@ -1,0 +1,122 @@
+"""What a run would cost, before it is begun: counted where it can be, measured where it cannot."""
+
+import resource
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from outpace.api import load
+from outpace.bench.workload import WorkItem, read_workloads
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+from outpace.models.text import TextCodec
+from outpace.train.data import Deal, Examples, SampleSet, collate_examples
+from outpace.train.objectives.base import Objective
+from outpace.train.run import Run, build, disk_needed, frozen_target, join
+from outpace.train.samples import TrainingSample, encode_prompt
+
+SHOWN_PROMPTS = 64  # whose lengths stand for all
+TRIED_TOKENS = 8  # per answer, to see how fast the target answers
+TRIED_PASSES = 2
+
+
+def plan(run: Run) -> dict[str, Any]:
+    """Estimates of tokens, memory, disk and time for this machine and one process.
+
+    Answers that do not exist yet are taken to be as long as they may be. Speeds are measured on a few passes with the
+    real target and a new drafter, which are thrown away.
+
+    Raises:
+        OutpaceError: whatever would stop the run itself.
+    """
+    items = read_workloads(list(run.prompts))
+    target, codec = frozen_target(run, run.device)
+    longest, held_out = min(run.settings.data.max_length, target.max_length), run.settings.data.held_out
+    if run.answers is not None:
+        samples = join(items, Path(run.answers).expanduser(), codec, target.vocab_size, longest)
+        kept = samples.without(samples.held_out(held_out))
+        scale, count = 1.0, len(kept)
+    else:
+        samples = imagined(items, codec, run.settings.regenerate.max_new_tokens, longest)
+        kept, count = list(range(len(samples))), sum(len(item.turns) for item in items) - held_out
+        scale = (count + held_out) / len(samples)
+        if count < 1:
+            raise InvalidRequest(f"data.held_out={held_out}: leaves none of {count + held_out} turns to train on")
+    objective = build(run, target, codec, samples, ()).to(target.device)
+    training = run.settings.training
+    deal = Deal(tuple(kept), training.batch_size, training.micro_batch_size, training.seed)
+    steps = -(-round(training.epochs * count) // training.batch_size)
+    steps = min(steps, training.max_steps or steps)
+    seconds, memory = {}, 0.0
+    if run.answers is None:
+        seconds["answers"] = samples.supervised * scale / answer_speed(run, items)
+    per_pass, memory = try_training(objective, samples, deal, training.learning_rate)
+    seconds["training"] = per_pass * deal.passes * steps
+    supervised = round(samples.supervised * scale)
+    return {
+        "method": run.method,
+        "device": str(target.device),
+        "parameters": sum(weight.numel() for weight in objective.net.parameters()),
+        "sequences": round(len(samples) * scale),
+        "tokens": {"per_epoch": round(int(samples.lengths.sum()) * scale), "supervised": supervised},
+        "steps": steps,
+        "memory_gb": round(memory / 1e9, 3),
+        "disk_gb": round((disk_needed(objective, training.keep) + 2 * supervised) / 1e9, 3),
+        "hours": {name: round(value / 3600, 4) for name, value in seconds.items()},
+        "settings": run.settings.model_dump(mode="json", serialize_as_any=True),
+    }
+
+
+def imagined(items: Sequence[WorkItem], codec: TextCodec, answer: int, max_length: int) -> SampleSet:
+    """First turns of some prompts with answers made of their own tokens, as long as answers may be.
+
+    Raises:
+        InvalidRequest: no prompt leaves room for an answer.
+    """
+    made = []
+    for item in items[:SHOWN_PROMPTS]:
+        prompt = torch.tensor(encode_prompt(codec, item, 0, []))
+        ids = torch.cat([prompt, prompt.repeat(1 + answer // len(prompt))[:answer]])[:max_length]
+        if len(ids) > len(prompt):
+            made.append(TrainingSample(f"{item.id}/0", ids, torch.arange(len(ids)) >= len(prompt)))
+    if not made:
+        raise InvalidRequest(f"data.max_length={max_length}: no prompt is short enough; allow longer sequences")
+    return SampleSet(made)
+
+
+def try_training(objective: Objective, samples: SampleSet, deal: Deal, learning_rate: float) -> tuple[float, float]:
+    """Seconds per forward and backward pass, and the most bytes in use, target and optimizer included."""
+    optimizer = torch.optim.AdamW(objective.net.parameters(), lr=learning_rate)
+    target, times = objective.target, []
+    is_gpu = target.device.type == "cuda"
+    examples, size = Examples(samples), deal.micro_batch_size
+    for at in range(TRIED_PASSES + 1):  # the first one warms up
+        started = perf_counter()
+        chosen = [examples[deal.indices[(at * size + place) % len(deal.indices)], 0] for place in range(size)]
+        batch = collate_examples(0, chosen).to(target.device)
+        batch = batch.with_features(target.features(batch.ids, batch.lengths, objective.taps))
+        with torch.autocast(target.device.type, torch.bfloat16, enabled=target.dtype == torch.bfloat16):
+            terms = objective(batch, 0.5)
+        (terms["loss"] / terms["weight"]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if is_gpu:
+            torch.cuda.synchronize()
+        times.append(perf_counter() - started)
+    if is_gpu:
+        return sum(times[1:]) / TRIED_PASSES, float(torch.cuda.max_memory_allocated())
+    return sum(times[1:]) / TRIED_PASSES, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+
+
+def answer_speed(run: Run, items: Sequence[WorkItem]) -> float:
+    """Tokens per second at which the target answers, a full batch at a time."""
+    how = run.settings.regenerate
+    model = load(run.target, "plain", dtype=run.dtype, device=run.device, max_num_seqs=how.batch_size)
+    params = SamplingParams(max_new_tokens=TRIED_TOKENS, ignore_eos=True)
+    prompts = [model.encode(item.prompt(0, [])) for item in items[: how.batch_size]]
+    started = perf_counter()
+    made = model.generate(prompts, params)
+    return sum(len(one.token_ids) for one in made) / (perf_counter() - started)

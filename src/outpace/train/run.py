@@ -1,0 +1,221 @@
+"""A training run from names to a drafter: answers, sequences, target, objective, trainer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from torch import Tensor
+
+from outpace.api import load
+from outpace.bench.workload import WorkItem, read_workloads
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+from outpace.models.frozen import FrozenTarget
+from outpace.models.load import choose_device, choose_dtype, load_target, load_vocabulary_facts
+from outpace.models.text import TextCodec
+from outpace.train.answers import AnswerStore, Conversation, read_about, read_answers
+from outpace.train.data import SampleSet, TrainingData
+from outpace.train.methods import METHODS
+from outpace.train.objectives.base import Objective
+from outpace.train.provenance import claim, files_hash, git_revision, prompts_hash, versions
+from outpace.train.regenerate import EngineAnswerer, about_answers, check_templates, regenerate
+from outpace.train.samples import training_samples
+from outpace.train.settings import TrainSettings
+from outpace.train.states import check_disk
+from outpace.train.trainer import Trainer
+
+ANSWERS = "answers"
+# What may change while a run goes on: none of it changes what is learned, rounding aside.
+FREE = {"training": {"keep", "save_every", "micro_batch_size"}, "data": {"workers"}}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the user asked for.
+
+    Attributes:
+        method: a name of `METHODS`.
+        target: folder, GGUF file, pulled name or hub id.
+        prompts: workload specs; with `answers`, the ones that were answered.
+        answers: folder of regenerated answers; None makes them first, in the run's folder.
+        features: folder of captured features; None captures them during training.
+        out: folder of the run.
+        device, dtype: of the target; "auto" or a name.
+        settings: everything else.
+    """
+
+    method: str
+    target: str
+    prompts: tuple[str, ...]
+    answers: str | None
+    features: str | None
+    out: Path
+    device: str
+    dtype: str
+    settings: TrainSettings
+
+
+def train(
+    run: Run, report: Callable[[Mapping[str, Any]], None], answered: Callable[[Conversation], None]
+) -> dict[str, Any]:
+    """Train a drafter; a run that was stopped goes on.
+
+    Args:
+        run: what the user asked for.
+        report: gets what each step and measurement has to show.
+        answered: gets each conversation that the target answers.
+
+    Returns:
+        What `Trainer.run` says, with the folder of the drafter.
+
+    Raises:
+        OutpaceError: prompts, answers, settings or a folder that do not fit, a disk that is too small.
+    """
+    accelerator = _accelerator(run)
+    items = read_workloads(list(run.prompts))
+    folder = answers_of(run, items, accelerator.num_processes, answered)
+    target, codec = frozen_target(run, str(accelerator.device))
+    samples = join(items, folder, codec, target.vocab_size, min(run.settings.data.max_length, target.max_length))
+    held_out = samples.held_out(run.settings.data.held_out)
+    set_seed(run.settings.training.seed)
+    objective = build(run, target, codec, samples, held_out)
+    if accelerator.is_main_process:
+        run.out.mkdir(parents=True, exist_ok=True)
+        check_disk(run.out, disk_needed(objective, run.settings.training.keep), "states and drafter")
+        claim(run.out, dependencies(run, items, folder, codec), notes(accelerator))
+    accelerator.wait_for_everyone()
+    accelerator.init_trackers("tensorboard")
+    stored = None if run.features is None else stored_features(run, objective, samples)
+    data = TrainingData(samples, held_out, stored, run.settings.data.workers)
+    write = partial(objective.write, codec=codec, dtype=run.settings.training.dtype)
+    trainer = Trainer(objective, data, run.settings.training, run.out, accelerator, write, report)
+    try:
+        done = trainer.run()
+    finally:
+        accelerator.end_training()
+    return {**done, "drafter": str(run.out / "drafter"), "steps": trainer.steps}
+
+
+def answers_of(run: Run, items: Sequence[WorkItem], processes: int, answered: Callable[[Conversation], None]) -> Path:
+    """The folder of the answers to train on; made or completed first where none was named.
+
+    Raises:
+        InvalidRequest: several processes would have to make them.
+    """
+    if run.answers is not None:
+        return Path(run.answers).expanduser()
+    if processes > 1:
+        raise InvalidRequest(
+            "answers: several processes train together, but answers are made by one; make them first with `outpace "
+            "train regenerate` and name their folder with --answers"
+        )
+    how, folder = run.settings.regenerate, run.out / ANSWERS
+    params = SamplingParams(how.max_new_tokens, how.temperature, how.top_k, how.top_p, how.min_p, seed=how.seed)
+    codec, vocab_size, _ = load_vocabulary_facts(run.target)
+    check_templates(items, codec, run.target)
+    store = AnswerStore(folder, about_answers(run.target, codec, vocab_size, params, None, run.dtype))
+    if {item.id for item in items} - store.done:
+        model = load(run.target, "plain", dtype=run.dtype, device=run.device, max_num_seqs=how.batch_size)
+        for conversation in regenerate(items, store, EngineAnswerer(model, params)):
+            answered(conversation)
+    return folder
+
+
+def frozen_target(run: Run, device: str) -> tuple[FrozenTarget, TextCodec]:
+    """The target as drafters are trained on it, on this process's device."""
+    target, codec = load_target(run.target, run.dtype, device, None, run.settings.training.micro_batch_size)
+    return FrozenTarget(target), codec
+
+
+def join(items: Sequence[WorkItem], folder: Path, codec: TextCodec, vocab_size: int, max_length: int) -> SampleSet:
+    """The sequences of answers and their prompts.
+
+    Raises:
+        InvalidRequest: answers by another target or under another chat template; no sequences.
+    """
+    about = read_about(folder)
+    ours = {"vocab_size": vocab_size, "chat_template": codec.template_fingerprint()}
+    for field, value in ours.items():
+        if about.get(field) != value:
+            raise InvalidRequest(
+                f"answers={str(folder)!r}: made with {field}={about.get(field)!r}, and the target has {value!r}"
+            )
+    samples = SampleSet(training_samples(items, read_answers(folder), codec, max_length))
+    if not len(samples):
+        raise InvalidRequest(
+            f"answers={str(folder)!r}: no answer is left within data.max_length={max_length} tokens; allow longer ones"
+        )
+    return samples
+
+
+def build(run: Run, target: FrozenTarget, codec: TextCodec, samples: SampleSet, held_out: Sequence[int]) -> Objective:
+    """The method's objective with a new net."""
+    settings, method = run.settings, METHODS[run.method]
+    special = sorted(set(codec.tokenizer.all_special_ids))
+    facts = samples.facts(samples.without(held_out), target.vocab_size, special)
+    objective: Objective = method.build(settings.net, settings.objective, target, facts, settings.training.seed)
+    return objective
+
+
+def stored_features(run: Run, objective: Objective, samples: SampleSet) -> Callable[[str], Tensor]:
+    """Reads what was captured before.
+
+    Raises:
+        InvalidRequest: features of another target or method, or not of all sequences.
+    """
+    raise InvalidRequest(f"features={run.features!r}")
+
+
+def disk_needed(objective: Objective, keep: int) -> int:
+    """Bytes that states and drafters of a run take: a weight and two moments per parameter, one state being written."""
+    parameters = sum(weight.numel() for weight in objective.net.parameters())
+    return parameters * (12 * (keep + 1) + 2 * 4)
+
+
+def dependencies(run: Run, items: Sequence[WorkItem], answers: Path, codec: TextCodec) -> dict[str, Any]:
+    """What the drafter depends on, for its provenance."""
+    settings = run.settings.model_dump(mode="json", serialize_as_any=True)
+    for section, names in FREE.items():
+        settings[section] = {name: value for name, value in settings[section].items() if name not in names}
+    return {
+        "method": run.method,
+        "target": run.target,
+        "chat_template": codec.template_fingerprint(),
+        "prompts": {"names": list(run.prompts), "sha256": prompts_hash(items)},
+        "answers": {"about": read_about(answers), "sha256": files_hash(sorted(answers.glob("part-*.safetensors")))},
+        "features": run.features,
+        "dtype": run.dtype,
+        "settings": settings,
+    }
+
+
+def notes(accelerator: Accelerator) -> dict[str, Any]:
+    """What is worth knowing of a start, besides."""
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "git": git_revision(),
+        "versions": versions(),
+        "processes": accelerator.num_processes,
+        "device": str(accelerator.device),
+        "precision": accelerator.mixed_precision,
+    }
+
+
+def _accelerator(run: Run) -> Accelerator:
+    device = choose_device(run.device)
+    precision = run.settings.training.precision
+    if precision == "auto":
+        precision = "bfloat16" if choose_dtype("auto", device) == torch.bfloat16 else "float32"
+    run.out.mkdir(parents=True, exist_ok=True)
+    return Accelerator(
+        cpu=device.type == "cpu",
+        mixed_precision="bf16" if precision == "bfloat16" else "no",
+        log_with="tensorboard",
+        project_dir=str(run.out),
+    )
