@@ -16,7 +16,7 @@ from outpace.cli.train import train_app
 from outpace.cli.verify import verify
 from outpace.core.errors import OutpaceError
 
-EXTRAS = {"psutil": "bench", "scipy": "bench", "httpx": "train"}
+EXTRAS = {"psutil": "bench", "scipy": "bench", "httpx": "train", "tensorboard": "train"}
 
 # Commands import what they run when they run: --help must not wait for transformers.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)

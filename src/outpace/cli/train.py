@@ -19,10 +19,15 @@ from outpace.cli.options import (
     progress_bar,
     quieten_transformers,
 )
+from outpace.cli.train_methods import KINDS, train_command
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 
 train_app = typer.Typer(no_args_is_help=True, help=__doc__)
+
+
+for method in KINDS:
+    train_app.command(method)(train_command(method))
 
 
 @train_app.callback()

@@ -205,17 +205,16 @@ class Trainer:
 
     def _resume(self) -> None:
         state = self._states.latest()
-        if state is None:
-            return
-        counters = read_counters(state)
-        try:
-            self._accelerator.load_state(str(state))
-        except Exception as error:
-            raise ModelError(
-                f"{state}: cannot be read ({type(error).__name__}: {error}); delete it, and the run goes on from the "
-                "one before"
-            ) from error
-        self._step, self._best, self._stale = counters["step"], counters["best"], counters["stale"]
+        if state is not None:
+            counters = read_counters(state)
+            try:
+                self._accelerator.load_state(str(state))
+            except Exception as error:
+                reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                raise ModelError(
+                    f"{state}: cannot be read ({reason}); delete it, and the run goes on from the one before"
+                ) from error
+            self._step, self._best, self._stale = counters["step"], counters["best"], counters["stale"]
         if self._accelerator.is_main_process:
             self._log.cut(self._step)
 

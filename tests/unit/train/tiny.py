@@ -69,7 +69,7 @@ def samples(count: int = 48, seed: int = 0) -> tuple[TrainingSample, ...]:
     around = Surroundings(VOCAB, torch.device("cpu"), _no_draft_model, target())
     made, _ = answers(build_proposer(parse_method("plain"), around), prompts)
     return tuple(
-        TrainingSample(str(at), torch.tensor(ids + own), torch.arange(len(ids) + len(own)) >= len(ids))
+        TrainingSample(f"{at}/0", torch.tensor(ids + own), torch.arange(len(ids) + len(own)) >= len(ids))
         for at, (ids, own) in enumerate(zip(prompts, made, strict=True))
     )
 

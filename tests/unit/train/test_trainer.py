@@ -1,0 +1,137 @@
+"""The trainer: what it learns depends neither on processes nor on interruptions."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from outpace.core.errors import ModelError
+from outpace.train.runlog import read_log
+from tests.unit.train.linear import LinearObjective, trainer
+
+ROOT = Path(__file__).parents[3]
+
+
+def losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in read_log(folder) if "loss" in line]
+
+
+def measured(folder: Path) -> list[float]:
+    return [line["held_out"]["tokens_per_step"] for line in read_log(folder) if "held_out" in line]
+
+
+def test_training_raises_tokens_per_step(tmp_path: Path) -> None:
+    """Guards against a trainer that trains nothing, measures something else or keeps the wrong drafter."""
+    done = trainer(tmp_path, max_steps=40).run()
+    assert done["step"] == 40
+    assert losses(tmp_path)[-1] < 0.6 * losses(tmp_path)[0]
+    assert measured(tmp_path)[-1] > 1.4, "1.0 without training, 2.0 with the target's own head"
+    assert done["best"] == max(measured(tmp_path))
+    kept = load_file(tmp_path / "drafter" / "weights.safetensors")
+    assert list(kept) == ["weight"], "names of the net, not of what trains it"
+    rates = [line["learning_rate"] for line in read_log(tmp_path) if "loss" in line]
+    assert rates.index(max(rates)) == 2, "4 % of 40 steps to warm up, rounded up"
+    assert rates[0] == 0
+    assert rates[-1] < 1e-3
+    progress = [line["progress"] for line in read_log(tmp_path) if "loss" in line]
+    assert progress == pytest.approx([step / 40 for step in range(40)])
+    events = EventAccumulator(str(next((tmp_path / "tensorboard").rglob("events*")).parent))
+    events.Reload()
+    assert [event.value for event in events.Scalars("loss")] == pytest.approx(losses(tmp_path))
+    assert len(events.Scalars("held_out/by_position/1")) == 8
+
+
+def test_the_best_drafter_is_kept(tmp_path: Path) -> None:
+    """Guards against a last drafter, worse than an earlier one, that takes its place."""
+    kept: list[Any] = []
+
+    def spoil(shown: Mapping[str, Any]) -> None:
+        if "held_out" in shown:
+            kept.append(load_file(tmp_path / "drafter" / "weights.safetensors")["weight"])
+            if shown["step"] == 10:
+                with torch.no_grad():
+                    objective.net.weight.mul_(-1.0)  # type: ignore[operator]
+
+    objective = LinearObjective()
+    trainer(tmp_path, spoil, objective, max_steps=15).run()
+    assert measured(tmp_path)[1] > measured(tmp_path)[0] + 0.01
+    assert measured(tmp_path)[2] < measured(tmp_path)[1] - 0.1
+    assert not torch.equal(kept[0], kept[1])
+    assert torch.equal(kept[1], kept[2])
+
+
+@pytest.mark.parametrize("micro", [1, 2, 8])
+def test_passes_do_not_matter(micro: int, tmp_path: Path) -> None:
+    """Guards against losses averaged per pass, where a pass of short sequences weighs as much as one of long ones."""
+    trainer(tmp_path / "base", max_steps=6).run()
+    trainer(tmp_path / "other", max_steps=6, micro_batch_size=micro).run()
+    assert losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "base"), rel=1e-5)
+
+
+@pytest.mark.parametrize("stop", [3, 7, 8])
+def test_a_stopped_run_goes_on_to_the_same_bits(stop: int, tmp_path: Path) -> None:
+    """Guards against a state that lacks the optimizer, the schedule, the order of the data or the best so far."""
+
+    class Stop(Exception):
+        pass
+
+    def interrupt(shown: Mapping[str, Any]) -> None:
+        if shown["step"] == stop and "loss" in shown:
+            raise Stop
+
+    whole, objective = trainer(tmp_path / "whole", objective=LinearObjective()), LinearObjective()
+    expected = whole.run()
+    with pytest.raises(Stop):
+        trainer(tmp_path / "cut", interrupt).run()
+    assert trainer(tmp_path / "cut", objective=objective).run() == expected
+    assert torch.equal(objective.net.weight, whole._objective.net.weight)  # type: ignore[arg-type]
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+    assert measured(tmp_path / "cut") == measured(tmp_path / "whole")
+    assert trainer(tmp_path / "cut").run() == expected, "a finished run is finished"
+
+
+def test_early_stop(tmp_path: Path) -> None:
+    """Guards against a run that trains on after held-out sequences stopped getting better, or stops at once."""
+    done = trainer(tmp_path, learning_rate=1e-12, max_steps=60, patience=2).run()
+    assert (done["step"], done["stopped_early"]) == (15, True)
+    assert trainer(tmp_path, learning_rate=1e-12, max_steps=60, patience=2).run() == done
+    assert not trainer(tmp_path / "on", max_steps=15, patience=2).run()["stopped_early"]
+
+
+def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:
+    """Guards against hours of training on NaN."""
+    objective = LinearObjective()
+    with torch.no_grad():
+        objective.net.weight[0, 0] = torch.nan  # type: ignore[index, operator]
+    with pytest.raises(ModelError, match=r"step 1: the loss is nan.*learning_rate"):
+        trainer(tmp_path, objective=objective).run()
+
+
+def test_damaged_state_is_told(tmp_path: Path) -> None:
+    """Guards against a traceback out of a library, or a silent start from nothing."""
+    trainer(tmp_path, max_steps=4, epochs=100).run()
+    state = next((tmp_path / "states").glob("step-*"))
+    (state / "optimizer.bin").write_bytes(b"cut off")
+    with pytest.raises(ModelError, match=r"step-00000004: cannot be read .*delete it"):
+        trainer(tmp_path, max_steps=8).run()
+
+
+def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
+    """Guards against gradients averaged with the wrong weights, and processes that see each other's sequences."""
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run(
+        [*launch, "-m", "tests.unit.train.linear", str(tmp_path / "two"), "2"],
+        check=True, env=environment, cwd=ROOT, timeout=240, capture_output=True,
+    )  # fmt: skip
+    trainer(tmp_path / "one").run()
+    assert len(losses(tmp_path / "two")) == 15, "one process writes the log"
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert measured(tmp_path / "two") == pytest.approx(measured(tmp_path / "one"), abs=0.02)
