@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from functools import partial
+from typing import Annotated
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -44,7 +45,7 @@ class MedusaObjectiveSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    decay: float = Field(0.8, gt=0, le=1)
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.8
 
 
 class MedusaObjective(Objective):
