@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.core.tree import Topology
 from outpace.models.packed import PackedModel, Part
@@ -23,6 +23,11 @@ class FrozenTarget:
         self.hidden_size: int = model.config.hidden_size
         self.layers: int = model.config.num_hidden_layers
         self.max_length = model.max_length
+
+    @property
+    def decoder(self) -> nn.Module:
+        """Everything but the LM head; layers may be packed (`models.unpacked`)."""
+        return self._model.decoder
 
     @property
     def embedding(self) -> Tensor:

@@ -1,0 +1,138 @@
+"""Distillation of a target into a small language model with its tokenizer, which drafts by itself."""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from outpace.models.frozen import FrozenTarget
+from outpace.models.small import SmallLM, SmallSizes, copy_layers, make_small, small_config
+from outpace.train.anchors import Anchors
+from outpace.train.batch import Batch
+from outpace.train.losses import summed
+from outpace.train.objectives.base import Objective
+from outpace.train.objectives.facts import Facts
+
+
+class DraftLmNetSettings(SmallSizes):
+    """A new draft model, of the target's family.
+
+    Attributes:
+        start: "random" weights, or the target's embedding, norms, head and first layers ("target-layers"), for which
+            all widths must be the target's.
+    """
+
+    start: Literal["random", "target-layers"] = "random"
+
+    @model_validator(mode="after")
+    def _check(self) -> "DraftLmNetSettings":
+        given = {name: getattr(self, name) for name in SmallSizes.model_fields if name != "layers"}
+        named = [f"{name}={value}" for name, value in given.items() if value is not None]
+        if self.start == "target-layers" and named:
+            raise ValueError(f"start='target-layers' takes all widths from the target; leave out {', '.join(named)}")
+        return self
+
+
+class DraftLmObjectiveSettings(BaseModel):
+    """The loss.
+
+    Attributes:
+        loss: "kl" from the target's law to the draft model's, or the cross-entropy with the "tokens" that came.
+        temperature: of both laws of "kl".
+        chain_depth: drafts per round that training counts with; drafting may take others.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    loss: Literal["kl", "tokens"] = "kl"
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    chain_depth: Annotated[int, Field(ge=1, le=64)] = 8
+
+    @model_validator(mode="after")
+    def _check(self) -> "DraftLmObjectiveSettings":
+        if self.loss == "tokens" and self.temperature != 1:
+            raise ValueError(f"temperature={self.temperature} does not go with loss='tokens'; leave it out")
+        return self
+
+
+class DraftLmObjective(Objective):
+    """A causal LM's loss wherever the next token is the target's own, the one that begins an answer included.
+
+    Positions count from the beginning of the sequence, as in `drafters.draft_lm`.
+
+    Args:
+        net: the draft model, with the target's vocabulary.
+        target: what it is to foresee.
+        settings: of the loss.
+    """
+
+    net: SmallLM
+
+    def __init__(self, net: SmallLM, target: FrozenTarget, settings: DraftLmObjectiveSettings) -> None:
+        taps = (target.layers,) if settings.loss == "kl" else ()
+        super().__init__(net, target, taps, settings.chain_depth)
+        self.settings = settings
+
+    def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
+        own = batch.mask[:, 1:]  # [N, T - 1], of what comes next
+        rows = [self.net(batch.ids)[:, :-1][own], batch.ids[:, 1:][own]]
+        if self.settings.loss == "kl":
+            sums = summed(self._divergences, [*rows, batch.features[:, :-1][own]])
+        else:
+            sums = summed(self._cross_entropies, rows)
+        return {"loss": sums[0], "weight": own.sum().float(), "right": sums[1].detach()}
+
+    @torch.no_grad()
+    def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
+        truth, own = anchors.followed(batch, self.depth)
+        end = int(anchors.positions.max()) + self.depth + 1
+        members, rows = anchors.rows.unique(return_inverse=True)
+        ids = batch.ids[members, :end]
+        where = anchors.positions[:, None] + torch.arange(self.depth, device=ids.device)  # [A, depth]
+        places = (rows[:, None] * ids.shape[1] + where.clamp(max=ids.shape[1] - 1)).flatten()
+        needed, back = places.unique(return_inverse=True)
+        hidden = self.net(ids).flatten(0, 1)[needed]  # what anchors have in common is scored once
+        drafted = self.net.logits(hidden).argmax(dim=-1)[back].view_as(truth)
+        return (drafted == truth) & own
+
+    def _divergences(self, hidden: Tensor, truth: Tensor, features: Tensor) -> Tensor:
+        """[2] sums: of KL(target || draft) at a temperature, and of right first choices."""
+        logits = self.net.logits(hidden).float()  # [R, V]
+        with torch.no_grad():
+            log_target = torch.log_softmax(self.target.logits(features).float() / self.settings.temperature, dim=-1)
+        log_draft = torch.log_softmax(logits / self.settings.temperature, dim=-1)
+        loss = torch.nn.functional.kl_div(log_draft, log_target, reduction="sum", log_target=True)
+        return torch.stack((loss, _right(logits, truth)))
+
+    def _cross_entropies(self, hidden: Tensor, truth: Tensor) -> Tensor:
+        """[2] sums: of cross-entropies, and of right first choices."""
+        logits = self.net.logits(hidden).float()  # [R, V]
+        loss = torch.nn.functional.cross_entropy(logits, truth, reduction="sum")
+        return torch.stack((loss, _right(logits, truth)))
+
+
+def _right(logits: Tensor, truth: Tensor) -> Tensor:
+    return (logits.argmax(dim=-1) == truth).sum().float()
+
+
+def build_draft_lm(
+    net: DraftLmNetSettings, objective: DraftLmObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
+) -> DraftLmObjective:
+    """A draft model in the target's image.
+
+    Args:
+        net: sizes, and where weights come from.
+        objective: the loss.
+        target: whose family, vocabulary and perhaps layers it gets.
+        facts: of the training data; nothing here depends on them.
+        seed: of random weights.
+
+    Raises:
+        InvalidRequest: sizes that the target's family cannot have.
+    """
+    small = make_small(small_config(target.config, net), seed)
+    if net.start == "target-layers":
+        copy_layers(small, target.decoder, target.head)
+    return DraftLmObjective(small.to(target.device), target, objective)
