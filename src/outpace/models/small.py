@@ -29,7 +29,7 @@ class SmallSizes(BaseModel):
     Attributes:
         layers: at most the target's.
         hidden_size: None for the target's.
-        intermediate_size: inside a block, of an expert too; None scales the target's as `hidden_size` is scaled, up to a
+        intermediate_size: inside a block, of an expert too; None scales the target's as `hidden_size` is, up to a
             multiple of 8.
         heads: of attention; None scales the target's likewise.
         kv_heads: None scales the target's likewise, down to a divisor of `heads`.

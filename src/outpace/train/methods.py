@@ -5,9 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from outpace.core.errors import InvalidRequest
 from outpace.train.objectives.base import Objective
-from outpace.train.settings import Section, TrainSettings, assemble
+from outpace.train.objectives.draft_lm import DraftLmNetSettings, DraftLmObjectiveSettings, build_draft_lm
+from outpace.train.objectives.medusa import MedusaNetSettings, MedusaObjectiveSettings, build_medusa
+from outpace.train.settings import TrainSettings, assemble
 
 
 @dataclass(frozen=True)
@@ -20,13 +24,16 @@ class Method:
         recipe: its authors' settings where they differ from the defaults, by section and field.
     """
 
-    net: type[Section]
-    objective: type[Section]
+    net: type[BaseModel]
+    objective: type[BaseModel]
     build: Callable[..., Objective]
     recipe: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
-METHODS: dict[str, Method] = {}
+METHODS: dict[str, Method] = {
+    "medusa": Method(MedusaNetSettings, MedusaObjectiveSettings, build_medusa, {"training": {"learning_rate": 1e-3}}),
+    "draft-lm": Method(DraftLmNetSettings, DraftLmObjectiveSettings, build_draft_lm),
+}
 
 
 def settings_of(method: str, file: str | Path | None, overrides: Iterable[str]) -> TrainSettings:

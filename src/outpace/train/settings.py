@@ -94,8 +94,8 @@ class TrainSettings(Section):
         data, regenerate, training: the same for all methods.
     """
 
-    net: Section
-    objective: Section
+    net: BaseModel
+    objective: BaseModel
     data: DataSettings = DataSettings()
     regenerate: RegenerateSettings = RegenerateSettings()
     training: TrainingSettings = TrainingSettings()

@@ -1,6 +1,7 @@
 """Distillation of a target into a small language model with its tokenizer, which drafts by itself."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from outpace.models.frozen import FrozenTarget
 from outpace.models.small import SmallLM, SmallSizes, copy_layers, make_small, small_config
+from outpace.models.text import TextCodec
+from outpace.nets.convert import DTYPES
 from outpace.train.anchors import Anchors
 from outpace.train.batch import Batch
 from outpace.train.losses import summed
@@ -96,6 +99,11 @@ class DraftLmObjective(Objective):
         hidden = self.net(ids).flatten(0, 1)[needed]  # what anchors have in common is scored once
         drafted = self.net.logits(hidden).argmax(dim=-1)[back].view_as(truth)
         return (drafted == truth) & own
+
+    def write(self, tensors: Mapping[str, Tensor], folder: Path, codec: TextCodec, dtype: str) -> None:
+        small = make_small(self.net.model.config, 0)
+        small.load_state_dict(dict(tensors))
+        small.write(folder, codec, DTYPES[dtype])
 
     def _divergences(self, hidden: Tensor, truth: Tensor, features: Tensor) -> Tensor:
         """[2] sums: of KL(target || draft) at a temperature, and of right first choices."""

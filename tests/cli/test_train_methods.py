@@ -1,0 +1,215 @@
+"""`outpace train METHOD`, run as a user runs it, on a tiny model."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from typer.testing import CliRunner
+
+import outpace
+from outpace import cli
+from outpace.cli.train_methods import KINDS
+from outpace.core.errors import InvalidRequest, ModelError, OutpaceError
+from outpace.train.answers import read_answers
+from outpace.train.methods import METHODS
+from outpace.train.runlog import read_log
+from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
+
+# Of steps, passes and sequences: as few as show that everything runs.
+SMALL = ("training.max_steps=4", "training.batch_size=4", "data.held_out=2", "training.precision=float32",
+         "training.dtype=float32", "training.evaluate_every=2", "training.save_every=2",
+         "regenerate.max_new_tokens=12", "regenerate.batch_size=4")  # fmt: skip
+NET = {"medusa": ("net.heads=2",), "draft-lm": ("net.layers=1",)}
+
+
+@pytest.fixture(autouse=True)
+def _alone() -> None:
+    AcceleratorState._reset_state(reset_partial_state=True)  # a command is a process of its own
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [{"id": f"p{at}", "turns": [f"Say {at}.", "Again."][: 1 + at % 2]} for at in range(9)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def arguments(method: str, target: Path, prompts: Path | str, out: Path, *more: str) -> list[str]:
+    options = ["--target", str(target), "--prompts", str(prompts), "--out", str(out), "--device", "cpu"]
+    return ["train", method, *options, "--dtype", "float32", *SMALL, *NET.get(method, ()), *more]
+
+
+def run(method: str, target: Path, prompts: Path | str, out: Path, *more: str) -> Any:
+    AcceleratorState._reset_state(reset_partial_state=True)
+    result = CliRunner().invoke(cli.app, arguments(method, target, prompts, out, *more))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_every_kind_has_a_command() -> None:
+    """Guards against a method that can be trained and not be reached."""
+    assert list(KINDS) == list(METHODS)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_drafter_from_prompts(method: str, target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a chain of steps of which one does not fit the next, up to drafting with what was written."""
+    done = run(method, target, prompts, tmp_path / "run")
+    assert (done["step"], done["steps"], done["stopped_early"]) == (4, 4, False)
+    assert done["best"] >= 1.0
+    assert len(list(read_answers(tmp_path / "run" / "answers"))) == 9
+    provenance = json.loads((tmp_path / "run" / "provenance.json").read_text())
+    assert provenance["run"]["method"] == method
+    assert provenance["run"]["settings"]["training"]["max_steps"] == 4
+    assert provenance["versions"]["torch"] == torch.__version__
+    name = {"draft-lm": "linear"}.get(method, method)
+    model = outpace.load(str(target), name, drafter=done["drafter"], dtype="float32", device="cpu")
+    words = [{"role": "user", "content": "Say 3."}]
+    drafted, plain = (model.generate(words, max_new_tokens=20, method=which) for which in (name, "plain"))
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.metrics.drafted > 0
+
+
+def test_going_on_and_refusing(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a finished run that trains again, and one that goes on with other settings or prompts."""
+    done = run("medusa", target, prompts, tmp_path / "run")
+    assert run("medusa", target, prompts, tmp_path / "run", "training.keep=5") == done, (
+        "how many states are kept is free"
+    )
+    with pytest.raises(InvalidRequest, match=r"settings\.training\.seed=0, and this one has 7"):
+        run("medusa", target, prompts, tmp_path / "run", "training.seed=7")
+    other = tmp_path / "other.jsonl"
+    other.write_text(prompts.read_text().replace("Say 0", "Tell 0"))
+    with pytest.raises(InvalidRequest, match=r"prompts\.sha256="):
+        run("medusa", target, other, tmp_path / "run")
+
+
+def test_answers_are_joined_only_with_their_target(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against training on answers of another model, or under another template."""
+    run("medusa", target, prompts, tmp_path / "run")
+    answers, folder = ("--answers", str(tmp_path / "run" / "answers")), tmp_path / "changed"
+    assert run("medusa", target, prompts, tmp_path / "again", *answers)["step"] == 4
+    shutil.copytree(target, folder)
+    byte_tokenizer("{% for m in messages %}{{ m['content'] }}{% endfor %}").save_pretrained(folder)
+    with pytest.raises(InvalidRequest, match="chat_template="):
+        run("medusa", folder, prompts, tmp_path / "third", *answers)
+    with pytest.raises(InvalidRequest, match="no prompt 'p"):
+        run("medusa", target, f"{prompts}:5", tmp_path / "fourth", *answers)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "no prompts"),
+        ('{"id": "a", "turns": ["x"]}\n{"turns": []}\n', "line 2: needs 'turns'"),
+        ("[\n", "line 1: not JSON"),
+        ('{"id": "a", "turns": ["x"]}\n', "data.held_out=2: leaves nothing"),
+        ('{"id": "a", "turns": ["x"]}\n' * 2, "id 'a' occurs twice"),
+    ],
+)
+def test_bad_prompts_are_named(content: str, said: str, target: Path, tmp_path: Path) -> None:
+    """Guards against a run of nothing, and a traceback where a line is wrong."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(content)
+    with pytest.raises(InvalidRequest, match=said):
+        run("medusa", target, file, tmp_path / "run")
+
+
+def test_a_target_without_a_template(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against chats that are joined without the words that make them chats."""
+    folder = tmp_path / "bare"
+    shutil.copytree(target, folder)
+    for file in folder.glob("chat_template*"):
+        file.unlink()
+    byte_tokenizer(None).save_pretrained(folder)
+    with pytest.raises(InvalidRequest, match='no chat template; give prompts with "raw"'):
+        run("medusa", folder, prompts, tmp_path / "run")
+
+
+def test_a_full_disk_is_told_before(
+    target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against hours of training whose drafter cannot be written."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 10})())
+    with pytest.raises(InvalidRequest, match="states and drafter need"):
+        run("medusa", target, prompts, tmp_path / "run")
+    assert not (tmp_path / "run" / "states").exists()
+
+
+def test_dry_run(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a plan that is not that of the run, or that begins it."""
+    planned = run("medusa", target, prompts, tmp_path / "run", "--dry-run")
+    assert not list(tmp_path.iterdir())
+    assert planned["steps"] == 4
+    assert planned["parameters"] == 2 * (48 * 48 + 48 + 264 * 48)
+    assert planned["sequences"] == 13, "turns"
+    assert planned["tokens"]["supervised"] == 13 * 12
+    assert planned["hours"].keys() == {"answers", "training"}
+    assert all(value >= 0 for value in planned["hours"].values())
+    assert planned["memory_gb"] > 0.05
+    run("medusa", target, prompts, tmp_path / "run")
+    known = run(
+        "medusa", target, prompts, tmp_path / "more", "--dry-run", "--answers", str(tmp_path / "run" / "answers")
+    )
+    own = sum(len(answer) for one in read_answers(tmp_path / "run" / "answers") for answer in one.answers)
+    assert known["tokens"]["supervised"] == own
+    assert known["hours"].keys() == {"training"}
+    assert not (tmp_path / "more").exists()
+
+
+def test_unknown_settings(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a misspelt setting that changes nothing."""
+    with pytest.raises(InvalidRequest, match=r"training\.lr: no such setting"):
+        run("medusa", target, prompts, tmp_path / "run", "training.lr=1")
+    with pytest.raises(OutpaceError, match="no such file"):
+        run("medusa", target, tmp_path / "missing.jsonl", tmp_path / "run")
+
+
+def test_a_damaged_provenance_is_named(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a run that overwrites what it cannot read."""
+    run("medusa", target, prompts, tmp_path / "run")
+    (tmp_path / "run" / "provenance.json").write_text("{")
+    with pytest.raises(ModelError, match=r"provenance\.json: cannot be read"):
+        run("medusa", target, prompts, tmp_path / "run")
+
+
+@pytest.mark.parametrize("method", ["draft-lm"])
+def test_a_killed_run_goes_on_to_the_same_bits(method: str, target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against states that a kill leaves half-written, or that lack something a run depends on."""
+    longer = ("training.max_steps=30", "training.epochs=20", "training.evaluate_every=7", "training.save_every=3")
+    run(method, target, prompts, tmp_path / "whole", *longer)
+    longer += ("--answers", str(tmp_path / "whole" / "answers"))
+    command = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from outpace.cli import main; main()"]
+    command += arguments(method, target, prompts, tmp_path / "cut", *longer)
+    environment = os.environ | {"PYTHONPATH": str(Path(outpace.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log, deadline = tmp_path / "cut" / "log.jsonl", time.monotonic() + 240
+    while not (log.exists() and log.read_text().count("\n") > 8):
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert json.loads(log.read_text().splitlines()[-1])["step"] < 30
+    run(method, target, prompts, tmp_path / "cut", *longer)
+    weights = [(tmp_path / which / "drafter" / "model.safetensors").read_bytes() for which in ("whole", "cut")]
+    assert weights[0] == weights[1]
+    curves = [[line.get("loss") for line in read_log(tmp_path / which)] for which in ("whole", "cut")]
+    assert curves[0] == curves[1]
