@@ -101,6 +101,14 @@ def test_the_seed_decides_the_weights_and_nothing_else_is_drawn() -> None:
     assert all(0.015 < first[name].std() < 0.025 for name in drawn)
 
 
+def test_the_id_that_pads_is_learned_like_any_other() -> None:
+    """Guards against an EOS that stays a zero vector because the tokenizer pads with it."""
+    small = make_small(tiny_config("llama", pad_token_id=int(IDS[0, 4])), 0)
+    small(IDS).square().sum().backward()
+    learned = {name: weight.grad for name, weight in small.named_parameters() if "embed_tokens" in name}
+    assert [grad is not None and bool(grad[IDS[0, 4]].any()) for grad in learned.values()] == [True]
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "gpt2"])
 def test_what_is_written_drafts(family: str, tmp_path: Path) -> None:
     """Guards against a file that the engine refuses, or in which weights of another dtype or place stand."""
