@@ -129,7 +129,9 @@ def test_training_in_bfloat16(head: HeadKind) -> None:
     half = replace(batch, features=batch.features.bfloat16())
     with torch.autocast("cpu", torch.bfloat16):
         terms = objective(half, 0.0)
-        assert objective.hits(half, all_anchors(half)).any()
+        inside = objective.hits(half, all_anchors(half))
+    assert inside.any()
+    assert (inside == objective.hits(half, all_anchors(half))).float().mean() > 0.9, "without autocast too"
     (terms["loss"] / terms["weight"]).backward()
     assert terms["loss"].dtype == torch.float32
     assert terms["loss"].item() == pytest.approx(exact, rel=0.02)
