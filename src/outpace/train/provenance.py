@@ -11,7 +11,7 @@ from typing import Any
 
 from outpace.bench.workload import WorkItem
 from outpace.core.errors import InvalidRequest, ModelError
-from outpace.train.answers import write_whole
+from outpace.train.folder import write_whole
 
 FILE = "provenance.json"
 PACKAGES = ("outpace", "torch", "transformers", "accelerate", "safetensors", "tokenizers")

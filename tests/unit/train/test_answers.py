@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from outpace.core.errors import InvalidRequest, ModelError
-from outpace.train import answers as module
+from outpace.train import folder as module
 from outpace.train.answers import AnswerStore, Conversation, read_about, read_answers
 
 ABOUT: dict[str, Any] = {"target": "tiny", "vocab_size": 264, "sampling": {"temperature": 0.5}}
 FIRST = [Conversation("a", ((1, 2, 263), (0,))), Conversation("ü", ((),)), Conversation("cut", ())]
 SECOND = [Conversation("b", ((65535,),))]
+THIRD = [Conversation("c", ((7, 8),))]
 
 
 @pytest.mark.parametrize("vocab_size", [65536, 65537])
@@ -63,6 +64,18 @@ def test_a_part_cut_off_is_named(tmp_path: Path) -> None:
     part.write_bytes(part.read_bytes()[:-3])
     with pytest.raises(ModelError, match=r"part-00000.*delete it"):
         AnswerStore(tmp_path, ABOUT)
+
+
+def test_a_deleted_part_is_made_again_and_no_other_is_lost(tmp_path: Path) -> None:
+    """Guards against a part written over a whole one, after a damaged one was deleted as the error says."""
+    store = AnswerStore(tmp_path, ABOUT)
+    for part in (FIRST, SECOND, THIRD):
+        store.write(part)
+    (tmp_path / "part-00001.safetensors").unlink()
+    again = AnswerStore(tmp_path, ABOUT)
+    assert again.done == {"a", "ü", "cut", "c"}
+    again.write(SECOND)
+    assert list(read_answers(tmp_path)) == FIRST + THIRD + SECOND
 
 
 def test_a_full_disk_loses_nothing_that_was_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
