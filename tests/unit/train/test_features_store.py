@@ -1,0 +1,188 @@
+"""Stored features: what is read is what was written, as far as its dtype goes, and nothing of another run gets in."""
+
+import shutil
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.train import folder as parts
+from outpace.train.features_store import DTYPES, FeatureStore
+
+ABOUT: dict[str, Any] = {"target": "tiny", "taps": [0, 2, 3], "width": 12, "dtype": "bfloat16"}
+ERRORS = {"bfloat16": 2**-8, "float16": 2**-11, "float8_e4m3fn": 2**-4}  # half a step, relative
+
+
+def rows(count: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Taps that differ in size as those of models do."""
+    drawn = torch.randn(count, 3, 4, generator=torch.Generator().manual_seed(seed))
+    return (drawn * torch.tensor([0.02, 1.0, 200.0])[:, None]).flatten(1).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_read_is_what_was_written(dtype: str, tmp_path: Path) -> None:
+    """Guards against rows filed under another name, scales of another row or tap, and small taps rounded away."""
+    store = FeatureStore(tmp_path / "new" / "deep", ABOUT | {"dtype": dtype})
+    written = {f"prompt {at}/ü": rows(5 + at, at) for at in range(4)} | {"empty": rows(0, 9)}
+    written["zeros"] = torch.zeros(2, 12)
+    store.write(written.items())
+    for opened in (store, FeatureStore.existing(store.folder)):
+        assert len(opened) == 6
+        assert not opened.has("prompt 9")
+        for name, wanted in written.items():
+            assert opened.has(name)
+            found = opened.read(name)
+            assert (found.dtype, found.shape) == (torch.float32, wanted.shape)
+            # Where 8 bits have no more exponents, the step is that of the smallest, of the largest in row and tap.
+            least = 2.0**-10 / 448 * wanted.unflatten(1, (3, 4)).abs().amax(dim=2, keepdim=True).expand(-1, 3, 4)
+            assert ((found - wanted).abs() <= ERRORS[dtype] * wanted.abs() + least.flatten(1)).all(), name
+    assert store.read("zeros", torch.bfloat16).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_what_has_the_dtype_already_is_kept_to_the_bit(dtype: str, tmp_path: Path) -> None:
+    """Guards against rounding twice, and rows that change before they are written, as their giver needs the memory."""
+    store = FeatureStore(tmp_path, ABOUT | {"dtype": dtype})
+    wanted = [rows(7, at).to(DTYPES[dtype]) for at in range(3)]
+    buffer = torch.empty_like(wanted[0])
+    store.write((str(at), buffer.copy_(one)[: 5 + at]) for at, one in enumerate(wanted))
+    for at, one in enumerate(wanted):
+        assert torch.equal(store.read(str(at), DTYPES[dtype]), one[: 5 + at])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parts_are_as_large_as_asked_and_as_announced(dtype: str, tmp_path: Path) -> None:
+    """Guards against a disk that fills up although it was checked, and files too large to copy."""
+    about = {"taps": [1, 2], "width": 512, "dtype": dtype}
+    limit = FeatureStore.bytes_needed(250, 512, dtype, 2)
+    store = FeatureStore(tmp_path, about, part_bytes=limit)
+    store.write((str(at), torch.ones(100, 512)) for at in range(6))
+    store.write([("long", torch.ones(300, 512))])
+    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("part-*"))]
+    needed = [FeatureStore.bytes_needed(tokens, 512, dtype, 2) for tokens in (200, 200, 200, 300)]
+    assert sizes == [pytest.approx(size, rel=0.01) for size in needed]
+    assert all(size >= least for size, least in zip(sizes, needed, strict=True))
+
+
+def test_a_run_goes_on_where_the_last_part_ended(tmp_path: Path) -> None:
+    """Guards against features lost because something later failed, and parts that a second run writes over."""
+
+    def failing() -> Iterator[tuple[str, Tensor]]:
+        yield "a", rows(3, 0)
+        yield "b", rows(4, 1)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        FeatureStore(tmp_path, ABOUT).write(failing())
+    again = FeatureStore(tmp_path, ABOUT)
+    assert (again.has("a"), again.has("b"), again.has("c")) == (True, True, False)
+    again.write([("c", rows(2, 2))])
+    third = FeatureStore(tmp_path, ABOUT)
+    assert [len(third.read(name)) for name in "abc"] == [3, 4, 2]
+
+
+@pytest.mark.parametrize("change", [{"target": "other"}, {"dtype": "float16"}, {"taps": [0, 2, 1]}, {"new": 1}])
+def test_other_settings_need_another_folder(change: dict[str, Any], tmp_path: Path) -> None:
+    """Guards against a folder in which some features are of another target, layer or dtype."""
+    FeatureStore(tmp_path, ABOUT).write([("a", rows(3, 0))])
+    with pytest.raises(InvalidRequest, match=f"{next(iter(change))}=.*new folder"):
+        FeatureStore(tmp_path, ABOUT | change)
+    with pytest.raises(InvalidRequest, match="dtype='int8': features are stored in bfloat16"):
+        FeatureStore(tmp_path / "new", ABOUT | {"dtype": "int8"})
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    """Guards against features strewn among a user's files, and answers read as features."""
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(InvalidRequest, match="no folder of features"):
+        FeatureStore(tmp_path, ABOUT)
+    parts.PartFolder(tmp_path / "answers", "answers").claim({"vocab_size": 3})
+    with pytest.raises(ModelError, match="not that of a folder of features"):
+        FeatureStore.existing(tmp_path / "answers")
+    with pytest.raises(ModelError, match=r"none.*no readable about\.json"):
+        FeatureStore.existing(tmp_path / "none")
+    parts.PartFolder(tmp_path / "bare", "features").claim({"dtype": "float16"})
+    with pytest.raises(ModelError, match="taps and width are not stated"):
+        FeatureStore.existing(tmp_path / "bare")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers", "bare", "thesis.txt"]
+
+
+def test_damage_is_named(tmp_path: Path) -> None:
+    """Guards against a traceback, or noise to train on, after a disk error."""
+    store = FeatureStore(tmp_path, ABOUT)
+    store.write([("a", rows(3, 0))])
+    store.write([("b", rows(3, 1))])
+    part = tmp_path / "part-00001.safetensors"
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-3])
+    with pytest.raises(ModelError, match=r"part-00001.*delete it and run"):
+        FeatureStore(tmp_path, ABOUT)
+    with pytest.raises(ModelError, match=r"part-00001.*delete it and run"):
+        store.read("b")
+    part.write_bytes(whole.replace(b'"0.rows"', b'"1.rows"'))
+    with pytest.raises(ModelError, match=r"part-00001.*contradicts itself"):
+        FeatureStore(tmp_path, ABOUT)
+    part.write_bytes(whole.replace(b"[3,12]", b"[12,3]"))
+    with pytest.raises(ModelError, match=r"part-00001.*contradicts itself"):
+        FeatureStore(tmp_path, ABOUT)
+    part.unlink()
+    again = FeatureStore(tmp_path, ABOUT)
+    assert len(again) == 1
+    with pytest.raises(ModelError, match="none of 'b'; capture"):
+        again.read("b")
+
+
+def test_a_disk_too_small_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against hours of capturing that end with a full disk."""
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 3_000_000_000))
+    store = FeatureStore(tmp_path / "new", ABOUT | {"dtype": "float8_e4m3fn"})
+    store.check_room(125_000_000)
+    with pytest.raises(InvalidRequest, match=r"features of 126000000 tokens need 3\.02 GB, and 3\.00 GB are free"):
+        store.check_room(126_000_000)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("float16", 1e5), ("bfloat16", float("nan")), ("float8_e4m3fn", float("inf"))]
+)
+def test_what_a_dtype_cannot_hold_is_refused(dtype: str, value: float, tmp_path: Path) -> None:
+    """Guards against infinities to train on: the largest numbers of some models are beyond float16."""
+    store = FeatureStore(tmp_path, ABOUT | {"dtype": dtype})
+    bad = rows(3, 0)
+    bad[1, 5] = value
+    with pytest.raises(ModelError, match=f"'bad': its features are NaN or beyond {dtype}; choose"):
+        store.write([("good", rows(3, 1)), ("bad", bad)])
+    assert store.has("good")
+    assert not store.has("bad")
+
+
+def test_a_full_disk_loses_nothing_that_was_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a half-written part that takes the place of a whole one."""
+    store = FeatureStore(tmp_path, ABOUT, part_bytes=100)
+    store.write([("a", rows(3, 0))])
+    tries = []
+
+    def full(tensors: Any, path: Path, metadata: Any) -> None:
+        tries.append(path)
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(parts, "save_file", full)
+        with pytest.raises(ModelError, match=r"No space left.*make room"):
+            store.write([("b", rows(5, 1)), ("c", rows(5, 2))])
+    assert len(tries) == 1
+    again = FeatureStore(tmp_path, ABOUT)
+    again.write([("b", rows(5, 1))])
+    assert torch.equal(again.read("b"), rows(5, 1).bfloat16().float())
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "about.json", "part-00000.safetensors", "part-00001.safetensors"
+    ]  # fmt: skip
