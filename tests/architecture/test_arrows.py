@@ -39,7 +39,7 @@ EXCEPTIONS = {
     ("testing/lossless.py", "shaping"): "the empty draft is the baseline",
     ("testing/toy.py", "sampling"): "the toy's law is a keyed hash",
 }
-IMPORTS_TRANSFORMERS = {"models", "nets", "cache", "sampling", "bench/demo.py", "cli", "plugins"}
+IMPORTS_TRANSFORMERS = {"models", "nets", "cache", "sampling", "bench/demo.py", "cli", "plugins", "train"}
 
 
 def _files() -> list[Path]:

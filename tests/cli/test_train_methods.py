@@ -193,7 +193,12 @@ def test_a_damaged_provenance_is_named(target: Path, prompts: Path, tmp_path: Pa
 @pytest.mark.parametrize("method", ["draft-lm"])
 def test_a_killed_run_goes_on_to_the_same_bits(method: str, target: Path, prompts: Path, tmp_path: Path) -> None:
     """Guards against states that a kill leaves half-written, or that lack something a run depends on."""
-    longer = ("training.max_steps=30", "training.epochs=20", "training.evaluate_every=7", "training.save_every=3")
+    longer: tuple[str, ...] = (
+        "training.max_steps=30",
+        "training.epochs=20",
+        "training.evaluate_every=7",
+        "training.save_every=3",
+    )
     run(method, target, prompts, tmp_path / "whole", *longer)
     longer += ("--answers", str(tmp_path / "whole" / "answers"))
     command = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from outpace.cli import main; main()"]
@@ -213,3 +218,52 @@ def test_a_killed_run_goes_on_to_the_same_bits(method: str, target: Path, prompt
     assert weights[0] == weights[1]
     curves = [[line.get("loss") for line in read_log(tmp_path / which)] for which in ("whole", "cut")]
     assert curves[0] == curves[1]
+
+
+def capture(method: str, target: Path, prompts: Path | str, answers: Path, out: Path, *more: str) -> Any:
+    options = ["--target", str(target), "--prompts", str(prompts), "--answers", str(answers), "--out", str(out)]
+    options += ["--device", "cpu", "--dtype", "float32", *SMALL, *NET.get(method, ()), *more]
+    result = CliRunner().invoke(cli.app, ["train", "capture", method, *options])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert "sequences" in result.stderr, "the size is said first"
+    return json.loads(result.stdout)
+
+
+def test_captured_features_train_the_same(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against features of other sequences, taps or lengths, and a capture that cannot go on."""
+    run("medusa", target, prompts, tmp_path / "run", "net.head=target")
+    answers = tmp_path / "run" / "answers"
+    first = capture("medusa", target, prompts, answers, tmp_path / "features", "net.head=target")
+    assert (first["captured"], first["before"]) == (13, 0)
+    assert first["bytes"] == 2 * 48 * sum(file_tokens(target, prompts, answers))
+    again = capture("medusa", target, prompts, answers, tmp_path / "features", "net.head=target")
+    assert (again["captured"], again["before"]) == (0, 13)
+    stored = ("--answers", str(answers), "--features", str(tmp_path / "features"), "net.head=target")
+    run("medusa", target, prompts, tmp_path / "offline", *stored)
+    curves = [[line["loss"] for line in read_log(tmp_path / which) if "loss" in line] for which in ("run", "offline")]
+    assert curves[1] == pytest.approx(curves[0], rel=1e-2), "bfloat16 on the way"
+    assert curves[1] != curves[0]
+    with pytest.raises(InvalidRequest, match=r"captured with taps=.3.*capture them for this method"):
+        run("draft-lm", target, prompts, tmp_path / "other", *stored[:4], "objective.loss=tokens")
+    with pytest.raises(InvalidRequest, match="reads no features"):
+        capture("draft-lm", target, prompts, answers, tmp_path / "none", "objective.loss=tokens")
+    with pytest.raises(InvalidRequest, match="dtype='int4'"):
+        capture("medusa", target, prompts, answers, tmp_path / "int4", "--stored", "int4")
+    (next((tmp_path / "features").glob("part-*"))).unlink()
+    with pytest.raises(InvalidRequest, match="13 of 13 sequences are not in it"):
+        run("medusa", target, prompts, tmp_path / "missing", *stored)
+
+
+def file_tokens(target: Path, prompts: Path, answers: Path) -> list[int]:
+    """Lengths of all sequences, counted apart from the code that trains on them."""
+    model = outpace.load(str(target), "plain", dtype="float32", device="cpu")
+    rows = {row["id"]: row["turns"] for row in map(json.loads, prompts.read_text().splitlines())}
+    lengths = []
+    for one in read_answers(answers):
+        messages: list[dict[str, str]] = []
+        for asked, answer in zip(rows[one.id], one.answers, strict=True):
+            messages.append({"role": "user", "content": asked})
+            lengths.append(len(model.codec.encode_chat(messages)) + len(answer))
+            messages.append({"role": "assistant", "content": model.codec.decode(answer)})
+    return lengths

@@ -19,7 +19,7 @@ from outpace.cli.options import (
     progress_bar,
     quieten_transformers,
 )
-from outpace.cli.train_methods import KINDS, train_command
+from outpace.cli.train_methods import KINDS, capture, train_command
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 
@@ -28,6 +28,7 @@ train_app = typer.Typer(no_args_is_help=True, help=__doc__)
 
 for method in KINDS:
     train_app.command(method)(train_command(method))
+train_app.command()(capture)
 
 
 @train_app.callback()

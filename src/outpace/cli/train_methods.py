@@ -53,6 +53,39 @@ def train_command(method: str) -> Callable[..., None]:
     return run
 
 
+def capture(
+    method: Annotated[str, typer.Argument(help="Whose features: " + ", ".join(KINDS) + ".")],
+    target: Annotated[str, typer.Option(help="Folder, GGUF file, pulled name or hub id.")],
+    prompts: Annotated[list[str], typer.Option(help="JSON-lines FILE or FILE:LIMIT; 'builtin'.")],
+    answers: Annotated[str, typer.Option(help="Folder of regenerated answers.")],
+    out: Annotated[Path, typer.Option(help="Folder for the features; an unfinished run goes on there.")],
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="SECTION.FIELD=VALUE", help="As for training.")
+    ] = None,
+    config: Annotated[str | None, typer.Option(help="YAML file of settings, as for training.")] = None,
+    stored: Annotated[str, typer.Option(help="bfloat16, float16 or float8_e4m3fn.")] = "bfloat16",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Store the target's hidden states that a method reads, instead of running the target in every epoch."""
+    quieten_transformers()
+    from outpace.train.methods import settings_of
+    from outpace.train.run import Run, capture_features
+
+    chosen = settings_of(method, config, settings or ())
+    job = Run(method, target, tuple(prompts), answers, None, out, device, dtype, chosen)
+    total = 0
+
+    def count() -> None:
+        nonlocal total
+        total += 1
+        if total % 500 == 0:
+            notes.print(f"captured: {total} sequences")
+
+    said = capture_features(job, stored, lambda size: notes.print(size, highlight=False), count)
+    print(json.dumps({"out": str(out), **said}))
+
+
 def _train(job: Any) -> dict[str, Any]:
     from outpace.bench.workload import read_workloads
     from outpace.train.run import train

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from torch import Tensor
 
 from outpace.api import load
 from outpace.bench.workload import WorkItem, read_workloads
@@ -20,7 +19,9 @@ from outpace.models.frozen import FrozenTarget
 from outpace.models.load import choose_device, choose_dtype, load_target, load_vocabulary_facts
 from outpace.models.text import TextCodec
 from outpace.train.answers import AnswerStore, Conversation, read_about, read_answers
+from outpace.train.capture import about_features, capture, stored_features
 from outpace.train.data import SampleSet, TrainingData
+from outpace.train.features_store import FeatureStore
 from outpace.train.methods import METHODS
 from outpace.train.objectives.base import Objective
 from outpace.train.provenance import claim, files_hash, git_revision, prompts_hash, versions
@@ -81,7 +82,8 @@ def train(
     items = read_workloads(list(run.prompts))
     folder = answers_of(run, items, accelerator.num_processes, answered)
     target, codec = frozen_target(run, str(accelerator.device))
-    samples = join(items, folder, codec, target.vocab_size, min(run.settings.data.max_length, target.max_length))
+    longest = min(run.settings.data.max_length, target.max_length)
+    samples = join(items, folder, codec, target.vocab_size, longest)
     held_out = samples.held_out(run.settings.data.held_out)
     set_seed(run.settings.training.seed)
     objective = build(run, target, codec, samples, held_out)
@@ -91,7 +93,7 @@ def train(
         claim(run.out, dependencies(run, items, folder, codec), notes(accelerator))
     accelerator.wait_for_everyone()
     accelerator.init_trackers("tensorboard")
-    stored = None if run.features is None else stored_features(run, objective, samples)
+    stored = None if run.features is None else stored_features(run.features, objective, samples, longest)
     data = TrainingData(samples, held_out, stored, run.settings.data.workers)
     write = partial(objective.write, codec=codec, dtype=run.settings.training.dtype)
     trainer = Trainer(objective, data, run.settings.training, run.out, accelerator, write, report)
@@ -100,6 +102,41 @@ def train(
     finally:
         accelerator.end_training()
     return {**done, "drafter": str(run.out / "drafter"), "steps": trainer.steps}
+
+
+def capture_features(run: Run, dtype: str, said: Callable[[str], None], done: Callable[[], None]) -> dict[str, Any]:
+    """Store the features that a method reads, for runs with `features`.
+
+    Args:
+        run: with answers; `out` is the folder of features.
+        dtype: to store them in, a key of `features_store.DTYPES`.
+        said: gets the size, before anything is written.
+        done: called after each sequence.
+
+    Returns:
+        "captured", "before" and "bytes".
+
+    Raises:
+        OutpaceError: as `train`; a method that reads no features.
+    """
+    assert run.answers is not None, "the command asks for them"
+    items, answers = read_workloads(list(run.prompts)), Path(run.answers).expanduser()
+    target, codec = frozen_target(run, str(choose_device(run.device)))
+    longest = min(run.settings.data.max_length, target.max_length)
+    samples = join(items, answers, codec, target.vocab_size, longest)
+    objective = build(run, target, codec, samples, samples.held_out(run.settings.data.held_out))
+    if not objective.taps:
+        raise InvalidRequest(f"method={run.method!r}: reads no features under these settings; train without them")
+    hashed = files_hash(sorted(answers.glob("part-*.safetensors")))
+    about = about_features(run.target, target, objective.taps, dtype, longest, hashed)
+    store = FeatureStore(run.out, about)
+    size, before = (
+        store.bytes_needed(int(samples.lengths.sum()), about["width"], dtype, len(objective.taps)),
+        len(store),
+    )
+    said(f"{len(samples)} sequences, {int(samples.lengths.sum())} tokens: {size / 1e9:.3f} GB in {dtype}")
+    captured = capture(samples, target, store, objective.taps, done)
+    return {"captured": captured, "before": before, "bytes": size}
 
 
 def answers_of(run: Run, items: Sequence[WorkItem], processes: int, answered: Callable[[Conversation], None]) -> Path:
@@ -161,15 +198,6 @@ def build(run: Run, target: FrozenTarget, codec: TextCodec, samples: SampleSet, 
     facts = samples.facts(samples.without(held_out), target.vocab_size, special)
     objective: Objective = method.build(settings.net, settings.objective, target, facts, settings.training.seed)
     return objective
-
-
-def stored_features(run: Run, objective: Objective, samples: SampleSet) -> Callable[[str], Tensor]:
-    """Reads what was captured before.
-
-    Raises:
-        InvalidRequest: features of another target or method, or not of all sequences.
-    """
-    raise InvalidRequest(f"features={run.features!r}")
 
 
 def disk_needed(objective: Objective, keep: int) -> int:
