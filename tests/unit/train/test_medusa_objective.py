@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from pydantic import ValidationError
 from torch import nn
 
 from outpace.drafters.medusa import MedusaSource
-from outpace.nets.medusa import HeadKind, MedusaHead
+from outpace.models.text import TextCodec
+from outpace.nets.load import load_net
+from outpace.nets.medusa import HeadKind, MedusaHead, MedusaNet
 from outpace.shaping.proposer import StaticProposer
 from outpace.shaping.rank_paths import Chain
 from outpace.train.anchors import all_anchors
@@ -22,6 +25,7 @@ from outpace.train.objectives.medusa import (
     build_medusa,
 )
 from outpace.train.simulate import simulate
+from tests.unit.models.tiny import byte_tokenizer
 from tests.unit.train import tiny
 
 KINDS: tuple[HeadKind, ...] = ("own", "shared", "target")
@@ -173,6 +177,18 @@ def test_simulated_rounds_are_the_engines(head: HeadKind) -> None:
     assert played.tokens == tiny.HELD_OUT * (tiny.ANSWER - 1)
     assert played.rounds == round(played.tokens / tokens_per_step)
     assert math.isclose(played.tokens_per_step, tokens_per_step, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("head", KINDS)
+def test_what_is_written_is_what_was_trained(head: HeadKind, tmp_path: Path) -> None:
+    """Guards against a run that ends with heads that no public layout can say."""
+    objective = shaken(fresh(head))
+    state = objective.net.state_dict()
+    objective.write(state, tmp_path / "heads", TextCodec(byte_tokenizer(), "tiny"), "bfloat16")
+    again = load_net(str(tmp_path / "heads"))
+    assert isinstance(again, MedusaNet)
+    assert again.config == objective.net.config
+    assert all(torch.equal(one, state[name].bfloat16()) for name, one in again.state_dict().items())
 
 
 def test_a_first_token_without_a_prompt_is_never_right() -> None:

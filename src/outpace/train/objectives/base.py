@@ -58,8 +58,13 @@ class Objective(nn.Module, ABC):
             [A, depth] bool: drafted token at depth k + 1 behind each anchor equals the true one; false beyond the end.
         """
 
+    @property
+    def layout(self) -> str:
+        """The public layout that the drafter is written in."""
+        return KINDS[type(self.net)].layouts[0]
+
     def write(self, tensors: Mapping[str, Tensor], folder: Path, codec: TextCodec, dtype: str) -> None:
-        """Write the drafter in its kind's public layout.
+        """Write the drafter in its public layout.
 
         Args:
             tensors: weights and buffers by their names in `net`.
@@ -75,4 +80,4 @@ class Objective(nn.Module, ABC):
         cast = {name: one.to(wanted) if one.is_floating_point() else one for name, one in tensors.items()}
         kind, build = type(self.net), partial(type(self.net), self.net.config)
         net = filled(build, cast, str(folder))
-        KINDS[kind].write(net, folder, KINDS[kind].layouts[0], None)
+        KINDS[kind].write(net, folder, self.layout, None)

@@ -67,6 +67,10 @@ class MedusaObjective(Objective):
         super().__init__(net, target, (target.layers,), net.config.heads)
         self.settings = settings
 
+    @property
+    def layout(self) -> str:
+        return "vllm" if self.net.config.head == "shared" else super().layout  # the authors' has a layer per head
+
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         anchors = all_anchors(batch)
         states, truth, own = self._rows(batch, anchors)
