@@ -1,4 +1,4 @@
-"""Features captured before training: for runs that are repeated, or a GPU that cannot hold target and drafter at work."""
+"""Features captured before training: for runs that are repeated, or a GPU too small for target and drafter at once."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
