@@ -9,7 +9,9 @@ from pydantic import BaseModel
 
 from outpace.core.errors import InvalidRequest
 from outpace.train.objectives.base import Objective
+from outpace.train.objectives.dart import DartNetSettings, DartObjectiveSettings, build_dart
 from outpace.train.objectives.draft_lm import DraftLmNetSettings, DraftLmObjectiveSettings, build_draft_lm
+from outpace.train.objectives.eagle3 import Eagle3NetSettings, Eagle3ObjectiveSettings, build_eagle3
 from outpace.train.objectives.medusa import MedusaNetSettings, MedusaObjectiveSettings, build_medusa
 from outpace.train.settings import TrainSettings, assemble
 
@@ -31,6 +33,14 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
+    "eagle3": Method(
+        Eagle3NetSettings,
+        Eagle3ObjectiveSettings,
+        build_eagle3,
+        # The authors' rates are for 40 epochs; SpecForge's 1e-4 is for 10, and its other settings are theirs.
+        {"training": {"learning_rate": 1e-4, "betas": (0.9, 0.95), "clip": 0.5, "epochs": 10.0}},
+    ),
+    "dart": Method(DartNetSettings, DartObjectiveSettings, build_dart),
     "medusa": Method(MedusaNetSettings, MedusaObjectiveSettings, build_medusa, {"training": {"learning_rate": 1e-3}}),
     "draft-lm": Method(DraftLmNetSettings, DraftLmObjectiveSettings, build_draft_lm),
 }

@@ -110,6 +110,6 @@ def train(objective: Objective, epochs: int, learning_rate: float, size: int = 1
             optimizer.zero_grad()
             step += 1
             for name, value in terms.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
+                sums[name] = sums.get(name, 0.0) + float(value.detach())
         curve.append({name: value / sums["weight"] for name, value in sums.items()})
     return curve
