@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from outpace.cache.slots import PassCache, Segment, SlotKV
+from outpace.cache.passes import PassCache
+from outpace.cache.slots import Segment, SlotKV
 from outpace.core.errors import InvalidRequest
 from outpace.core.tree import Topology
 
@@ -95,8 +96,8 @@ def test_segments_of_a_packed_pass_write_to_their_own_slots() -> None:
     run_pass(kv, [(slots[2], [90])])
     kv.commit(slots[2], [0])
     cache = run_pass(kv, [(slots[1], [1]), (slots[2], [2, 3, 4, 5]), (slots[0], [6, 7])])
-    assert [segment.keys[0].shape[1] for segment in cache.segments] == [1, 5, 2]
-    assert torch.isfinite(torch.cat([segment.keys[1] for segment in cache.segments], dim=1)).all()
+    assert [segment.end for segment in cache.segments] == [1, 5, 2]
+    assert torch.isfinite(torch.cat([segment.views[0][1] for segment in cache.segments], dim=1)).all()
     for slot, path in zip((slots[1], slots[2], slots[0]), ([0], [0, 2], [0, 1]), strict=True):
         kv.commit(slot, path)
     assert [marks_of(kv, slot) for slot in slots] == [[6, 7], [1], [90, 2, 4]]
