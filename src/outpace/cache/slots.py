@@ -61,13 +61,8 @@ class SlotKV:
         """Forget committed rows from `length` on."""
         self.lengths[slot] = min(self.lengths[slot], length)
 
-    def rows(self, slot: int, count: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Committed rows and `count` more behind them.
-
-        Returns:
-            Views of keys and of values, one [kv_heads, length + count, head_dim] per layer.
-        """
-        end = self.end(slot, count)
+    def rows(self, slot: int, end: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Views of a slot's keys and of its values up to a row, one [kv_heads, end, head_dim] per layer."""
         return list(self.keys[:, slot, :, :end].unbind()), list(self.values[:, slot, :, :end].unbind())
 
     def end(self, slot: int, count: int) -> int:
@@ -128,8 +123,7 @@ class Segment:
     @cached_property
     def views(self) -> tuple[list[Tensor], list[Tensor]]:
         """Keys and values of the slot's rows, per layer [kv_heads, L, head_dim]: made for whoever is attended alone."""
-        keys, values = self.kv.keys[:, self.slot, :, : self.end], self.kv.values[:, self.slot, :, : self.end]
-        return list(keys.unbind()), list(values.unbind())
+        return self.kv.rows(self.slot, self.end)
 
     def sight(self, window: int | None) -> tuple[int, Tensor | None]:
         """What the fresh rows see through a sliding window, or without one.

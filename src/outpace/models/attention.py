@@ -1,8 +1,9 @@
 """Tree attention over slots, plugged into unmodified transformers models through their attention interface.
 
-The requests of a pass are packed into one row of tokens, each attends to its own slot at its exact length: no
-padding, no dead positions, and a request's numbers do not depend on who shares the pass. Stock attention would copy
-grouped keys, read dead positions and need one rectangular mask.
+The requests of a pass are packed into one row of tokens, each attends to its own slot at its exact length, and a
+request's numbers do not depend on who shares the pass. Only single rows on a CPU are attended together, padded where
+that is faster than one by one. Stock attention would copy grouped keys, read dead positions and need one rectangular
+mask.
 """
 
 import math

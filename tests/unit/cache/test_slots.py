@@ -36,7 +36,7 @@ def run_pass(kv: SlotKV, work: Sequence[tuple[int, Sequence[int]]]) -> PassCache
 
 def marks_of(kv: SlotKV, slot: int) -> list[int]:
     """The marks that a slot has committed, after checking that all layers, heads, keys and values agree."""
-    keys, values = kv.rows(slot, 0)
+    keys, values = kv.rows(slot, kv.lengths[slot])
     marks = keys[0][0, :, 0]
     for layer in range(LAYERS):
         expected = (marks + layer / 10)[None, :, None].expand(HEADS, -1, DIM)
@@ -135,6 +135,6 @@ def test_keys_and_values_keep_their_own_precision() -> None:
     exact = torch.full((1, HEADS, 1, DIM), 1.0 + 2.0**-40, dtype=torch.float64)
     cache.update(exact, exact, 0)
     kv.commit(slot, [0])
-    keys, values = kv.rows(slot, 0)
+    keys, values = kv.rows(slot, kv.lengths[slot])
     assert keys[0].dtype == torch.bfloat16
     assert torch.equal(values[0], exact[0])
