@@ -1,11 +1,10 @@
 """Slot KV: one preallocated stretch of keys and values per request, committed by moving rows, never recomputed."""
 
 from collections.abc import Sequence
-from typing import Any
+from functools import cached_property
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from outpace.core.errors import InvalidRequest
 
@@ -62,15 +61,15 @@ class SlotKV:
         """Forget committed rows from `length` on."""
         self.lengths[slot] = min(self.lengths[slot], length)
 
-    def rows(self, slot: int, count: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Committed rows and `count` more behind them.
+    def rows(self, slot: int, end: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Views of a slot's keys and of its values up to a row, one [kv_heads, end, head_dim] per layer."""
+        return list(self.keys[:, slot, :, :end].unbind()), list(self.values[:, slot, :, :end].unbind())
 
-        Returns:
-            Views of keys and of values, one [kv_heads, length + count, head_dim] per layer.
-        """
+    def end(self, slot: int, count: int) -> int:
+        """Where `count` rows behind the committed ones end."""
         end = self.lengths[slot] + count
         assert end <= self.capacity, f"slot {slot}: {end} rows exceed the capacity of {self.capacity}"
-        return list(self.keys[:, slot, :, :end].unbind()), list(self.values[:, slot, :, :end].unbind())
+        return end
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
         """Keep the fresh rows of a root-to-node path, in order: one gather for all layers.
@@ -103,7 +102,7 @@ class Segment:
 
     Attributes:
         count: N.
-        keys, values: per layer, the slot's rows up to and including the pass's own [kv_heads, L, head_dim].
+        end: L, the slot's rows up to and including the pass's own.
     """
 
     def __init__(
@@ -116,14 +115,15 @@ class Segment:
         is_prompt: bool = False,
         scratch: int = 0,
     ) -> None:
-        self.start, self.count, self.is_prompt = start, len(positions) - scratch, is_prompt
-        self.keys, self.values = kv.rows(slot, len(positions))
+        self.kv, self.slot, self.start, self.is_prompt = kv, slot, start, is_prompt
+        self.count, self.end = len(positions) - scratch, kv.end(slot, len(positions))
         self._committed, self._positions, self._visible = kv.lengths[slot], positions, visible
-        self._device = kv.keys.device
         self._sights: dict[int | None, tuple[int, Tensor | None]] = {}
-        fresh = slice(self._committed + scratch, self._committed + len(positions))
-        self._fresh_keys = [keys[:, fresh] for keys in self.keys]
-        self._fresh_values = [values[:, fresh] for values in self.values]
+
+    @cached_property
+    def views(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Keys and values of the slot's rows, per layer [kv_heads, L, head_dim]: made for whoever is attended alone."""
+        return self.kv.rows(self.slot, self.end)
 
     def sight(self, window: int | None) -> tuple[int, Tensor | None]:
         """What the fresh rows see through a sliding window, or without one.
@@ -140,6 +140,8 @@ class Segment:
         return self._sights[window]
 
     def _look(self, window: int | None) -> tuple[int, Tensor | None]:
+        if window is None and len(self._positions) == 1:
+            return 0, None
         own = self._positions[-self.count :]
         tail = len(self._positions)
         first = 0 if window is None else min(max(int(own.min()) - window + 1, 0), self._committed)
@@ -153,34 +155,10 @@ class Segment:
         if visible is None or bool(visible.all()):
             return first, None
         bias = torch.zeros(visible.shape).masked_fill_(~visible, -torch.inf)
-        return first, bias.to(self._device)
+        return first, bias.to(self.kv.keys.device)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """File the pass's keys and values [1, kv_heads, T, head_dim] of one layer."""
-        self._fresh_keys[layer].copy_(keys[0, :, self.start : self.start + self.count])
-        self._fresh_values[layer].copy_(values[0, :, self.start : self.start + self.count])
-
-
-class PassCache(Cache):
-    """What a transformers forward sees as its cache for the length of one packed pass.
-
-    `update` files the fresh keys and values under their requests' slots. The attention function reads them from
-    there, so the tensors returned are the fresh rows alone.
-    """
-
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        super().__init__(layers=[])
-        self.segments = segments
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        for segment in self.segments:
-            segment.write(layer_idx, key_states, value_states)
-        return key_states, value_states
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        return query_length, 0
+        """File the segment's keys and values, of a pass's [kv_heads, T, head_dim] of one layer."""
+        rows, fresh = slice(self.start, self.start + self.count), slice(self.end - self.count, self.end)
+        self.views[0][layer][:, fresh].copy_(keys[:, rows])
+        self.views[1][layer][:, fresh].copy_(values[:, rows])

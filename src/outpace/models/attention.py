@@ -1,10 +1,12 @@
 """Tree attention over slots, plugged into unmodified transformers models through their attention interface.
 
-The requests of a pass are packed into one row of tokens, each attends to its own slot at its exact length: no
-padding, no dead positions, and a request's numbers do not depend on who shares the pass. Stock attention would copy
-grouped keys, read dead positions and need one rectangular mask.
+The requests of a pass are packed into one row of tokens, each attends to its own slot at its exact length, and a
+request's numbers do not depend on who shares the pass. Only single rows on a CPU are attended together, padded where
+that is faster than one by one. Stock attention would copy grouped keys, read dead positions and need one rectangular
+mask.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from outpace.cache.slots import PassCache, Segment
+from outpace.cache.passes import Group, PassCache
+from outpace.cache.slots import Segment
 from outpace.core.errors import UnsupportedModel
 
 ATTENTION_NAME = "outpace"
@@ -60,6 +63,8 @@ def tree_attention(
     if slots is None or scaling is None or unknown:
         raise UnsupportedModel(f"{type(module).__name__} uses attention features that are not supported: {unknown}")
     law = Law(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
+    if query.device.type == "cpu" and len(slots.segments) > 1:
+        return _attend_in_groups(query[0], slots, law)[None], None
     return attend_segments(query[0], slots.segments, law)[None], None
 
 
@@ -74,6 +79,19 @@ def attend_segments(query: Tensor, segments: Sequence[Segment], law: Law) -> Ten
     )
 
 
+def _attend_in_groups(query: Tensor, cache: PassCache, law: Law) -> Tensor:
+    """`attend_segments` on a CPU, with the bits it has there, in fewer and larger products."""
+    heads, count, head_dim = query.shape
+    plan = cache.plan(law.window)
+    output = query.new_empty(count, heads, head_dim)
+    for group in plan.groups:
+        output[group.rows] = _attend_together(query, group, law)
+    for segment in plan.alone:
+        rows = slice(segment.start, segment.start + segment.count)
+        output[rows] = _attend_on_cpu(query[:, rows], segment, law)
+    return output
+
+
 def _attend_on_cpu(query: Tensor, segment: Segment, law: Law) -> Tensor:
     """Grouped attention whose result for a node depends on its path alone, to the last bit.
 
@@ -84,8 +102,8 @@ def _attend_on_cpu(query: Tensor, segment: Segment, law: Law) -> Tensor:
     """
     heads, count, head_dim = query.shape
     first, bias = segment.sight(law.window)
-    keys = segment.keys[law.layer][:, first:]  # [G, L, D] float32
-    values = segment.values[law.layer][:, first:]  # [G, L, D] float64
+    keys = segment.views[0][law.layer][:, first:]  # [G, L, D] float32
+    values = segment.views[1][law.layer][:, first:]  # [G, L, D] float64
     groups, length, _ = keys.shape
     rows = (query.to(keys.dtype) * law.scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
     scores = _products(rows, keys)  # [G, H/G*N, L]
@@ -98,6 +116,34 @@ def _attend_on_cpu(query: Tensor, segment: Segment, law: Law) -> Tensor:
     else:
         output = torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float64), values)  # [G, H/G*N, D]
     return output.view(heads, count, head_dim).transpose(0, 1).to(query.dtype)  # [N, H, D]
+
+
+def _attend_together(query: Tensor, group: Group, law: Law) -> Tensor:
+    """[R, H, D] attention of a group's rows, each with the bits that `_attend_on_cpu` gives it.
+
+    The products with keys treat all rows and keys alike, and what a row does not see weighs exactly nothing in its
+    sums. Slots of the range that are not in the group are computed as well and left out.
+    """
+    heads, _, head_dim = query.shape
+    keys, values = group.keys(law.layer), group.values(law.layer)  # [S * G, L, D] float32, float64
+    rows = query.transpose(0, 1)[group.row_of_slot].to(keys.dtype) * law.scaling  # [S, H, D]
+    scores = _products(rows.reshape(len(keys), -1, head_dim), keys)  # [S * G, H/G, L]
+    if law.softcap is not None:
+        scores = scores.div_(law.softcap).tanh_().mul_(law.softcap)
+    if group.hidden is not None:
+        # Filled, not added to: storage that nobody wrote may hold NaN.
+        scores.unflatten(0, (len(rows), -1)).masked_fill_(group.hidden, -torch.inf)
+    weights = torch.softmax(scores, dim=-1, dtype=torch.float64)
+
+    def weighted() -> Tensor:
+        return torch.bmm(weights, values).view(-1, heads, head_dim)[group.slots]  # [R, H, D]
+
+    output = weighted()
+    if group.hidden is not None and not math.isfinite(output.sum()):
+        # No weight makes nothing of NaN or infinity, which a request before may have left there.
+        group.clear_hidden(law.layer)
+        output = weighted()
+    return output.to(query.dtype)
 
 
 def _products(rows: Tensor, keys: Tensor) -> Tensor:
@@ -119,7 +165,7 @@ def _products(rows: Tensor, keys: Tensor) -> Tensor:
 
 def _attend_fused(query: Tensor, segment: Segment, law: Law) -> Tensor:
     first, bias = segment.sight(law.window)
-    keys, values = segment.keys[law.layer][:, first:], segment.values[law.layer][:, first:]  # [G, L, D]
+    keys, values = segment.views[0][law.layer][:, first:], segment.views[1][law.layer][:, first:]  # [G, L, D]
     mask = None
     if bias is not None:
         prefix = keys.new_zeros(segment.count, keys.shape[1] - bias.shape[1])
@@ -134,7 +180,7 @@ def _attend_capped(query: Tensor, segment: Segment, law: Law) -> Tensor:
     """Attention with a cap on its scores, which fused kernels do not compute; scores and softmax in float32."""
     heads, count, head_dim = query.shape
     first, bias = segment.sight(law.window)
-    keys, values = segment.keys[law.layer][:, first:], segment.values[law.layer][:, first:]  # [G, L, D]
+    keys, values = segment.views[0][law.layer][:, first:], segment.views[1][law.layer][:, first:]  # [G, L, D]
     groups, length, _ = keys.shape
     rows = query.reshape(groups, -1, head_dim)  # [G, H/G*N, D]
     scores = torch.bmm(rows, keys.transpose(1, 2)).float().mul_(law.scaling)  # [G, H/G*N, L]

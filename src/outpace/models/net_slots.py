@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from outpace.cache.passes import FreshRows
 from outpace.cache.slots import Segment, SlotKV
 from outpace.models.attention import Law, attend_segments
 
@@ -96,7 +97,7 @@ class NetSlots:
         count = len(rows[0][0])
         segment = Segment(self.kv, slot, 0, torch.arange(count) + self.kv.lengths[slot])
         for layer, (keys, values) in enumerate(rows):
-            segment.write(layer, keys.transpose(0, 1)[None], values.transpose(0, 1)[None])
+            segment.write(layer, keys.transpose(0, 1), values.transpose(0, 1))
         self.kv.commit(slot, range(count))
 
 
@@ -107,10 +108,10 @@ class SlotAttention:
         self, plain: Sequence[Segment], causal: Sequence[Segment], scale: float, sights: Sequence[Sight]
     ) -> None:
         self._plain, self._causal, self._scale, self._sights = plain, causal, scale, sights
+        self._fresh = FreshRows(plain)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        for segment in self._plain:
-            segment.write(layer, key.transpose(0, 1)[None], value.transpose(0, 1)[None])
+        self._fresh.write(layer, key.transpose(0, 1), value.transpose(0, 1))
         sight = self._sights[layer] if self._sights else Sight()
         law = Law(layer, self._scale, sight.window, None)
         return attend_segments(query.transpose(0, 1), self._causal if sight.is_causal else self._plain, law)

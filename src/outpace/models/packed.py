@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outpace.cache.slots import PassCache, Segment, SlotKV
+from outpace.cache.passes import PassCache
+from outpace.cache.slots import Segment, SlotKV
 from outpace.core.errors import InvalidRequest
 from outpace.models.experts import pack_experts
 from outpace.models.families import logit_softcap

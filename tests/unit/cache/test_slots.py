@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from outpace.cache.slots import PassCache, Segment, SlotKV
+from outpace.cache.passes import PassCache
+from outpace.cache.slots import Segment, SlotKV
 from outpace.core.errors import InvalidRequest
 from outpace.core.tree import Topology
 
@@ -35,7 +36,7 @@ def run_pass(kv: SlotKV, work: Sequence[tuple[int, Sequence[int]]]) -> PassCache
 
 def marks_of(kv: SlotKV, slot: int) -> list[int]:
     """The marks that a slot has committed, after checking that all layers, heads, keys and values agree."""
-    keys, values = kv.rows(slot, 0)
+    keys, values = kv.rows(slot, kv.lengths[slot])
     marks = keys[0][0, :, 0]
     for layer in range(LAYERS):
         expected = (marks + layer / 10)[None, :, None].expand(HEADS, -1, DIM)
@@ -95,8 +96,8 @@ def test_segments_of_a_packed_pass_write_to_their_own_slots() -> None:
     run_pass(kv, [(slots[2], [90])])
     kv.commit(slots[2], [0])
     cache = run_pass(kv, [(slots[1], [1]), (slots[2], [2, 3, 4, 5]), (slots[0], [6, 7])])
-    assert [segment.keys[0].shape[1] for segment in cache.segments] == [1, 5, 2]
-    assert torch.isfinite(torch.cat([segment.keys[1] for segment in cache.segments], dim=1)).all()
+    assert [segment.end for segment in cache.segments] == [1, 5, 2]
+    assert torch.isfinite(torch.cat([segment.views[0][1] for segment in cache.segments], dim=1)).all()
     for slot, path in zip((slots[1], slots[2], slots[0]), ([0], [0, 2], [0, 1]), strict=True):
         kv.commit(slot, path)
     assert [marks_of(kv, slot) for slot in slots] == [[6, 7], [1], [90, 2, 4]]
@@ -134,6 +135,6 @@ def test_keys_and_values_keep_their_own_precision() -> None:
     exact = torch.full((1, HEADS, 1, DIM), 1.0 + 2.0**-40, dtype=torch.float64)
     cache.update(exact, exact, 0)
     kv.commit(slot, [0])
-    keys, values = kv.rows(slot, 0)
+    keys, values = kv.rows(slot, kv.lengths[slot])
     assert keys[0].dtype == torch.bfloat16
     assert torch.equal(values[0], exact[0])

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outpace.cache.slots import PassCache, Segment, SlotKV
+from outpace.cache.passes import PassCache
+from outpace.cache.slots import Segment, SlotKV
 from outpace.core.errors import UnsupportedModel
 from outpace.core.tree import Topology
 from outpace.models.attention import Law, _attend_capped, _attend_on_cpu, tree_attention
