@@ -174,6 +174,22 @@ def test_dry_run(target: Path, prompts: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "more").exists()
 
 
+def test_prompts_that_do_not_fit_are_named(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against prompts that are lost on the way without a word."""
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(prompts.read_text() + json.dumps({"id": "long", "turns": ["word " * 200]}) + "\n")
+    AcceleratorState._reset_state(reset_partial_state=True)
+    result = CliRunner().invoke(cli.app, arguments("medusa", target, file, tmp_path / "run"))
+    assert result.exit_code == 0
+    assert "cut long: turn 1:" in result.stderr
+
+
+def test_one_gpu_is_not_chosen_by_number(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a device that is asked for and quietly not taken."""
+    with pytest.raises(InvalidRequest, match="CUDA_VISIBLE_DEVICES"):
+        run("medusa", target, prompts, tmp_path / "run", "--device", "cpu:0")
+
+
 def test_unknown_settings(target: Path, prompts: Path, tmp_path: Path) -> None:
     """Guards against a misspelt setting that changes nothing."""
     with pytest.raises(InvalidRequest, match=r"training\.lr: no such setting"):

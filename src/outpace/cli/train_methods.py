@@ -82,7 +82,7 @@ def capture(
         if total % 500 == 0:
             notes.print(f"captured: {total} sequences")
 
-    said = capture_features(job, stored, lambda size: notes.print(size, highlight=False), count)
+    said = capture_features(job, stored, _say, count)
     print(json.dumps({"out": str(out), **said}))
 
 
@@ -94,10 +94,14 @@ def _train(job: Any) -> dict[str, Any]:
     with progress_bar("answers", total) as answered:
         steps = _Steps()
         try:
-            done: dict[str, Any] = train(job, steps.show, lambda conversation: answered())
+            done: dict[str, Any] = train(job, steps.show, lambda conversation: answered(), _say)
         finally:
             steps.close()
     return done
+
+
+def _say(line: str) -> None:
+    notes.print(line, highlight=False, markup=False)
 
 
 class _Steps:

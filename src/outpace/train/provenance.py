@@ -14,7 +14,7 @@ from outpace.core.errors import InvalidRequest, ModelError
 from outpace.train.folder import write_whole
 
 FILE = "provenance.json"
-PACKAGES = ("outpace", "torch", "transformers", "accelerate", "safetensors", "tokenizers")
+PACKAGES = ("outpace", "torch", "transformers", "accelerate", "safetensors", "tokenizers", "tensorboard")
 
 
 def files_hash(paths: Sequence[Path]) -> str:

@@ -17,6 +17,7 @@ from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.engine.session import Session
 from outpace.models.text import TextCodec
 from outpace.train.answers import AnswerStore, Conversation
+from outpace.train.samples import by_id
 
 PART = 256
 """Conversations per part: what a killed run loses at most."""
@@ -75,11 +76,7 @@ def regenerate(items: Iterable[WorkItem], store: AnswerStore, answerer: Answerer
     Raises:
         InvalidRequest: two prompts of one id.
     """
-    wanted: dict[str, WorkItem] = {}
-    for item in items:
-        if item.id in wanted:
-            raise InvalidRequest(f"prompts: id {item.id!r} occurs twice; answers are stored by it")
-        wanted[item.id] = item
+    wanted = by_id(items)
     made: list[Conversation] = []
     try:
         for conversation in answerer.answer([item for item in wanted.values() if item.id not in store.done]):

@@ -63,7 +63,10 @@ class Run:
 
 
 def train(
-    run: Run, report: Callable[[Mapping[str, Any]], None], answered: Callable[[Conversation], None]
+    run: Run,
+    report: Callable[[Mapping[str, Any]], None],
+    answered: Callable[[Conversation], None],
+    said: Callable[[str], None],
 ) -> dict[str, Any]:
     """Train a drafter; a run that was stopped goes on.
 
@@ -71,6 +74,7 @@ def train(
         run: what the user asked for.
         report: gets what each step and measurement has to show.
         answered: gets each conversation that the target answers.
+        said: gets what else a user should know: prompts that were left out, and why.
 
     Returns:
         What `Trainer.run` says, with the folder of the drafter.
@@ -80,7 +84,7 @@ def train(
     """
     accelerator = _accelerator(run)
     items = read_workloads(list(run.prompts))
-    folder = answers_of(run, items, accelerator.num_processes, answered)
+    folder = answers_of(run, items, accelerator.num_processes, answered, said)
     target, codec = frozen_target(run, str(accelerator.device))
     longest = min(run.settings.data.max_length, target.max_length)
     samples = join(items, folder, codec, target.vocab_size, longest)
@@ -139,7 +143,13 @@ def capture_features(run: Run, dtype: str, said: Callable[[str], None], done: Ca
     return {"captured": captured, "before": before, "bytes": size}
 
 
-def answers_of(run: Run, items: Sequence[WorkItem], processes: int, answered: Callable[[Conversation], None]) -> Path:
+def answers_of(
+    run: Run,
+    items: Sequence[WorkItem],
+    processes: int,
+    answered: Callable[[Conversation], None],
+    said: Callable[[str], None],
+) -> Path:
     """The folder of the answers to train on; made or completed first where none was named.
 
     Raises:
@@ -159,8 +169,11 @@ def answers_of(run: Run, items: Sequence[WorkItem], processes: int, answered: Ca
     store = AnswerStore(folder, about_answers(run.target, codec, vocab_size, params, None, run.dtype))
     if {item.id for item in items} - store.done:
         model = load(run.target, "plain", dtype=run.dtype, device=run.device, max_num_seqs=how.batch_size)
-        for conversation in regenerate(items, store, EngineAnswerer(model, params)):
+        answerer = EngineAnswerer(model, params)
+        for conversation in regenerate(items, store, answerer):
             answered(conversation)
+        for name, reason in answerer.cut.items():
+            said(f"cut {name}: {reason}")
     return folder
 
 
@@ -237,6 +250,10 @@ def notes(accelerator: Accelerator) -> dict[str, Any]:
 
 def _accelerator(run: Run) -> Accelerator:
     device = choose_device(run.device)
+    if device.index is not None:
+        raise InvalidRequest(
+            f"device={run.device!r}: processes take the GPUs they see in order; choose with CUDA_VISIBLE_DEVICES"
+        )
     precision = run.settings.training.precision
     if precision == "auto":
         precision = "bfloat16" if choose_dtype("auto", device) == torch.bfloat16 else "float32"

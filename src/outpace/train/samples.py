@@ -27,6 +27,20 @@ class TrainingSample:
     mask: Tensor
 
 
+def by_id(items: Iterable[WorkItem]) -> dict[str, WorkItem]:
+    """Prompts by their ids, in their order.
+
+    Raises:
+        InvalidRequest: two prompts of one id.
+    """
+    known: dict[str, WorkItem] = {}
+    for item in items:
+        if item.id in known:
+            raise InvalidRequest(f"prompts: id {item.id!r} occurs twice; answers are stored by it")
+        known[item.id] = item
+    return known
+
+
 def training_samples(
     items: Iterable[WorkItem], conversations: Iterable[Conversation], codec: TextCodec, max_length: int
 ) -> Iterator[TrainingSample]:
@@ -39,9 +53,9 @@ def training_samples(
         max_length: longer samples are cut at the end; those of which only the prompt would remain are left out.
 
     Raises:
-        InvalidRequest: an answer to a prompt that is not there.
+        InvalidRequest: an answer to a prompt that is not there; two prompts of one id.
     """
-    known = {item.id: item for item in items}
+    known = by_id(items)
     for conversation in conversations:
         item = known.get(conversation.id)
         if item is None:
