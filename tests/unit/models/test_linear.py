@@ -82,6 +82,21 @@ def test_a_row_has_the_same_bits_among_any_number_of_rows(dtype: torch.dtype, bi
 
 
 @each_dtype
+@pytest.mark.parametrize(("width", "outputs"), [(48, 3072), (576, 960), (896, 1216), (1536, 64)])
+@torch.inference_mode()
+def test_a_row_has_the_same_bits_in_a_large_batch(dtype: torch.dtype, width: int, outputs: int) -> None:
+    """Guards against kernels of AMX machines for one row and for more than 32, which sum in another order."""
+    generator = torch.Generator().manual_seed(width)
+    packed = PackedLinear(torch.randn(outputs, width, generator=generator).to(dtype), None)
+    rows = random_rows(70, width, dtype, seed=1)
+    whole = packed(rows)
+    assert whole.shape == (1, 70, outputs)
+    for count in (1, 2, 32, 33, 34, 64, 65):
+        assert torch.equal(packed(rows[:, :count]), whole[:, :count]), f"first {count} rows"
+        assert torch.equal(packed(rows[:, 70 - count :]), whole[:, 70 - count :]), f"last {count} rows"
+
+
+@each_dtype
 @each_bias
 @torch.inference_mode()
 def test_siblings_compute_what_they_would_alone(dtype: torch.dtype, bias: bool) -> None:
