@@ -32,13 +32,15 @@ class ChainAttention:
         self._ends: list[int] = before.tolist()
         assert self._sequences == sorted(self._sequences), "the anchors of a sequence stand side by side"
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, visible: Tensor, window: int | None = None) -> Tensor:
         """Attend.
 
         Args:
             query: [A, Q, heads, D].
             key, value: [A, K, kv_heads, D] of the chains.
             visible: [Q, K] bool, which rows of a chain see which of its keys; all see at least one.
+            window: row q, from 0, sees those of the earlier keys that stand less than this many places before it, being
+                the q-th behind them itself; None for all. What it sees of its chain is up to `visible` alone.
 
         Returns:
             [A, Q, heads, D].
@@ -50,7 +52,7 @@ class ChainAttention:
             end = max(self._ends[start : start + size])
             earlier = (rows[:end] for rows in self._earlier[self._sequences[start]])
             # No random numbers are drawn, so that no states of generators need be kept.
-            made = checkpoint(_attend, *own, *earlier, visible, use_reentrant=False, preserve_rng_state=False)
+            made = checkpoint(_attend, *own, *earlier, visible, window, use_reentrant=False, preserve_rng_state=False)
             parts.append(made)
             start += size
         return torch.cat(parts)
@@ -69,13 +71,18 @@ def _attend(
     earlier_key: Tensor,
     earlier_value: Tensor,
     visible: Tensor,
+    window: int | None,
 ) -> Tensor:
     """Chains [C, Q or K, ...] of one sequence over earlier keys [P, ...], `before` [C] of which each sees."""
     count, wide = query.shape[:2]
-    sees_earlier = torch.arange(len(earlier_key), device=before.device) < before[:, None]  # [C, P]
+    places = torch.arange(len(earlier_key), device=before.device)
+    sees_earlier = (places < before[:, None]).repeat_interleave(wide, dim=0)  # [C * Q, P]
+    if window is not None:
+        own_places = (before[:, None] + torch.arange(wide, device=before.device)).flatten()  # [C * Q]
+        sees_earlier &= places > own_places[:, None] - window
     itself = torch.eye(count, dtype=torch.bool, device=before.device)[:, None, :, None]
     sees_own = (itself & visible[:, None, :]).reshape(count * wide, -1)  # [C * Q, C * K]
-    seen = torch.cat((sees_earlier.repeat_interleave(wide, dim=0), sees_own), dim=1)  # [C * Q, P + C * K]
+    seen = torch.cat((sees_earlier, sees_own), dim=1)  # [C * Q, P + C * K]
     keys, values = (
         torch.cat((rows, own.flatten(0, 1)))[None] for rows, own in ((earlier_key, key), (earlier_value, value))
     )
