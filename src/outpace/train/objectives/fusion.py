@@ -18,8 +18,8 @@ from outpace.train.chains import ChainAttention
 from outpace.train.initial import initialise
 from outpace.train.objectives.base import Objective
 from outpace.train.objectives.facts import Facts
+from outpace.train.objectives.sizes import layer_sizes
 
-THETA = 10000.0  # base of the rotary positions where the target has none of its own
 N = TypeVar("N", Eagle3Net, DartNet)
 
 
@@ -51,25 +51,9 @@ def sizes_for(net: FusionNetSettings, target: FrozenTarget, scalings: Collection
         scalings: kinds of `rope_scaling` that the drafter can have. Of other targets it takes the base alone: its
             positions are its own, and need not turn as the target's do.
     """
-    config, hidden = target.config, target.hidden_size
-    heads: int = config.num_attention_heads
-    rotation: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    rotation = rotation.get("full_attention", rotation)  # families with windows have one for each kind of layer
-    scaling = {key: value for key, value in rotation.items() if key not in ("rope_theta", "partial_rotary_factor")}
-    return {
-        "hidden_size": hidden,
-        "target_hidden_size": hidden,
-        "intermediate_size": net.intermediate_size or getattr(config, "intermediate_size", None) or 4 * hidden,
-        "heads": net.heads or heads,
-        "kv_heads": net.kv_heads or getattr(config, "num_key_value_heads", None) or heads,
-        "head_dim": net.head_dim or getattr(config, "head_dim", None) or hidden // heads,
-        "rms_eps": getattr(config, "rms_norm_eps", None) or 1e-5,
-        "rope_theta": float(rotation.get("rope_theta", THETA)),
-        "rope_scaling": scaling if rotation.get("rope_type") in scalings else None,
-        "max_positions": config.max_position_embeddings,
-        "vocab_size": target.vocab_size,
-        "draft_vocab_size": min(net.draft_vocab_size or target.vocab_size, target.vocab_size),
-    }
+    asked = net.model_dump(include=set(FusionNetSettings.model_fields), exclude_none=True)
+    size = min(net.draft_vocab_size or target.vocab_size, target.vocab_size)
+    return layer_sizes(target, scalings) | asked | {"draft_vocab_size": size}
 
 
 def begin(net: N, target: FrozenTarget, facts: Facts, seed: int) -> N:
@@ -140,8 +124,3 @@ class PairObjective(Objective):
         drafts = torch.arange(size, device=net.fc.weight.device)
         ids = net.target_ids(drafts)
         return ids, drafts.new_full((net.config.vocab_size,), -1).index_copy(0, ids, drafts)
-
-    def _nothing(self, *names: str) -> dict[str, Tensor]:
-        """What a batch without an anchor gives; all parameters take part."""
-        zero = torch.stack([weight.float().sum() * 0 for weight in self.net.parameters()]).sum()
-        return {"loss": zero} | {name: zero.detach() for name in names}
