@@ -49,6 +49,10 @@ class FrozenTarget:
         """Logits [..., V] of hidden states [..., H] that the head reads; gradients reach the hidden states."""
         return self._model.head.differentiable(hidden)
 
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[R, V] float32 logits of hidden states [R, H] as drafting ranks them: top candidates are not rounded."""
+        return self._model.head.scores(hidden.to(self.dtype))
+
     def features(self, ids: Tensor, lengths: Sequence[int], taps: Sequence[int]) -> Tensor:
         """Hidden states of whole sequences, side by side in the order of the taps.
 
