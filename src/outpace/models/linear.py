@@ -41,7 +41,8 @@ class PackedLinear(nn.Module):
         count = rows.shape[:-1].numel()
         if self.most_rows is not None and count > self.most_rows:
             pieces = rows.reshape(-1, rows.shape[-1]).split(self.most_rows)
-            return torch.cat([self(piece) for piece in pieces]).unflatten(0, rows.shape[:-1])
+            together = torch.cat([self.forward(piece) for piece in pieces])
+            return together.view(*rows.shape[:-1], -1)
         if self.pads_single_rows and count == 1:
             return self._multiply(torch.cat((rows, rows), dim=-2)).narrow(-2, 0, 1)
         return self._multiply(rows)

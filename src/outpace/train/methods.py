@@ -10,6 +10,8 @@ from pydantic import BaseModel
 from outpace.core.errors import InvalidRequest
 from outpace.train.objectives.base import Objective
 from outpace.train.objectives.dart import DartNetSettings, DartObjectiveSettings, build_dart
+from outpace.train.objectives.dflash import DFlashNetSettings, DFlashObjectiveSettings, build_dflash
+from outpace.train.objectives.domino import DominoNetSettings, DominoObjectiveSettings, build_domino
 from outpace.train.objectives.draft_lm import DraftLmNetSettings, DraftLmObjectiveSettings, build_draft_lm
 from outpace.train.objectives.eagle3 import Eagle3NetSettings, Eagle3ObjectiveSettings, build_eagle3
 from outpace.train.objectives.medusa import MedusaNetSettings, MedusaObjectiveSettings, build_medusa
@@ -33,6 +35,8 @@ class Method:
 
 
 METHODS: dict[str, Method] = {
+    "dflash": Method(DFlashNetSettings, DFlashObjectiveSettings, build_dflash),
+    "domino": Method(DominoNetSettings, DominoObjectiveSettings, build_domino, {"training": {"epochs": 3.0}}),
     "eagle3": Method(
         Eagle3NetSettings,
         Eagle3ObjectiveSettings,
