@@ -123,25 +123,6 @@ class DominoHead(nn.Module):
         product: Tensor = self.of_low_rank(low)
         return product
 
-    def forward_block(self, hidden: Tensor, base_logits: Tensor, token_embeddings: Tensor) -> Tensor:
-        """Final logits of whole blocks under teacher forcing: what the steps give when the drafts are these tokens.
-
-        Args:
-            hidden: [N, B, H], the block's outputs.
-            base_logits: [N, B, V], the target's LM head of them.
-            token_embeddings: [N, B, H], of the true tokens, the anchor first.
-
-        Returns:
-            [N, B, V]; positions before the first corrected one hold the base logits, bit for bit.
-        """
-        first = self.config.first_corrected
-        states, _ = self.prefix_gru(token_embeddings)  # [N, B, G], at k: tokens 0..k
-        # Without the shift position k predicts token k, so that its state must end at token k - 1.
-        states = states[:, first:] if self.config.shift_label else states[:, first - 1 : -1]
-        low = self.low_rank(hidden[:, first:], states)  # [N, B - first, r]
-        final = base_logits[:, first:] + nn.functional.linear(low, self.vocabulary_weight)
-        return torch.cat((base_logits[:, :first], final), dim=1)
-
     def low_rank(self, hidden: Tensor, state: Tensor) -> Tensor:
         """silu(W1 [H; S]), [..., r]: its product with rows of `vocabulary_weight` moves the logits of their ids."""
         low: Tensor = self.embed_proj[1](self.embed_proj[0](torch.cat((hidden, state), dim=-1)))

@@ -63,8 +63,8 @@ class SampleSet(Dataset[TrainingSample]):
         Raises:
             InvalidRequest: nothing would be left to train on.
         """
-        prompts = sorted({_prompt_of(name) for name in self.names}, key=_hash)[:count]
-        chosen = [index for index, name in enumerate(self.names) if _prompt_of(name) in set(prompts)]
+        prompts = set(sorted({_prompt_of(name) for name in self.names}, key=_hash)[:count])
+        chosen = [index for index, name in enumerate(self.names) if _prompt_of(name) in prompts]
         if len(chosen) >= len(self):
             raise InvalidRequest(
                 f"data.held_out={count}: leaves nothing of {len(self)} sequences to train on; give more prompts or "

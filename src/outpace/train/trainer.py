@@ -114,7 +114,7 @@ class Trainer:
         generator = torch.Generator().manual_seed(0)
         loader = DataLoader(
             self._examples,
-            batch_sampler=list(places),
+            batch_sampler=places,
             collate_fn=join,
             num_workers=self._data.workers,
             generator=generator,

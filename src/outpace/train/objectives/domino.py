@@ -129,7 +129,7 @@ class DominoObjective(Objective):
         return self.target.embed(ids).to(self.net.norm.weight.dtype)
 
     def _logits(self, hidden: Tensor, states: Tensor, corrected: Tensor) -> tuple[Tensor, Tensor]:
-        """Base and final logits [R, V] in float32 at least, as `DominoHead.forward_block` defines them.
+        """Base and final logits [R, V] in float32 at least (the equations of section 4.1.2).
 
         Args:
             hidden: [R, H] of the positions that draft.
