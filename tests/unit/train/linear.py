@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from outpace.train.anchors import Anchors
 from outpace.train.batch import Batch
@@ -61,10 +63,15 @@ def trainer(
     folder: Path,
     report: Callable[[Mapping[str, Any]], None] = lambda shown: None,
     objective: Objective | None = None,
+    plugin: FullyShardedDataParallelPlugin | None = None,
     **settings: Any,
 ) -> Trainer:
     AcceleratorState._reset_state(reset_partial_state=True)  # a test is a process of its own
-    accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=str(folder))
+    accelerator = Accelerator(cpu=True, log_with="tensorboard", project_dir=str(folder), fsdp_plugin=plugin)
+    if plugin is not None:  # Accelerate takes FSDP for a matter of GPUs; torch does not
+        state = accelerator.state
+        PartialState._shared_state["distributed_type"] = state.distributed_type = DistributedType.FSDP
+        state.fsdp_plugin = plugin
     folder.mkdir(parents=True, exist_ok=True)
     accelerator.init_trackers("tensorboard")
     chosen = TrainingSettings(**(BASIS | settings))
@@ -73,5 +80,8 @@ def trainer(
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    out, micro = Path(sys.argv[1]), int(sys.argv[2])
-    trainer(out, micro_batch_size=micro).run()
+    out, how = Path(sys.argv[1]), sys.argv[2]
+    sharding = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP") if how == "fsdp" else None
+    trained = trainer(out, plugin=sharding, micro_batch_size=2)
+    assert all(isinstance(one, DTensor) == (how == "fsdp") for one in trained._module.parameters())
+    trained.run()

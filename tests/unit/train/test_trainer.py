@@ -1,6 +1,7 @@
 """The trainer: what it learns depends neither on processes nor on interruptions."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -123,15 +124,31 @@ def test_damaged_state_is_told(tmp_path: Path) -> None:
         trainer(tmp_path, max_steps=8).run()
 
 
-def test_two_processes_learn_what_one_does(tmp_path: Path) -> None:
-    """Guards against gradients averaged with the wrong weights, and processes that see each other's sequences."""
+def on_two_processes(folder: Path, how: str) -> None:
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    subprocess.run(
-        [*launch, "-m", "tests.unit.train.linear", str(tmp_path / "two"), "2"],
-        check=True, env=environment, cwd=ROOT, timeout=240, capture_output=True,
-    )  # fmt: skip
+    command = [*launch, "-m", "tests.unit.train.linear", str(folder), how]
+    subprocess.run(command, check=True, env=environment, cwd=ROOT, timeout=240, capture_output=True)
+
+
+@pytest.mark.parametrize("how", ["copies", "fsdp"])
+def test_two_processes_learn_what_one_does(how: str, tmp_path: Path) -> None:
+    """Guards against gradients averaged with the wrong weights, processes that see each other's sequences, and weights
+    spread over processes that are measured, written or kept in parts."""
+    on_two_processes(tmp_path / "two", how)
     trainer(tmp_path / "one").run()
     assert len(losses(tmp_path / "two")) == 15, "one process writes the log"
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
     assert measured(tmp_path / "two") == pytest.approx(measured(tmp_path / "one"), abs=0.02)
+    one, two = (load_file(tmp_path / which / "drafter" / "weights.safetensors") for which in ("one", "two"))
+    torch.testing.assert_close(two["weight"], one["weight"], atol=1e-4, rtol=1e-4)
+
+
+def test_weights_spread_over_processes_go_on(tmp_path: Path) -> None:
+    """Guards against states of which each process can read only its own part, or not even that."""
+    on_two_processes(tmp_path, "fsdp")
+    before = load_file(tmp_path / "drafter" / "weights.safetensors")["weight"].clone()
+    shutil.rmtree(tmp_path / "states" / "step-00000015")
+    on_two_processes(tmp_path, "fsdp")
+    assert torch.equal(load_file(tmp_path / "drafter" / "weights.safetensors")["weight"], before)
+    assert len(losses(tmp_path)) == 15
