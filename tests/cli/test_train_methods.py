@@ -21,8 +21,8 @@ from outpace.cli.train_methods import KINDS
 from outpace.core.errors import InvalidRequest, ModelError, OutpaceError
 from outpace.train.answers import read_answers
 from outpace.train.methods import METHODS
-from outpace.train.runlog import read_log
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
+from tests.unit.train.logs import read_log
 
 # Of steps, passes and sequences: as few as show that everything runs.
 SMALL = ("training.max_steps=4", "training.batch_size=4", "data.held_out=2", "training.precision=float32",

@@ -36,11 +36,6 @@ class Batch:
     def with_features(self, features: Tensor) -> "Batch":
         return replace(self, features=features)
 
-    @property
-    def first(self) -> Tensor:
-        """[N] position of each sequence's first token that is the target's own."""
-        return self.mask.int().argmax(dim=1)
-
 
 def collate(samples: Sequence[TrainingSample], seeds: Sequence[int], features: Sequence[Tensor] = ()) -> Batch:
     """Pad sequences at the end.

@@ -32,11 +32,6 @@ class RunLog:
             write_whole(self._path, "".join(line + "\n" for line in kept).encode())
 
 
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """All lines of a run's log."""
-    return [json.loads(line) for line in (folder / FILE).read_text(encoding="utf-8").splitlines()]
-
-
 def scalars(shown: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
     """Numbers by name, as TensorBoard takes them: "held_out/by_position/1" for the first of a list."""
     found: dict[str, float] = {}

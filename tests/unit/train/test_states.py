@@ -10,8 +10,9 @@ import pytest
 from outpace.bench.workload import WorkItem
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.train.provenance import FILE, claim, files_hash, prompts_hash, versions
-from outpace.train.runlog import RunLog, read_log, scalars
+from outpace.train.runlog import RunLog, scalars
 from outpace.train.states import States, check_disk, read_counters, replace_folder
+from tests.unit.train.logs import read_log
 
 
 def write_state(states: States, step: int) -> None:

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from outpace.core.errors import ModelError
-from outpace.train.runlog import read_log
 from tests.unit.train.linear import LinearObjective, trainer
+from tests.unit.train.logs import read_log
 
 ROOT = Path(__file__).parents[3]
 
