@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 
 import outpace
 from outpace import cli
+from outpace.cli import train_methods
 from outpace.cli.train_methods import KINDS
 from outpace.core.errors import InvalidRequest, ModelError, OutpaceError
 from outpace.train.answers import read_answers
@@ -66,6 +69,30 @@ def run(method: str, target: Path, prompts: Path | str, out: Path, *more: str) -
 def test_every_kind_has_a_command() -> None:
     """Guards against a method that can be trained and not be reached."""
     assert list(KINDS) == list(METHODS)
+
+
+def test_bars_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against two live bars on one terminal, which older versions of rich refuse in the middle of a run."""
+    seen: list[str] = []
+    opened = 0
+
+    @contextmanager
+    def bar(label: str, total: int) -> Iterator[Callable[[], None]]:
+        nonlocal opened
+        opened += 1
+        assert opened == 1, "one at a time"
+        yield lambda: seen.append(f"{label} of {total}")
+        opened -= 1
+
+    monkeypatch.setattr(train_methods, "progress_bar", bar)
+    shown = train_methods.Shown(3)
+    for _ in range(3):
+        shown.answer(None)
+    for step in (5, 6):
+        shown.step({"step": step, "steps": 6, "loss": 1.0})
+    shown.close()
+    assert opened == 0
+    assert seen == ["answers of 3"] * 3 + ["steps of 2"] * 2
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -56,6 +56,8 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Tokens per request, prompt and answer together.")]
 Workload = Annotated[list[str], typer.Option("--workload", "-w", help="JSON-lines FILE or FILE:LIMIT; 'builtin'.")]
 MaxTurns = Annotated[int | None, typer.Option(help="Turns per conversation; by default all.")]
+Target = Annotated[str, typer.Option(help="Folder, GGUF file, pulled name or hub id.")]
+Prompts = Annotated[list[str], typer.Option(help="JSON-lines FILE or FILE:LIMIT; 'builtin'.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 
 

@@ -11,6 +11,8 @@ from outpace.cli.options import (
     Dtype,
     MaxModelLen,
     MinP,
+    Prompts,
+    Target,
     Temperature,
     TopK,
     TopP,
@@ -38,8 +40,8 @@ def train() -> None:
 
 @train_app.command()
 def regenerate(
-    target: Annotated[str, typer.Option(help="Folder, GGUF file, pulled name or hub id.")],
-    prompts: Annotated[list[str], typer.Option(help="JSON-lines FILE or FILE:LIMIT; 'builtin'.")],
+    target: Target,
+    prompts: Prompts,
     out: Annotated[str, typer.Option(help="Folder for the answers; an unfinished run goes on there.")],
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate per turn.")] = 192,
     temperature: Temperature = 0.0,

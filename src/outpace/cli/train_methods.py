@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from outpace.cli.options import Device, Dtype, notes, progress_bar, quieten_transformers
+from outpace.cli.options import Device, Dtype, Prompts, Target, notes, progress_bar, quieten_transformers
 
 KINDS = {
     "dflash": "DFlash: a block of masks filled in one pass, from the target's hidden states.",
@@ -23,8 +24,8 @@ def train_command(method: str) -> Callable[..., None]:
     """The command that trains a kind of drafter."""
 
     def run(
-        target: Annotated[str, typer.Option(help="Folder, GGUF file, pulled name or hub id.")],
-        prompts: Annotated[list[str], typer.Option(help="JSON-lines FILE or FILE:LIMIT; 'builtin'.")],
+        target: Target,
+        prompts: Prompts,
         out: Annotated[Path, typer.Option(help="Folder of the run; an unfinished run goes on there.")],
         settings: Annotated[
             list[str] | None, typer.Argument(metavar="SECTION.FIELD=VALUE", help="Over the recipe and --config.")
@@ -55,8 +56,8 @@ def train_command(method: str) -> Callable[..., None]:
 
 def capture(
     method: Annotated[str, typer.Argument(help="Whose features: " + ", ".join(KINDS) + ".")],
-    target: Annotated[str, typer.Option(help="Folder, GGUF file, pulled name or hub id.")],
-    prompts: Annotated[list[str], typer.Option(help="JSON-lines FILE or FILE:LIMIT; 'builtin'.")],
+    target: Target,
+    prompts: Prompts,
     answers: Annotated[str, typer.Option(help="Folder of regenerated answers.")],
     out: Annotated[Path, typer.Option(help="Folder for the features; an unfinished run goes on there.")],
     settings: Annotated[
@@ -90,13 +91,11 @@ def _train(job: Any) -> dict[str, Any]:
     from outpace.bench.workload import read_workloads
     from outpace.train.run import train
 
-    total = len({item.id for item in read_workloads(list(job.prompts))})
-    with progress_bar("answers", total) as answered:
-        steps = _Steps()
-        try:
-            done: dict[str, Any] = train(job, steps.show, lambda conversation: answered(), _say)
-        finally:
-            steps.close()
+    shown = Shown(len({item.id for item in read_workloads(list(job.prompts))}))
+    try:
+        done: dict[str, Any] = train(job, shown.step, shown.answer, _say)
+    finally:
+        shown.close()
     return done
 
 
@@ -104,29 +103,37 @@ def _say(line: str) -> None:
     notes.print(line, highlight=False, markup=False)
 
 
-class _Steps:
-    """A bar of optimizer steps, from the first one on, and a line for each measurement."""
+class Shown:
+    """Bars of a run, one at a time: of answers while they are made, then of steps; and a line for each measurement.
 
-    def __init__(self) -> None:
-        self._bar: Any = None
+    Args:
+        prompts: how many.
+    """
+
+    def __init__(self, prompts: int) -> None:
+        self._prompts, self._bars, self._label = prompts, ExitStack(), ""
         self._advance: Callable[[], None] = lambda: None
 
-    def show(self, shown: Mapping[str, Any]) -> None:
+    def answer(self, conversation: object) -> None:
+        self._bar("answers", self._prompts)
+        self._advance()
+
+    def step(self, shown: Mapping[str, Any]) -> None:
         if "held_out" in shown:
             measured = shown["held_out"]
             positions = " ".join(f"{rate:.2f}" for rate in measured["by_position"])
-            notes.print(
+            _say(
                 f"step {shown['step']}/{shown['steps']}: {measured['tokens_per_step']:.3f} tokens per step on held-out "
-                f"answers (best {measured['best']:.3f}); accepted by position: {positions}",
-                highlight=False,
-                soft_wrap=True,
+                f"answers (best {measured['best']:.3f}); accepted by position: {positions}"
             )
             return
-        if self._bar is None:
-            self._bar = progress_bar("steps", int(shown["steps"]) - int(shown["step"]) + 1)
-            self._advance = self._bar.__enter__()
+        self._bar("steps", int(shown["steps"]) - int(shown["step"]) + 1)
         self._advance()
 
     def close(self) -> None:
-        if self._bar is not None:
-            self._bar.__exit__(None, None, None)
+        self._bars.close()
+
+    def _bar(self, label: str, total: int) -> None:
+        if self._label != label:
+            self._bars.close()
+            self._label, self._advance = label, self._bars.enter_context(progress_bar(label, total))
