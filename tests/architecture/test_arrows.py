@@ -23,7 +23,7 @@ ARROWS: dict[str, set[str]] = {
     "chat": {"core", "models", "engine"},
     "api": {"nets", "core", "sampling", "models", "drafters", "shaping", "engine", "chat"},
     "plugins": {"core", "models", "drafters", "engine"},
-    "train": {"core", "nets", "api", "bench", "engine", "models"},
+    "train": {"core", "nets", "api", "bench", "engine", "models", "drafters"},
     "__main__": {"cli"},
     "cli": {"core", "api", "bench", "models", "train"},
 }

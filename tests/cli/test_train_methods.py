@@ -287,7 +287,9 @@ def test_captured_features_train_the_same(target: Path, prompts: Path, tmp_path:
     curves = [[line["loss"] for line in read_log(tmp_path / which) if "loss" in line] for which in ("run", "offline")]
     assert curves[1] == pytest.approx(curves[0], rel=1e-2), "bfloat16 on the way"
     assert curves[1] != curves[0]
-    with pytest.raises(InvalidRequest, match=r"captured with taps=.3.*capture them for this method"):
+    with pytest.raises(InvalidRequest, match=r"captured with taps=.3., and this run needs .*capture them for this"):
+        run("eagle3", target, prompts, tmp_path / "other", *stored[:4])
+    with pytest.raises(InvalidRequest, match="none are read"):
         run("draft-lm", target, prompts, tmp_path / "other", *stored[:4], "objective.loss=tokens")
     with pytest.raises(InvalidRequest, match="reads no features"):
         capture("draft-lm", target, prompts, answers, tmp_path / "none", "objective.loss=tokens")

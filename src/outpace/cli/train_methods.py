@@ -33,6 +33,7 @@ def train_command(method: str) -> Callable[..., None]:
         config: Annotated[str | None, typer.Option(help="YAML file of settings.")] = None,
         answers: Annotated[str | None, typer.Option(help="Folder of regenerated answers; else they are made.")] = None,
         features: Annotated[str | None, typer.Option(help="Folder of captured features; else they are made.")] = None,
+        start: Annotated[str | None, typer.Option(help="A drafter to begin with; else weights are new.")] = None,
         dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what it would cost, and do nothing.")] = False,
         dtype: Dtype = "auto",
         device: Device = "auto",
@@ -42,7 +43,7 @@ def train_command(method: str) -> Callable[..., None]:
         from outpace.train.run import Run
 
         chosen = settings_of(method, config, settings or ())
-        job = Run(method, target, tuple(prompts), answers, features, out, device, dtype, chosen)
+        job = Run(method, target, tuple(prompts), answers, features, out, device, dtype, chosen, start)
         if dry_run:
             from outpace.train.plan import plan
 

@@ -14,6 +14,8 @@ from outpace.core.errors import InvalidRequest, ModelError
 from outpace.drafters.tables import TableKind, as_ids, load_table, save_table
 from outpace.models.head import SubsetHead
 
+VOCABULARY = "vocabulary.safetensors"
+"""The name of such a file in a drafter's folder."""
 KIND = TableKind("vocabulary", "a vocabulary", "rank-vocabulary", frozenset({"ids"}))
 
 

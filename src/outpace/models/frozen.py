@@ -1,6 +1,6 @@
 """A target as drafters are trained on it: its embedding and head as they are, and hidden states of whole sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -45,13 +45,23 @@ class FrozenTarget:
             embedded: Tensor = self._model.embedding(ids)
         return embedded
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., H] that the head reads; gradients reach the hidden states."""
-        return self._model.head.differentiable(hidden)
+    def logits(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Logits [..., V] of hidden states [..., H] that the head reads; gradients reach the hidden states.
 
-    def scores(self, hidden: Tensor) -> Tensor:
-        """[R, V] float32 logits of hidden states [R, H] as drafting ranks them: top candidates are not rounded."""
-        return self._model.head.scores(hidden.to(self.dtype))
+        Args:
+            hidden: in any dtype.
+            ids: [K] the only ids to score; None for all.
+        """
+        return self._model.head.differentiable(hidden, ids)
+
+    def drafting_head(self, ids: Tensor | None) -> Callable[[Tensor], Tensor]:
+        """What scores hidden states [R, H] as drafting ranks them, [R, V] in float32: top candidates are not rounded.
+
+        Args:
+            ids: [K] the only ids to draft; None for all.
+        """
+        head = self._model.head if ids is None else self._model.head.restricted(ids)
+        return lambda hidden: head.scores(hidden.to(self.dtype))
 
     def features(self, ids: Tensor, lengths: Sequence[int], taps: Sequence[int]) -> Tensor:
         """Hidden states of whole sequences, side by side in the order of the taps.

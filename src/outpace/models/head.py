@@ -56,9 +56,11 @@ class LmHead:
         outputs = self(hidden)
         return outputs.logits.float().scatter_(1, outputs.top_ids, outputs.top_logits)
 
-    def differentiable(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] in the compute dtype, through which gradients reach hidden states [..., H]."""
+    def differentiable(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Logits [..., V] in the compute dtype, or [..., K] of some ids; gradients reach hidden states [..., H]."""
         weight, bias = self._weight, self._bias
+        if ids is not None:
+            weight, bias = weight[ids], None if bias is None else bias[ids]
         return self._capped(nn.functional.linear(hidden.to(weight.dtype), weight, bias))
 
     def restricted(self, ids: Tensor) -> "SubsetHead":

@@ -17,7 +17,7 @@ from outpace.nets.eagle3 import Eagle3Net
 from outpace.nets.layouts.dart import write_dart
 from outpace.nets.layouts.dflash import write_dflash
 from outpace.nets.layouts.domino import write_domino
-from outpace.nets.layouts.eagle3_export import write_eagle3
+from outpace.nets.layouts.eagle3_export import HEADLESS, write_eagle3
 from outpace.nets.layouts.fields import dtype_name
 from outpace.nets.layouts.medusa import write_medusa
 from outpace.nets.load import load_net
@@ -48,7 +48,7 @@ def _write_domino(net: DominoNet, folder: Path, layout: Any, target: str | None)
 KINDS: dict[type[nn.Module], Kind] = {
     Eagle3Net: Kind(
         "eagle3",
-        ("midlayer", "speculators"),
+        ("midlayer", "speculators", HEADLESS),
         lambda net, folder, layout, target: write_eagle3(net, folder, layout, verifier=target),
     ),
     DFlashNet: Kind("dflash", ("z-lab", "speculators"), write_dflash),

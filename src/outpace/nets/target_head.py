@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.nets.checkpoint import INDEX, WEIGHTS, opened, read_object, weight_map
 from outpace.nets.eagle3 import Eagle3Net
+from outpace.nets.layouts.eagle3_export import HEADLESS
 from outpace.nets.layouts.fields import Fields, agreed, flag
 from outpace.nets.layouts.weights import filled
 from outpace.nets.load import locate
@@ -27,7 +28,7 @@ def supply_head(net: nn.Module, layout: str, target: str | None) -> nn.Module:
         InvalidRequest: a target that is needed and not given, or the reverse.
         ModelError: as `read_head`.
     """
-    borrows = isinstance(net, Eagle3Net) and net.lm_head is None
+    borrows = isinstance(net, Eagle3Net) and net.lm_head is None and layout != HEADLESS
     borrows |= isinstance(net, MedusaNet) and net.config.head == "target" and layout == "vllm"
     if not borrows:
         if target is not None:

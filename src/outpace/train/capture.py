@@ -80,12 +80,16 @@ def stored_features(folder: str, objective: Objective, samples: SampleSet, max_l
     Raises:
         InvalidRequest: features of another target or other taps, of shorter sequences, or not of all.
     """
+    if not objective.taps:
+        raise InvalidRequest(f"features={folder!r}: under these settings none are read; leave it out")
     store, target = FeatureStore.existing(folder), objective.target
-    wanted: Mapping[str, Any] = {
-        "taps": list(objective.taps),
-        "width": len(objective.taps) * target.hidden_size,
-        "vocab_size": target.vocab_size,
-    }
+    taps = list(store.about["taps"])
+    if absent := set(objective.taps).difference(taps):
+        raise InvalidRequest(
+            f"features={folder!r}: captured with taps={taps}, and this run needs {sorted(absent)} too; capture them "
+            "for this method and target"
+        )
+    wanted: Mapping[str, Any] = {"width": len(taps) * target.hidden_size, "vocab_size": target.vocab_size}
     for field, value in wanted.items():
         if store.about.get(field) != value:
             raise InvalidRequest(
@@ -103,4 +107,4 @@ def stored_features(folder: str, objective: Objective, samples: SampleSet, max_l
             f"features={folder!r}: {len(missing)} of {len(samples)} sequences are not in it, such as {missing[0]!r}; "
             "run `outpace train capture` again, it goes on where it stopped"
         )
-    return lambda name: store.read(name, target.dtype)
+    return lambda name: store.read(name, target.dtype, objective.taps)

@@ -1,6 +1,6 @@
 """The target's hidden states of whole sequences on disk, so that several runs need the target no more than once."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +101,16 @@ class FeatureStore:
             if waiting:
                 self._add(waiting)
 
-    def read(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Features [T, width] of a sequence.
+    def read(self, name: str, dtype: torch.dtype = torch.float32, taps: Sequence[int] | None = None) -> Tensor:
+        """Features of a sequence.
+
+        Args:
+            name: of the sequence.
+            dtype: to return them in.
+            taps: of those that are stored, in the order they are wanted side by side; None for all.
+
+        Returns:
+            [T, width], or [T, taps * H].
 
         Raises:
             ModelError: not there, or in a part that cannot be read.
@@ -112,11 +120,14 @@ class FeatureStore:
         part, at = self._places[name]
         with opened(part) as (file, _):
             rows: Tensor = file.get_tensor(f"{at}.rows")
-            if rows.element_size() > 1:
-                return rows.to(dtype)
-            scales: Tensor = file.get_tensor(f"{at}.scales")  # [T, taps]
-        apart: Tensor = rows.float().unflatten(1, (self._taps, -1)) * scales[:, :, None]  # [T, taps, H]
-        return apart.flatten(1).to(dtype)
+            scales: Tensor | None = file.get_tensor(f"{at}.scales") if rows.element_size() == 1 else None  # [T, taps]
+        apart = rows.unflatten(1, (self._taps, -1))  # [T, taps, H]
+        if scales is not None:
+            apart = apart.float() * scales[:, :, None]
+        if taps is not None and list(taps) != self.about["taps"]:
+            apart = apart[:, [self.about["taps"].index(tap) for tap in taps]]
+        joined: Tensor = apart.flatten(1).to(dtype)
+        return joined
 
     def _packed(self, name: str, rows: Tensor) -> dict[str, Tensor]:
         """The tensors that are stored for [T, width]."""

@@ -79,10 +79,16 @@ class _Summed(torch.autograd.Function):
         return (None, None, None, *scaled)
 
 
-def weighted_cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Sum of weights [R] times the cross-entropies of logits [R, V] with ids [R], in float32 at least."""
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Sum of weights [R] times the cross-entropies of logits [R, V] with labels, in float32 at least.
+
+    Args:
+        logits: [R, V].
+        labels: ids [R], or laws [R, V].
+        weights: [R].
+    """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    loss: Tensor = _CrossEntropy.apply(wide, targets, weights)  # type: ignore[no-untyped-call]
+    loss: Tensor = _CrossEntropy.apply(wide, labels, weights)  # type: ignore[no-untyped-call]
     return loss
 
 
@@ -90,17 +96,22 @@ class _CrossEntropy(torch.autograd.Function):
     """With its gradient made in place: the stock one writes three more tensors [R, V]."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         log_probs = torch.log_softmax(logits, dim=-1)
-        ctx.save_for_backward(log_probs, targets, weights)
-        return -(log_probs.gather(1, targets[:, None])[:, 0] * weights).sum()
+        ctx.save_for_backward(log_probs, labels, weights)
+        if labels.is_floating_point():
+            return -(torch.einsum("rv,rv->r", log_probs, labels) * weights).sum()
+        return -(log_probs.gather(1, labels[:, None])[:, 0] * weights).sum()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
-        log_probs, targets, weights = ctx.saved_tensors
+        log_probs, labels, weights = ctx.saved_tensors
         gradient = log_probs.exp_()
-        gradient[torch.arange(len(targets), device=targets.device), targets] -= 1
+        if labels.is_floating_point():
+            gradient -= labels
+        else:
+            gradient[torch.arange(len(labels), device=labels.device), labels] -= 1
         return gradient.mul_((weights * outer)[:, None]), None, None
 
 

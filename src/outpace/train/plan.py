@@ -15,8 +15,10 @@ from outpace.core.params import SamplingParams
 from outpace.models.text import TextCodec
 from outpace.train.data import Deal, Examples, SampleSet, collate_examples
 from outpace.train.objectives.base import Objective
+from outpace.train.optimizers import make_optimizers, step_all
 from outpace.train.run import Run, build, disk_needed, frozen_target, join
 from outpace.train.samples import TrainingSample, encode_prompt
+from outpace.train.settings import TrainingSettings
 
 SHOWN_PROMPTS = 64  # whose lengths stand for all
 TRIED_TOKENS = 8  # per answer, to see how fast the target answers
@@ -53,7 +55,7 @@ def plan(run: Run) -> dict[str, Any]:
     seconds, memory = {}, 0.0
     if run.answers is None:
         seconds["answers"] = samples.supervised * scale / answer_speed(run, items)
-    per_pass, memory = try_training(objective, samples, deal, training.learning_rate)
+    per_pass, memory = try_training(objective, samples, deal, training)
     seconds["training"] = per_pass * deal.passes * steps
     supervised = round(samples.supervised * scale)
     return {
@@ -87,9 +89,11 @@ def imagined(items: Sequence[WorkItem], codec: TextCodec, answer: int, max_lengt
     return SampleSet(made)
 
 
-def try_training(objective: Objective, samples: SampleSet, deal: Deal, learning_rate: float) -> tuple[float, float]:
+def try_training(
+    objective: Objective, samples: SampleSet, deal: Deal, settings: TrainingSettings
+) -> tuple[float, float]:
     """Seconds per forward and backward pass, and the most bytes in use, target and optimizer included."""
-    optimizer = torch.optim.AdamW(objective.net.parameters(), lr=learning_rate)
+    optimizers = make_optimizers(objective.net, settings)
     target, times = objective.target, []
     is_gpu = target.device.type == "cuda"
     examples, size = Examples(samples), deal.micro_batch_size
@@ -101,8 +105,7 @@ def try_training(objective: Objective, samples: SampleSet, deal: Deal, learning_
         with torch.autocast(target.device.type, torch.bfloat16, enabled=target.dtype == torch.bfloat16):
             terms = objective(batch, 0.5)
         (terms["loss"] / terms["weight"]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        step_all(optimizers)
         if is_gpu:
             torch.cuda.synchronize()
         times.append(perf_counter() - started)

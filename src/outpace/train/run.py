@@ -28,6 +28,7 @@ from outpace.train.provenance import claim, files_hash, git_revision, prompts_ha
 from outpace.train.regenerate import EngineAnswerer, about_answers, check_templates, regenerate
 from outpace.train.samples import training_samples
 from outpace.train.settings import TrainSettings
+from outpace.train.start import begin_with, weights_hash
 from outpace.train.states import check_disk
 from outpace.train.trainer import Trainer
 
@@ -49,6 +50,7 @@ class Run:
         out: folder of the run.
         device, dtype: of the target; "auto" or a name.
         settings: everything else.
+        start: folder or hub id of a drafter to begin with; None for new weights.
     """
 
     method: str
@@ -60,6 +62,7 @@ class Run:
     device: str
     dtype: str
     settings: TrainSettings
+    start: str | None = None
 
 
 def train(
@@ -91,6 +94,8 @@ def train(
     held_out = samples.held_out(run.settings.data.held_out)
     set_seed(run.settings.training.seed)
     objective = build(run, target, codec, samples, held_out)
+    if run.start is not None:
+        begin_with(objective, run.start)
     if accelerator.is_main_process:
         run.out.mkdir(parents=True, exist_ok=True)
         check_disk(run.out, disk_needed(objective, run.settings.training.keep), "states and drafter")
@@ -231,6 +236,7 @@ def dependencies(run: Run, items: Sequence[WorkItem], answers: Path, codec: Text
         "prompts": {"names": list(run.prompts), "sha256": prompts_hash(items)},
         "answers": {"about": read_about(answers), "sha256": files_hash(sorted(answers.glob("part-*.safetensors")))},
         "features": run.features,
+        "start": None if run.start is None else {"name": run.start, "sha256": weights_hash(run.start)},
         "dtype": run.dtype,
         "settings": settings,
     }

@@ -51,6 +51,8 @@ class TrainingSettings(Section):
         max_steps: optimizer steps at most; None for as many as the epochs take. The schedule ends with them.
         batch_size: sequences per optimizer step, of all processes together.
         micro_batch_size: sequences per forward pass of one process.
+        optimizer: "adamw", as all the authors do, or "muon" for matrices and AdamW for the rest, which gets further in
+            short runs (docs/log.md).
         learning_rate: at its highest, after the warm-up; cosine to zero.
         warmup_ratio: of all steps.
         betas, weight_decay: of AdamW.
@@ -70,6 +72,7 @@ class TrainingSettings(Section):
     max_steps: int | None = Field(default=None, ge=1)
     batch_size: int = Field(default=16, ge=1)
     micro_batch_size: int = Field(default=2, ge=1)
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = Field(default=6e-4, gt=0)
     warmup_ratio: float = Field(default=0.04, ge=0, lt=1)
     betas: tuple[float, float] = (0.9, 0.999)

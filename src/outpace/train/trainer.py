@@ -22,6 +22,7 @@ from outpace.core.errors import ModelError
 from outpace.train.batch import Batch
 from outpace.train.data import Deal, Examples, TrainingData, collate_examples
 from outpace.train.objectives.base import Objective
+from outpace.train.optimizers import make_optimizers, step_all
 from outpace.train.processes import together, whole
 from outpace.train.runlog import RunLog, scalars
 from outpace.train.settings import TrainingSettings
@@ -67,16 +68,11 @@ class Trainer:
         )
         steps = self.deal.steps(settings.epochs)
         self.steps = min(steps, settings.max_steps or steps)
-        optimizer = torch.optim.AdamW(
-            objective.net.parameters(),
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            weight_decay=settings.weight_decay,
-        )
-        self._module, self._optimizer = accelerator.prepare(objective, optimizer)
+        made = make_optimizers(objective.net, settings)
+        self._module, *self._optimizers = accelerator.prepare(objective, *made)
         warmup = math.ceil(settings.warmup_ratio * self.steps)
-        self._schedule = get_cosine_schedule_with_warmup(optimizer, warmup, self.steps)
-        accelerator.register_for_checkpointing(self._schedule)
+        self._schedules = [get_cosine_schedule_with_warmup(optimizer, warmup, self.steps) for optimizer in made]
+        accelerator.register_for_checkpointing(*self._schedules)
         self._states, self._log = States(folder / STATES, settings.keep), RunLog(folder)
         self._step, self._best, self._stale = 0, 0.0, 0
 
@@ -142,10 +138,10 @@ class Trainer:
             )
         self._divide_gradients(weight)
         norm = accelerator.clip_grad_norm_(self._module.parameters(), self._settings.clip)
-        rate = self._schedule.get_last_lr()[0]
-        self._optimizer.step()
-        self._schedule.step()
-        self._optimizer.zero_grad()
+        rate = self._schedules[0].get_last_lr()[0]
+        step_all(self._optimizers)
+        for schedule in self._schedules:
+            schedule.step()
         means = {name: float(value) / max(weight, 1e-12) for name, value in sums.items()}
         return {**means, "learning_rate": rate, "gradient_norm": float(norm)}
 

@@ -12,18 +12,22 @@ from outpace.nets.layouts.eagle3 import IDS, SPECFORGE
 from outpace.nets.layouts.fields import dtype_name, write_sizes
 from outpace.nets.vocabulary import membership
 
-Layout = Literal["midlayer", "speculators"]
+Layout = Literal["midlayer", "speculators", "headless"]
+HEADLESS = "headless"
 
 
 def eagle3_tensors(net: Eagle3Net, layout: Layout) -> dict[str, Tensor]:
     """The tensors of a file, by the names of a layout.
 
     Raises:
-        ModelError: no head, which no engine does without (`nets.target_head` supplies the target's).
+        ModelError: no head, which no other engine does without (`nets.target_head` supplies the target's); or a head,
+            and a layout without.
     """
     tensors = dict(net.state_dict())
-    if net.lm_head is None:
+    if net.lm_head is None and layout != HEADLESS:
         raise ModelError("own_head=False: engines expect lm_head.weight in the file; give the drafter the target's")
+    if net.lm_head is not None and layout == HEADLESS:
+        raise ModelError(f"layout={layout!r} is for drafters that borrow the target's head, and this one has its own")
     if layout == "speculators":
         tensors = {key.replace("midlayer.", "layers.0."): tensor for key, tensor in tensors.items()}
     if net.d2t is not None:
@@ -56,7 +60,7 @@ def eagle3_config(net: Eagle3Net, layout: Layout, verifier: str | None = None) -
     ]
     if refused:
         raise ModelError(
-            f"layout='midlayer' cannot say {', '.join(refused)} so that every engine hears it; use layout='speculators'"
+            f"layout={layout!r} cannot say {', '.join(refused)} so that every engine hears it; use layout='speculators'"
         )
     if config.taps is not None:
         shared["eagle_config"] = {"use_aux_hidden_state": True, IDS: [tap - 1 for tap in config.taps]}
@@ -92,7 +96,8 @@ def write_eagle3(net: Eagle3Net, folder: str | Path, layout: Layout, *, verifier
     Args:
         net: the drafter; all its weights must be numbers.
         folder: empty or new.
-        layout: "midlayer" as SpecForge writes it; "speculators", which can say every variant.
+        layout: "midlayer" as SpecForge writes it; "speculators", which can say every variant; "headless", which is
+            "midlayer" for drafters that are scored by the target's head, and which only this package reads.
         verifier: name of the target, which the speculators layout keeps.
 
     Raises:

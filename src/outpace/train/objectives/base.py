@@ -8,12 +8,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from outpace.drafters.frequency import VOCABULARY, save_vocabulary
 from outpace.models.frozen import FrozenTarget
 from outpace.models.text import TextCodec
 from outpace.nets.convert import DTYPES, KINDS
 from outpace.nets.layouts.weights import filled
 from outpace.train.anchors import Anchors
 from outpace.train.batch import Batch
+from outpace.train.vocabulary import LossVocabulary
 
 
 class Objective(nn.Module, ABC):
@@ -24,11 +26,21 @@ class Objective(nn.Module, ABC):
         target: stays as it is.
         taps: the target's hidden states that `batch.features` holds, side by side.
         depth: tokens that a chain drafts per round at most.
+        vocabulary: which ids the loss compares; None for all.
     """
 
-    def __init__(self, net: nn.Module, target: FrozenTarget, taps: tuple[int, ...], depth: int) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        target: FrozenTarget,
+        taps: tuple[int, ...],
+        depth: int,
+        vocabulary: LossVocabulary | None = None,
+    ) -> None:
         super().__init__()
         self.net, self.taps, self.depth = net, taps, depth
+        self.vocabulary = vocabulary or LossVocabulary()
+        self.scores = target.drafting_head(self.vocabulary.ranked)
         object.__setattr__(self, "target", target)  # not a submodule: neither saved nor wrapped nor moved
 
     target: FrozenTarget
@@ -87,3 +99,9 @@ class Objective(nn.Module, ABC):
         kind, build = type(self.net), partial(type(self.net), self.net.config)
         net = filled(build, cast, str(folder))
         KINDS[kind].write(net, folder, self.layout, None)
+        self.write_vocabulary(folder)
+
+    def write_vocabulary(self, folder: Path) -> None:
+        """Keep the ids that the drafter was trained for beside it; it drafts no others by default."""
+        if self.vocabulary.ranked is not None:
+            save_vocabulary(folder / VOCABULARY, self.vocabulary.ranked.cpu(), self.target.vocab_size)

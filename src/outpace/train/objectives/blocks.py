@@ -1,7 +1,9 @@
 """Blocks of masks behind many anchors at once: what DFlash and Domino compute in training and in evaluation."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +13,11 @@ from outpace.nets.dflash import DFlashConfig, DFlashNet
 from outpace.train.anchors import Anchors
 from outpace.train.batch import Batch
 from outpace.train.chains import ChainAttention
+from outpace.train.losses import FEW_ROWS, depth_weights
+from outpace.train.objectives.base import Objective
+from outpace.train.vocabulary import Compared
 
+Labels = Literal["tokens", "target-softmax"]
 GAMMAS = ((7, 4.0), (8, 4.0), (10, 5.0), (16, 7.0))  # block sizes and their gammas (DFlash, training)
 
 
@@ -61,7 +67,8 @@ def _contexts(net: DFlashNet, batch: Batch, anchors: Anchors) -> list[ChainAtten
     """What blocks see of their sequences in each layer: all positions strictly before their anchors."""
     rows, sequences = torch.unique(anchors.rows, return_inverse=True)  # [S], [A]
     length = int(anchors.positions.max())
-    features = batch.features[rows, :length].flatten(0, 1).to(net.norm.weight.dtype)  # [S * length, taps * H]
+    width = net.fc.in_features  # the labels' features may stand behind those that the net reads
+    features = batch.features[rows, :length, :width].flatten(0, 1).to(net.norm.weight.dtype)  # [S * length, taps * H]
     positions = torch.arange(length, device=rows.device).repeat(len(rows))
     shape = (len(rows), length)
     return [
@@ -78,6 +85,64 @@ def _visible(config: DFlashConfig, layer: int) -> Tensor:
     if window is not None:
         visible &= places > places[:, None] - window
     return visible.tril() if config.is_causal(layer) else visible
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The supervised positions of a batch's blocks, R of them.
+
+    Attributes:
+        own: [A, D] bool, which they are.
+        told: ids [R] that came, as places among the compared ids; or features [R, H] that the target's law is made of.
+        weights: [R].
+        compared: the ids that the loss compares.
+        target: whose head makes laws of features.
+    """
+
+    own: Tensor
+    told: Tensor
+    weights: Tensor
+    compared: Compared
+    target: FrozenTarget
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's head on outputs [R, H], [R, K] in float32 at least."""
+        logits = self.target.logits(hidden, self.compared.ids)
+        return self.compared.shifted(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+
+    @torch.no_grad()
+    def labels(self, told: Tensor) -> Tensor:
+        """What a cross-entropy compares with, of a piece of `told`."""
+        return self.logits(told).softmax(dim=-1) if told.is_floating_point() else told
+
+    @property
+    def at_once(self) -> int:
+        """Rows to score at a time."""
+        return self.compared.rows_at_once(FEW_ROWS, self.target.vocab_size)
+
+
+def supervised(objective: Objective, batch: Batch, anchors: Anchors, depth: int, gamma: float, labels: Labels) -> Rows:
+    """What blocks behind anchors are to foresee.
+
+    Args:
+        objective: whose target and vocabulary.
+        batch: for laws, its last features are what the target's head reads.
+        anchors: of A blocks.
+        depth: D, tokens that a block foresees.
+        gamma: of the weights of depths.
+        labels: the tokens that came, or the laws they came from.
+    """
+    compared = objective.vocabulary.draw(batch.seeds)
+    ids, own = anchors.followed(batch, depth)  # [A, D]
+    places, known = compared.labels(ids)
+    own = own & known
+    told = places[own]
+    if labels == "target-softmax":
+        before = anchors.positions[:, None] + torch.arange(depth, device=ids.device)  # of the token before each
+        rows = anchors.rows[:, None].expand_as(own)
+        told = batch.features[rows[own], before[own], -objective.target.hidden_size :]
+    weights = depth_weights(depth, gamma, ids.device).expand(len(anchors), -1)[own]
+    return Rows(own, told, weights, compared, objective.target)
 
 
 def right_runs(ids: Tensor, own: Tensor, scores: Callable[[int, Tensor], Tensor]) -> Tensor:

@@ -17,11 +17,12 @@ from outpace.nets.layouts.fields import build
 from outpace.train.anchors import Anchors, random_anchors
 from outpace.train.batch import Batch
 from outpace.train.initial import initialise
-from outpace.train.losses import depth_weights, summed_with_gradients, weighted_cross_entropy
+from outpace.train.losses import summed_with_gradients, weighted_cross_entropy
 from outpace.train.objectives.base import Objective
-from outpace.train.objectives.blocks import block_outputs, default_gamma, right_runs
+from outpace.train.objectives.blocks import Labels, block_outputs, default_gamma, right_runs, supervised
 from outpace.train.objectives.facts import Facts
 from outpace.train.objectives.sizes import layer_sizes
+from outpace.train.vocabulary import LossVocabulary, VocabularySettings
 
 SCALINGS = ("linear", "llama3", "yarn")
 
@@ -58,19 +59,21 @@ class DFlashNetSettings(BaseModel):
     rms_eps: float | None = Field(default=None, gt=0)
 
 
-class DFlashObjectiveSettings(BaseModel):
+class DFlashObjectiveSettings(VocabularySettings):
     """DFlash's loss.
 
     Attributes:
+        vocabulary, sampled: as in `VocabularySettings`.
+        labels: the "tokens" that came, as the authors do, or the laws they came from ("target-softmax"), which say more
+            per token.
         anchors: blocks of a sequence at most, drawn anew in every epoch.
         gamma: depth k weighs exp(-(k - 1) / gamma), as early drafts gate all later ones; None for the authors' value
             for the block size, which `default_gamma` continues to other sizes.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
     anchors: int = Field(default=512, ge=1)
     gamma: float | None = Field(default=None, gt=0)
+    labels: Labels = "tokens"
 
 
 class DFlashObjective(Objective):
@@ -80,12 +83,19 @@ class DFlashObjective(Objective):
         net: what is trained.
         target: its embedding makes the blocks, its LM head reads them.
         settings: of the loss.
+        vocabulary: ids that the loss compares; None for all.
     """
 
     net: DFlashNet
 
-    def __init__(self, net: DFlashNet, target: FrozenTarget, settings: DFlashObjectiveSettings) -> None:
-        super().__init__(net, target, net.config.taps, net.config.drafts_per_block())
+    def __init__(
+        self,
+        net: DFlashNet,
+        target: FrozenTarget,
+        settings: DFlashObjectiveSettings,
+        vocabulary: LossVocabulary | None = None,
+    ) -> None:
+        super().__init__(net, target, tapped(net, target, settings.labels), net.config.drafts_per_block(), vocabulary)
         self.settings = settings
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
@@ -93,23 +103,27 @@ class DFlashObjective(Objective):
         anchors = random_anchors(batch, self.settings.anchors)
         if not len(anchors):
             return self._nothing("weight")
-        config = self.net.config
-        ids, own = anchors.followed(batch, self.depth)  # [A, D]
+        gamma = self.settings.gamma or default_gamma(self.net.config.block_size)
+        rows = supervised(self, batch, anchors, self.depth, gamma, self.settings.labels)
         hidden = block_outputs(self.net, self.target, batch, anchors)[:, 1:]  # [A, D, H]
-        decay = depth_weights(self.depth, self.settings.gamma or default_gamma(config.block_size), ids.device)
-        weights = decay.expand(len(anchors), -1)[own]  # [R]
-        loss = summed_with_gradients(self._losses, (hidden[own], ids[own], weights))
-        return {"loss": loss[0], "weight": weights.sum()}
 
-    def _losses(self, hidden: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        return weighted_cross_entropy(self.target.logits(hidden), ids, weights)[None]
+        def losses(hidden: Tensor, told: Tensor, weights: Tensor) -> Tensor:
+            return weighted_cross_entropy(rows.logits(hidden), rows.labels(told), weights)[None]
+
+        loss = summed_with_gradients(losses, (hidden[rows.own], rows.told, rows.weights), at_once=rows.at_once)
+        return {"loss": loss[0], "weight": rows.weights.sum()}
 
     @torch.no_grad()
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
         """As `Objective.hits`, and false from the first wrong draft on."""
         ids, own = anchors.followed(batch, self.depth)  # [A, D]
         hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, B, H]
-        return right_runs(ids, own, lambda depth, chains: self.target.scores(hidden[chains, depth]))
+        return right_runs(ids, own, lambda depth, chains: self.scores(hidden[chains, depth]))
+
+
+def tapped(net: DFlashNet, target: FrozenTarget, labels: Labels) -> tuple[int, ...]:
+    """Hidden states of the target that training reads: the net's own, and for laws what the target's head reads."""
+    return (*net.config.taps, target.layers) if labels == "target-softmax" else net.config.taps
 
 
 def build_dflash(
@@ -130,7 +144,7 @@ def build_dflash(
     """
     config = build(DFlashConfig, block_fields(net, target, facts), "net")
     made = initialise(DFlashNet(config), seed).to(target.device)
-    return DFlashObjective(made, target, objective)
+    return DFlashObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))
 
 
 def block_fields(net: DFlashNetSettings, target: FrozenTarget, facts: Facts) -> dict[str, object]:

@@ -20,11 +20,12 @@ from outpace.nets.layouts.fields import build
 from outpace.train.anchors import Anchors, random_anchors
 from outpace.train.batch import Batch
 from outpace.train.initial import initialise
-from outpace.train.losses import FEW_ROWS, depth_weights, summed_with_gradients, weighted_cross_entropy
+from outpace.train.losses import FEW_ROWS, summed_with_gradients, weighted_cross_entropy
 from outpace.train.objectives.base import Objective
-from outpace.train.objectives.blocks import block_outputs, default_gamma, right_runs
-from outpace.train.objectives.dflash import DFlashNetSettings, DFlashObjectiveSettings, block_fields
+from outpace.train.objectives.blocks import block_outputs, default_gamma, right_runs, supervised
+from outpace.train.objectives.dflash import DFlashNetSettings, DFlashObjectiveSettings, block_fields, tapped
 from outpace.train.objectives.facts import Facts
+from outpace.train.vocabulary import LossVocabulary
 
 Strategy = Literal["curriculum", "teacher-forcing", "training-time-test"]
 
@@ -72,12 +73,19 @@ class DominoObjective(Objective):
         net: what is trained.
         target: its embedding makes the blocks and feeds the head, its LM head reads the blocks.
         settings: of the loss.
+        vocabulary: ids that the loss compares; None for all.
     """
 
     net: DominoNet
 
-    def __init__(self, net: DominoNet, target: FrozenTarget, settings: DominoObjectiveSettings) -> None:
-        super().__init__(net, target, net.config.taps, net.config.drafts_per_block())
+    def __init__(
+        self,
+        net: DominoNet,
+        target: FrozenTarget,
+        settings: DominoObjectiveSettings,
+        vocabulary: LossVocabulary | None = None,
+    ) -> None:
+        super().__init__(net, target, tapped(net, target, settings.labels), net.config.drafts_per_block(), vocabulary)
         self.settings = settings
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
@@ -87,26 +95,31 @@ class DominoObjective(Objective):
         anchors = random_anchors(batch, settings.anchors)
         if not len(anchors):
             return self._nothing("weight", "base", "final")
-        ids, own = anchors.followed(batch, depth)  # [A, D]
+        gamma = settings.gamma or default_gamma(config.block_size)
+        rows = supervised(self, batch, anchors, depth, gamma, settings.labels)
         hidden = self._drafting(block_outputs(self.net, self.target, batch, anchors), depth)  # [A, D, H]
         pending = batch.ids[anchors.rows, anchors.positions]  # [A]
-        fed = self._drafts(hidden, pending) if settings.strategy == "training-time-test" else ids
+        if settings.strategy == "training-time-test":
+            fed = self._drafts(hidden, pending)
+        else:
+            fed = anchors.followed(batch, depth)[0]
         states = self._states(pending, fed)  # [A, D, G]
-        corrected = torch.tensor([config.draft_step(at).corrected for at in range(1, depth + 1)], device=ids.device)
-        decay = depth_weights(depth, settings.gamma or default_gamma(config.block_size), ids.device)
-        weights = decay.expand(len(anchors), -1)[own]  # [R]
+        corrected = torch.tensor([config.draft_step(at).corrected for at in range(1, depth + 1)], device=fed.device)
         share = self._base_share(progress)
 
-        def losses(hidden: Tensor, states: Tensor, corrected: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-            logits = self._logits(hidden, states, corrected)
-            base, final = (weighted_cross_entropy(scores, ids, weights) for scores in logits)
+        def losses(hidden: Tensor, states: Tensor, corrected: Tensor, told: Tensor, weights: Tensor) -> Tensor:
+            labels, scores = rows.labels(told), rows.logits(hidden)
+            moved = scores + self._correction(hidden, states, corrected, rows.compared.ids)
+            base, final = (weighted_cross_entropy(logits, labels, weights) for logits in (scores, moved))
             # Without a share the base needs no gradient of its own.
             learned = (1 - share) * final + share * base if share else final
             return torch.stack([learned, base, final])
 
-        rows = (hidden[own], states[own], corrected.expand_as(own)[own], ids[own], weights)
-        loss, base, final = summed_with_gradients(losses, rows, tuple(self.net.head.embed_proj.parameters())).unbind()
-        return {"loss": loss, "weight": weights.sum(), "base": base.detach(), "final": final.detach()}
+        own = rows.own
+        pieces = (hidden[own], states[own], corrected.expand_as(own)[own], rows.told, rows.weights)
+        weights = tuple(self.net.head.embed_proj.parameters())
+        loss, base, final = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
+        return {"loss": loss, "weight": rows.weights.sum(), "base": base.detach(), "final": final.detach()}
 
     def _base_share(self, progress: float) -> float:
         """Lambda of section 4.2."""
@@ -128,31 +141,38 @@ class DominoObjective(Objective):
     def _embed(self, ids: Tensor) -> Tensor:
         return self.target.embed(ids).to(self.net.norm.weight.dtype)
 
-    def _logits(self, hidden: Tensor, states: Tensor, corrected: Tensor) -> tuple[Tensor, Tensor]:
-        """Base and final logits [R, V] in float32 at least (the equations of section 4.1.2).
+    def _correction(self, hidden: Tensor, states: Tensor, corrected: Tensor, ids: Tensor | None) -> Tensor:
+        """What the head adds to base logits, [R, V] or [R, K] of some ids (the equations of section 4.1.2).
 
         Args:
             hidden: [R, H] of the positions that draft.
             states: [R, G] before these drafts.
             corrected: [R] bool; false where the base logits are left alone.
+            ids: [K]; None for all.
         """
         head = self.net.head
-        base = self.target.logits(hidden)
-        base = base.to(torch.promote_types(base.dtype, torch.float32))
         low = head.low_rank(hidden, states) * corrected[:, None]  # [R, r]
-        return base, base + nn.functional.linear(low, head.vocabulary_weight)
+        weight = head.vocabulary_weight if ids is None else head.vocabulary_weight[ids]
+        return nn.functional.linear(low, weight)
 
     @torch.no_grad()
     def _drafts(self, hidden: Tensor, pending: Tensor) -> Tensor:
         """[A, D] ids that the head drafts greedily behind pending tokens [A], from outputs [A, D, H]."""
         head, drafts = self.net.head, [pending]
+        ids = self.vocabulary.ranked
         state = head.start(self._embed(pending))
         for depth in range(1, hidden.shape[1] + 1):
             if depth > 1:
                 state = head.step(state, self._embed(drafts[-1]))
             corrected = torch.full_like(pending, self.net.config.draft_step(depth).corrected, dtype=torch.bool)
             pieces = zip(*(rows.split(FEW_ROWS) for rows in (hidden[:, depth - 1], state, corrected)), strict=True)
-            drafts.append(torch.cat([self._logits(*piece)[1].argmax(dim=-1) for piece in pieces]))
+            best = torch.cat(
+                [
+                    (self.target.logits(rows, ids).float() + self._correction(rows, before, where, ids)).argmax(dim=-1)
+                    for rows, before, where in pieces
+                ]
+            )
+            drafts.append(best if ids is None else ids[best])
         return torch.stack(drafts[1:], dim=1)
 
     @torch.no_grad()
@@ -163,7 +183,7 @@ class DominoObjective(Objective):
         states = self._states(batch.ids[anchors.rows, anchors.positions], ids)
 
         def scores(depth: int, chains: Tensor) -> Tensor:
-            base = self.target.scores(hidden[chains, depth - 1])
+            base = self.scores(hidden[chains, depth - 1])
             if not self.net.config.draft_step(depth).corrected:
                 return base
             return base + self.net.head.correction(hidden[chains, depth - 1], states[chains, depth - 1])
@@ -189,4 +209,4 @@ def build_domino(
     """
     config = build(DominoConfig, block_fields(net, target, facts), "net")
     made = initialise(DominoNet(config), seed).to(target.device)
-    return DominoObjective(made, target, objective)
+    return DominoObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))

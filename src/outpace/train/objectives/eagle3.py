@@ -6,12 +6,14 @@ anchor's and the rows of its own chain's earlier steps: no chain needs another's
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
+from outpace.core.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.fusion import usual_taps
@@ -21,6 +23,7 @@ from outpace.train.batch import Batch
 from outpace.train.losses import ROWS_AT_ONCE, summed
 from outpace.train.objectives.facts import Facts
 from outpace.train.objectives.fusion import FusionNetSettings, PairObjective, begin, sizes_for
+from outpace.train.vocabulary import Compared, LossVocabulary, VocabularySettings
 
 SCALINGS = ("linear", "llama3", "yarn")
 MOST_STEPS = 64
@@ -36,6 +39,8 @@ class Eagle3NetSettings(FusionNetSettings):
         norm_before_fc: one norm over the joined features.
         fc_norm: one norm per feature.
         norm_output: the next step's state is the one after the final norm.
+        own_head: false leaves the scoring to the target's head, which is not trained; ids that are to be drafted are
+            then chosen by `objective.vocabulary`, not by `draft_vocab_size`.
     """
 
     taps: tuple[int, ...] | None = None
@@ -44,20 +49,20 @@ class Eagle3NetSettings(FusionNetSettings):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    own_head: bool = True
 
 
-class Eagle3ObjectiveSettings(BaseModel):
+class Eagle3ObjectiveSettings(VocabularySettings):
     """The loss of EAGLE-3.
 
     Attributes:
+        vocabulary, sampled: as in `VocabularySettings`, for drafters without a head of their own.
         steps: of the unrolled chain.
         decay: step i, from 0, weighs decay ** i.
         labels: "target-softmax" for the target's distribution over the draft vocabulary, where its best token is one of
             them; "tokens" for the true tokens, where they are.
         chain_depth: tokens per round that simulations draft; None for `steps`.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     steps: int = Field(default=7, ge=1, le=MOST_STEPS)
     decay: float = Field(default=0.8, gt=0, le=1)
@@ -69,25 +74,33 @@ class Eagle3Objective(PairObjective):
     """Cross-entropy at each step of the unrolled chains.
 
     Args:
-        net: has a head of its own.
+        net: what is trained.
         target: stays as it is.
         settings: of the loss.
+        vocabulary: ids that the loss compares, for a net without a head of its own; None for all.
     """
 
     net: Eagle3Net
 
-    def __init__(self, net: Eagle3Net, target: FrozenTarget, settings: Eagle3ObjectiveSettings) -> None:
+    def __init__(
+        self,
+        net: Eagle3Net,
+        target: FrozenTarget,
+        settings: Eagle3ObjectiveSettings,
+        vocabulary: LossVocabulary | None = None,
+    ) -> None:
         is_soft = settings.labels == "target-softmax"
         taps = net.config.taps_of(target.layers)
         # The last tap is what the target's head reads: its distribution is computed from that.
-        super().__init__(
-            net, target, (*taps, target.layers) if is_soft else taps, settings.chain_depth or settings.steps
-        )
+        depth = settings.chain_depth or settings.steps
+        super().__init__(net, target, (*taps, target.layers) if is_soft else taps, depth, vocabulary)
         self.settings, self._is_soft = settings, is_soft
 
     @property
     def layout(self) -> str:
         config = self.net.config
+        if not config.own_head:
+            return "headless"
         variants = config.qk_norm, config.norm_before_residual, config.norm_before_fc, config.norm_output
         return "speculators" if any(variants) else "midlayer"  # of the two only the first can say these
 
@@ -113,16 +126,19 @@ class Eagle3Objective(PairObjective):
         else:
             told = batch.ids[rows, positions + 1]  # [A]
         by_label = [made.roll(step, dims=0) for step, made in enumerate(hidden)]
-        loss, weight, accuracy = summed(self._losses, [weights, told, *by_label], max(1, ROWS_AT_ONCE // steps))
+        compared = self.vocabulary.draw(batch.seeds)
+        places, known = compared.labels(batch.ids[rows, positions + 1])
+        if compared.ids is not None and not self._is_soft:
+            told = places
+        at_once = max(1, compared.rows_at_once(ROWS_AT_ONCE, self.target.vocab_size) // steps)
+        pieces = [weights * known[:, None], told, *by_label]
+        loss, weight, accuracy = summed(partial(self._losses, compared), pieces, at_once)
         return {"loss": loss, "weight": weight.detach(), "accuracy": accuracy.detach()}
 
     @torch.no_grad()
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
         ids, own = anchors.followed(batch, self.depth)
-        drafted = [
-            self.net.target_ids(self.net.logits(hidden).argmax(dim=-1))
-            for hidden in self._unroll(batch, anchors, self.depth)
-        ]
+        drafted = [self._best(hidden) for hidden in self._unroll(batch, anchors, self.depth)]
         return (torch.stack(drafted, dim=1) == ids) & own & self._is_drafted(anchors)[:, None]
 
     def _embed(self, ids: Tensor) -> Tensor:
@@ -146,19 +162,33 @@ class Eagle3Objective(PairObjective):
             outputs.append(hidden)
         return outputs
 
-    def _losses(self, weights: Tensor, told: Tensor, *hidden: Tensor) -> Tensor:
+    def _best(self, hidden: Tensor) -> Tensor:
+        """The target's ids [A] of the best drafts at outputs [A, H]."""
+        if self.net.lm_head is None:
+            return self.scores(hidden).argmax(dim=-1)
+        return self.net.target_ids(self.net.logits(hidden).argmax(dim=-1))
+
+    def _losses(self, compared: Compared, weights: Tensor, told: Tensor, *hidden: Tensor) -> Tensor:
         """Sums of loss, weight and accuracy [3] of labels [R], from weights [R, steps] and steps x hidden [R, H]."""
-        labels, best = self._labels(told)
+        labels, best = self._labels(compared, told)
         steps = len(hidden)
-        logits = self.net.logits(torch.stack(hidden, dim=1).flatten(0, 1)).float()  # [R * steps, Vd]
+        rows = torch.stack(hidden, dim=1).flatten(0, 1)  # [R * steps, H]
+        own = self.net.lm_head is not None
+        made = self.net.logits(rows) if own else self.target.logits(rows, compared.ids)
+        logits = compared.shifted(made.float())  # [R * steps, Vd]
         losses = nn.functional.cross_entropy(logits, labels.repeat_interleave(steps, dim=0), reduction="none")
         weights = (weights * (best >= 0)[:, None]).flatten()
         right = logits.argmax(dim=-1) == best.repeat_interleave(steps)
         return torch.stack([(losses * weights).sum(), weights.sum(), (right * weights).sum()])
 
     @torch.no_grad()
-    def _labels(self, told: Tensor) -> tuple[Tensor, Tensor]:
+    def _labels(self, compared: Compared, told: Tensor) -> tuple[Tensor, Tensor]:
         """Labels for a cross-entropy, laws [R, Vd] or ids [R], and the best draft id [R], -1 where it is not one."""
+        if compared.ids is not None:
+            if not self._is_soft:
+                return told, told
+            laws = compared.shifted(self.target.logits(told, compared.ids).float()).softmax(dim=-1)
+            return laws, laws.argmax(dim=-1)
         ids, drafts = self._vocabulary()
         if not self._is_soft:
             best = drafts[told]
@@ -181,9 +211,19 @@ def build_eagle3(
 
     Raises:
         ModelError: sizes that contradict each other, or taps that the target does not have.
+        InvalidRequest: a vocabulary for a drafter with a head of its own.
     """
+    if net.own_head and objective.vocabulary is not None:
+        raise InvalidRequest(
+            f"objective.vocabulary={objective.vocabulary}: a drafter with a head of its own has net.draft_vocab_size; "
+            "set that, or net.own_head=false"
+        )
     chosen = net.model_dump(include=set(Eagle3NetSettings.model_fields) - set(FusionNetSettings.model_fields))
     if net.taps is None:  # a target of few layers does not have them all
         chosen["taps"] = tuple(min(max(tap, 0), target.layers - 1) for tap in usual_taps(target.layers))
-    config = build(Eagle3Config, sizes_for(net, target, SCALINGS) | chosen, "net")
-    return Eagle3Objective(begin(Eagle3Net(config), target, facts, seed), target, objective)
+    sizes = sizes_for(net, target, SCALINGS)
+    if not net.own_head:
+        sizes["draft_vocab_size"] = target.vocab_size
+    config = build(Eagle3Config, sizes | chosen, "net")
+    vocabulary = LossVocabulary.chosen(objective, facts, target.device)
+    return Eagle3Objective(begin(Eagle3Net(config), target, facts, seed), target, objective, vocabulary)

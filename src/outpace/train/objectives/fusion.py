@@ -29,8 +29,8 @@ class FusionNetSettings(BaseModel):
     Attributes:
         intermediate_size: of the MLP; None for the target's.
         heads, kv_heads, head_dim: of the attention; None for the target's.
-        draft_vocab_size: of the drafter's head, whose ids are those supervised most often; None for all ids, as is any
-            size that the target's vocabulary does not exceed.
+        draft_vocab_size: of the drafter's own head, whose ids are those supervised most often; None for all ids, as is
+            any size that the target's vocabulary does not exceed.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -63,7 +63,8 @@ def begin(net: N, target: FrozenTarget, facts: Facts, seed: int) -> N:
         The net in float32, on the target's device.
     """
     initialise(net, seed)
-    assert net.lm_head is not None, "drafters in training have a head of their own"
+    if net.lm_head is None:
+        return net.to(target.device)
     ids = torch.arange(net.config.draft_vocab_size)
     if net.d2t is not None:
         # Of ids that occur as often, the lower one, which tokenizers learned earlier.

@@ -1,0 +1,68 @@
+"""Training that begins with the weights of a drafter that was trained before."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core.errors import InvalidRequest
+from outpace.nets.checkpoint import read_checkpoint
+from outpace.nets.domino import DominoNet
+from outpace.nets.load import load_net, locate
+from outpace.train.objectives.base import Objective
+from outpace.train.provenance import files_hash
+
+NEW: dict[type[nn.Module], str] = {DominoNet: "head."}
+"""What a net may have beyond the checkpoint that it starts from: Domino's causal head, on a DFlash backbone."""
+
+
+def begin_with(objective: Objective, folder: str) -> None:
+    """Fill a new drafter with the weights of one of the same kind and sizes; Domino also starts from DFlash.
+
+    Args:
+        objective: with a new net; is changed.
+        folder: or hub id of the drafter, as `OUT/drafter` of an earlier run.
+
+    Raises:
+        InvalidRequest: another kind of drafter, other sizes or other settings, each named.
+        ModelError: it cannot be read.
+    """
+    net = objective.net
+    tensors, described = _read(net, folder)
+    own: dict[str, Any] = net.config.model_dump() if described else {}  # type: ignore[union-attr,operator]
+    wrong = [
+        f"{name}={described[name]!r} there, {own[name]!r} here"
+        for name in sorted(described.keys() & own.keys())
+        if described[name] != own[name]
+    ]
+    here = net.state_dict()
+    beyond = NEW.get(type(net))
+    missing = [name for name in here if name not in tensors and not (beyond and name.startswith(beyond))]
+    wrong += [f"{name} is missing there" for name in missing]
+    wrong += [f"{name} is unknown here" for name in sorted(tensors.keys() - here.keys())]
+    wrong += [
+        f"{name} is {list(tensors[name].shape)} there, {list(here[name].shape)} here"
+        for name in sorted(tensors.keys() & here.keys())
+        if tensors[name].shape != here[name].shape
+    ]
+    if wrong:
+        raise InvalidRequest(f"start={folder!r}: {'; '.join(wrong[:8])}; give the same kind and the same net settings")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            here[name].copy_(tensor)
+
+
+def _read(net: nn.Module, folder: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Tensors by their names in `net`, and the fields of a drafter net's config; none of a language model's."""
+    if not hasattr(net, "config"):
+        found = read_checkpoint(Path(folder).expanduser()).tensors
+        return {f"model.{name}": tensor for name, tensor in found.items()}, {}
+    read = load_net(folder)
+    described = read.config.model_dump()  # type: ignore[union-attr,operator]
+    return dict(read.state_dict()), described
+
+
+def weights_hash(folder: str) -> str:
+    """SHA-256 of the files with a drafter's weights."""
+    return files_hash(sorted(locate(folder, ("*.safetensors",), "start").glob("model*.safetensors")))

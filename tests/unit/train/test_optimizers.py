@@ -1,0 +1,91 @@
+"""What moves the weights: matrices by whole updates, everything else by AdamW, and a run goes on to the same bits."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from outpace.train.optimizers import make_optimizers
+from outpace.train.settings import TrainingSettings
+from tests.unit.train import tiny
+from tests.unit.train.linear import LinearObjective, trainer
+from tests.unit.train.test_domino_objective import fresh
+from tests.unit.train.test_trainer import losses
+
+
+def test_muon_moves_matrices_and_adamw_the_rest() -> None:
+    """Guards against rows of the vocabulary orthogonalised together, weights moved twice, and weights never moved."""
+    net = fresh().net
+    muon, adamw = make_optimizers(net, TrainingSettings(optimizer="muon"))
+    names = {id(weight): name for name, weight in net.named_parameters()}
+    of_muon, of_adamw = ({names[id(weight)] for group in one.param_groups for weight in group["params"]}
+                         for one in (muon, adamw))  # fmt: skip
+    assert isinstance(muon, torch.optim.Muon)
+    assert of_muon | of_adamw == set(names.values())
+    assert not of_muon & of_adamw
+    assert {"fc.weight", "head.prefix_gru.weight_hh_l0", "head.embed_proj.0.weight"} <= of_muon
+    assert {"norm.weight", "head.embed_proj.2.weight"} <= of_adamw
+    (alone,) = make_optimizers(net, TrainingSettings())
+    assert isinstance(alone, torch.optim.AdamW)
+
+
+def test_frozen_weights_are_left_alone() -> None:
+    """Guards against states for weights that never change."""
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).requires_grad_(False)
+    net[1].weight.requires_grad_(True)
+    (muon,) = make_optimizers(net, TrainingSettings(optimizer="muon"))
+    assert [id(weight) for group in muon.param_groups for weight in group["params"]] == [id(net[1].weight)]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_muon_learns(seed: int) -> None:
+    """Guards against an update of the wrong sign or size: Domino's loss falls by a quarter in two epochs of 3 steps.
+
+    Measured: 3.81 to 1.86 and 3.84 to 1.94.
+    """
+    objective = fresh(seed, anchors=16)
+    optimizers = make_optimizers(objective.net, TrainingSettings(optimizer="muon", learning_rate=0.02))
+    curve = []
+    for epoch in range(2):
+        for batch in tiny.batches(objective.taps, 14, epoch):
+            terms = objective(batch, 0.5)
+            loss = terms["loss"] / terms["weight"]
+            loss.backward()
+            curve.append(loss.item())
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+    assert curve[-1] < 0.75 * curve[0]
+
+
+class Biased(LinearObjective):
+    """With a matrix for the one optimizer and a vector for the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        matrix = self.net.weight
+        self.net = nn.Linear(matrix.shape[1], matrix.shape[0])
+        with torch.no_grad():
+            self.net.weight.copy_(matrix)
+            self.net.bias.zero_()
+
+
+class Stop(Exception):
+    pass
+
+
+def test_a_run_with_two_optimizers_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    """Guards against the state of one optimizer, or its schedule, that is not kept."""
+
+    def interrupt(shown: Mapping[str, Any]) -> None:
+        if shown["step"] == 6 and "loss" in shown:
+            raise Stop
+
+    expected = trainer(tmp_path / "whole", objective=Biased(), optimizer="muon").run()
+    with pytest.raises(Stop):
+        trainer(tmp_path / "cut", interrupt, Biased(), optimizer="muon").run()
+    assert trainer(tmp_path / "cut", objective=Biased(), optimizer="muon").run() == expected
+    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
