@@ -16,7 +16,7 @@ from outpace.bench.runner import usual_methods
 from outpace.bench.workload import WorkItem, read_workload
 from outpace.core.params import SamplingParams
 
-ROUNDS = 3
+ROUNDS, TOKENS = 3, 160
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     logging.disable_progress_bar()
     console = Console(width=100)
     model = load("smollm2-135m", max_num_seqs=1)
-    params = SamplingParams(max_new_tokens=160)
+    params = SamplingParams(max_new_tokens=TOKENS)
     dtype = str(model.target.dtype).removeprefix("torch.")
     console.print(f"[bold]SmolLM2-135M-Instruct[/bold] on {model.target.device}, {dtype}, greedy\n")
     bugs = 0
