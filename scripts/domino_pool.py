@@ -38,7 +38,11 @@ def main(
     loaded = outpace.load(model, dtype=dtype, max_num_seqs=1)
     net = random_net(loaded, layers)
     around = Surroundings(
-        loaded.target.vocab_size, loaded.target.embedding.weight.device, loaded.draft_model, loaded.target, lambda: net
+        loaded.target.vocab_size,
+        loaded.target.embedding.weight.device,
+        loaded.drafters.language_model,
+        loaded.target,
+        lambda: net,
     )
     ids = torch.randint(loaded.target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
     params = SamplingParams(temperature=temperature)

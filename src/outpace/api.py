@@ -4,27 +4,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from torch import nn
-
 from outpace.chat import Chat
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.catalog import build_proposer, parse_method
+from outpace.drafters.catalog import default_method, parse_method, shelved_proposer
 from outpace.drafters.options import MAX_BUDGET
-from outpace.drafters.packing import pack_net
+from outpace.drafters.shelf import Shelf
 from outpace.drafters.speculative_config import from_speculative_config
-from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
-from outpace.models.draft import DraftModel, load_drafter
 from outpace.models.load import load_target
 from outpace.models.target import TransformersTarget
 from outpace.models.text import ChatMessage, TextCodec
-from outpace.nets.load import is_net, load_net
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
 
@@ -37,7 +32,8 @@ class Model:
         codec: its tokenizer.
         engine: the engine that all calls share.
         method: the default method.
-        drafter: name of the draft model for the methods that need one; None is the target's own first layers.
+        drafter: name of the drafter that was given for all methods, if one was.
+        drafters: what the methods draft with.
     """
 
     def __init__(
@@ -50,10 +46,7 @@ class Model:
         drafter: str | None = None,
     ) -> None:
         self.name, self.target, self.codec, self.method, self.drafter = name, target, codec, method, drafter
-        self._draft_model: DraftModel | None = None
-        self._net: nn.Module | None = None
-        if drafter is not None:  # a wrong name is told now, not at the first request
-            self.draft_net() if is_net(drafter) else self.draft_model()
+        self.drafters = Shelf(name, target, codec, drafter)
         self.engine = Engine(target, codec.new_detokenizer)
         self._budget = _checked_budget(budget)
         self._proposers: dict[str, Proposer] = {}
@@ -62,32 +55,8 @@ class Model:
     def proposer(self, method: str) -> Proposer:
         """The proposer of a method such as "recycle:budget=8", built once and kept, with what it has learned."""
         if method not in self._proposers:
-            target = self.target
-            around = Surroundings(target.vocab_size, target.device, self.draft_model, target, self.draft_net)
-            self._proposers[method] = build_proposer(parse_method(method), around)
+            self._proposers[method] = shelved_proposer(parse_method(method), self.drafters)
         return self._proposers[method]
-
-    def draft_model(self) -> DraftModel:
-        """The draft model, loaded when first needed and shared by all methods that use one."""
-        if self.drafter is not None and is_net(self.drafter):
-            raise InvalidRequest(f"drafter={self.drafter!r} is a trained net, and this method needs a language model")
-        if self._draft_model is None:
-            self._draft_model = load_drafter(self.drafter, self.target, self.codec)
-        return self._draft_model
-
-    def draft_net(self) -> nn.Module:
-        """The trained drafter, read when first needed and shared by all methods that use one.
-
-        Raises:
-            InvalidRequest: no drafter was named.
-            ModelError: its checkpoint cannot be read.
-        """
-        if self.drafter is None:
-            raise InvalidRequest("this method needs a trained drafter: name its checkpoint with drafter=")
-        if self._net is None:
-            self._net = load_net(self.drafter).to(self.target.device, self.target.dtype).eval()
-            pack_net(self._net)
-        return self._net
 
     def reset(self) -> None:
         """Make every method forget what it learned from earlier requests."""
@@ -247,9 +216,12 @@ def load(
     Args:
         model: a local folder or GGUF file, the name of a pulled model (`outpace models pull smollm2-135m`), or a
             hub id, looked for in this order.
-        method: how to draft: a name of `drafters/catalog.py`, with options as in "recycle:budget=8"; None is "recycle".
-        drafter: folder or hub id of a trained drafter; for "linear", "fixed" and "dynatree" a draft model, named as
-            `model` is, with the same tokenizer, or "early-exit:LAYERS" for the target's own first layers, the default.
+        method: how to draft: a name of `drafters/catalog.py`, with options as in "recycle:budget=8"; None is the best
+            that ships with a drafter for this model (`outpace models list`), else "recycle".
+        drafter: folder or hub id of a trained drafter, or the name of one that ships, as in "smollm2-135m/domino"; for
+            "linear", "fixed" and "dynatree" a draft model, named as `model` is, with the same tokenizer, or
+            "early-exit:LAYERS" for the target's own first layers. None takes what ships for this model and method, and
+            the first layers where that is no draft model.
         budget: drafted nodes per round; None takes the method's default for the device.
         speculative_config: vLLM's, instead of method, drafter and budget.
         dtype: "auto" (bfloat16 where the hardware computes in it), "float32", "bfloat16" or "float16".
@@ -264,7 +236,7 @@ def load(
     """
     if speculative_config is not None:
         method, drafter = from_speculative_config(speculative_config, method=method, drafter=drafter, budget=budget)
-    method = "recycle" if method is None else method
+    method = default_method(model, drafter) if method is None else method
     parse_method(method)
     _checked_budget(budget)
     target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs)

@@ -1,4 +1,7 @@
-"""`make demo`: a real model, a real prompt, plain against speculative decoding, with the equality of every run."""
+"""`make demo`: a real model and prompts, plain against speculative decoding, with the equality of every run.
+
+The methods are those that need nothing and, where a drafter ships, the model's default, which drafts with it.
+"""
 
 import statistics
 import sys
@@ -9,11 +12,11 @@ from transformers.utils import logging
 
 from outpace.api import Model, load
 from outpace.bench.certificate import Certifier, Finding, method_runner
+from outpace.bench.runner import usual_methods
 from outpace.bench.workload import WorkItem, read_workload
 from outpace.core.params import SamplingParams
 
-METHODS = ("plain", "lookup", "recycle")
-ROUNDS = 3
+ROUNDS, TOKENS = 3, 160
 
 
 def main() -> None:
@@ -21,8 +24,8 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     console = Console(width=100)
-    model = load("smollm2-135m", "recycle", max_num_seqs=1)
-    params = SamplingParams(max_new_tokens=160)
+    model = load("smollm2-135m", max_num_seqs=1)
+    params = SamplingParams(max_new_tokens=TOKENS)
     dtype = str(model.target.dtype).removeprefix("torch.")
     console.print(f"[bold]SmolLM2-135M-Instruct[/bold] on {model.target.device}, {dtype}, greedy\n")
     bugs = 0
@@ -34,10 +37,11 @@ def main() -> None:
 def _race(console: Console, model: Model, item: WorkItem, params: SamplingParams) -> int:
     prompt = model.encode(item.prompt(0, []))
     console.print(f"[bold]Prompt[/bold] {item.turns[0]}\n", markup=True, highlight=False)
-    times: dict[str, list[float]] = {method: [] for method in METHODS}
+    methods = usual_methods(model)
+    times: dict[str, list[float]] = {method: [] for method in methods}
     runs = {}
     for turn in range(ROUNDS + 1):
-        for method in METHODS:
+        for method in methods:
             runs[method] = model.generate(prompt, params, method=method)
             if turn:  # the first round warms up, and Token Recycling starts with an empty matrix
                 times[method].append(runs[method].metrics.tpot_ms)
@@ -47,7 +51,7 @@ def _race(console: Console, model: Model, item: WorkItem, params: SamplingParams
     certifier = Certifier(model)
     table = Table("method", "tokens/s", "speedup", "tokens per step", "output against plain decoding")
     bugs = 0
-    for method in METHODS:
+    for method in methods:
         finding = certifier.classify(
             prompt, params, runs["plain"].token_ids, runs[method].token_ids, method_runner(method, None)
         )
@@ -61,7 +65,7 @@ def _race(console: Console, model: Model, item: WorkItem, params: SamplingParams
             _verdict(finding, runs[method].metrics.new_tokens),
         )
     console.print(table)
-    console.print(f"Medians of {ROUNDS} interleaved runs.\n")
+    console.print(f"Medians of {ROUNDS} interleaved runs. This model's default is {model.method}.\n", highlight=False)
     return bugs
 
 

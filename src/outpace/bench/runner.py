@@ -164,6 +164,11 @@ def split_methods(text: str) -> tuple[str, ...]:
     return tuple(methods)
 
 
+def usual_methods(model: Model) -> tuple[str, ...]:
+    """What is compared where nothing is named: the methods that need nothing, and the model's own if it is another."""
+    return tuple(dict.fromkeys((PLAIN, "lookup", "recycle", model.method)))
+
+
 def with_baseline(methods: tuple[str, ...]) -> tuple[str, ...]:
     """The methods, plain decoding among them: every speedup is measured against it."""
     return methods if PLAIN in methods else (PLAIN, *methods)

@@ -39,7 +39,10 @@ def bench(
     workload: Workload,
     methods: Annotated[
         str | None,
-        typer.Option(help="Comma-separated, by default plain,lookup,recycle; 'transformers' is stock generate."),
+        typer.Option(
+            help="Comma-separated, by default plain,lookup,recycle and the model's default; 'transformers' is stock "
+            "generate."
+        ),
     ] = None,
     drafter: Drafter = None,
     budget: Budget = None,
@@ -67,10 +70,10 @@ def bench(
 ) -> None:
     """Race methods against plain decoding, interleaved prompt by prompt; the last line of output is JSON."""
     from outpace.bench.report import summarise, table
-    from outpace.bench.runner import BenchPlan, BenchRun, split_methods, with_baseline, write_records
+    from outpace.bench.runner import BenchPlan, BenchRun, split_methods, usual_methods, with_baseline, write_records
     from outpace.bench.workload import read_workloads
 
-    chosen = split_methods("plain,lookup,recycle" if methods is None else methods)
+    chosen = () if methods is None else split_methods(methods)
     params = SamplingParams(
         max_new_tokens,
         temperature,
@@ -84,11 +87,11 @@ def bench(
         ignore_eos=ignore_eos,
     )
     items, warm_items = read_workloads(workload, max_turns), read_workloads(warm or [])
-    if speculative_config is None:
+    if methods is not None and speculative_config is None:
         loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, 1)
-    else:  # which may name no method beside it
+    else:  # the model's default, or the config's, which may name no method beside it
         loaded = load_model(model, methods, drafter, budget, dtype, device, max_model_len, 1, speculative_config)
-        chosen = (loaded.method,)
+        chosen = usual_methods(loaded) if speculative_config is None else (loaded.method,)
     run = BenchRun(loaded, BenchPlan(with_baseline(chosen), items, params, budget, warm_items, check))
     with progress_bar("bench", len(items) + len(warm_items)) as advance:
         records = run.records(advance)

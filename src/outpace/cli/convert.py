@@ -10,7 +10,9 @@ from outpace.cli.options import AsJson, console, notes, quieten_transformers
 
 
 def convert(
-    source: Annotated[str, typer.Argument(metavar="IN", help="Folder or hub id of a drafter in any known layout.")],
+    source: Annotated[
+        str, typer.Argument(metavar="IN", help="Folder or hub id of a drafter in any known layout, or a shipped one.")
+    ],
     out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; must not exist.")],
     layout: Annotated[
         str,
@@ -40,9 +42,12 @@ def convert(
     """Write a drafter in another layout, read it back and compare: exit status 1, and no OUT, if it differs."""
     with notes.status(f"converting {source}"):
         quieten_transformers()
+        from outpace.models.shipped import find_drafter
         from outpace.nets.convert import convert as convert_files
 
-        done = convert_files(source, out, layout, target=target, target_weights=target_weights, dtype=dtype)
+        done = convert_files(
+            find_drafter(source), out, layout, target=target, target_weights=target_weights, dtype=dtype
+        )
     difference = done.difference if math.isfinite(done.difference) else None  # JSON knows no infinity
     if as_json:
         report = {"in": source, "out": out, "kind": done.kind, "layout": done.layout, "dtype": done.dtype}

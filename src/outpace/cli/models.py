@@ -1,7 +1,8 @@
 """`outpace models`: what can be loaded by name."""
 
 import json
-from typing import Annotated
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import typer
 
@@ -23,16 +24,23 @@ def models_pull(name: Annotated[str, typer.Argument(help="A built-in model, such
 
 @models_app.command("list")
 def models_list(as_json: AsJson = False) -> None:
-    """Show built-in and pulled models."""
+    """Show built-in and pulled models, and the trained drafters that ship for them."""
     from outpace.models.registry import BUILT_IN, pulled
+    from outpace.models.shipped import shipped, size_of
 
     ready = pulled()
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": name, "origin": model.origin, "folder": str(ready[name]) if name in ready else None}
         for name, model in BUILT_IN.items()
     ]
+    for row in rows:
+        own = {name: folder for name, folder in shipped().items() if name.partition("/")[0] == row["name"]}
+        row["drafters"] = [{"name": name, "folder": str(path), **asdict(size_of(path))} for name, path in own.items()]
     if as_json:
         print(json.dumps(rows))
         return
     for row in rows:
         console.print(f"{row['name']}  {row['origin']}  {row['folder'] or 'not pulled'}")
+        for drafter in row["drafters"]:
+            millions, megabytes = drafter["parameters"] / 1e6, drafter["megabytes"]
+            console.print(f"  {drafter['name']}  {millions:.1f}M parameters, {megabytes:.1f} MB", highlight=False)

@@ -21,15 +21,15 @@ ModelName = Annotated[str, typer.Option("--model", "-m", help="Folder, GGUF file
 Method = Annotated[
     str | None,
     typer.Option(
-        help="plain, lookup, recycle (the default), linear, fixed, dynatree, eagle3, fr-spec, dflash, domino, medusa, "
-        "dart; options as in recycle:budget=8."
+        help="plain, lookup, recycle, linear, fixed, dynatree, eagle3, fr-spec, dflash, domino, medusa, dart; options "
+        "as in recycle:budget=8. By default the best that ships with a drafter for the model, else recycle."
     ),
 ]
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="Folder or hub id of a trained drafter, or a draft model for linear, fixed and dynatree; for these by "
-        "default the target's first layers."
+        help="Folder or hub id of a trained drafter, a name such as smollm2-135m/domino, or a draft model for linear, "
+        "fixed and dynatree. By default what ships for the model; else, for these three, the target's first layers."
     ),
 ]
 SpeculativeConfig = Annotated[

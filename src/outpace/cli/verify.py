@@ -37,7 +37,7 @@ def verify(
     model: ModelName,
     workload: Workload,
     method: Annotated[
-        str | None, typer.Option(help="One method or several, comma-separated; by default recycle.")
+        str | None, typer.Option(help="One method or several, comma-separated; by default as for generate.")
     ] = None,
     drafter: Drafter = None,
     budget: Budget = None,
@@ -71,7 +71,7 @@ def verify(
     batch_sizes = tuple(batch_size or [1])
     if min(batch_sizes) < 1:
         raise InvalidRequest(f"batch_size={min(batch_sizes)}: must be at least 1")
-    methods, items = split_methods(method or "recycle"), read_workloads(workload, max_turns)
+    methods, items = split_methods(method or ""), read_workloads(workload, max_turns)
     base = SamplingParams(
         max_new_tokens,
         0.0,
@@ -86,9 +86,9 @@ def verify(
     )
     wanted = [replace(base, temperature=value) for value in temperature or [0.0, 1.0]]
     size = max(batch_sizes)
-    if speculative_config is None:
+    if methods and speculative_config is None:
         loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, size)
-    else:  # which may name no method beside it
+    else:  # the model's default, or the config's, which may name no method beside it
         loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, size, speculative_config)
         methods = (loaded.method,)
     certified = ",".join(methods)

@@ -21,7 +21,6 @@ from outpace.drafters.options import (
     FrSpecOptions,
     LinearOptions,
     MedusaOptions,
-    NetOptions,
     Options,
     PlainOptions,
     RecycleOptions,
@@ -30,7 +29,9 @@ from outpace.drafters.options import (
     option_names,
 )
 from outpace.drafters.recycle import TokenRecycling, TransitionMatrix
+from outpace.drafters.shelf import LANGUAGE_MODEL, Shelf
 from outpace.drafters.surroundings import Surroundings
+from outpace.models.shipped import shipped_for
 from outpace.shaping.dynatree import DynaTree
 from outpace.shaping.fixed import FixedTree
 from outpace.shaping.growing import GrowingProposer
@@ -74,35 +75,45 @@ def _dynatree(options: DynaTreeOptions, around: Surroundings) -> Proposer:
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the table source x shape x fill: how to build it, and which options it takes."""
+    """A row of the table source x shape x fill.
+
+    Attributes:
+        build: makes its proposer.
+        options: that it takes.
+        summary: in words.
+        drafter: kind of the drafter it drafts with; None if it needs none.
+    """
 
     build: Callable[[Any, Surroundings], Proposer]
     options: type[AnyOptions]
     summary: str
+    drafter: str | None = None
 
     @property
     def uses_draft_model(self) -> bool:
-        return issubclass(self.options, LinearOptions) and not self.uses_net
-
-    @property
-    def uses_net(self) -> bool:
-        return issubclass(self.options, NetOptions)
+        return self.drafter == LANGUAGE_MODEL
 
 
 METHODS = {
     "plain": Method(_plain, PlainOptions, "no drafts: the baseline, on the same engine"),
     "lookup": Method(_lookup, Options, "prompt lookup: what followed the same words before"),
     "recycle": Method(_recycle, RecycleOptions, "Token Recycling: the target's runner-up tokens"),
-    "linear": Method(_linear, LinearOptions, "a draft model's chain: classic speculative decoding"),
-    "fixed": Method(_fixed, FixedOptions, "a draft model's tree of fixed depth and breadth"),
-    "dynatree": Method(_dynatree, DynaTreeOptions, "DynaTree: a draft model's tree that follows its confidence"),
-    "eagle3": Method(trained.eagle3, EagleOptions, "EAGLE-3: the target's features extended token by token"),
-    "fr-spec": Method(trained.fr_spec, FrSpecOptions, "FR-Spec: EAGLE-3 that drafts only frequent tokens"),
-    "dart": Method(trained.dart, DartOptions, "DART: all depths from one pass over mask rows"),
-    "medusa": Method(trained.medusa, MedusaOptions, "Medusa: heads on the target's last state guess all depths"),
-    "dflash": Method(trained.dflash, TrainedOptions, "DFlash: a block of drafts in one pass"),
-    "domino": Method(trained.domino, DominoOptions, "Domino: DFlash's block, corrected causally"),
+    "linear": Method(_linear, LinearOptions, "a draft model's chain: classic speculative decoding", LANGUAGE_MODEL),
+    "fixed": Method(_fixed, FixedOptions, "a draft model's tree of fixed depth and breadth", LANGUAGE_MODEL),
+    "dynatree": Method(
+        _dynatree, DynaTreeOptions, "DynaTree: a draft model's tree that follows its confidence", LANGUAGE_MODEL
+    ),
+    "eagle3": Method(trained.eagle3, EagleOptions, "EAGLE-3: the target's features extended token by token", "eagle3"),
+    "fr-spec": Method(trained.fr_spec, FrSpecOptions, "FR-Spec: EAGLE-3 that drafts only frequent tokens", "eagle3"),
+    "dart": Method(trained.dart, DartOptions, "DART: all depths from one pass over mask rows", "dart"),
+    "medusa": Method(
+        trained.medusa, MedusaOptions, "Medusa: heads on the target's last state guess all depths", "medusa"
+    ),
+    "dflash": Method(trained.dflash, TrainedOptions, "DFlash: a block of drafts in one pass", "dflash"),
+    "domino": Method(trained.domino, DominoOptions, "Domino: DFlash's block, corrected causally", "domino"),
 }
+BEST = {"smollm2-135m": "domino"}
+"""The fastest method of targets that have shipped drafters (docs/log.md)."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +152,24 @@ def parse_method(text: str) -> MethodSpec:
         return MethodSpec(name, kind.model_validate(given))
     except ValidationError as error:
         raise InvalidRequest(f"method={text!r}: {first_complaint(error)}") from error
+
+
+def default_method(target: str, drafter: str | None = None) -> str:
+    """The method to take where none is named: the best of those that ship with a drafter, else Token Recycling.
+
+    Args:
+        target: the name it is loaded by.
+        drafter: one that was named; what ships is then not used.
+    """
+    best = BEST.get(target)
+    if best is None or drafter is not None or METHODS[parse_method(best).name].drafter not in shipped_for(target):
+        return "recycle"
+    return best
+
+
+def shelved_proposer(spec: MethodSpec, shelf: Shelf) -> Proposer:
+    """The proposer of a method with the drafter of its kind."""
+    return build_proposer(spec, shelf.around(METHODS[spec.name].drafter))
 
 
 def build_proposer(spec: MethodSpec, around: Surroundings) -> Proposer:

@@ -14,8 +14,10 @@ from outpace.core.errors import InvalidRequest, ModelError
 from outpace.drafters.tables import TableKind, as_ids, load_table, save_table
 from outpace.models.head import SubsetHead
 
-VOCABULARY = "vocabulary.safetensors"
-"""The name of such a file in a drafter's folder."""
+FILE_NAME = "vocabulary.safetensors"
+"""In a drafter's folder: the ids it drafts from unless it is told others."""
+EVERY_ID = "all"
+"""Instead of a file: the whole vocabulary, whatever the drafter brings."""
 KIND = TableKind("vocabulary", "a vocabulary", "rank-vocabulary", frozenset({"ids"}))
 
 

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from outpace.drafters.frequency import EVERY_ID
 from outpace.shaping.beam import BeamConfig, SearchConfig
 from outpace.shaping.dynatree import DynaTreeConfig
 from outpace.shaping.fixed import FixedTreeConfig
@@ -50,7 +51,8 @@ class LinearOptions(Options):
 
     Attributes:
         noise: draft with the request's keyed noise at temperature > 0.
-        vocabulary: file of the only ids to draft, made by `outpace rank-vocabulary`; None for all.
+        vocabulary: file of the only ids to draft, made by `outpace rank-vocabulary`; "all" for no such limit; None for
+            the drafter's own file, if it brings one.
     """
 
     noise: bool = True
@@ -118,12 +120,12 @@ class DartOptions(NetOptions):
 
 
 class FrSpecOptions(EagleOptions):
-    """EAGLE-3's, with a vocabulary that must be given."""
+    """EAGLE-3's, with a vocabulary that the drafter brings or that must be given."""
 
     @model_validator(mode="after")
     def _check(self) -> "FrSpecOptions":
-        if self.vocabulary is None:
-            raise ValueError("vocabulary=FILE is missing; make one with `outpace rank-vocabulary`")
+        if self.vocabulary == EVERY_ID:
+            raise ValueError(f"vocabulary={EVERY_ID}: it drafts from a part; use method 'eagle3' to draft from all")
         return self
 
 

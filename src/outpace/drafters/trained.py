@@ -102,6 +102,8 @@ def fr_spec(options: FrSpecOptions, around: Surroundings) -> Proposer:
             f"{what} thins out a full head, and this drafter was trained with draft_vocab_size="
             f"{net.config.draft_vocab_size} of {net.config.vocab_size}; use method 'eagle3' (vocabulary= works there)"
         )
+    if options.vocabulary is None and around.vocabulary is None:
+        raise InvalidRequest(f"{what}: vocabulary=FILE is missing; make one with `outpace rank-vocabulary`")
     return eagle3(options, around, what)
 
 

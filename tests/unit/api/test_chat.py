@@ -54,7 +54,7 @@ def test_every_answer_is_that_of_the_whole_conversation(
 
 def test_a_draft_models_kv_is_kept_too(model: outpace.Model) -> None:
     """Guards against a draft model that reads the conversation again at every turn."""
-    draft = model.draft_model()
+    draft = model.drafters.language_model()
     with model.chat(method="dynatree", max_new_tokens=8) as conversation:
         said(conversation, "Hello, a long first message. " * 8)
         before = draft.rows

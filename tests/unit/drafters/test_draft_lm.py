@@ -62,7 +62,7 @@ def counted(pair: Model) -> Iterator[list[int]]:
     def count(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
         rows.append(kwargs["input_ids"].shape[1])
 
-    handle = pair.draft_model().decoder.register_forward_pre_hook(count, with_kwargs=True)
+    handle = pair.drafters.language_model().decoder.register_forward_pre_hook(count, with_kwargs=True)
     yield rows
     handle.remove()
 
@@ -130,7 +130,7 @@ def test_one_pass_per_level_and_no_row_twice(method: str, pair: Model, counted: 
 
 def test_draft_rows_after_many_rounds_equal_a_fresh_prefill(pair: Model) -> None:
     """Guards against draft KV that drifts: rejected rows kept, accepted ones filed in the wrong order."""
-    model, draft = pair, pair.draft_model()
+    model, draft = pair, pair.drafters.language_model()
     for method in METHODS:
         prompt = PROMPTS[1]
         with model.stream(prompt, method=method, max_new_tokens=40) as stream:
@@ -147,7 +147,7 @@ def test_draft_rows_after_many_rounds_equal_a_fresh_prefill(pair: Model) -> None
 
 def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:
     """Guards against siblings that see each other: a level's scores equal those of each path decoded alone."""
-    draft = pair.draft_model()
+    draft = pair.drafters.language_model()
     source = DraftLM(draft, pair.target.vocab_size)
     request = draft_request(PROMPTS[1], 20, 8)
     state = source.open()
@@ -252,7 +252,7 @@ def test_what_cannot_draft_is_refused_at_load(folder: Path, tmp_path: Path) -> N
 
 def test_draft_slots_come_back(pair: Model) -> None:
     """Guards against a draft slot lost with every cancelled request, which ends in 'all slots are taken'."""
-    draft: DraftModel = pair.draft_model()
+    draft: DraftModel = pair.drafters.language_model()
     for _ in range(2 * draft.max_slots):
         with pair.stream(PROMPTS[0], method="dynatree", max_new_tokens=50) as stream:
             next(stream)

@@ -196,7 +196,7 @@ def test_heads_beyond_the_configs_count_are_used(target: Path, drafters: dict[st
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
     model = outpace.load(str(target), "medusa", drafter=str(tmp_path), dtype="float32", device="cpu")
-    assert len(model.draft_net().heads) == 4  # type: ignore[arg-type]
+    assert len(model.drafters.net("medusa").heads) == 4  # type: ignore[arg-type]
     write_medusa(
         random_net(MedusaNet(MedusaConfig(hidden_size=32, vocab_size=264, draft_vocab_size=264, heads=1))),
         tmp_path / "narrow",
@@ -218,7 +218,7 @@ def test_a_checkpoint_cut_off_is_refused(target: Path, drafters: dict[str, Path]
 def test_a_net_is_read_in_the_targets_dtype(target: Path, drafters: dict[str, Path]) -> None:
     """Guards against a product of two dtypes at the first round."""
     model = outpace.load(str(target), "domino", drafter=str(drafters["domino"]), dtype="bfloat16", device="cpu")
-    assert {weight.dtype for weight in model.draft_net().parameters()} == {torch.bfloat16}
+    assert {weight.dtype for weight in model.drafters.net("domino").parameters()} == {torch.bfloat16}
     plain = model.generate(PROMPTS[0], max_new_tokens=10, method="plain").token_ids
     assert model.generate(PROMPTS[0], max_new_tokens=10).token_ids == plain
 

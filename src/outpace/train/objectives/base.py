@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from outpace.drafters.frequency import VOCABULARY, save_vocabulary
+from outpace.drafters.frequency import FILE_NAME, save_vocabulary
 from outpace.models.frozen import FrozenTarget
 from outpace.models.text import TextCodec
 from outpace.nets.convert import DTYPES, KINDS
@@ -104,4 +104,4 @@ class Objective(nn.Module, ABC):
     def write_vocabulary(self, folder: Path) -> None:
         """Keep the ids that the drafter was trained for beside it; it drafts no others by default."""
         if self.vocabulary.ranked is not None:
-            save_vocabulary(folder / VOCABULARY, self.vocabulary.ranked.cpu(), self.target.vocab_size)
+            save_vocabulary(folder / FILE_NAME, self.vocabulary.ranked.cpu(), self.target.vocab_size)

@@ -1,0 +1,72 @@
+"""Shipped drafters from the command line: listed, the default, and in the demo."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from outpace import cli
+from outpace.bench import demo
+from tests.unit.api.shipment import install, load, ship
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("root")
+    ship(root)
+    return root
+
+
+@pytest.fixture(params=[True, False], ids=["shipped", "nothing-ships"])
+def has_drafters(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest.MonkeyPatch) -> bool:
+    install(monkeypatch, root, root / ("drafters" if request.param else "nothing"))
+    return bool(request.param)
+
+
+def _run(*arguments: str) -> Result:
+    result = CliRunner().invoke(cli.app, list(arguments))
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result
+
+
+def test_models_lists_what_ships(has_drafters: bool) -> None:
+    """Guards against drafters that nobody can find, and a list that needs them."""
+    (row,) = json.loads(_run("models", "list", "--json").stdout)
+    names = [drafter["name"] for drafter in row["drafters"]]
+    assert names == (["tiny/dflash", "tiny/domino", "tiny/draft-lm", "tiny/eagle3"] if has_drafters else [])
+    assert all(drafter["parameters"] > 1000 and drafter["megabytes"] > 0.01 for drafter in row["drafters"])
+    text = _run("models", "list").stdout
+    assert ("tiny/domino  0.0M parameters, 0.2 MB" in text) == has_drafters
+
+
+def test_commands_without_a_method_take_the_models_default(has_drafters: bool) -> None:
+    """Guards against a default of some commands only, and a race without the method that users get."""
+    default = "domino:budget=3" if has_drafters else "recycle"
+    options = ["-m", "tiny", "--max-new-tokens", "6", "--dtype", "float32", "--json"]
+    assert json.loads(_run("generate", "hello", *options).stdout)["method"] == default
+    report = json.loads(_run("verify", "-w", "builtin:1", *options).stdout)
+    assert (report["method"], report["equal"]) == (default, 2)
+    raced = json.loads(_run("bench", "-w", "builtin:1", *options).stdout.splitlines()[-1])["methods"]
+    assert list(raced) == list(dict.fromkeys(["plain", "lookup", "recycle", default]))
+    if has_drafters:
+        several = ["--methods", "plain,dflash,domino,eagle3,linear:budget=2"]
+        raced = json.loads(_run("bench", "-w", "builtin:1", *several, *options).stdout.splitlines()[-1])["methods"]
+        assert {figures["equal"] for figures in raced.values()} == {1.0}
+        assert len(raced) == 5
+
+
+def test_the_demo_shows_the_default(
+    has_drafters: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against a demo that fails where nothing ships, or leaves out what does."""
+    monkeypatch.setattr(demo, "load", lambda name, **options: load("tiny", max_num_seqs=1))
+    monkeypatch.setattr(demo, "ROUNDS", 1)
+    monkeypatch.setattr(demo, "TOKENS", 20)
+    with pytest.raises(SystemExit) as end:
+        demo.main()
+    shown = capsys.readouterr().out
+    assert end.value.code == 0, shown
+    assert ("domino:budget=3" in shown) == has_drafters
+    assert all(method in shown for method in ("plain", "lookup", "recycle"))
+    assert "equal, all" in shown

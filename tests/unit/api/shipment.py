@@ -1,0 +1,57 @@
+"""A small target that counts as built in and pulled, and random drafters that ship for it, in a test's folder."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outpace
+from outpace.drafters import catalog
+from outpace.drafters.frequency import save_vocabulary
+from outpace.models import registry, shipped
+from outpace.models.registry import BuiltIn
+from outpace.nets.dflash import DFlashConfig, DFlashNet
+from outpace.nets.domino import DominoConfig, DominoNet
+from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.nets.layouts.dflash import write_dflash
+from outpace.nets.layouts.domino import write_domino
+from outpace.nets.layouts.eagle3_export import write_eagle3
+from tests.unit.drafters.learned import BLOCK, random_net
+from tests.unit.drafters.test_presets import HEAD, OURS
+from tests.unit.models.tiny import save_tiny_model
+
+KINDS = ("dflash", "domino", "draft-lm", "eagle3")
+WITH_VOCABULARY = ("draft-lm", "eagle3")
+SIZES: dict[str, Any] = OURS | {"max_positions": 2048}
+EVEN = torch.arange(0, 264, 2)
+
+
+def ship(root: Path) -> Path:
+    """Write a pulled target "tiny" below `root`/home and its drafters below `root`/drafters, which is returned."""
+    pulled, folder = root / "home" / "models" / "tiny", root / "drafters" / "tiny"
+    save_tiny_model(pulled, eos_token_id=None, max_position_embeddings=2048)
+    (pulled / "outpace.json").write_text("{}")
+    write_eagle3(
+        random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), draft_vocab_size=264))),
+        folder / "eagle3",
+        "midlayer",
+    )
+    write_dflash(random_net(DFlashNet(DFlashConfig(**SIZES, **BLOCK))), folder / "dflash", "z-lab")
+    write_domino(random_net(DominoNet(DominoConfig(**SIZES, **BLOCK, **HEAD))), folder / "domino", "sglang")
+    save_tiny_model(folder / "draft-lm", num_hidden_layers=1, max_position_embeddings=2048)
+    for kind in WITH_VOCABULARY:
+        save_vocabulary(folder / kind / "vocabulary.safetensors", EVEN, 264)
+    return root / "drafters"
+
+
+def install(patch: pytest.MonkeyPatch, root: Path, drafters: Path) -> None:
+    """Make the target of `ship` a built-in one, and a folder the one of shipped drafters."""
+    patch.setenv("OUTPACE_HOME", str(root / "home"))
+    patch.setattr(registry, "BUILT_IN", {"tiny": BuiltIn("tiny==1.0", "tiny.gguf", 0, "", "made here")})
+    patch.setattr(shipped, "shipped_folder", lambda: drafters)
+    patch.setattr(catalog, "BEST", {"tiny": "domino:budget=3"})
+
+
+def load(name: str, method: str | None = None, **options: Any) -> outpace.Model:
+    return outpace.load(name, method, dtype="float32", device="cpu", **options)

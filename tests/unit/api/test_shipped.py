@@ -1,0 +1,204 @@
+"""Drafters that ship with the project: by name, by default, one per kind of method, with their vocabulary."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+import outpace
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.drafters import shelf
+from outpace.drafters.frequency import save_vocabulary
+from outpace.models.shipped import find_drafter, shipped, shipped_folder, shipped_for, size_of
+from outpace.nets import load as net_loading
+from outpace.nets.domino import DominoNet
+from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.nets.layouts.eagle3_export import write_eagle3
+from outpace.nets.load import load_net
+from tests.unit.api.shipment import KINDS, install, load, ship
+from tests.unit.drafters.learned import PROMPTS, random_net
+from tests.unit.drafters.test_presets import OURS
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("root")
+    ship(root)
+    return root
+
+
+@pytest.fixture(autouse=True)
+def drafters(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What ships, and an empty folder to stand in."""
+    install(monkeypatch, root, root / "drafters")
+    monkeypatch.chdir(tmp_path)
+    return root / "drafters" / "tiny"
+
+
+def drafted(model: outpace.Model, method: str | None = None) -> torch.Tensor:
+    """Tokens that a method drafts, whose answers must be plain decoding's."""
+    proposer, seen = model.proposer(method or model.method), []
+    propose = proposer.propose
+    proposer.propose = lambda *given: seen.append(propose(*given)) or seen[-1]  # type: ignore[method-assign, func-returns-value]
+    plain = [model.generate(prompt, max_new_tokens=16, method="plain").token_ids for prompt in PROMPTS]
+    assert [answer.token_ids for answer in model.generate(PROMPTS, max_new_tokens=16, method=method)] == plain
+    proposer.propose = propose  # type: ignore[method-assign]
+    return torch.cat([tree.tokens[1:] for trees in seen for tree in trees])
+
+
+def test_one_model_serves_methods_of_many_kinds_each_with_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against one net for all methods, against all nets read at the start, and against one read twice."""
+    read: list[str] = []
+
+    def reading(name: str) -> nn.Module:
+        read.append(Path(name).name)
+        return load_net(name)
+
+    monkeypatch.setattr(shelf, "load_net", reading)
+    model = load("tiny", "domino")
+    assert read == ["domino"]
+    for method in ("domino", "dflash", "eagle3", "fr-spec", "domino:shape=beam", "linear", "fixed", "dynatree"):
+        assert len(drafted(model, method)), method
+    assert read == ["domino", "dflash", "eagle3"]
+    assert model.drafters.language_model().config.num_hidden_layers == 1, "not early exit, which has two layers"
+
+
+def test_a_drafter_is_named_as_its_target_and_kind(drafters: Path) -> None:
+    """Guards against the name of a shipped drafter sought on a hub, and one that hides a folder of the user's."""
+    assert find_drafter("tiny/domino") == str(drafters / "domino")
+    assert find_drafter("owner/name") == "owner/name"
+    folder = str(drafters.parents[1] / "home" / "models" / "tiny")
+    assert isinstance(load(folder, "domino", drafter="tiny/domino").drafters.net("domino"), DominoNet)
+    config = {"method": "draft_model", "model": "tiny/draft-lm", "num_speculative_tokens": 2}
+    assert load(folder, speculative_config=config).drafters.language_model().config.num_hidden_layers == 1
+    with pytest.raises(ModelError, match="drafter='tiny/medusa': does not ship; shipped are tiny/dflash, tiny/domino"):
+        load("tiny", "medusa", drafter="tiny/medusa")
+    copytree(drafters / "dflash", Path("tiny") / "domino")
+    with pytest.raises(InvalidRequest, match="this one is a DFlashNet"):
+        load(folder, "domino", drafter="tiny/domino")
+
+
+def test_a_named_drafter_serves_every_method(drafters: Path) -> None:
+    """Guards against a shipped drafter taken instead of the one that was asked for."""
+    for method, drafter, complaint in (
+        ("domino", drafters / "dflash", "this one is a DFlashNet"),
+        ("linear", drafters / "dflash", "is a trained net, and this method needs a language model"),
+        ("domino", drafters / "draft-lm", "describes no drafter net"),
+    ):
+        with pytest.raises((InvalidRequest, ModelError), match=complaint):
+            load("tiny", method, drafter=str(drafter))
+    assert load("tiny", "linear", drafter="early-exit:2").drafters.language_model().config.num_hidden_layers == 2
+    assert load("tiny", drafter=str(drafters / "domino")).method == "recycle"
+
+
+def test_only_a_target_loaded_by_its_name_has_drafters(drafters: Path) -> None:
+    """Guards against nets that draft for weights they were not trained for, and an error without a way out."""
+    folder = drafters.parents[1] / "home" / "models" / "tiny"
+    assert tuple(shipped_for("tiny")) == KINDS
+    assert shipped_for(str(folder)) == shipped_for("other") == {}
+    complaint = "needs a trained drafter: name its checkpoint.*`outpace train {}`; shipped are tiny/dflash, tiny/domino"
+    for target, method in ((str(folder), "domino"), ("tiny", "medusa")):
+        with pytest.raises(InvalidRequest, match=complaint.format(method)):
+            load(target, method)
+    assert load(str(folder), "linear").drafters.language_model().config.num_hidden_layers == 2, "early exit"
+    Path("tiny").symlink_to(folder)
+    assert shipped_for("tiny") == {}, "a local folder of that name is another model"
+
+
+def test_the_best_method_that_ships_is_the_default(
+    root: Path, drafters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a default whose drafter is not there, and drafters that nobody uses."""
+    assert load("tiny").method == "domino:budget=3"
+    assert len(drafted(load("tiny")))
+    assert load(str(root / "home" / "models" / "tiny")).method == "recycle"
+    (tmp_path / "few" / "tiny").mkdir(parents=True)
+    copytree(drafters / "eagle3", tmp_path / "few" / "tiny" / "eagle3")
+    for folder in (tmp_path / "few", tmp_path / "none"):
+        install(monkeypatch, root, folder)
+        assert load("tiny").method == "recycle"
+    with pytest.raises(InvalidRequest, match="no drafter ships with this installation"):
+        load("tiny", "domino")
+
+
+@pytest.mark.parametrize("method", ["eagle3", "fr-spec", "linear", "dynatree"])
+@pytest.mark.parametrize("is_named", [False, True], ids=["shipped", "folder"])
+def test_a_drafter_drafts_from_its_vocabulary_unless_told_otherwise(
+    method: str, is_named: bool, drafters: Path, tmp_path: Path
+) -> None:
+    """Guards against a vocabulary that lies there unused, and against one that cannot be replaced or put aside."""
+    save_vocabulary(tmp_path / "odd", torch.arange(1, 264, 2), 264)
+    kind = "eagle3" if method in ("eagle3", "fr-spec") else "draft-lm"
+    model = load("tiny", "plain", drafter=str(drafters / kind) if is_named else None)
+    assert bool((drafted(model, method) % 2 == 0).all())
+    assert bool((drafted(model, f"{method}:vocabulary={tmp_path / 'odd'}") % 2 == 1).all())
+    if method == "fr-spec":
+        with pytest.raises(InvalidRequest, match="vocabulary=all: it drafts from a part; use method 'eagle3'"):
+            model.proposer("fr-spec:vocabulary=all")
+    else:
+        assert len((drafted(model, f"{method}:vocabulary=all") % 2).unique()) == 2
+
+
+def test_a_vocabulary_comes_from_the_hub_with_its_drafter(drafters: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a net on the hub taken for a language model, and a vocabulary left there."""
+    asked: list[list[str]] = []
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        assert name == "owner/name"
+        return str(drafters / "eagle3")
+
+    monkeypatch.setattr(net_loading, "snapshot_download", download)
+    model = load("tiny", "fr-spec", drafter="owner/name")
+    assert "vocabulary.safetensors" in asked[0]
+    assert bool((drafted(model) % 2 == 0).all())
+
+
+def test_what_a_drafter_weighs(drafters: Path, tmp_path: Path) -> None:
+    """Guards against tables of ids counted as parameters, and files left out of the size."""
+    eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=60)))
+    eagle.d2t.zero_()
+    write_eagle3(eagle, tmp_path / "ranked", "midlayer")
+    model = AutoModelForCausalLM.from_pretrained(drafters / "draft-lm")
+    nets = {drafters / kind: load_net(str(drafters / kind)) for kind in ("dflash", "domino", "eagle3")}
+    for folder, net in (nets | {tmp_path / "ranked": eagle, drafters / "draft-lm": model}).items():
+        size = size_of(folder)
+        assert size.parameters == sum(weight.numel() for weight in net.parameters()), folder
+        assert size.megabytes == sum(file.stat().st_size for file in folder.iterdir()) / 1e6
+    (tmp_path / "model.safetensors").write_bytes(b"half")
+    with pytest.raises(ModelError, match=r"cannot be read.*install the package again"):
+        size_of(tmp_path)
+
+
+def test_a_wheel_holds_them_and_a_source_tree_finds_them(
+    drafters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against an installed package without drafters, and a checkout that looks for them elsewhere."""
+    monkeypatch.undo()
+    assert shipped_folder() == ROOT / "drafters"
+    assert all((folder / "model.safetensors").is_file() for folder in shipped().values())
+    for name in ("src", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        source, copy = ROOT / name, tmp_path / "project" / name
+        if source.is_dir():
+            copytree(source, copy)
+        else:
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(source.read_bytes())
+    copytree(drafters / "dflash", tmp_path / "project" / "drafters" / "tiny" / "dflash")
+    build = "from setuptools.build_meta import build_wheel; build_wheel('dist')"
+    subprocess.run([sys.executable, "-c", build], cwd=tmp_path / "project", check=True, capture_output=True)
+    (wheel,) = (tmp_path / "project" / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    ask = "from outpace.models.shipped import shipped; print(*shipped().items())"
+    environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": ""}
+    found = subprocess.run([sys.executable, "-c", ask], env=environment, check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == str(("tiny/dflash", tmp_path / "site" / "outpace" / "shipped" / "tiny" / "dflash"))
