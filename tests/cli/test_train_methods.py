@@ -233,6 +233,28 @@ def test_a_damaged_provenance_is_named(target: Path, prompts: Path, tmp_path: Pa
         run("medusa", target, prompts, tmp_path / "run")
 
 
+def test_a_drafter_on_the_targets_embedding(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against an embedding that is counted, kept in states, or needed to go on from one, and a drafter that
+    `outpace.load` does not take."""
+    more = ("net.embedding=target", "net.intermediate_size=40")
+    planned = run("draft-lm", target, prompts, tmp_path / "plan", *more, "--dry-run")
+    assert planned["parameters"] == 48 * (48 + 16 + 16 + 48) + 3 * 48 * 40 + 3 * 48, "one layer and the last norm"
+    done = run("draft-lm", target, prompts, tmp_path / "run", *more)
+    drafter, states = Path(done["drafter"]), tmp_path / "run" / "states"
+    assert {file.name for file in drafter.iterdir()} == {"config.json", "model.safetensors"}
+    largest = max(file.stat().st_size for file in states.rglob("*") if file.is_file())
+    assert largest < 1.2 * 4 * 2 * planned["parameters"], "two moments"
+    last = states / "step-00000004"
+    trained = (last / "model.safetensors").read_bytes()
+    shutil.rmtree(last)
+    assert run("draft-lm", target, prompts, tmp_path / "run", *more) == done
+    assert (last / "model.safetensors").read_bytes() == trained
+    model = outpace.load(str(target), "linear", drafter=str(drafter), dtype="float32", device="cpu")
+    drafted, plain = (model.generate("Say 3.", max_new_tokens=20, method=which) for which in ("linear", "plain"))
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.metrics.drafted > 0
+
+
 @pytest.mark.parametrize("method", ["draft-lm"])
 def test_a_killed_run_goes_on_to_the_same_bits(method: str, target: Path, prompts: Path, tmp_path: Path) -> None:
     """Guards against states that a kill leaves half-written, or that lack something a run depends on."""

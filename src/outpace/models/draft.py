@@ -11,10 +11,11 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
+from outpace.models.bare import is_bare, read_bare
 from outpace.models.families import check_supported
 from outpace.models.head import LmHead, SubsetHead
 from outpace.models.load import read_config, read_model, read_tokenizer, resolve
-from outpace.models.packed import PackedModel, Part, layers_of, prepare
+from outpace.models.packed import PackedModel, Part, layers_of, prepare, prepare_decoder
 from outpace.models.text import TextCodec
 
 EARLY_EXIT = "early-exit"
@@ -137,7 +138,7 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
         codec: the target's tokenizer.
 
     Raises:
-        ModelError: the drafter cannot be found or read, or has another vocabulary.
+        ModelError: the drafter cannot be found or read, has another vocabulary, or was made on another's embedding.
         UnsupportedModel: its architecture cannot roll back.
         InvalidRequest: an early exit that does not exist.
     """
@@ -150,12 +151,16 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
     source = resolve(name)
     config = read_config(source).get_text_config()
     check_supported(config)
-    draft_codec = read_tokenizer(source)
-    check_same_vocabulary(codec, draft_codec, name)
     limit = min(config.max_position_embeddings, target.max_length)
+    if is_bare(config, name):
+        decoder = prepare_decoder(read_bare(source.path, config, target, codec, name))
+        draft = DraftModel(decoder, target.head, config, limit, target.max_slots)
+    else:
+        check_same_vocabulary(codec, read_tokenizer(source), name)
+        model = read_model(source, target.dtype, target.device, ATTENTION_NAME)
+        draft = draft_model_of(model, limit, target.max_slots)
     warn_if_shorter(name, limit, target.max_length)
-    model = read_model(source, target.dtype, target.device, ATTENTION_NAME)
-    return draft_model_of(model, limit, target.max_slots)
+    return draft
 
 
 def draft_model_of(model: PreTrainedModel, max_length: int, max_slots: int, pack: bool = True) -> DraftModel:

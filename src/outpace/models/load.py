@@ -16,6 +16,7 @@ from transformers import (
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
+from outpace.models.bare import refuse_bare
 from outpace.models.families import check_supported
 from outpace.models.registry import BUILT_IN, pulled
 from outpace.models.target import TransformersTarget
@@ -156,7 +157,8 @@ def load_target(
         max_num_seqs: requests at a time.
 
     Raises:
-        ModelError, UnsupportedModel, InvalidRequest: see `resolve`, `check_supported` and the options' checks.
+        ModelError, UnsupportedModel, InvalidRequest: see `resolve`, `refuse_bare`, `check_supported` and the options'
+            checks.
     """
     if max_num_seqs < 1:
         raise InvalidRequest(f"max_num_seqs={max_num_seqs}: must be at least 1")
@@ -164,6 +166,7 @@ def load_target(
     chosen_dtype = choose_dtype(dtype, where)
     source = resolve(name)
     config = read_config(source)
+    refuse_bare(config, name)
     check_supported(config)
     limit = config.get_text_config().max_position_embeddings
     if max_model_len is not None and not 1 <= max_model_len <= limit:
@@ -179,10 +182,12 @@ def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:
     """A model's tokenizer, the size of its vocabulary and its EOS ids, without its weights.
 
     Raises:
-        ModelError: nothing readable under that name.
+        ModelError: nothing readable under that name, or a drafter without an embedding.
     """
     source = resolve(name)
-    config, codec = read_config(source), read_tokenizer(source)
+    config = read_config(source)
+    refuse_bare(config, name)
+    codec = read_tokenizer(source)
     try:
         generation = GenerationConfig.from_pretrained(source.path)
     except OSError:

@@ -49,14 +49,20 @@ def prepare(model: PreTrainedModel, pack: bool = True) -> tuple[nn.Module, LmHea
         model: a causal LM; its decoder's layers are replaced in place.
         pack: false leaves them as they are.
     """
-    decoder, head = model.get_decoder(), LmHead(model.get_output_embeddings(), logit_softcap(model.config), pack)
+    head = LmHead(model.get_output_embeddings(), logit_softcap(model.config), pack)
+    return prepare_decoder(model, pack), head
+
+
+def prepare_decoder(model: PreTrainedModel, pack: bool = True) -> nn.Module:
+    """As `prepare`, of a model whose head, if it has one, is not used."""
+    decoder: nn.Module = model.get_decoder()
     if pack and can_pack(model.dtype, model.device):
         pack_experts(decoder)
         pack_linears(decoder)
         fuse_norms(decoder)
     elif model.dtype == torch.float64:
         model.set_experts_implementation("eager")  # the default's grouped products do not exist in float64
-    return decoder, head
+    return decoder
 
 
 def layers_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:

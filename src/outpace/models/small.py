@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outpace.core.errors import InvalidRequest, ModelError
+from outpace.models.bare import build_bare, write_bare
 from outpace.models.families import check_supported, logit_softcap
+from outpace.models.frozen import FrozenTarget
 from outpace.models.text import TextCodec
 from outpace.models.unpacked import stock_weights
 
@@ -75,6 +77,14 @@ class SmallLM(nn.Module):
         logits: Tensor = self.model.get_output_embeddings()(hidden)
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
 
+    def scores(self, hidden: Tensor) -> Tensor:
+        """[R, V] logits of hidden states [R, H], as drafting ranks ids."""
+        return self.logits(hidden)
+
+    def twin(self) -> "SmallLM":
+        """Another model of the same sizes, on the CPU, with weights of its own."""
+        return make_small(self.model.config, 0)
+
     def write(self, folder: str | Path, codec: TextCodec, dtype: torch.dtype) -> None:
         """Write the model and a tokenizer, as `outpace.load(..., drafter=FOLDER)` reads them.
 
@@ -91,10 +101,44 @@ class SmallLM(nn.Module):
             raise ModelError(f"{folder}: already holds a checkpoint; choose an empty folder")
         try:
             path.mkdir(parents=True, exist_ok=True)
-            copy.deepcopy(self.model).to(dtype).save_pretrained(path)  # type: ignore[arg-type]
-            codec.tokenizer.save_pretrained(path)
+            self._save(path, codec, dtype)
         except OSError as error:
             raise ModelError(f"{folder}: cannot be written: {error}") from error
+
+    def _save(self, path: Path, codec: TextCodec, dtype: torch.dtype) -> None:
+        copy.deepcopy(self.model).to(dtype).save_pretrained(path)  # type: ignore[arg-type]
+        codec.tokenizer.save_pretrained(path)
+
+
+class BareLM(SmallLM):
+    """One that reads its target's embedding and speaks through its target's head: neither is a part of the module.
+
+    Args:
+        model: a decoder of `bare.build_bare`.
+        target: of the same width.
+    """
+
+    def __init__(self, model: PreTrainedModel, target: FrozenTarget) -> None:
+        super().__init__(model)
+        self.target = target  # no module: neither trained nor saved
+
+    def forward(self, ids: Tensor) -> Tensor:
+        # The sum that layers add to is in the dtype of their weights, also where the target computes in less.
+        embedded = self.target.embed(ids).to(torch.float32)  # [N, T, H]
+        hidden: Tensor = self.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.target.logits(hidden)
+
+    def scores(self, hidden: Tensor) -> Tensor:
+        return self.target.scores(hidden)
+
+    def twin(self) -> "BareLM":
+        return make_bare(self.model.config, self.target, 0)
+
+    def _save(self, path: Path, codec: TextCodec, dtype: torch.dtype) -> None:
+        write_bare(self.model, path, codec, dtype)
 
 
 def small_config(config: PretrainedConfig, sizes: SmallSizes) -> PretrainedConfig:
@@ -159,12 +203,10 @@ def make_small(config: PretrainedConfig, seed: int) -> SmallLM:
         config: of the model.
         seed: of the weights.
     """
-    # Only the stock path written out caps the scores of attention.
-    attention = "sdpa" if getattr(config, "attn_logit_softcapping", None) is None else "eager"
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # of the CPU alone, where the model is made
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            copy.deepcopy(config), dtype=torch.float32, attn_implementation=attention
+            copy.deepcopy(config), dtype=torch.float32, attn_implementation=_attention(config)
         )
     embedding = model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
@@ -172,8 +214,25 @@ def make_small(config: PretrainedConfig, seed: int) -> SmallLM:
     return SmallLM(model)
 
 
+def make_bare(config: PretrainedConfig, target: FrozenTarget, seed: int) -> BareLM:
+    """As `make_small`, on a target's embedding and head.
+
+    Args:
+        config: of the model, as wide as the target.
+        target: stays what it is.
+        seed: of the weights.
+    """
+    return BareLM(build_bare(config, torch.float32, _attention(config), seed), target)
+
+
+def _attention(config: PretrainedConfig) -> str:
+    # Only the stock path written out caps the scores of attention.
+    return "sdpa" if getattr(config, "attn_logit_softcapping", None) is None else "eager"
+
+
 def copy_layers(small: SmallLM, decoder: nn.Module, head: Tensor) -> None:
-    """Give a model the weights of a larger one of the same width: embedding, first layers, final norm and head.
+    """Give a model the weights of a larger one of the same width: first layers and final norm, embedding and head
+    where it has them.
 
     Args:
         small: is changed.
@@ -186,7 +245,8 @@ def copy_layers(small: SmallLM, decoder: nn.Module, head: Tensor) -> None:
             own = dict(module.named_parameters(recurse=False))
             if own:
                 _copy(own, stock_weights(decoder.get_submodule(name), module))
-        small.model.get_output_embeddings().weight.copy_(head)
+        if (own_head := small.model.get_output_embeddings()) is not None:
+            own_head.weight.copy_(head)
 
 
 def _copy(own: dict[str, nn.Parameter], weights: dict[str, Tensor]) -> None:

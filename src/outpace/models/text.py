@@ -32,6 +32,11 @@ class TextCodec:
         template = self.tokenizer.chat_template
         return hashlib.sha256(json.dumps(template).encode()).hexdigest()[:16] if template else None
 
+    def vocabulary_fingerprint(self) -> str:
+        """A short name of what each id stands for."""
+        vocabulary = sorted((number, token) for token, number in self.tokenizer.get_vocab().items())
+        return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
+
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, with the special tokens the tokenizer adds by itself."""
         return list(self.tokenizer(text)["input_ids"])

@@ -28,7 +28,7 @@ def filled(build: Callable[[], N], tensors: Mapping[str, Tensor], name: str) -> 
     """
     with torch.device("meta"):
         net = build()
-    _check_fit(net, tensors, name)  # before memory is asked for: a damaged config may want any amount
+    check_fit(net, tensors, name)  # before memory is asked for: a damaged config may want any amount
     floats = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
     dtype = reduce(torch.promote_types, (tensor.dtype for tensor in floats))  # wide enough to round nothing
     net = net.to(dtype).to_empty(device=floats[0].device)
@@ -38,8 +38,17 @@ def filled(build: Callable[[], N], tensors: Mapping[str, Tensor], name: str) -> 
     return net
 
 
-def _check_fit(net: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Floating-point dtypes may differ from the net's, which has no memory yet; kinds may not."""
+def check_fit(net: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Refuse tensors that are not a module's. Floating-point dtypes may differ from its own; kinds may not.
+
+    Args:
+        net: may be on meta.
+        tensors: by the net's own names.
+        name: of the checkpoint, for errors.
+
+    Raises:
+        ModelError: as `filled`.
+    """
     wanted = net.state_dict(keep_vars=True)
     complaints = [f"missing {key} {list(wanted[key].shape)}" for key in wanted if key not in tensors]
     complaints += [f"unexpected {key} {list(tensors[key].shape)}" for key in tensors if key not in wanted]

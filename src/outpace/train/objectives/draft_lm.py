@@ -8,8 +8,9 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
+from outpace.core.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
-from outpace.models.small import SmallLM, SmallSizes, copy_layers, make_small, small_config
+from outpace.models.small import SmallLM, SmallSizes, copy_layers, make_bare, make_small, small_config
 from outpace.models.text import TextCodec
 from outpace.nets.convert import DTYPES
 from outpace.train.anchors import Anchors
@@ -25,9 +26,12 @@ class DraftLmNetSettings(SmallSizes):
     Attributes:
         start: "random" weights, or the target's embedding, norms, head and first layers ("target-layers"), for which
             all widths must be the target's.
+        embedding: its "own", trained with it, or the "target"'s, which stays as it is and is not stored again. Then the
+            head is the target's too, and so must `hidden_size` be.
     """
 
     start: Literal["random", "target-layers"] = "random"
+    embedding: Literal["own", "target"] = "own"
 
     @model_validator(mode="after")
     def _check(self) -> "DraftLmNetSettings":
@@ -35,6 +39,11 @@ class DraftLmNetSettings(SmallSizes):
         named = [f"{name}={value}" for name, value in given.items() if value is not None]
         if self.start == "target-layers" and named:
             raise ValueError(f"start='target-layers' takes all widths from the target; leave out {', '.join(named)}")
+        if self.embedding == "target" and self.tie_word_embeddings is not None:
+            raise ValueError(
+                f"embedding='target' takes the head from the target too; leave out "
+                f"tie_word_embeddings={self.tie_word_embeddings}"
+            )
         return self
 
 
@@ -97,17 +106,21 @@ class DraftLmObjective(Objective):
         places = (rows[:, None] * ids.shape[1] + where.clamp(max=ids.shape[1] - 1)).flatten()
         needed, back = places.unique(return_inverse=True)
         hidden = self.net(ids).flatten(0, 1)[needed]  # what anchors have in common is scored once
-        drafted = self.net.logits(hidden).argmax(dim=-1)[back].view_as(truth)
+        drafted = self.net.scores(hidden).argmax(dim=-1)[back].view_as(truth)
         return (drafted == truth) & own
 
     def write(self, tensors: Mapping[str, Tensor], folder: Path, codec: TextCodec, dtype: str) -> None:
-        small = make_small(self.net.model.config, 0)
+        small = self.net.twin()
         small.load_state_dict(dict(tensors))
         small.write(folder, codec, DTYPES[dtype])
 
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[R, V] float32 logits of hidden states [R, H], through which gradients flow."""
+        return self.net.logits(hidden).float()
+
     def _divergences(self, hidden: Tensor, truth: Tensor, features: Tensor) -> Tensor:
         """[2] sums: of KL(target || draft) at a temperature, and of right first choices."""
-        logits = self.net.logits(hidden).float()  # [R, V]
+        logits = self._logits(hidden)  # [R, V]
         with torch.no_grad():
             log_target = torch.log_softmax(self.target.logits(features).float() / self.settings.temperature, dim=-1)
         log_draft = torch.log_softmax(logits / self.settings.temperature, dim=-1)
@@ -116,7 +129,7 @@ class DraftLmObjective(Objective):
 
     def _cross_entropies(self, hidden: Tensor, truth: Tensor) -> Tensor:
         """[2] sums: of cross-entropies, and of right first choices."""
-        logits = self.net.logits(hidden).float()  # [R, V]
+        logits = self._logits(hidden)  # [R, V]
         loss = torch.nn.functional.cross_entropy(logits, truth, reduction="sum")
         return torch.stack((loss, _right(logits, truth)))
 
@@ -138,9 +151,14 @@ def build_draft_lm(
         seed: of random weights.
 
     Raises:
-        InvalidRequest: sizes that the target's family cannot have.
+        InvalidRequest: sizes that the target's family cannot have, or another width than that of the embedding.
     """
-    small = make_small(small_config(target.config, net), seed)
+    config = small_config(target.config, net)
+    if net.embedding == "target" and config.hidden_size != target.hidden_size:
+        raise InvalidRequest(
+            f"hidden_size={config.hidden_size}: embedding='target' has vectors of {target.hidden_size}; leave it out"
+        )
+    small = make_bare(config, target, seed) if net.embedding == "target" else make_small(config, seed)
     if net.start == "target-layers":
         copy_layers(small, target.decoder, target.head)
     return DraftLmObjective(small.to(target.device), target, objective)
