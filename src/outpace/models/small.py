@@ -72,14 +72,14 @@ class SmallLM(nn.Module):
         hidden: Tensor = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., H]."""
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
+    def logits(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
+        """Logits [..., V] of hidden states [..., H], or [..., K] of some ids."""
+        head = self.model.get_output_embeddings()
+        weight, bias = head.weight, getattr(head, "bias", None)
+        if ids is not None:
+            weight, bias = weight[ids], None if bias is None else bias[ids]
+        logits = nn.functional.linear(hidden, weight, bias)
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
-
-    def scores(self, hidden: Tensor) -> Tensor:
-        """[R, V] logits of hidden states [R, H], as drafting ranks ids."""
-        return self.logits(hidden)
 
     def twin(self) -> "SmallLM":
         """Another model of the same sizes, on the CPU, with weights of its own."""
@@ -128,11 +128,8 @@ class BareLM(SmallLM):
         hidden: Tensor = self.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.target.logits(hidden)
-
-    def scores(self, hidden: Tensor) -> Tensor:
-        return self.target.scores(hidden)
+    def logits(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
+        return self.target.logits(hidden, ids)
 
     def twin(self) -> "BareLM":
         return make_bare(self.model.config, self.target, 0)

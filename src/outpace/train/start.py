@@ -38,8 +38,12 @@ def begin_with(objective: Objective, folder: str) -> None:
     ]
     here = net.state_dict()
     beyond = NEW.get(type(net))
-    missing = [name for name in here if name not in tensors and not (beyond and name.startswith(beyond))]
-    wrong += [f"{name} is missing there" for name in missing]
+    given = {here[name].data_ptr() for name in tensors.keys() & here.keys()}  # of tied weights files hold one
+    wrong += [
+        f"{name} is missing there"
+        for name, weight in here.items()
+        if weight.data_ptr() not in given and not (beyond and name.startswith(beyond))
+    ]
     wrong += [f"{name} is unknown here" for name in sorted(tensors.keys() - here.keys())]
     wrong += [
         f"{name} is {list(tensors[name].shape)} there, {list(here[name].shape)} here"

@@ -42,14 +42,11 @@ def test_frozen_weights_are_left_alone() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_muon_learns(seed: int) -> None:
-    """Guards against an update of the wrong sign or size: Domino's loss falls by a quarter in two epochs of 3 steps.
-
-    Measured: 3.81 to 1.86 and 3.84 to 1.94.
-    """
+    """Guards against an update of the wrong sign or size: Domino's loss falls by a quarter in 12 steps."""
     objective = fresh(seed, anchors=16)
     optimizers = make_optimizers(objective.net, TrainingSettings(optimizer="muon", learning_rate=0.02))
     curve = []
-    for epoch in range(2):
+    for epoch in range(4):
         for batch in tiny.batches(objective.taps, 14, epoch):
             terms = objective(batch, 0.5)
             loss = terms["loss"] / terms["weight"]
@@ -66,11 +63,10 @@ class Biased(LinearObjective):
 
     def __init__(self) -> None:
         super().__init__()
-        matrix = self.net.weight
-        self.net = nn.Linear(matrix.shape[1], matrix.shape[0])
-        with torch.no_grad():
-            self.net.weight.copy_(matrix)
-            self.net.bias.zero_()
+        generator = torch.Generator().manual_seed(3)
+        self.net = nn.Linear(tiny.frozen().hidden_size, tiny.VOCAB)
+        for weight in self.net.parameters():
+            nn.init.normal_(weight, std=0.01, generator=generator)
 
 
 class Stop(Exception):

@@ -82,7 +82,7 @@ def test_sampled_ids_stand_for_all_the_others() -> None:
 @pytest.mark.parametrize(
     "settings", [{"sampled": 1}, {"vocabulary": 8, "sampled": 3}, {"vocabulary": 10, "sampled": 1}]
 )
-def test_more_samples_than_there_are_others_are_refused(settings: dict[str, int]) -> None:
+def test_more_samples_than_there_are_others_are_refused(settings: dict[str, Any]) -> None:
     """Guards against a setting that does nothing, or ids drawn twice."""
     with pytest.raises(InvalidRequest, match=r"objective.sampled=\d: beyond objective.vocabulary=.* there are \d ids"):
         chosen(**settings)

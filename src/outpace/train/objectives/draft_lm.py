@@ -1,23 +1,25 @@
 """Distillation of a target into a small language model with its tokenizer, which drafts by itself."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.core.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
-from outpace.models.small import SmallLM, SmallSizes, copy_layers, make_bare, make_small, small_config
+from outpace.models.small import BareLM, SmallLM, SmallSizes, copy_layers, make_bare, make_small, small_config
 from outpace.models.text import TextCodec
 from outpace.nets.convert import DTYPES
 from outpace.train.anchors import Anchors
 from outpace.train.batch import Batch
-from outpace.train.losses import summed
+from outpace.train.losses import ROWS_AT_ONCE, summed
 from outpace.train.objectives.base import Objective
 from outpace.train.objectives.facts import Facts
+from outpace.train.vocabulary import Compared, LossVocabulary, VocabularySettings
 
 
 class DraftLmNetSettings(SmallSizes):
@@ -47,16 +49,15 @@ class DraftLmNetSettings(SmallSizes):
         return self
 
 
-class DraftLmObjectiveSettings(BaseModel):
+class DraftLmObjectiveSettings(VocabularySettings):
     """The loss.
 
     Attributes:
+        vocabulary, sampled: as in `VocabularySettings`.
         loss: "kl" from the target's law to the draft model's, or the cross-entropy with the "tokens" that came.
         temperature: of both laws of "kl".
         chain_depth: drafts per round that training counts with; drafting may take others.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     loss: Literal["kl", "tokens"] = "kl"
     temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -78,22 +79,32 @@ class DraftLmObjective(Objective):
         net: the draft model, with the target's vocabulary.
         target: what it is to foresee.
         settings: of the loss.
+        vocabulary: ids that the loss compares; None for all.
     """
 
     net: SmallLM
 
-    def __init__(self, net: SmallLM, target: FrozenTarget, settings: DraftLmObjectiveSettings) -> None:
+    def __init__(
+        self,
+        net: SmallLM,
+        target: FrozenTarget,
+        settings: DraftLmObjectiveSettings,
+        vocabulary: LossVocabulary | None = None,
+    ) -> None:
         taps = (target.layers,) if settings.loss == "kl" else ()
-        super().__init__(net, target, taps, settings.chain_depth)
+        super().__init__(net, target, taps, settings.chain_depth, vocabulary)
         self.settings = settings
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
-        own = batch.mask[:, 1:]  # [N, T - 1], of what comes next
-        rows = [self.net(batch.ids)[:, :-1][own], batch.ids[:, 1:][own]]
+        compared = self.vocabulary.draw(batch.seeds)
+        labels, known = compared.labels(batch.ids[:, 1:])
+        own = batch.mask[:, 1:] & known  # [N, T - 1], of what comes next
+        rows = [self.net(batch.ids)[:, :-1][own], labels[own]]
         if self.settings.loss == "kl":
-            sums = summed(self._divergences, [*rows, batch.features[:, :-1][own]])
-        else:
-            sums = summed(self._cross_entropies, rows)
+            rows.append(batch.features[:, :-1][own])
+        loss = self._divergences if self.settings.loss == "kl" else self._cross_entropies
+        at_once = compared.rows_at_once(ROWS_AT_ONCE, self.target.vocab_size)
+        sums = summed(partial(loss, compared), rows, at_once)
         return {"loss": sums[0], "weight": own.sum().float(), "right": sums[1].detach()}
 
     @torch.no_grad()
@@ -106,30 +117,39 @@ class DraftLmObjective(Objective):
         places = (rows[:, None] * ids.shape[1] + where.clamp(max=ids.shape[1] - 1)).flatten()
         needed, back = places.unique(return_inverse=True)
         hidden = self.net(ids).flatten(0, 1)[needed]  # what anchors have in common is scored once
-        drafted = self.net.scores(hidden).argmax(dim=-1)[back].view_as(truth)
+        drafted = self._drafts(hidden)[back].view_as(truth)
         return (drafted == truth) & own
 
     def write(self, tensors: Mapping[str, Tensor], folder: Path, codec: TextCodec, dtype: str) -> None:
         small = self.net.twin()
         small.load_state_dict(dict(tensors))
         small.write(folder, codec, DTYPES[dtype])
+        self.write_vocabulary(folder)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """[R, V] float32 logits of hidden states [R, H], through which gradients flow."""
-        return self.net.logits(hidden).float()
+    def _drafts(self, hidden: Tensor) -> Tensor:
+        """[R] ids that are drafted at hidden states [R, H]."""
+        if isinstance(self.net, BareLM):
+            return self.scores(hidden).argmax(dim=-1)
+        best, ids = self.net.logits(hidden, self.vocabulary.ranked).argmax(dim=-1), self.vocabulary.ranked
+        return best if ids is None else ids[best]
 
-    def _divergences(self, hidden: Tensor, truth: Tensor, features: Tensor) -> Tensor:
+    def _logits(self, compared: Compared, hidden: Tensor) -> Tensor:
+        """[R, K] float32 logits of hidden states [R, H], through which gradients flow."""
+        return compared.shifted(self.net.logits(hidden, compared.ids).float())
+
+    def _divergences(self, compared: Compared, hidden: Tensor, truth: Tensor, features: Tensor) -> Tensor:
         """[2] sums: of KL(target || draft) at a temperature, and of right first choices."""
-        logits = self._logits(hidden)  # [R, V]
+        logits, temperature = self._logits(compared, hidden), self.settings.temperature  # [R, K]
         with torch.no_grad():
-            log_target = torch.log_softmax(self.target.logits(features).float() / self.settings.temperature, dim=-1)
-        log_draft = torch.log_softmax(logits / self.settings.temperature, dim=-1)
+            told = compared.shifted(self.target.logits(features, compared.ids).float())
+            log_target = torch.log_softmax(told / temperature, dim=-1)
+        log_draft = torch.log_softmax(logits / temperature, dim=-1)
         loss = torch.nn.functional.kl_div(log_draft, log_target, reduction="sum", log_target=True)
         return torch.stack((loss, _right(logits, truth)))
 
-    def _cross_entropies(self, hidden: Tensor, truth: Tensor) -> Tensor:
+    def _cross_entropies(self, compared: Compared, hidden: Tensor, truth: Tensor) -> Tensor:
         """[2] sums: of cross-entropies, and of right first choices."""
-        logits = self._logits(hidden)  # [R, V]
+        logits = self._logits(compared, hidden)  # [R, K]
         loss = torch.nn.functional.cross_entropy(logits, truth, reduction="sum")
         return torch.stack((loss, _right(logits, truth)))
 
@@ -147,7 +167,7 @@ def build_draft_lm(
         net: sizes, and where weights come from.
         objective: the loss.
         target: whose family, vocabulary and perhaps layers it gets.
-        facts: of the training data; nothing here depends on them.
+        facts: of the training data, for the vocabulary of the loss.
         seed: of random weights.
 
     Raises:
@@ -161,4 +181,5 @@ def build_draft_lm(
     small = make_bare(config, target, seed) if net.embedding == "target" else make_small(config, seed)
     if net.start == "target-layers":
         copy_layers(small, target.decoder, target.head)
-    return DraftLmObjective(small.to(target.device), target, objective)
+    vocabulary = LossVocabulary.chosen(objective, facts, target.device)
+    return DraftLmObjective(small.to(target.device), target, objective, vocabulary)
