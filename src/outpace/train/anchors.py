@@ -1,5 +1,6 @@
 """Where drafts begin: positions of sequences that training and evaluation draft from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,3 +59,21 @@ def random_anchors(batch: Batch, count: int) -> Anchors:
         chosen.append(own[order.sort().values.to(own.device)])
     at = torch.cat(chosen)
     return Anchors(every.rows[at], every.positions[at])
+
+
+def stretches(anchors: Anchors, seeds: Sequence[int], count: int) -> Anchors:
+    """Of each sequence's anchors a stretch of at most `count`, which begins anywhere that leaves it whole.
+
+    Args:
+        anchors: those of a sequence side by side, in order.
+        seeds: one per sequence, which its stretch is drawn from.
+        count: anchors of a stretch.
+    """
+    chosen = []
+    for row, seed in enumerate(seeds):
+        own = (anchors.rows == row).nonzero()[:, 0]
+        beyond = max(0, len(own) - count)
+        start = int(torch.randint(beyond + 1, (), generator=torch.Generator().manual_seed(seed)))
+        chosen.append(own[start : start + count])
+    at = torch.cat(chosen)
+    return Anchors(anchors.rows[at], anchors.positions[at])

@@ -97,17 +97,21 @@ def short(taps: tuple[int, ...], lengths: Sequence[int] = (13, 10)) -> Batch:
 
 def reference(objective: BlockObjective, batch: Batch, anchors: Anchors, gamma: float) -> tuple[float, float, float]:
     """Base loss, final loss and weight of these anchors; for DFlash both losses are the same."""
-    config = objective.net.config
+    config, chosen = objective.net.config, objective.settings.model_dump()
     domino = config.model_dump() if isinstance(objective, DominoObjective) else None
     is_shifted = domino is not None and domino["shift_label"]
     sizes = config.model_dump() | {"layer_types": config.layer_types or ("full_attention",) * config.layers}
     weights = {name: weight.detach() for name, weight in objective.net.named_parameters()}
     embedding, head = tiny.frozen().embedding.double(), tiny.frozen().head.double()
+    compared = objective.vocabulary.draw(batch.seeds)
+    ids_of = list(range(tiny.VOCAB)) if compared.ids is None else compared.ids.tolist()
+    shift = torch.zeros(len(ids_of)) if compared.shift is None else compared.shift
+    ranked = ids_of if objective.vocabulary.ranked is None else objective.vocabulary.ranked.tolist()
     base = final = total = 0.0
     for row, anchor in zip(anchors.rows.tolist(), anchors.positions.tolist(), strict=True):
-        ids = batch.ids[row, : batch.lengths[row]].tolist()
+        ids, features = batch.ids[row, : batch.lengths[row]].tolist(), batch.features[row].double()
         block = embedding[[ids[anchor]] + [config.mask_token_id] * (config.block_size - 1)]
-        outputs = dflash_block(weights, sizes, batch.features[row, :anchor], block)
+        outputs = dflash_block(weights, sizes, features[:anchor, : objective.net.fc.in_features], block)
         seen = [ids[anchor]]
         for depth in range(1, config.block_size + is_shifted):
             if anchor + depth >= len(ids):
@@ -118,9 +122,14 @@ def reference(objective: BlockObjective, batch: Batch, anchors: Anchors, gamma: 
                 state = gru(weights, [embedding[token] for token in seen], domino["gru_hidden_dim"])
                 corrected = scores + correction(weights, hidden, state)
             share, right = math.exp(-(depth - 1) / gamma), ids[anchor + depth]
-            base += share * float(scores.logsumexp(0) - scores[right])
-            final += share * float(corrected.logsumexp(0) - corrected[right])
-            total += share
-            is_own = domino is not None and objective.settings.model_dump()["strategy"] == "training-time-test"
-            seen.append(int(corrected.argmax()) if is_own else right)
+            is_own = domino is not None and chosen["strategy"] == "training-time-test"
+            seen.append(max(ranked, key=lambda token, made=corrected: float(made[token])) if is_own else right)
+            if right not in ranked:
+                continue
+            law = torch.eye(len(ids_of))[ids_of.index(right)].double()
+            if chosen["labels"] == "target-softmax":
+                told = head @ features[anchor + depth - 1, -tiny.frozen().hidden_size :]
+                law = (told[ids_of] + shift).softmax(dim=0)
+            losses = [-float(law @ (made[ids_of] + shift).log_softmax(dim=0)) for made in (scores, corrected)]
+            base, final, total = base + share * losses[0], final + share * losses[1], total + share
     return base, final, total

@@ -11,6 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from outpace.core.errors import InvalidRequest, ModelError
+from outpace.drafters.frequency import FILE_NAME, load_vocabulary
 from outpace.models.frozen import FrozenTarget
 from outpace.train import chains
 from outpace.train.anchors import all_anchors, random_anchors
@@ -35,8 +36,10 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def fresh(seed: int = 0, anchors: int = 512, gamma: float | None = None, **net: Any) -> DFlashObjective:
-    settings = DFlashObjectiveSettings(anchors=anchors, gamma=gamma)
+def fresh(
+    seed: int = 0, anchors: int = 512, gamma: float | None = None, loss: dict[str, Any] | None = None, **net: Any
+) -> DFlashObjective:
+    settings = DFlashObjectiveSettings(anchors=anchors, gamma=gamma, **loss or {})
     return build_dflash(DFlashNetSettings(**blocks.NET | net), settings, tiny.frozen(), tiny.facts(), seed)
 
 
@@ -59,6 +62,39 @@ def test_the_loss_is_that_of_every_block_by_itself(kind: str, monkeypatch: pytes
         assert terms["loss"].item() == pytest.approx(loss, rel=1e-5)
         assert terms["weight"].item() == pytest.approx(weight, rel=1e-6)
     assert terms["loss"].dtype == terms["weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("labels", ["tokens", "target-softmax"])
+@pytest.mark.parametrize("limits", [{}, {"vocabulary": 20}, {"vocabulary": 12, "sampled": 9}])
+def test_a_loss_may_compare_some_ids_and_learn_from_laws(limits: dict[str, int], labels: str) -> None:
+    """Guards against places among the compared ids that are taken for ids, rare tokens that are learned as others,
+    laws of another position or of the whole vocabulary, and features of the labels that the net reads."""
+    objective = blocks.wild(fresh(gamma=3.0, loss={"labels": labels, **limits}))
+    assert len(objective.taps) == len(objective.net.config.taps) + (labels == "target-softmax")
+    batch = blocks.short(objective.taps)
+    _, loss, weight = blocks.reference(objective, batch, all_anchors(batch), gamma=3.0)
+    terms = objective(batch, 0.0)
+    assert (terms["loss"].item(), terms["weight"].item()) == pytest.approx((loss, weight), rel=1e-5)
+    whole = blocks.reference(fresh(gamma=3.0), blocks.short(objective.net.config.taps), all_anchors(batch), gamma=3.0)
+    assert (weight < whole[2]) == bool(limits), "some labels are rare"
+    objective.net.float()
+    objective(replace(batch, features=batch.features.float()), 0.0)["loss"].backward()
+    assert all(weight.grad is not None for weight in objective.net.parameters())
+
+
+def test_a_limited_drafter_keeps_its_ids(tmp_path: Path) -> None:
+    """Guards against a drafter that is simulated with ids that it will not draft, or drafts ids it never learned."""
+    objective = fresh(loss={"vocabulary": 20, "sampled": 4})
+    objective.write(objective.net.state_dict(), tmp_path, cast(Any, None), "float32")
+    assert objective.vocabulary.ranked is not None
+    ids = load_vocabulary(tmp_path / FILE_NAME, tiny.VOCAB)
+    assert torch.equal(ids, objective.vocabulary.ranked)
+    scores = objective.scores(torch.randn(3, tiny.frozen().hidden_size))
+    assert torch.equal((scores > -torch.inf).nonzero()[:, 1].unique(), ids)
+    batch = blocks.held_out(objective)
+    right = objective.hits(batch, all_anchors(batch))
+    followed, _ = all_anchors(batch).followed(batch, objective.depth)
+    assert not right[~torch.isin(followed, ids)].any()
 
 
 def test_only_the_anchors_that_are_drawn_count() -> None:

@@ -59,6 +59,19 @@ def test_the_losses_are_those_of_every_block_by_itself(is_shifted: bool, prefix:
     assert objective.depth == 4
 
 
+@pytest.mark.parametrize("labels", ["tokens", "target-softmax"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_losses_may_compare_some_ids(strategy: Strategy, labels: str) -> None:
+    """Guards against rows of W2 that belong to other ids, and own drafts beyond the ids that will be drafted."""
+    limits: dict[str, Any] = {"vocabulary": 12, "sampled": 9, "labels": labels, "gamma": 3.0}
+    objective = blocks.wild(fresh(strategy=strategy, **limits))
+    batch = blocks.short(objective.taps)
+    base, final, weight = blocks.reference(objective, batch, all_anchors(batch), gamma=3.0)
+    terms = objective(batch, 0.3)
+    found = [terms[name].item() for name in ("base", "final", "weight")]
+    assert found == pytest.approx([base, final, weight], rel=1e-5)
+
+
 @pytest.mark.parametrize(("is_shifted", "prefix"), ALIGNMENTS)
 def test_the_head_may_read_its_own_drafts(is_shifted: bool, prefix: int) -> None:
     """Guards against an ablation that feeds true tokens, or drafts of the base, and labels that follow the drafts."""

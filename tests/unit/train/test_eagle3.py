@@ -3,16 +3,21 @@
 import copy
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
-from outpace.core.errors import ModelError
+from outpace.core.errors import InvalidRequest, ModelError
 from outpace.drafters.eagle3 import EagleSource
+from outpace.drafters.frequency import FILE_NAME, load_vocabulary
 from outpace.models.frozen import FrozenTarget
+from outpace.nets.eagle3 import Eagle3Net
+from outpace.nets.load import load_net
 from outpace.train import chains
+from outpace.train.anchors import all_anchors, stretches
 from outpace.train.batch import Batch
 from outpace.train.objectives import eagle3
 from outpace.train.objectives.eagle3 import Eagle3NetSettings, Eagle3Objective, Eagle3ObjectiveSettings, build_eagle3
@@ -48,6 +53,14 @@ def slowly(objective: Eagle3Objective, batch: Batch) -> tuple[float, float, floa
     net, settings = copy.deepcopy(objective.net).double(), objective.settings
     ids_of = net.target_ids(torch.arange(net.config.draft_vocab_size)).tolist()
     table, head, joined = tiny.frozen().embedding.double(), tiny.frozen().head.double(), net.config.joined_size
+    compared = objective.vocabulary.draw(batch.seeds)
+    shift = torch.zeros(()) if compared.shift is None else compared.shift
+    if compared.ids is not None:
+        ids_of = compared.ids.tolist()
+
+    def scored(hidden: Tensor) -> Tensor:
+        return (head @ hidden)[ids_of] if net.lm_head is None else net.logits(hidden)
+
     loss = weight = accuracy = 0.0
     for ids, mask, features in zip(batch.ids, batch.mask, batch.features.double(), strict=True):
         for anchor in range(1, len(ids) - 1):
@@ -60,13 +73,17 @@ def slowly(objective: Eagle3Objective, batch: Batch) -> tuple[float, float, floa
                 if at == len(ids) or not mask[at]:
                     break
                 states, hidden = net(net.embed(tokens, table), states, positions, attend)
-                states, log_probs = states[-1:], net.logits(hidden[-1]).log_softmax(dim=-1)
+                states, log_probs = states[-1:], (scored(hidden[-1]) + shift).log_softmax(dim=-1)
                 tokens, positions = ids[at : at + 1], torch.tensor([at - 1])
                 said = head @ features[at - 1, joined:] if settings.labels == "target-softmax" else None
                 best = int(ids[at] if said is None else said.argmax())
-                if best not in ids_of:
+                ranked = objective.vocabulary.ranked
+                if best not in ids_of or (ranked is not None and best not in ranked):
                     continue
-                law = torch.eye(len(ids_of))[ids_of.index(best)] if said is None else said[ids_of].softmax(dim=-1)
+                law = torch.eye(len(ids_of))[ids_of.index(best)]
+                if said is not None:
+                    law = (said[ids_of] + shift).softmax(dim=-1)
+                    best = ids_of[int(law.argmax())]
                 share = settings.decay**step
                 loss -= share * float(law.double() @ log_probs)
                 weight += share
@@ -92,6 +109,62 @@ def test_the_loss_is_that_of_each_chain_alone(
     assert [found[name].item() for name in ("loss", "weight", "accuracy")] == pytest.approx(wanted, rel=1e-5)
     assert all(value.dtype == torch.float32 and value.ndim == 0 for value in found.values())
     assert [found[name].requires_grad for name in ("loss", "weight", "accuracy")] == [True, False, False]
+
+
+@pytest.mark.parametrize("labels", ["target-softmax", "tokens"])
+@pytest.mark.parametrize("limits", [{}, {"vocabulary": 20}, {"vocabulary": 12, "sampled": 9}])
+def test_the_target_may_lend_its_head(labels: str, limits: dict[str, int]) -> None:
+    """Guards against a borrowed head that is trained or scored whole, and rare tokens learned as others."""
+    objective = objective_of(3, {"own_head": False}, labels=labels, steps=4, **limits)
+    assert objective.net.lm_head is None
+    assert objective.net.config.draft_vocab_size == tiny.VOCAB
+    batch = pairs.some(objective.taps)
+    found, wanted = objective(batch, 0.0), slowly(objective, batch)
+    assert [found[name].item() for name in ("loss", "weight", "accuracy")] == pytest.approx(wanted, rel=1e-5)
+    assert not pairs.missing_gradients(objective, batch)
+    assert tiny.frozen().head.grad is None
+
+
+def test_a_borrowed_head_drafts_what_it_learned(tmp_path: Path) -> None:
+    """Guards against simulations with ids that the engine does not draft, and a file that wants a head of its own."""
+    objective = objective_of(0, {"own_head": False}, steps=4, vocabulary=30, sampled=5)
+    tiny.train(objective, epochs=4, learning_rate=1e-2)
+    simulation = pairs.played(objective)
+    assert simulation.tokens_per_step > 1.15, "1.03 before"
+    objective.write(objective.net.state_dict(), tmp_path, cast(Any, None), "float32")
+    net, ids = load_net(str(tmp_path)), load_vocabulary(tmp_path / FILE_NAME, tiny.VOCAB)
+    assert isinstance(net, Eagle3Net)
+    assert net.lm_head is None
+    target = tiny.target()
+    size, taps = (target.max_length, target.max_slots, target.vocab_size), objective.taps[:-1]
+    source = EagleSource(net.requires_grad_(False), target.embedding.weight, target.head, taps, *size, vocabulary=ids)
+    pairs.assert_engine_agrees(simulation, pairs.chain_of(source, 4))
+
+
+def test_an_own_head_has_its_own_vocabulary() -> None:
+    """Guards against two settings that contradict each other, one of which would be ignored."""
+    with pytest.raises(InvalidRequest, match=r"objective.vocabulary=20: .*net.draft_vocab_size"):
+        objective_of(0, vocabulary=20)
+
+
+def test_a_stretch_of_chains_is_what_it_says() -> None:
+    """Guards against chains of a stretch that meet labels beyond it, and stretches that are always the first."""
+    objective = objective_of(3, steps=3, anchors=6)
+    batch = pairs.some(objective.taps)
+    seen = set()
+    for seed in range(12):
+        drawn = stretches(all_anchors(batch), (seed, seed + 1, seed + 2), 6)
+        assert len(drawn) == 18
+        for row in range(3):
+            own = drawn.positions[drawn.rows == row]
+            assert (own.diff() == 1).all()
+            seen.add((row, int(own[0])))
+    assert len(seen) > 12
+    found = objective(batch, 0.0)
+    whole = objective_of(3, steps=3, anchors=100)(batch, 0.0)
+    assert torch.equal(whole["loss"], objective_of(3, steps=3)(batch, 0.0)["loss"])
+    assert found["weight"].item() == pytest.approx(3 * (6 + 5 * 0.8 + 4 * 0.64))
+    assert found["loss"] < whole["loss"]
 
 
 def test_logits_of_all_rows_are_never_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

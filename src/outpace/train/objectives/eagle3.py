@@ -18,7 +18,7 @@ from outpace.models.frozen import FrozenTarget
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.fusion import usual_taps
 from outpace.nets.layouts.fields import build
-from outpace.train.anchors import Anchors, all_anchors
+from outpace.train.anchors import Anchors, all_anchors, stretches
 from outpace.train.batch import Batch
 from outpace.train.losses import ROWS_AT_ONCE, summed
 from outpace.train.objectives.facts import Facts
@@ -62,12 +62,14 @@ class Eagle3ObjectiveSettings(VocabularySettings):
         labels: "target-softmax" for the target's distribution over the draft vocabulary, where its best token is one of
             them; "tokens" for the true tokens, where they are.
         chain_depth: tokens per round that simulations draft; None for `steps`.
+        anchors: chains of a sequence at most, side by side from a random one on; None for all.
     """
 
     steps: int = Field(default=7, ge=1, le=MOST_STEPS)
     decay: float = Field(default=0.8, gt=0, le=1)
     labels: Literal["target-softmax", "tokens"] = "target-softmax"
     chain_depth: int | None = Field(default=None, ge=1, le=MOST_STEPS)
+    anchors: int | None = Field(default=None, ge=1)
 
 
 class Eagle3Objective(PairObjective):
@@ -106,7 +108,10 @@ class Eagle3Objective(PairObjective):
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         """As the base says; "accuracy" is the part of "weight" where the drafter's best token is the label's best."""
-        anchors, steps = all_anchors(batch), self.settings.steps
+        settings = self.settings
+        anchors, steps = all_anchors(batch), settings.steps
+        if settings.anchors is not None:
+            anchors = stretches(anchors, batch.seeds, settings.anchors)
         if not len(anchors):
             return self._nothing("weight", "accuracy")
         hidden = self._unroll(batch, anchors, steps)
@@ -120,7 +125,7 @@ class Eagle3Objective(PairObjective):
                 for step in range(steps)
             ],
             dim=1,
-        ) * self.settings.decay ** torch.arange(steps, device=rows.device)  # [A, steps]
+        ) * settings.decay ** torch.arange(steps, device=rows.device)  # [A, steps]
         if self._is_soft:
             told = batch.features[rows, positions, self.net.config.joined_size :]  # [A, H]
         else:
