@@ -30,7 +30,7 @@ def begin_with(objective: Objective, folder: str) -> None:
     """
     net = objective.net
     tensors, described = _read(net, folder)
-    own: dict[str, Any] = net.config.model_dump() if described else {}  # type: ignore[union-attr,operator]
+    own = _fields(net) if described else {}
     wrong = [
         f"{name}={described[name]!r} there, {own[name]!r} here"
         for name in sorted(described.keys() & own.keys())
@@ -63,8 +63,15 @@ def _read(net: nn.Module, folder: str) -> tuple[dict[str, Tensor], dict[str, Any
         found = read_checkpoint(Path(folder).expanduser()).tensors
         return {f"model.{name}": tensor for name, tensor in found.items()}, {}
     read = load_net(folder)
-    described = read.config.model_dump()  # type: ignore[union-attr,operator]
-    return dict(read.state_dict()), described
+    return dict(read.state_dict()), _fields(read)
+
+
+def _fields(net: nn.Module) -> dict[str, Any]:
+    """Fields of a drafter's config; full attention everywhere can be said by a list and by none."""
+    said: dict[str, Any] = net.config.model_dump()  # type: ignore[union-attr,operator]
+    if set(said.get("layer_types", ())) == {"full_attention"}:
+        said["layer_types"] = ()
+    return said
 
 
 def weights_hash(folder: str) -> str:

@@ -44,6 +44,17 @@ def test_what_is_read_is_what_was_written(dtype: str, tmp_path: Path) -> None:
     assert store.read("zeros", torch.bfloat16).dtype == torch.bfloat16
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_some_taps_may_be_read(dtype: str, tmp_path: Path) -> None:
+    """Guards against features of one method that serve another with taps it did not ask for, or in another order."""
+    store = FeatureStore(tmp_path, ABOUT | {"dtype": dtype})
+    store.write([("a", rows(6, 1))])
+    whole = store.read("a").unflatten(1, (3, 4))
+    assert torch.equal(store.read("a", taps=(3,)), whole[:, 2])
+    assert torch.equal(store.read("a", taps=(3, 0)), whole[:, [2, 0]].flatten(1))
+    assert torch.equal(store.read("a", taps=(0, 2, 3)), whole.flatten(1))
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_what_has_the_dtype_already_is_kept_to_the_bit(dtype: str, tmp_path: Path) -> None:
     """Guards against rounding twice, and rows that change before they are written, as their giver needs the memory."""

@@ -1,0 +1,83 @@
+"""Training that goes on from a drafter that was trained before."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.models.text import TextCodec
+from outpace.train.objectives.base import Objective
+from outpace.train.start import begin_with, weights_hash
+from tests.unit.models.tiny import byte_tokenizer
+from tests.unit.train import test_dflash_objective as dflash
+from tests.unit.train import test_domino_objective as domino
+from tests.unit.train import test_draft_lm_objective as draft_lm
+from tests.unit.train import test_eagle3 as eagle3
+
+CODEC = TextCodec(byte_tokenizer(), "tiny")
+KINDS: dict[str, Any] = {
+    "dflash": lambda seed: dflash.fresh(seed),
+    "domino": lambda seed: domino.fresh(seed),
+    "eagle3": lambda seed: eagle3.objective_of(seed, {"draft_vocab_size": 30}),
+    "headless": lambda seed: eagle3.objective_of(seed, {"own_head": False}),
+    "draft-lm": lambda seed: draft_lm.fresh("kl", seed),
+    "bare": lambda seed: draft_lm.fresh("bare", seed),
+}
+
+
+def written(objective: Objective, folder: Path) -> str:
+    folder.mkdir()
+    tensors = {name: tensor.clone() for name, tensor in objective.net.state_dict().items()}
+    objective.write(tensors, folder, CODEC, "float32")
+    return str(folder)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_drafter_begins_where_another_ended(kind: str, tmp_path: Path) -> None:
+    """Guards against a start that is ignored, in part too, and weights that no longer learn."""
+    before, after = KINDS[kind](0), KINDS[kind](1)
+    begin_with(after, written(before, tmp_path / "drafter"))
+    wanted, found = before.net.state_dict(), after.net.state_dict()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert any(not torch.equal(KINDS[kind](1).net.state_dict()[name], wanted[name]) for name in wanted)
+    assert all(weight.requires_grad and weight.dtype == torch.float32 for weight in after.net.parameters())
+
+
+def test_domino_begins_with_a_dflash_backbone(tmp_path: Path) -> None:
+    """Guards against a new causal head that is left empty, and a backbone that is not taken."""
+    before, after = dflash.fresh(3), domino.fresh(1)
+    head = {name: weight.clone() for name, weight in after.net.head.state_dict().items()}
+    begin_with(after, written(before, tmp_path / "drafter"))
+    assert torch.equal(after.net.fc.weight, before.net.fc.weight)
+    assert all(torch.equal(after.net.head.state_dict()[name], weight) for name, weight in head.items())
+    with pytest.raises(InvalidRequest, match=r"head.prefix_gru.* is unknown here"):
+        begin_with(dflash.fresh(), written(domino.fresh(), tmp_path / "other"))
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    """Guards against weights of another drafter, block or taps that happen to have the right shapes."""
+    folder = written(dflash.fresh(), tmp_path / "drafter")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"block_size": 6}, "block_size=5 there, 6 here"),
+        ({"mask_token_id": 3}, "mask_token_id=47 there, 3 here"),
+        ({"layers": 2}, "layers=1 there, 2 here"),
+    ]
+    for net, complaint in cases:
+        with pytest.raises(InvalidRequest, match=f"start=.*{complaint}.*the same net settings"):
+            begin_with(dflash.fresh(**net), folder)
+    with pytest.raises(InvalidRequest, match=r"midlayer.* is missing there"):
+        begin_with(eagle3.objective_of(), folder)
+    with pytest.raises(InvalidRequest, match=r"is missing there"):
+        begin_with(draft_lm.fresh("kl"), folder)
+    with pytest.raises(ModelError, match="nowhere"):
+        begin_with(dflash.fresh(), str(tmp_path / "nowhere" / "at" / "all"))
+
+
+def test_provenance_tells_one_start_from_another(tmp_path: Path) -> None:
+    """Guards against a run that goes on from other weights than it began with."""
+    folders = [written(dflash.fresh(seed), tmp_path / str(seed)) for seed in (0, 1)]
+    again = written(dflash.fresh(0), tmp_path / "again")
+    hashes = [weights_hash(folder) for folder in (*folders, again)]
+    assert hashes[0] == hashes[2] != hashes[1]
