@@ -99,7 +99,8 @@ def train(
     if accelerator.is_main_process:
         run.out.mkdir(parents=True, exist_ok=True)
         check_disk(run.out, disk_needed(objective, run.settings.training.keep), "states and drafter")
-        claim(run.out, dependencies(run, items, folder, codec), notes(accelerator))
+        about = {**notes(accelerator), "data": data_of(samples, held_out)}
+        claim(run.out, dependencies(run, items, folder, codec), about)
     accelerator.wait_for_everyone()
     accelerator.init_trackers("tensorboard")
     stored = None if run.features is None else stored_features(run.features, objective, samples, longest)
@@ -239,6 +240,18 @@ def dependencies(run: Run, items: Sequence[WorkItem], answers: Path, codec: Text
         "start": None if run.start is None else {"name": run.start, "sha256": weights_hash(run.start)},
         "dtype": run.dtype,
         "settings": settings,
+    }
+
+
+def data_of(samples: SampleSet, held_out: Sequence[int]) -> dict[str, int]:
+    """How much there is to train on."""
+    kept = samples.without(held_out)
+    supervised = sum(int(samples[index].mask.sum()) for index in kept)
+    return {
+        "sequences": len(kept),
+        "tokens": int(samples.lengths[kept].sum()),
+        "supervised": supervised,
+        "held_out": len(held_out),
     }
 
 

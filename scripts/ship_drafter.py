@@ -1,0 +1,108 @@
+"""Put the drafter of a finished training run where drafters ship from, with its provenance and a model card.
+
+python scripts/ship_drafter.py RUN drafters/TARGET/KIND
+"""
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from outpace.models.shipped import size_of
+
+LIMIT_MB = 16.0
+CARD = """---
+base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+license: apache-2.0
+tags: [speculative-decoding, outpace]
+---
+
+# {kind} drafter for {target}
+
+Drafts for SmolLM2-135M-Instruct in Outpace: `outpace.load("{target}", "{method}")`. What is said is what the target
+says without it, token for token; the drafter only makes it faster.
+
+- **Weights**: {parameters:,} parameters in {dtype}, {megabytes:.1f} MB. {borrowed}
+- **Trained by**: `outpace train {kind}` with the settings in `provenance.json`, on {device} ({precision}).
+- **Data**: {sequences:,} prompts (conversations shared by users, and the training parts of GSM8K and MATH), answered by
+  the target itself, greedily, with at most {answer} tokens. No prompt of a benchmark's test set was used.
+- **Seen**: {epochs:g} epochs, {steps:,} steps of {batch} sequences, {tokens:,} tokens, of which {supervised:,} were
+  the target's own.
+- **Held out**: {rate:.3f} tokens per step in greedy chains of {depth} on {held_out} prompts it was not trained on;
+  drafts right at each position, given that those before were: {positions}.
+- **Measured**: speeds and tokens per step beside the other methods are in the project's `docs/log.md`.
+- **Limits**: made on {hardware} in about {hours:.1f} hours, far from convergence. To go on with more compute:
+  `outpace train {kind} --start {target}/{kind} ...` with the same `net` settings.
+- **Licence**: Apache-2.0, as the target's.
+"""
+BORROWED = {
+    "draft-lm": "Embedding and LM head are the target's and not in the file.",
+    "eagle3": "Embedding and LM head are the target's and not in the file.",
+}
+METHODS = {"draft-lm": "dynatree"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--hardware", default="two CPU cores")
+    given = parser.parse_args()
+    target, kind = given.folder.parts[-2:]
+    shutil.rmtree(given.folder, ignore_errors=True)
+    shutil.copytree(given.run / "drafter", given.folder)
+    provenance = json.loads((given.run / "provenance.json").read_text())
+    log = [json.loads(line) for line in (given.run / "log.jsonl").read_text().splitlines()]
+    measured = max((line["held_out"] for line in log if "held_out" in line), key=lambda held: held["tokens_per_step"])
+    steps = [line for line in log if "loss" in line]
+    hours = sum(line["seconds"] for line in steps) / 3600
+    provenance["result"] = {"steps": len(steps), "hours": round(hours, 2), "held_out": measured}
+    (given.folder / "provenance.json").write_text(json.dumps(provenance, indent=1))
+    (given.folder / "README.md").write_text(card(target, kind, given, provenance, measured, len(steps), hours))
+    size = size_of(given.folder).megabytes
+    if size > LIMIT_MB:
+        parser.error(f"{given.folder}: {size:.1f} MB, and a drafter that ships may have {LIMIT_MB:g}")
+    print(json.dumps({"folder": str(given.folder), "megabytes": size, **provenance["result"]}))
+
+
+def card(
+    target: str,
+    kind: str,
+    given: argparse.Namespace,
+    provenance: dict[str, Any],
+    measured: dict[str, Any],
+    steps: int,
+    hours: float,
+) -> str:
+    run, data, size = provenance["run"], provenance["data"], size_of(given.folder)
+    training = run["settings"]["training"]
+    epochs = steps * training["batch_size"] / data["sequences"]
+    return CARD.format(
+        kind=kind,
+        method=METHODS.get(kind, kind),
+        target=target,
+        parameters=size.parameters,
+        dtype=training["dtype"],
+        megabytes=size.megabytes,
+        borrowed=BORROWED.get(kind, "The embedding and the LM head it uses are the target's."),
+        device=provenance["device"],
+        precision="bfloat16 where it multiplies" if provenance["precision"] == "bf16" else "float32",
+        sequences=data["sequences"],
+        answer=run["answers"]["about"]["sampling"]["max_new_tokens"],
+        epochs=round(epochs, 2),
+        steps=steps,
+        batch=training["batch_size"],
+        tokens=round(data["tokens"] * epochs),
+        supervised=round(data["supervised"] * epochs),
+        rate=measured["tokens_per_step"],
+        depth=len(measured["by_position"]),
+        held_out=data["held_out"],
+        positions=", ".join(f"{rate:.2f}" for rate in measured["by_position"]),
+        hardware=given.hardware,
+        hours=hours,
+    )
+
+
+if __name__ == "__main__":
+    main()
