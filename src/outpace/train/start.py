@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.errors import InvalidRequest
+from outpace.models.shipped import find_drafter
 from outpace.nets.checkpoint import read_checkpoint
 from outpace.nets.domino import DominoNet
 from outpace.nets.load import load_net, locate
@@ -22,14 +23,14 @@ def begin_with(objective: Objective, folder: str) -> None:
 
     Args:
         objective: with a new net; is changed.
-        folder: or hub id of the drafter, as `OUT/drafter` of an earlier run.
+        folder: of the drafter, as `OUT/drafter` of an earlier run; a hub id, or the name of one that ships.
 
     Raises:
         InvalidRequest: another kind of drafter, other sizes or other settings, each named.
         ModelError: it cannot be read.
     """
     net = objective.net
-    tensors, described = _read(net, folder)
+    tensors, described = _read(net, find_drafter(folder))
     own = _fields(net) if described else {}
     wrong = [
         f"{name}={described[name]!r} there, {own[name]!r} here"
@@ -76,4 +77,4 @@ def _fields(net: nn.Module) -> dict[str, Any]:
 
 def weights_hash(folder: str) -> str:
     """SHA-256 of the files with a drafter's weights."""
-    return files_hash(sorted(locate(folder, ("*.safetensors",), "start").glob("model*.safetensors")))
+    return files_hash(sorted(locate(find_drafter(folder), ("*.safetensors",), "start").glob("model*.safetensors")))
