@@ -12,7 +12,7 @@ from outpace.models.head import LmHead, SubsetHead
 from outpace.models.net_slots import NetSlots, Rows, Sight
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
-from outpace.sampling.scores import Pool, keyed_scores
+from outpace.sampling.scores import Pool, best_scores
 
 
 @dataclass(eq=False)
@@ -77,7 +77,8 @@ class BlockSource:
         self.net, self._embed, self._head, self._noise = net, embed, head, noise
         # Ids that cannot be drafted need no correction.
         drafted = len(head.ids) if isinstance(head, SubsetHead) else head.vocab_size
-        self._pool = min(pool or drafted, drafted) if pool or drafted < head.vocab_size else None
+        limit = min(pool or drafted, drafted)
+        self._pool = limit if limit < head.vocab_size else None
         config = net.config
         self.needs = Needs(taps=config.taps)
         self.depth = config.drafts_per_block(every_position)
@@ -143,9 +144,8 @@ class BlockSource:
         if self._pool is not None:
             ids = [state.pool.expand(len(rows), -1) for state, rows in zip(members, above, strict=True)]
             pool = Pool(torch.cat(ids), self._head.vocab_size)
-        scores = keyed_scores(logits, streams, depths, self._noise, paths, pool)
-        log_probs, tokens = scores.topk(min(width, scores.shape[1]), dim=-1)
-        return Candidates(tokens if pool is None else pool.ids.gather(1, tokens), log_probs, passes=int(is_first))
+        tokens, log_probs = best_scores(logits, streams, depths, width, self._noise, paths, pool)
+        return Candidates(tokens, log_probs, passes=int(is_first))
 
     def _extend_paths(self, state: BlockState, above: Sequence[int], tokens: Tensor) -> None:
         """Drafted tokens down to each node, for requests that look at them: reading them costs a host read."""
@@ -166,14 +166,19 @@ class BlockSource:
         attend = self.slots.attention(parts, self._sights)
         hidden = self.net.block(self._embed(tokens.flatten()), positions, attend).unflatten(0, (-1, size))  # [R, B, H]
         wanted = hidden[:, self._positions]  # [R, D, H]
-        base = self._head.scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))  # [R, D, V]
+        base = self._head.own_scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))  # [R, D, K]
         for state, rows, logits in zip(states, wanted, base, strict=True):
             state.hidden, state.base = rows, logits
-            if self._pool is not None:
-                state.pool = logits.amax(dim=0).topk(self._pool).indices
-                state.base = logits[:, state.pool]
-                if isinstance(self.net, DominoNet):
-                    state.rows = self.net.head.vocabulary_weight[state.pool]
+            if self._pool is None:
+                continue
+            if self._pool < logits.shape[1]:
+                best = logits.amax(dim=0).topk(self._pool).indices
+                state.base, state.pool = logits[:, best], best if self._head.ids is None else self._head.ids[best]
+            else:
+                assert self._head.ids is not None, "a pool of all ids is none"
+                state.pool = self._head.ids
+            if isinstance(self.net, DominoNet):
+                state.rows = self.net.head.vocabulary_weight[state.pool]
 
     @torch.inference_mode()
     def _logits(self, states: Sequence[BlockState], above: Sequence[Sequence[int]], tokens: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Frontier
 from outpace.core.protocols import DraftRequest, Stream
-from outpace.sampling.scores import Pool, keyed_scores
+from outpace.sampling.scores import Pool, best_scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +98,7 @@ def expand_depthwise(
     ids = [guesses.ids for guesses in found if guesses.ids is not None]
     pool = Pool(torch.cat(ids), drafts[0].logits.shape[1]) if ids else None
     logits = torch.cat([guesses.logits for guesses in found])
-    scores = keyed_scores(logits, streams, depths, noise, paths, pool)
-    log_probs, tokens = scores.topk(min(width, scores.shape[1]), dim=-1)
-    if pool is not None:
-        tokens = pool.ids.gather(1, tokens)
+    tokens, log_probs = best_scores(logits, streams, depths, width, noise, paths, pool)
     masses = [guesses.log_mass for guesses in found if guesses.log_mass is not None]
     if masses:
         log_probs = log_probs + torch.cat(masses)[:, None]

@@ -10,7 +10,7 @@ from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.scratch import Scratch
 from outpace.models.draft import DraftModel, Growth
-from outpace.sampling.scores import keyed_scores
+from outpace.sampling.scores import Pool, best_scores
 
 
 @dataclass(eq=False)
@@ -95,9 +95,7 @@ class DraftLM:
                 growths.append(self._catch_up(state))
             else:
                 growths.append(_extend(state, frontier.tokens[nodes.start : nodes.stop], above, nodes.start))
-        logits = self.model.grow(growths, self._head)[:, : self._vocab_size]
-        if logits.shape[1] < self._vocab_size:
-            logits = torch.nn.functional.pad(logits, (0, self._vocab_size - logits.shape[1]), value=-torch.inf)
+        logits, pool = self._whole(self.model.grow(growths, self._head))
         streams, depths, paths = [], [], []
         for (owner, nodes), growth in zip(groups.items(), growths, strict=True):
             state = states[owner]
@@ -108,9 +106,17 @@ class DraftLM:
             streams += [stream] * len(nodes)
             depths += [state.scratch.depth] * len(nodes)
             paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
-        scores = keyed_scores(logits, streams, depths, self._noise, paths)
-        log_probs, tokens = scores.topk(min(width, self._vocab_size), dim=-1)
+        tokens, log_probs = best_scores(logits, streams, depths, width, self._noise, paths, pool)
         return Candidates(tokens, log_probs, passes=1)
+
+    def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
+        """Logits in the target's ids, or of those that a pool names."""
+        if self._head is not None:
+            return logits, Pool(self._head.ids.expand(len(logits), -1), self._vocab_size)
+        missing = self._vocab_size - logits.shape[1]
+        if missing <= 0:
+            return logits[:, : self._vocab_size], None
+        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf), None
 
     def observe(self, states: Sequence[DraftState], observations: Sequence[Observation]) -> None:
         """Keep the scratch rows of the accepted path; a leaf on it is caught up in the next round."""

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import Stream
-from outpace.drafters.frequency import head_of
+from outpace.drafters.frequency import head_of, pool_of
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.scratch import Scratch
 from outpace.models.head import LmHead, SubsetHead
 from outpace.models.net_slots import Rows
 from outpace.nets.eagle3 import Eagle3Net
-from outpace.sampling.scores import keyed_scores
+from outpace.sampling.scores import best_scores
 
 SCRATCH_ROWS = 512
 """Room for one tree behind the committed rows."""
@@ -62,7 +62,7 @@ class EagleSource(PairSource[EagleState]):
         vocabulary: Tensor | None = None,
     ) -> None:
         super().__init__(net, taps, max_length, max_slots, SCRATCH_ROWS)
-        self.net, self._table, self._noise, self._vocab_size = net, table, noise, vocab_size
+        self.net, self._table, self._noise = net, table, noise
         self._head: LmHead | SubsetHead
         if net.lm_head is not None:
             self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, vocab_size)
@@ -90,14 +90,9 @@ class EagleSource(PairSource[EagleState]):
             streams += [stream] * len(nodes)
             depths += [state.scratch.depth] * len(nodes)
             paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
-        scores = keyed_scores(self._logits(hidden), streams, depths, self._noise, paths)
-        log_probs, tokens = scores.topk(min(width, self._vocab_size), dim=-1)
+        logits, pool = self._head.own_scores(hidden), pool_of(self._head, len(hidden))  # [F, K]
+        tokens, log_probs = best_scores(logits, streams, depths, width, self._noise, paths, pool)
         return Candidates(tokens, log_probs, passes=1)
-
-    @torch.inference_mode()
-    def _logits(self, hidden: Tensor) -> Tensor:
-        """[F, V] float32 logits in the target's ids; ids that the drafter does not have are -inf."""
-        return self._head.scores(hidden)
 
     @torch.inference_mode()
     def _write(self, states: Sequence[EagleState], ids: Sequence[Sequence[int]]) -> Tensor:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.drafters.tables import TableKind, as_ids, load_table, save_table
-from outpace.models.head import SubsetHead
+from outpace.models.head import LmHead, SubsetHead
+from outpace.sampling.scores import Pool
 
 FILE_NAME = "vocabulary.safetensors"
 """In a drafter's folder: the ids it drafts from unless it is told others."""
@@ -82,6 +83,11 @@ def load_vocabulary(file: str | Path, vocab_size: int) -> Tensor:
     if not is_list or not bool((ids.diff() > 0).all()) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
         raise ModelError(f"vocabulary={file}: must hold ascending int64 ids from 0 to {vocab_size - 1}, each once")
     return ids
+
+
+def pool_of(head: LmHead | SubsetHead, rows: int) -> Pool | None:
+    """The ids that columns of `head.own_scores` stand for, in so many rows; None for all of the target's."""
+    return None if head.ids is None else Pool(head.ids.expand(rows, -1), head.vocab_size)
 
 
 def head_of(weight: Tensor, own: Tensor, vocabulary: Tensor | None, vocab_size: int) -> SubsetHead:

@@ -72,11 +72,11 @@ class DraftModel(PackedModel):
 
     @torch.inference_mode()
     def grow(self, growths: Sequence[Growth], head: SubsetHead | None = None) -> Tensor:
-        """[W, V] float32 logits of the wanted rows of all requests, from one pass. Nothing is committed.
+        """Float32 logits of the wanted rows of all requests, [W, V], from one pass. Nothing is committed.
 
         Args:
             growths: the requests' rows.
-            head: scores some ids only, the others are -inf; None for the model's own head.
+            head: scores some ids only, [W, K]; None for the model's own head.
         """
         parts = [
             Part(growth.slot, self._known(growth.tokens), growth.offsets, growth.visible, growth.scratch, True)
@@ -87,7 +87,7 @@ class DraftModel(PackedModel):
         last = [
             rows[-growth.wanted :] for rows, growth in zip(hidden.split(sizes), growths, strict=True)
         ]  # [wanted, H] each
-        return (head or self.head).scores(torch.cat(last))
+        return (head or self.head).own_scores(torch.cat(last))
 
     def _pass(self, parts: Sequence[Part]) -> Tensor:
         self.passes += 1

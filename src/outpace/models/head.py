@@ -29,6 +29,7 @@ class LmHead:
         packs = pack and can_pack(self._weight.dtype, self._weight.device)
         self._layer: nn.Module = PackedLinear(self._weight, self._bias) if packs else layer
         self.vocab_size = self._weight.shape[0]
+        self.ids: Tensor | None = None  # those that `own_scores` scores, all of them
 
     @property
     def weight(self) -> Tensor:
@@ -55,6 +56,10 @@ class LmHead:
         """[R, V] float32 logits at hidden states [R, H], exact in float32 for the top candidates."""
         outputs = self(hidden)
         return outputs.logits.float().scatter_(1, outputs.top_ids, outputs.top_logits)
+
+    def own_scores(self, hidden: Tensor) -> Tensor:
+        """As `scores`: this head has every id."""
+        return self.scores(hidden)
 
     def differentiable(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
         """Logits [..., V] in the compute dtype, or [..., K] of some ids; gradients reach hidden states [..., H]."""
@@ -114,5 +119,9 @@ class SubsetHead:
     def scores(self, hidden: Tensor) -> Tensor:
         """[R, V] float32 logits at hidden states [R, H] in the target's ids; -inf at all others."""
         full = hidden.new_full((len(hidden), self.vocab_size), -torch.inf, dtype=torch.float32)
-        full[:, self.ids] = self._head.scores(hidden)
+        full[:, self.ids] = self.own_scores(hidden)
         return full
+
+    def own_scores(self, hidden: Tensor) -> Tensor:
+        """[R, K] of `ids` alone, in their order."""
+        return self._head.scores(hidden)

@@ -75,3 +75,23 @@ def keyed_scores(
         ids = torch.arange(logits.shape[-1], device=logits.device) if pool is None else pool.ids[members]
         scores[members] = torch.log_softmax(warp(rows, params, histories, is_draft=True) + gumbel(keys, ids), dim=-1)
     return scores
+
+
+def best_scores(
+    logits: Tensor,
+    streams: Sequence[Stream],
+    depths: Sequence[int],
+    width: int,
+    noise: bool = True,
+    paths: Sequence[Sequence[int]] | None = None,
+    pool: Pool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The best ids of each row by keyed score, [F, C] int64, and their scores [F, C], best first.
+
+    Args:
+        logits, streams, depths, noise, paths, pool: as for `keyed_scores`.
+        width: C, unless there are fewer ids.
+    """
+    scores = keyed_scores(logits, streams, depths, noise, paths, pool)
+    log_probs, columns = scores.topk(min(width, scores.shape[1]), dim=-1)
+    return (columns if pool is None else pool.ids.gather(1, columns)), log_probs
