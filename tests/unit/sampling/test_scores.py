@@ -9,7 +9,7 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Stream
 from outpace.sampling.draw import draw_keyed
-from outpace.sampling.scores import Pool, keyed_scores
+from outpace.sampling.scores import Pool, best_scores, keyed_scores
 
 VOCAB = 30
 FIRST = 17
@@ -103,3 +103,20 @@ def test_a_pool_is_the_vocabulary_without_the_others(params: SamplingParams) -> 
     expected = keyed_scores(full, streams, depths, True, paths)
     found = keyed_scores(logits.gather(1, ids), streams, depths, True, paths, Pool(ids, VOCAB))
     torch.testing.assert_close(found, expected.gather(1, ids), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), *SAMPLED])
+def test_the_best_of_a_pool_are_named_in_the_targets_ids(params: SamplingParams) -> None:
+    """Guards against columns of a pool that are taken for ids, and scores that belong to other ids."""
+    logits, streams = random_logits(5), [stream(params, seed) for seed in range(5)]
+    ids = torch.tensor([3, 4, 9, 11, 17, 20, 28])
+    others = torch.ones(VOCAB, dtype=torch.bool).index_fill(0, ids, False)
+    wanted = keyed_scores(logits.masked_fill(others, -torch.inf), streams, [2] * 5).topk(3, dim=-1)
+    pool = Pool(ids.expand(5, -1), VOCAB)
+    tokens, log_probs = best_scores(logits[:, ids], streams, [2] * 5, 3, pool=pool)
+    torch.testing.assert_close(log_probs, wanted.values, atol=1e-6, rtol=1e-6)
+    is_ranked = wanted.values > -torch.inf  # what options rule out comes in any order
+    assert torch.equal(tokens[is_ranked], wanted.indices[is_ranked])
+    assert best_scores(logits[:, ids], streams, [2] * 5, 99, pool=pool)[0].shape == (5, 7)
+    whole = best_scores(logits, streams, [2] * 5, 3)
+    assert torch.equal(whole[0], keyed_scores(logits, streams, [2] * 5).topk(3, dim=-1).indices)
