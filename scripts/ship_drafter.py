@@ -9,9 +9,11 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from outpace.models.shipped import size_of
 
-LIMIT_MB = 16.0
+LIMIT_MB, RECIPE = 16.0, "recipe.yaml"
 CARD = """---
 base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 license: apache-2.0
@@ -24,7 +26,7 @@ Drafts for SmolLM2-135M-Instruct in Outpace: `outpace.load("{target}", "{method}
 says without it, token for token; the drafter only makes it faster.
 
 - **Weights**: {parameters:,} parameters in {dtype}, {megabytes:.1f} MB. {borrowed}
-- **Trained by**: `outpace train {kind}` with the settings in `provenance.json`, on {device} ({precision}).
+- **Trained by**: `outpace train {kind}` with the settings in `recipe.yaml`, on {device} ({precision}).
 - **Data**: {sequences:,} prompts (conversations shared by users, and the training parts of GSM8K and MATH), answered by
   the target itself, greedily, with at most {answer} tokens. No prompt of a benchmark's test set was used.
 - **Seen**: {epochs:g} epochs, {steps:,} steps of {batch} sequences, {tokens:,} tokens, of which {supervised:,} were
@@ -33,7 +35,8 @@ says without it, token for token; the drafter only makes it faster.
   drafts right at each position, given that those before were: {positions}.
 - **Measured**: speeds and tokens per step beside the other methods are in the project's `docs/log.md`.
 - **Limits**: made on {hardware} in about {hours:.1f} hours, far from convergence. To go on with more compute:
-  `outpace train {kind} --start {target}/{kind} ...` with the same `net` settings.
+  `outpace train {kind} --target {target} --start {target}/{kind} --config {folder}/recipe.yaml`
+  with `--prompts`, `--answers` and `--out`.
 - **Licence**: Apache-2.0, as the target's.
 """
 BORROWED = {
@@ -47,23 +50,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--hardware", default="two CPU cores")
+    parser.add_argument("--hardware", default="one CPU core")
     given = parser.parse_args()
     target, kind = given.folder.parts[-2:]
     shutil.rmtree(given.folder, ignore_errors=True)
     shutil.copytree(given.run / "drafter", given.folder)
     provenance = json.loads((given.run / "provenance.json").read_text())
     log = [json.loads(line) for line in (given.run / "log.jsonl").read_text().splitlines()]
-    measured = max((line["held_out"] for line in log if "held_out" in line), key=lambda held: held["tokens_per_step"])
-    steps = [line for line in log if "loss" in line]
-    hours = sum(line["seconds"] for line in steps) / 3600
-    provenance["result"] = {"steps": len(steps), "hours": round(hours, 2), "held_out": measured}
+    best = max((line for line in log if "held_out" in line), key=lambda line: line["held_out"]["tokens_per_step"])
+    measured, steps = best["held_out"], best["step"]
+    hours = sum(line["seconds"] for line in log if "loss" in line and line["step"] <= steps) / 3600
+    provenance["result"] = {"steps": steps, "hours": round(hours, 2), "held_out": measured}
+    (given.folder / RECIPE).write_text(yaml.safe_dump(recipe(provenance["run"]["settings"]), sort_keys=False))
     (given.folder / "provenance.json").write_text(json.dumps(provenance, indent=1))
-    (given.folder / "README.md").write_text(card(target, kind, given, provenance, measured, len(steps), hours))
+    (given.folder / "README.md").write_text(card(target, kind, given, provenance, measured, steps, hours))
     size = size_of(given.folder).megabytes
     if size > LIMIT_MB:
         parser.error(f"{given.folder}: {size:.1f} MB, and a drafter that ships may have {LIMIT_MB:g}")
     print(json.dumps({"folder": str(given.folder), "megabytes": size, **provenance["result"]}))
+
+
+def recipe(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What `--config` needs to train the same drafter again, or on."""
+    sections = {name: settings[name] for name in ("net", "objective", "data", "training")}
+    return {
+        name: {field: value for field, value in fields.items() if value not in (None, [])}
+        for name, fields in sections.items()
+    }
 
 
 def card(
@@ -80,6 +93,7 @@ def card(
     epochs = steps * training["batch_size"] / data["sequences"]
     return CARD.format(
         kind=kind,
+        folder=given.folder,
         method=METHODS.get(kind, kind),
         target=target,
         parameters=size.parameters,
