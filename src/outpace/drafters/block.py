@@ -79,6 +79,9 @@ class BlockSource:
         drafted = len(head.ids) if isinstance(head, SubsetHead) else head.vocab_size
         limit = min(pool or drafted, drafted)
         self._pool = limit if limit < head.vocab_size else None
+        self._ranked_rows: Tensor | None = None  # of W2, where every block drafts from the same ids
+        if isinstance(net, DominoNet) and head.ids is not None and self._pool == drafted:
+            self._ranked_rows = net.head.vocabulary_weight[head.ids]
         config = net.config
         self.needs = Needs(taps=config.taps)
         self.depth = config.drafts_per_block(every_position)
@@ -178,7 +181,8 @@ class BlockSource:
                 assert self._head.ids is not None, "a pool of all ids is none"
                 state.pool = self._head.ids
             if isinstance(self.net, DominoNet):
-                state.rows = self.net.head.vocabulary_weight[state.pool]
+                shared = self._ranked_rows
+                state.rows = self.net.head.vocabulary_weight[state.pool] if shared is None else shared
 
     @torch.inference_mode()
     def _logits(self, states: Sequence[BlockState], above: Sequence[Sequence[int]], tokens: Tensor) -> Tensor:

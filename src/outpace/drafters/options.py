@@ -140,7 +140,8 @@ class DominoOptions(TrainedOptions):
 
     Attributes:
         every_position: with shifted labels draft B tokens per block, as the authors do, instead of B - 1.
-        pool: ids per block that drafts come from; 0 for the whole vocabulary, None for 2048 on a CPU and all elsewhere.
+        pool: ids per block that drafts come from; 0 for the whole vocabulary, None for 2048 on a CPU, unless a ranked
+            vocabulary is drafted from, and all elsewhere.
     """
 
     every_position: bool = False

@@ -120,10 +120,12 @@ def _block(options: TrainedOptions, around: Surroundings, kind: type[DFlashNet],
     net, target = _trained(kind, options, around, what)
     net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
     more: dict[str, Any] = {}
-    if isinstance(options, DominoOptions):
-        pool = around.default_budget(CPU_POOL, 0) if options.pool is None else options.pool
-        more = {"every_position": options.every_position, "pool": pool or None}
     vocabulary, size = around.ranked_vocabulary(options.vocabulary), (target.max_length, target.max_slots)
+    if isinstance(options, DominoOptions):
+        # Among a few thousand ids, to choose costs more than to score them all.
+        usual = around.default_budget(CPU_POOL, 0) if vocabulary is None else 0
+        pool = usual if options.pool is None else options.pool
+        more = {"every_position": options.every_position, "pool": pool or None}
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
     source = BlockSource(net, target.embedding, head, *size, options.noise, **more)
     if options.shape == "chain" and (options.budget or 0) > source.depth:
