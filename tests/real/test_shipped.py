@@ -1,0 +1,74 @@
+"""The drafters that ship: whole, small, of known origin, lossless, and worth having."""
+
+import json
+
+import pytest
+import yaml
+
+import outpace
+from outpace.api import Model
+from outpace.bench.certificate import CertificatePlan, certify, count_kinds
+from outpace.bench.workload import read_workload
+from outpace.core.params import SamplingParams
+from outpace.drafters.frequency import FILE_NAME, load_vocabulary
+from outpace.models.registry import pull
+from outpace.models.shipped import shipped_folder, shipped_for, size_of
+from outpace.train.methods import settings_of
+
+TARGET = "smollm2-135m"
+KINDS = {"draft-lm", "dflash", "domino", "eagle3"}
+METHODS = ("dflash", "domino", "domino:shape=beam,budget=9", "eagle3:budget=9", "fr-spec:budget=5", "linear:budget=4")
+WHOLE = ("eagle3:vocabulary=all,budget=5", "domino:vocabulary=all", "domino:noise=false", "dynatree:budget=9")
+
+
+@pytest.fixture(scope="module")
+def exact() -> Model:
+    pull(TARGET)
+    return outpace.load(TARGET, dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_equal_in_float32(exact: Model, temperature: float) -> None:
+    """Guards against any loss by a trained drafter that is often right, alone and in a batch."""
+    params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=5)
+    methods = METHODS if temperature else (*METHODS, *WHOLE)
+    plan = CertificatePlan(methods, tuple(read_workload("builtin:2")), params, batch_sizes=(2,))
+    assert count_kinds(certify(exact, plan)) == {"equal": 2 * len(methods), "ties": 0, "bugs": 0}
+
+
+@pytest.mark.parametrize(("method", "least"), [("domino", 1.4), ("dflash", 1.4), ("eagle3:shape=chain", 1.4)])
+def test_a_shipped_drafter_drafts_well(exact: Model, method: str, least: float) -> None:
+    """Guards against files that ship without what was learned, read with other taps, positions or labels."""
+    runs = [exact.generate(exact.encode(item.prompt(0, [])), max_new_tokens=48, method=method)
+            for item in read_workload("builtin:4")]  # fmt: skip
+    tokens = sum(run.metrics.new_tokens - 1 for run in runs)
+    assert tokens / sum(run.metrics.steps for run in runs) > least
+
+
+def test_the_default_is_a_trained_drafter(exact: Model) -> None:
+    """Guards against a default that leaves what ships aside."""
+    assert exact.method.partition(":")[0] == "domino"
+
+
+def test_what_ships_is_small_and_whole() -> None:
+    """Guards against a package that grows without notice, and drafters without origin, licence or vocabulary."""
+    folders = shipped_for(TARGET)
+    assert set(folders) == KINDS
+    assert all(size_of(folder).megabytes < 16 for folder in folders.values())
+    assert sum(file.stat().st_size for file in shipped_folder().rglob("*") if file.is_file()) < 30e6
+    seen = set()
+    for kind, folder in folders.items():
+        provenance = json.loads((folder / "provenance.json").read_text())
+        assert provenance["run"]["method"] == kind
+        assert provenance["run"]["target"] == TARGET
+        names = [*provenance["run"]["prompts"]["names"], provenance["run"]["features"] or ""]
+        assert not any(name.startswith("/") or "dev" in name for name in names)
+        seen.add((provenance["run"]["prompts"]["sha256"], provenance["run"]["answers"]["sha256"]))
+        card = (folder / "README.md").read_text()
+        assert "license: apache-2.0" in card
+        assert f"{provenance['result']['held_out']['tokens_per_step']:.3f} tokens per step" in card
+        settings = settings_of(kind, folder / "recipe.yaml", ())
+        assert settings.model_dump(mode="json", serialize_as_any=True)["net"] == provenance["run"]["settings"]["net"]
+        assert yaml.safe_load((folder / "recipe.yaml").read_text())["objective"]["vocabulary"] == 8192
+        assert len(load_vocabulary(folder / FILE_NAME, 49152)) == 8192
+    assert len(seen) == 1, "all were trained on the same data"
