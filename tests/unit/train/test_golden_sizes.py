@@ -58,7 +58,8 @@ def test_a_new_drafter_has_the_published_sizes(
     facts = Facts(torch.zeros(config.vocab_size, dtype=torch.int64), unused, ())
     target: Any = SimpleNamespace(
         config=config, device=torch.device("meta"), hidden_size=config.hidden_size, vocab_size=config.vocab_size,
-        layers=config.num_hidden_layers, drafting_head=lambda ids: None, dtype=torch.bfloat16, head=torch.empty(config.vocab_size, 4096, device="meta"),
+        layers=config.num_hidden_layers, drafting_head=lambda ids: None,
+        dtype=torch.bfloat16, head=torch.empty(config.vocab_size, 4096, device="meta"),
     )  # fmt: skip
     chosen = settings_of(method, None, settings)
     build: Callable[..., Any] = METHODS[method].build
