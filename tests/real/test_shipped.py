@@ -36,7 +36,7 @@ def test_equal_in_float32(exact: Model, temperature: float) -> None:
     assert count_kinds(certify(exact, plan)) == {"equal": 2 * len(methods), "ties": 0, "bugs": 0}
 
 
-@pytest.mark.parametrize(("method", "least"), [("domino", 1.4), ("dflash", 1.4), ("eagle3:shape=chain", 1.4)])
+@pytest.mark.parametrize(("method", "least"), [("domino", 1.4), ("dflash", 1.4), ("eagle3:shape=chain", 1.25)])
 def test_a_shipped_drafter_drafts_well(exact: Model, method: str, least: float) -> None:
     """Guards against files that ship without what was learned, read with other taps, positions or labels."""
     runs = [exact.generate(exact.encode(item.prompt(0, [])), max_new_tokens=48, method=method)
