@@ -25,7 +25,8 @@ tags: [speculative-decoding, outpace]
 Drafts for SmolLM2-135M-Instruct in Outpace: `outpace.load("{target}", "{method}")`. What is said is what the target
 says without it, token for token; the drafter only makes it faster.
 
-- **Weights**: {parameters:,} parameters in {dtype}, {megabytes:.1f} MB. {borrowed}
+- **Weights**: {parameters:,} parameters in {dtype}, {megabytes:.1f} MB. Embedding and LM head are the
+  target's, in no file here.
 - **Trained by**: `outpace train {kind}` with the settings in `recipe.yaml`, on {device} ({precision}).
 - **Data**: {sequences:,} prompts (conversations shared by users, and the training parts of GSM8K and MATH), answered by
   the target itself, greedily, with at most {answer} tokens. No prompt of a benchmark's test set was used.
@@ -39,10 +40,6 @@ says without it, token for token; the drafter only makes it faster.
   with `--prompts`, `--answers` and `--out`.
 - **Licence**: Apache-2.0, as the target's.
 """
-BORROWED = {
-    "draft-lm": "Embedding and LM head are the target's and not in the file.",
-    "eagle3": "Embedding and LM head are the target's and not in the file.",
-}
 METHODS = {"draft-lm": "dynatree"}
 
 
@@ -99,7 +96,6 @@ def card(
         parameters=size.parameters,
         dtype=training["dtype"],
         megabytes=size.megabytes,
-        borrowed=BORROWED.get(kind, "The embedding and the LM head it uses are the target's."),
         device=provenance["device"],
         precision="bfloat16 where it multiplies" if provenance["precision"] == "bf16" else "float32",
         sequences=data["sequences"],
