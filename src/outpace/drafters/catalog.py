@@ -113,7 +113,7 @@ METHODS = {
     "domino": Method(trained.domino, DominoOptions, "Domino: DFlash's block, corrected causally", "domino"),
 }
 BEST = {"smollm2-135m": "domino"}
-"""The fastest method of targets that have shipped drafters (docs/log.md)."""
+"""What targets with shipped drafters draft with by default: the chain with most tokens per step (docs/log.md)."""
 
 
 @dataclass(frozen=True)
