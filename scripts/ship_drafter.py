@@ -11,7 +11,11 @@ from typing import Any
 
 import yaml
 
+from outpace.drafters.frequency import FILE_NAME, load_vocabulary
 from outpace.models.shipped import size_of
+from outpace.nets.domino import DominoNet
+from outpace.nets.layouts.domino import write_domino
+from outpace.nets.load import load_net
 
 LIMIT_MB, RECIPE = 16.0, "recipe.yaml"
 CARD = """---
@@ -52,6 +56,7 @@ def main() -> None:
     target, kind = given.folder.parts[-2:]
     shutil.rmtree(given.folder, ignore_errors=True)
     shutil.copytree(given.run / "drafter", given.folder)
+    drop_rows(given.folder)
     provenance = json.loads((given.run / "provenance.json").read_text())
     log = [json.loads(line) for line in (given.run / "log.jsonl").read_text().splitlines()]
     best = max((line for line in log if "held_out" in line), key=lambda line: line["held_out"]["tokens_per_step"])
@@ -65,6 +70,17 @@ def main() -> None:
     if size > LIMIT_MB:
         parser.error(f"{given.folder}: {size:.1f} MB, and a drafter that ships may have {LIMIT_MB:g}")
     print(json.dumps({"folder": str(given.folder), "megabytes": size, **provenance["result"]}))
+
+
+def drop_rows(folder: Path) -> None:
+    """Leave of a Domino head's W2 the rows of the vocabulary that it drafts from."""
+    net, vocabulary = load_net(str(folder)), folder / FILE_NAME
+    if not isinstance(net, DominoNet) or not vocabulary.is_file():
+        return
+    ids = load_vocabulary(vocabulary, net.config.vocab_size)
+    for file in (*folder.glob("model*"), folder / "config.json"):
+        file.unlink()
+    write_domino(net, folder, ids=ids)
 
 
 def recipe(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -164,3 +164,53 @@ def test_what_a_layout_cannot_say_is_not_written() -> None:
     )
     with pytest.raises(ModelError, match="layout='vllm'"):
         export_domino(net, "vllm")  # type: ignore[arg-type]
+
+
+RANKED = torch.tensor([0, 3, 4, 9])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_rows_of_ids_that_are_never_drafted_may_stay_away(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Guards against rows that come back under other ids, and corrections of ids that have none."""
+    net = small_domino(torch.float32)
+    write_domino(net, tmp_path, ids=RANKED)
+    checkpoint = read_checkpoint(tmp_path)
+    assert list(checkpoint.tensors["embed_proj.2.weight"].shape) == [4, 7]
+    tensors = {**checkpoint.tensors, "embed_proj.ids": RANKED.to(dtype)}
+    back = read_domino(Checkpoint("ranked", checkpoint.config, tensors))
+    assert back.config == net.config
+    for key, tensor in net.state_dict().items():
+        if key != "head.embed_proj.2.weight":
+            assert torch.equal(back.state_dict()[key], tensor), key
+    assert torch.equal(back.head.vocabulary_weight[RANKED], net.head.vocabulary_weight[RANKED])
+    others = torch.ones(net.config.vocab_size, dtype=torch.bool).index_fill(0, RANKED, False)
+    assert not bool(back.head.vocabulary_weight[others].any())
+
+
+@pytest.mark.parametrize(
+    ("ids", "named"),
+    [
+        (torch.tensor([0, 3, 4]), "names 3 rows"),
+        (torch.tensor([0, 3, 3, 9]), "ascending ids"),
+        (torch.tensor([-1, 3, 4, 9]), "ascending ids"),
+        (torch.tensor([0, 3, 4, 10**6]), "ascending ids"),
+        (torch.tensor([0.0, 3.0, 4.0, 9.0]), "list of ids"),
+        (torch.tensor([], dtype=torch.int32), "list of ids"),
+    ],
+)
+def test_rows_of_unclear_ids_are_refused(ids: Tensor, named: str) -> None:
+    """Guards against corrections of the wrong tokens, which cost speed and say nothing."""
+    config, tensors = export_domino(small_domino(torch.float32), "domino", RANKED)
+    tensors["embed_proj.ids"] = ids
+    with pytest.raises(ModelError, match=named):
+        read_domino(Checkpoint("ranked", config, tensors))
+    del tensors["embed_proj.2.weight"]
+    with pytest.raises(ModelError, match=r"embed_proj"):
+        read_domino(Checkpoint("ranked", config, tensors))
+
+
+def test_public_layouts_have_every_row() -> None:
+    """Guards against an export that no server can read."""
+    for layout in ("sglang", "z-lab", "speculators"):
+        with pytest.raises(ModelError, match="layout 'domino', or all rows"):
+            export_domino(small_domino(shift_label=False), layout, RANKED)  # type: ignore[arg-type]

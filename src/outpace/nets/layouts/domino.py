@@ -1,7 +1,8 @@
 """Public layouts of Domino drafters: DFlash's own with four more tensors and the fields of the causal head.
 
 Authors and SpecForge write `DominoDraftModel`, SGLang reads `DFlashDraftModel` with the same fields; the rank of the
-correction may stand at the top level, in `dflash_config` or in both. Early checkpoints nested the head's tensors.
+correction may stand at the top level, in `dflash_config` or in both. Early checkpoints nested the head's tensors. What
+ships with the project has W2's rows for a ranked vocabulary alone (`ranked_rows`).
 """
 
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from outpace.nets.layouts.dflash import (
     zlab_config,
 )
 from outpace.nets.layouts.fields import Fields, agreed, build, needed
+from outpace.nets.layouts.ranked_rows import with_every_row, without_other_rows
 from outpace.nets.layouts.weights import filled
 
 DominoLayout = Literal["domino", "sglang", "z-lab", "speculators"]
@@ -57,7 +59,8 @@ def read_domino(checkpoint: Checkpoint) -> DominoNet:
     values = dflash_values(fields, PROJECTOR_FIELDS)
     values |= {key: needed(key, fields, inner) for key in PROJECTOR_FIELDS if key != "projector_type"}
     config = build(DominoConfig, values, fields.where)
-    tensors = _net_names(checkpoint.tensors, checkpoint.name)
+    tensors = with_every_row(checkpoint.tensors, config.vocab_size, checkpoint.name)
+    tensors = _net_names(tensors, checkpoint.name)
     _explain_head(config, tensors, checkpoint.name)
     check_block_weights(config, tensors, checkpoint.name)
     return filled(lambda: DominoNet(config), tensors, checkpoint.name)
@@ -86,17 +89,22 @@ def _explain_head(config: DominoConfig, tensors: Mapping[str, Tensor], name: str
         raise ModelError(f"{name}: {'; '.join(complaints)}")
 
 
-def export_domino(net: DominoNet, layout: DominoLayout) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def export_domino(
+    net: DominoNet, layout: DominoLayout, ids: Tensor | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors of a drafter in a public layout.
 
     Args:
         net: filled.
         layout: "domino" (authors, SpecForge), "sglang", or "z-lab" and "speculators", plain DFlash without the head.
+        ids: [K] ascending, the only ids whose rows of W2 are kept; with layout "domino".
 
     Raises:
-        ModelError: a layout that cannot express the drafter; an unknown layout.
+        ModelError: a layout that cannot express the drafter; an unknown layout; ids in one without a place for them.
     """
     config = net.config
+    if ids is not None and layout != "domino":
+        raise ModelError(f"layout={layout!r}: has no place for a part of W2's rows; use layout 'domino', or all rows")
     if layout in ("z-lab", "speculators"):
         return export_dflash(net, layout)
     if layout not in ("domino", "sglang"):
@@ -116,13 +124,15 @@ def export_domino(net: DominoNet, layout: DominoLayout) -> tuple[dict[str, Any],
         "shift_label": config.shift_label,
         "pure_draft_prefix_len": config.pure_draft_prefix_len,
     }
-    return written, tensors
+    return written, tensors if ids is None else without_other_rows(tensors, ids)
 
 
-def write_domino(net: DominoNet, folder: str | Path, layout: DominoLayout = "domino") -> None:
+def write_domino(
+    net: DominoNet, folder: str | Path, layout: DominoLayout = "domino", ids: Tensor | None = None
+) -> None:
     """Write a drafter in a public layout; the arguments are those of `export_domino`.
 
     Raises:
         ModelError: as `export_domino`; the folder already holds a checkpoint; parameters never filled.
     """
-    write_checkpoint(folder, *export_domino(net, layout))
+    write_checkpoint(folder, *export_domino(net, layout, ids))

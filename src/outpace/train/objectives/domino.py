@@ -19,7 +19,7 @@ from outpace.nets.domino import DominoConfig, DominoNet
 from outpace.nets.layouts.fields import build
 from outpace.train.anchors import Anchors, random_anchors
 from outpace.train.batch import Batch
-from outpace.train.initial import initialise
+from outpace.train.initial import initialise, wake
 from outpace.train.losses import FEW_ROWS, summed_with_gradients, weighted_cross_entropy
 from outpace.train.objectives.base import Objective
 from outpace.train.objectives.blocks import block_outputs, default_gamma, right_runs, supervised
@@ -208,5 +208,7 @@ def build_domino(
         InvalidRequest: no id is free to be the mask.
     """
     config = build(DominoConfig, block_fields(net, target, facts), "net")
-    made = initialise(DominoNet(config), seed).to(target.device)
+    made = initialise(DominoNet(config), seed)
+    wake(made.head, target.embedding.cpu(), seed)
+    made = made.to(target.device)
     return DominoObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))
