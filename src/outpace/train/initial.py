@@ -1,5 +1,6 @@
 """Weights that a drafter begins with."""
 
+import math
 from typing import TypeVar
 
 import torch
@@ -52,7 +53,7 @@ def wake(head: DominoHead, embedding: Tensor, seed: int) -> None:
     size = head.config.gru_hidden_dim
 
     def drawn(shape: torch.Size) -> Tensor:
-        return torch.randn(shape, generator=generator) * shape[1] ** -0.5
+        return torch.randn(shape, generator=generator) / math.sqrt(shape[1])
 
     with torch.no_grad():
         of_input.copy_(drawn(of_input.shape) * scale)

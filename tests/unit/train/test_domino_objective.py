@@ -110,6 +110,7 @@ def test_a_new_head_learns_at_once() -> None:
     terms = objective(blocks.held_out(objective), 0.5)
     assert torch.equal(terms["base"], terms["final"])
     terms["loss"].backward()
+    assert objective.net.head.vocabulary_weight.grad is not None
     assert bool(objective.net.head.vocabulary_weight.grad.any())
     objective.zero_grad()
     blocks.learn(objective, 2)
