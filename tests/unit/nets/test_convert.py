@@ -30,6 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drafters")
     write_all(folder)
     write_domino(small_domino(torch.float32, shift_label=False), folder / "domino-unshifted", "domino")
+    write_domino(small_domino(torch.float32), folder / "domino-ranked", "domino", torch.tensor([1, 5]))
     return folder
 
 
@@ -57,7 +58,7 @@ def test_every_layout_becomes_every_other(folder: Path, tmp_path: Path) -> None:
             first, again = load_net(str(source)).state_dict(), load_net(str(out)).state_dict()
             assert first.keys() == again.keys()
             assert all(torch.equal(again[key], tensor) for key, tensor in first.items())
-    assert count == 2 * 2 + 2 * 2 + 2 * 2 + 4 + 2 * 2 + 1
+    assert count == 2 * 2 + 2 * 2 + 2 * 2 + 4 + 2 + 2 * 2 + 1
 
 
 def test_the_target_is_named_where_a_layout_keeps_it(folder: Path, tmp_path: Path) -> None:
