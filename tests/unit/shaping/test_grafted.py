@@ -134,7 +134,7 @@ def test_a_reserved_share_is_not_offered_to_the_base(share: float, offered: int)
 
 
 def test_accepted_tokens_are_counted_by_where_they_came_from() -> None:
-    """Guards against figures that credit the drafter with retrieved tokens, or count what a limit cut off."""
+    """Guards against figures that credit the drafter with retrieved tokens, or count what an end cut off."""
     target = ToyTarget(V, seed=2, sharpness=9.0)
     params = SamplingParams(max_new_tokens=24)
     (plain,) = decode(Engine(target), [[1, 2]], [params], [EmptyDraft()])
@@ -162,6 +162,10 @@ def test_accepted_tokens_are_counted_by_where_they_came_from() -> None:
     assert metrics.steps == 4
     assert (metrics.drafted, metrics.retrieved) == (5 * 3 + 4, 3 * 3 + 2)
     assert (metrics.accepted, metrics.accepted_retrieved) == (19, 11)
+    ended = SamplingParams(max_new_tokens=24, eos_token_ids=(plain.generated[4],))  # the second of three retrieved
+    (session,) = decode(Engine(target), [[1, 2]], [ended], [proposer])
+    assert session.generated == plain.generated[:5]
+    assert (session.metrics.accepted, session.metrics.accepted_retrieved) == (4, 2)
 
 
 def test_dynatree_learns_from_its_own_nodes_alone() -> None:
