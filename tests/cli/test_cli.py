@@ -307,3 +307,31 @@ def test_count_ngrams_writes_what_dart_reads(folder: str, tmp_path: Path) -> Non
         refused = _run("count-ngrams", "-m", folder, "-w", texts, "--out", str(tmp_path / "other"), "--keep", "0")
         assert isinstance(refused.exception, InvalidRequest)
         assert wanted in str(refused.exception)
+
+
+def test_warmup_writes_what_recycling_starts_from(folder: str, tmp_path: Path) -> None:
+    """Guards against a matrix saved empty or unread, rounds other than the prompts that were asked for, sizes that are
+    not the file's, and methods that have nothing to save."""
+    texts = tmp_path / "texts.jsonl"
+    texts.write_text("".join(f'{{"turns": ["question {number}"], "raw": true}}\n' for number in range(7)))
+    options = ["warmup", "-m", folder, "--max-new-tokens", "6"]
+    reports = []
+    for limit, rounds in (("", 5), (":2", 2), (":0", 0)):
+        out = tmp_path / f"{rounds}.safetensors"
+        report = _last_json(_run(*options, "-w", f"{texts}{limit}", "--out", str(out)))
+        assert report["rounds"] == rounds
+        assert (report["file"], report["bytes"]) == (str(out), out.stat().st_size)
+        assert report["rows"] == len(load_file(out)["tokens"])
+        assert (report["of"], report["memory"]) == (264, 264 * 64)
+        reports.append(report)
+    assert reports[0]["rows"] > reports[1]["rows"] > reports[2]["rows"] == 0
+    answers = []
+    for method in ("recycle", f"recycle:warm={tmp_path / '5.safetensors'}"):
+        drafting = ["--method", method, "--max-new-tokens", "1", "--json"]
+        answers.append(_last_json(_run("generate", "question 1", "-m", folder, *drafting))["samples"][0]["token_ids"])
+    assert answers[0] == answers[1]
+    for method in ("lookup", "recycle:matrix=private"):
+        refused = _run(*options, "-w", str(texts), "--out", str(tmp_path / "other"), "--method", method)
+        assert isinstance(refused.exception, InvalidRequest)
+        assert "keeps no transition matrix" in str(refused.exception)
+    assert isinstance(_run(*options, "-w", str(texts), "--out", str(out)).exception, InvalidRequest)

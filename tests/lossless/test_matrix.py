@@ -16,7 +16,8 @@ from outpace.core.protocols import Proposer
 from outpace.drafters.catalog import METHODS
 from outpace.drafters.draft_lm import DraftLM
 from outpace.drafters.lookup import PromptLookup
-from outpace.drafters.recycle import TokenRecycling, TransitionMatrix
+from outpace.drafters.recycle import TokenRecycling
+from outpace.drafters.transition_matrix import TransitionMatrix
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.models.attention import ATTENTION_NAME

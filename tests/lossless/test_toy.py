@@ -12,12 +12,17 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Observation, Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.catalog import build_proposer, parse_method
+from outpace.drafters.matrix_fill import MatrixFill
 from outpace.drafters.surroundings import Surroundings
+from outpace.drafters.transition_matrix import TransitionMatrix
 from outpace.engine.engine import Engine
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import warp
+from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
+from outpace.shaping.graft_template import grafted_paths, retrieval_plan
+from outpace.shaping.grafted import GraftedProposer
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import Chain
@@ -51,6 +56,25 @@ def growing(
     return lambda sequences: GrowingProposer(ToySource(blend(share, VOCAB), noise), shape(), budget)
 
 
+def grafted(base: Callable[[], Proposer], private: bool = False, **options: Any) -> MakeProposer:
+    """A tree that ends early, and retrieval from a matrix in what is left of a larger budget."""
+
+    def make(sequences: list[list[int]]) -> Proposer:
+        matrix, plan = TransitionMatrix(VOCAB, torch.device("cpu")), retrieval_plan(grafted_paths())
+        return GraftedProposer(base(), MatrixFill(matrix, plan, private), torch.device("cpu"), **options)
+
+    return make
+
+
+def short_tree() -> Proposer:
+    tree = FixedTree(FixedTreeConfig(depth=2, breadth=2, threshold=0.1, prune="leaves"))
+    return GrowingProposer(ToySource(blend(0.8, VOCAB)), tree, 20)
+
+
+def short_chain() -> Proposer:
+    return StaticProposer(ToySource(blend(0.8, VOCAB), limit=2), Chain(), 8, torch.device("cpu"))
+
+
 METHODS: dict[str, MakeProposer] = {
     "oracle": OracleDrafter,
     "oracle-15": lambda sequences: OracleDrafter(sequences, budget=15),
@@ -67,6 +91,12 @@ METHODS: dict[str, MakeProposer] = {
     "toy-fixed-leaves": growing(lambda: FixedTree(FixedTreeConfig(prune="leaves")), noise=False),
     "toy-dynatree-paper": growing(lambda: DynaTree(DynaTreeConfig())),
     "toy-dynatree-authors": growing(lambda: DynaTree(DynaTreeConfig(history="authors", prune="expansion")), share=1),
+    "toy-graft": grafted(short_tree),
+    "toy-graft-private": grafted(short_tree, private=True),
+    "toy-graft-tail": grafted(short_chain, place="tail"),
+    "toy-graft-root": grafted(
+        lambda: GrowingProposer(ToySource(blend(0.8, VOCAB)), Beam(BeamConfig()), 12), reserved=0.5
+    ),
     "toy-dynatree-off": growing(lambda: DynaTree(DynaTreeConfig(history="off")), share=0.6, budget=40),
 }
 
@@ -116,6 +146,8 @@ def test_every_method_says_what_plain_decoding_says(method: str, options: dict[s
     assert len(sessions) == len(PROMPTS) * options.get("n", 1)
     if method.startswith(("oracle", "adversary", "toy")):
         assert sum(session.metrics.accepted for session in sessions) > 0, "nothing was accepted, so nothing was tested"
+    if method.startswith("toy-graft"):
+        assert sum(session.metrics.retrieved for session in sessions) > 0
 
 
 @pytest.mark.parametrize("eos", [(), EOS])

@@ -9,6 +9,7 @@ from typing import Any
 from outpace.api import Model
 from outpace.bench.certificate import Certifier, Finding, method_runner
 from outpace.bench.environment import environment, memory_mb
+from outpace.bench.warm import warm_up
 from outpace.bench.workload import WorkItem
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
@@ -73,12 +74,8 @@ class BenchRun:
         for method in plan.methods:
             self._run(self.model, method, first, short)
         self.model.reset()
-        for item in plan.warm_items:
-            prompt = self.model.encode(item.prompt(0, []))
-            for method in plan.methods:
-                if method not in (PLAIN, TRANSFORMERS):
-                    self._run(self.model, method, prompt, plan.params)
-            on_item()
+        budgets = {method: self._budget(method) for method in plan.methods if method not in (PLAIN, TRANSFORMERS)}
+        warm_up(self.model, budgets, plan.warm_items, plan.params, on_item)
         for number, item in enumerate(plan.items):
             # Each method takes its turn at going first, so that a drifting machine favours none of them.
             shift = number % len(plan.methods)
@@ -205,6 +202,8 @@ def _totals(turns: Sequence[TurnRun]) -> dict[str, Any]:
         "drafted": total("drafted"),
         "draft_passes": total("draft_passes"),
         "accepted": total("accepted"),
+        "retrieved": total("retrieved"),
+        "accepted_retrieved": total("accepted_retrieved"),
         "accepted_per_depth": [sum(column) for column in _columns(depths)],
         "tokens_per_step": decoded / steps if steps else 1.0,
         "accepted_per_step": total("accepted") / steps if steps else 0.0,

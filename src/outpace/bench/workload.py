@@ -37,13 +37,21 @@ class WorkItem:
         return [*messages, {"role": "user", "content": self.turns[turn]}]
 
 
-def read_workload(spec: str) -> list[WorkItem]:
+def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
     """Read "FILE" or "FILE:LIMIT"; "builtin" names a few prompts of this package's own.
+
+    Args:
+        spec: what to read.
+        limit: where `spec` names none; None for all.
 
     Raises:
         InvalidRequest: no such file, no prompts, or a malformed line, which is named.
     """
-    name, _, limit = spec.rpartition(":") if spec.rpartition(":")[2].isdigit() else (spec, "", "")
+    name, _, ending = spec.rpartition(":")
+    if ending.isdigit():
+        limit = int(ending)
+    else:
+        name = spec
     if name == BUILT_IN:
         text = (files("outpace") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
     else:
@@ -58,18 +66,19 @@ def read_workload(spec: str) -> list[WorkItem]:
     items = [_read_line(name, number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     if not items:
         raise InvalidRequest(f"workload {name!r}: no prompts in it")
-    return items[: int(limit)] if limit else items
+    return items[:limit]
 
 
-def read_workloads(specs: list[str], max_turns: int | None = None) -> tuple[WorkItem, ...]:
-    """Several workloads one after the other, conversations cut to `max_turns`.
+def read_workloads(specs: list[str], max_turns: int | None = None, limit: int | None = None) -> tuple[WorkItem, ...]:
+    """Several workloads one after the other, conversations cut to `max_turns`, with `limit` items of those that do not
+    say how many.
 
     Raises:
         InvalidRequest: see `read_workload`; or no turn would be left.
     """
     if max_turns is not None and max_turns < 1:
         raise InvalidRequest(f"max_turns={max_turns}: must be at least 1")
-    items = [item for spec in specs for item in read_workload(spec)]
+    items = [item for spec in specs for item in read_workload(spec, limit)]
     return tuple(replace(item, turns=item.turns[:max_turns]) for item in items)
 
 

@@ -9,6 +9,9 @@ from torch import Tensor
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import Topology
 
+UNKNOWN = -1
+"""Instead of a retrieved token: nothing is known there."""
+
 
 @dataclass(frozen=True, eq=False)
 class Frontier:
@@ -138,5 +141,62 @@ class GrowingShape(Protocol):
     def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]: ...
 
     def observe(self, state: Any, observation: Observation) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+@dataclass(frozen=True, eq=False)
+class RetrievalPlan:
+    """Rank paths in the order in which they are given slots, so that any number of free slots takes a prefix.
+
+    Attributes:
+        topology: the paths as nodes in that order; node 0 is what they continue.
+        levels: as in `RankPlan`, per depth the parent's place in the level above [F] and the rank below it [F].
+        order: [E + 1] for each node its number in breadth-first order.
+    """
+
+    topology: Topology
+    levels: tuple[tuple[Tensor, Tensor], ...]
+    order: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Retrieved:
+    """Continuations of one request for which no model was asked.
+
+    Attributes:
+        tokens: [E + 1] int64; node 0 is what they continue, UNKNOWN a node that is not used, nor any below it.
+        topology: E + 1 nodes in the order in which they are given slots.
+    """
+
+    tokens: Tensor
+    topology: Topology
+
+
+class Fill(Protocol):
+    """Retrieves what takes the slots that drafting left free (Graft, arXiv 2605.20104, section 3.2).
+
+    `prepare` says what may come after each request's ids and a path of drafted tokens behind them: `paths` holds, per
+    request, the tokens from the pending one to the node that is continued. No host read is needed for it.
+
+    Attributes:
+        needs: what it wants of the target; no taps.
+    """
+
+    needs: Needs
+
+    def open(self) -> Any: ...
+
+    def close(self, state: Any) -> None: ...
+
+    def rewind(self, state: Any, length: int) -> None: ...
+
+    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None: ...
+
+    def prepare(
+        self, states: Sequence[Any], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
+    ) -> list[Retrieved]: ...
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None: ...
 
     def reset(self) -> None: ...

@@ -52,6 +52,7 @@ class RequestMetrics:
         drafted: drafted nodes verified (the pending token is not a draft).
         draft_passes: forward passes of a draft model, prompts not counted.
         accepted: drafted tokens that were emitted.
+        retrieved, accepted_retrieved: those of both that were retrieved to fill slots that drafting left free.
         accepted_per_depth: entry d counts the steps whose draft at depth d + 1 was emitted.
         ttft_ms: admission to first token. decode_ms: first token to last token.
         draft_ms: building trees and learning from verified ones. forward_ms: the target's passes.
@@ -64,6 +65,8 @@ class RequestMetrics:
     drafted: int = 0
     draft_passes: int = 0
     accepted: int = 0
+    retrieved: int = 0
+    accepted_retrieved: int = 0
     accepted_per_depth: list[int] = field(default_factory=list)
     reused_tokens: int = 0
     ttft_ms: float = 0.0

@@ -104,12 +104,15 @@ class DraftTree:
         draft_probs: [N, V], row i the distribution from which the children of node i were drawn independently of
             one another; None says *point mass*: each token was chosen, not drawn. There is no third option.
         draft_passes: forward passes of a draft model that it took.
+        retrieved: how many of its last nodes were retrieved to fill slots that drafting left free; no drafted node
+            stands behind or below them.
     """
 
     tokens: Tensor
     topology: Topology
     draft_probs: Tensor | None = None
     draft_passes: int = 0
+    retrieved: int = 0
 
     def __post_init__(self) -> None:
         if self.tokens.dtype != torch.int64 or self.tokens.ndim != 1:
@@ -126,3 +129,8 @@ class DraftTree:
 
     def __len__(self) -> int:
         return len(self.topology)
+
+    @property
+    def drafted(self) -> int:
+        """Nodes that were not retrieved, the pending token among them: those with lower numbers."""
+        return len(self) - self.retrieved

@@ -28,12 +28,14 @@ from outpace.drafters.options import (
     first_complaint,
     option_names,
 )
-from outpace.drafters.recycle import TokenRecycling, TransitionMatrix
+from outpace.drafters.recycle import TokenRecycling
 from outpace.drafters.shelf import LANGUAGE_MODEL, Shelf
 from outpace.drafters.surroundings import Surroundings
+from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix, load_matrix
 from outpace.models.shipped import shipped_for
 from outpace.shaping.dynatree import DynaTree
 from outpace.shaping.fixed import FixedTree
+from outpace.shaping.grafted import GraftedProposer
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import Chain, RecyclingTemplate
@@ -49,7 +51,8 @@ def _lookup(options: Options, around: Surroundings) -> Proposer:
 
 def _recycle(options: RecycleOptions, around: Surroundings) -> Proposer:
     budget = around.default_budget(6, 80) if options.budget is None else options.budget
-    source = TokenRecycling(TransitionMatrix(around.vocab_size, around.device))
+    matrix = load_matrix(options.warm, around.vocab_size, around.device)
+    source = TokenRecycling(matrix, options.matrix == "private")
     shape = Chain() if options.shape == "chain" else RecyclingTemplate()
     return StaticProposer(source, shape, budget, around.device)
 
@@ -175,3 +178,13 @@ def shelved_proposer(spec: MethodSpec, shelf: Shelf) -> Proposer:
 def build_proposer(spec: MethodSpec, around: Surroundings) -> Proposer:
     """The proposer of a method, with state of its own."""
     return METHODS[spec.name].build(spec.options, around)
+
+
+def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
+    """The transition matrix that a proposer keeps from request to request; None if it keeps none."""
+    reader: Any = None
+    if isinstance(proposer, GraftedProposer):
+        reader = proposer.fill
+    elif isinstance(proposer, StaticProposer):
+        reader = proposer.source
+    return reader.matrix if isinstance(reader, MatrixLearner) and not reader.private else None

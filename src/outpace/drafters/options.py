@@ -43,7 +43,19 @@ class PlainOptions(BaseModel):
 
 
 class RecycleOptions(Options):
+    """Options of Token Recycling.
+
+    Attributes:
+        shape: which tree.
+        matrix: "shared" by all requests; "private": each learns for itself, in as much memory again (64 bytes per token
+            of the vocabulary).
+        warm: file of the transitions to start from, and to return to when what was learned is forgotten, made by
+            `outpace warmup`; None for none.
+    """
+
     shape: Literal["template", "chain"] = "template"
+    matrix: Literal["shared", "private"] = "shared"
+    warm: str | None = None
 
 
 class LinearOptions(Options):

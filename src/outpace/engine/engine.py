@@ -130,8 +130,8 @@ class Engine:
         if filling:
             self._prefill(filling)
         if decoding:
-            for session, tokens, scores in run_round(self.target, decoding):
-                self._emit(session, tokens, scores)
+            for session, tokens, scores, retrieved in run_round(self.target, decoding):
+                self._emit(session, tokens, scores, retrieved)
             self._fail_unsound(decoding)
 
     def cancel(self, session: Session) -> None:
@@ -208,7 +208,7 @@ class Engine:
             self._emit(first[index], [token], logprobs(first[index], last[index], (0,), [token]))
         self._fail_unsound(sessions)
 
-    def _emit(self, session: Session, tokens: list[int], scores: Sequence[TokenLogprob]) -> None:
+    def _emit(self, session: Session, tokens: list[int], scores: Sequence[TokenLogprob], retrieved: int = 0) -> None:
         started = perf_counter()
         metrics = session.metrics
         is_first = len(session.ids) == len(session.prompt_ids)
@@ -218,6 +218,7 @@ class Engine:
         metrics.new_tokens += len(kept)
         accepted = min(len(kept), len(tokens) - 1)
         metrics.accepted += accepted
+        metrics.accepted_retrieved += max(accepted - (len(tokens) - 1 - retrieved), 0)
         metrics.accepted_per_depth += [0] * (accepted - len(metrics.accepted_per_depth))
         for depth in range(accepted):
             metrics.accepted_per_depth[depth] += 1

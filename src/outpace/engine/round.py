@@ -19,8 +19,9 @@ from outpace.sampling.logprobs import token_logprobs
 from outpace.verify.match import match
 from outpace.verify.rejection import rejection
 
-Emitted = list[tuple[Session, list[int], Sequence[TokenLogprob]]]
-"""Per session the tokens it gained and their log-probabilities, none unless it asked for them."""
+Emitted = list[tuple[Session, list[int], Sequence[TokenLogprob], int]]
+"""Per session the tokens it gained, their log-probabilities, none unless it asked for them, and how many of the tokens
+were retrieved: those before the last one."""
 
 
 def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
@@ -48,7 +49,8 @@ def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
         session = sessions[index]
         target.commit(_slot(session), verdict.path)
         gained = [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]
-        emitted.append((session, gained, logprobs(session, outputs[index], verdict.path, gained)))
+        retrieved = sum(node >= trees[index].drafted for node in verdict.path)
+        emitted.append((session, gained, logprobs(session, outputs[index], verdict.path, gained), retrieved))
     clock.append(perf_counter())
     observe(sessions, trees, outputs, verdicts)
     clock.append(perf_counter())
@@ -56,6 +58,7 @@ def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
     for session, tree in zip(sessions, trees, strict=True):
         session.metrics.steps += 1
         session.metrics.drafted += len(tree) - 1
+        session.metrics.retrieved += tree.retrieved
         session.metrics.draft_passes += tree.draft_passes
         session.metrics.draft_ms += (propose_s + observe_s) * 1e3
         session.metrics.forward_ms += forward_s * 1e3

@@ -173,10 +173,11 @@ class DynaTree:
 
     def observe(self, state: DynaTreeState, observation: Observation) -> None:
         """History adaptation: D0 and tau_h follow the acceptance of the last rounds (section 3.3)."""
-        config, accepted = self.config, observation.verdict.accepted_drafts
+        config, tree = self.config, observation.tree
+        accepted = sum(node < tree.drafted for node in observation.verdict.path) - 1  # grafts are none of its choices
         state.rounds += 1
         state.emitted += accepted + 1
-        deepest = observation.tree.topology.max_depth
+        deepest = max(tree.topology.depths[: tree.drafted])
         if not deepest:
             return  # nothing was drafted, so nothing was learned
         state.rates.append(accepted / deepest)

@@ -24,6 +24,7 @@ def test_limit_ids_and_datasets(tmp_path: Path) -> None:
     assert len({item.id for item in items}) == len(items) == 6
     assert items[-1] == WorkItem("x", "d", ("a", "b"), True)
     assert len(read_workloads([path + ":1", "builtin:2"])) == 3
+    assert len(read_workloads([path + ":1", path], limit=4)) == 5, "a limit for those that name none"
 
 
 @pytest.mark.parametrize(
