@@ -219,7 +219,7 @@ def load(
         method: how to draft: a name of `drafters/catalog.py`, with options as in "recycle:budget=8"; None is the best
             that ships with a drafter for this model (`outpace models list`), else "recycle".
         drafter: folder or hub id of a trained drafter, or the name of one that ships, as in "smollm2-135m/domino"; for
-            "linear", "fixed" and "dynatree" a draft model, named as `model` is, with the same tokenizer, or
+            "linear", "fixed", "dynatree" and "svip" a draft model, named as `model` is, with the same tokenizer, or
             "early-exit:LAYERS" for the target's own first layers. None takes what ships for this model and method, and
             the first layers where that is no draft model.
         budget: drafted nodes per round; None takes the method's default for the device.

@@ -53,4 +53,4 @@ class LedSource:
             if log_probs is not None:  # as likely as the one before it, which keeps the order
                 before = log_probs[node, max(place - 1, 0)][None]
                 log_probs[node] = torch.cat([log_probs[node, :place], before, log_probs[node, place:-1]])
-        return Candidates(tokens, log_probs, found.passes)
+        return Candidates(tokens, log_probs, found.passes, found.entropy)

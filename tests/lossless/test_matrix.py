@@ -31,7 +31,7 @@ from tests.pairwise import covering, pairs_of
 from tests.unit.drafters.learned import KINDS, proposer_of, source_of
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
 
-SHAPES = ("chain", "template", "fixed", "beam", "dynatree")
+SHAPES = ("chain", "template", "fixed", "beam", "dynatree", "gated", "ddd", "svip", "echo")
 WITHOUT_SCORES = ("chain", "template")  # a growing shape needs scores
 MODELS = ("draft-lm", "early-exit")
 SOURCES = (*KINDS, *MODELS, "recycle", "lookup")
@@ -150,5 +150,6 @@ def test_a_covering_set_of_known_size() -> None:
 
 def test_every_method_has_its_source_here() -> None:
     """Guards against a method that is added to the catalog and left out of the matrix."""
-    of_models = {"linear": "draft-lm", "fixed": "draft-lm", "dynatree": "draft-lm", "fr-spec": "eagle3-subset"}
+    of_models = {"linear": "draft-lm", "fixed": "draft-lm", "dynatree": "draft-lm", "svip": "draft-lm"}
+    of_models |= {"fr-spec": "eagle3-subset", "ddd": "eagle3", "echo": "eagle3"}
     assert {of_models.get(name, name) for name in METHODS} - {"plain"} <= set(SOURCES)

@@ -19,13 +19,17 @@ from outpace.engine.engine import Engine
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import warp
 from outpace.shaping.beam import Beam, BeamConfig
+from outpace.shaping.ddd import DddConfig, DynamicDepth
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
+from outpace.shaping.echo import Echo, EchoConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
+from outpace.shaping.gates import Gated, GatedConfig
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
 from outpace.shaping.grafted import GraftedProposer
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import Chain
+from outpace.shaping.svip import Svip, SvipConfig
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_lossless, decode
 from tests.statistics import chi_square_p
 from tests.unit.drafters.requests import no_draft_model
@@ -97,6 +101,10 @@ METHODS: dict[str, MakeProposer] = {
     "toy-graft-root": grafted(
         lambda: GrowingProposer(ToySource(blend(0.8, VOCAB)), Beam(BeamConfig()), 12), reserved=0.5
     ),
+    "toy-gated": growing(lambda: Gated(GatedConfig(top_k=3, thresholds=(0.4, 0.3, 0.2)))),
+    "toy-ddd": growing(lambda: DynamicDepth(DddConfig(top_k=2, checks=(1, 3), threshold=0.5)), share=0.9),
+    "toy-svip": growing(lambda: Svip(SvipConfig(threshold=0.5)), share=1),
+    "toy-echo": growing(lambda: Echo(EchoConfig(top_k=3, depth=3, threshold=0.4))),
     "toy-dynatree-off": growing(lambda: DynaTree(DynaTreeConfig(history="off")), share=0.6, budget=40),
 }
 

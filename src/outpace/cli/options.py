@@ -21,15 +21,16 @@ ModelName = Annotated[str, typer.Option("--model", "-m", help="Folder, GGUF file
 Method = Annotated[
     str | None,
     typer.Option(
-        help="plain, lookup, recycle, linear, fixed, dynatree, eagle3, fr-spec, dflash, domino, medusa, dart; options "
-        "as in recycle:budget=8. By default the best that ships with a drafter for the model, else recycle."
+        help="plain, lookup, recycle, linear, fixed, dynatree, svip, eagle3, fr-spec, ddd, echo, dflash, domino, "
+        "medusa, dart; options as in recycle:budget=8. By default the best that ships with a drafter for the model, "
+        "else recycle."
     ),
 ]
 Drafter = Annotated[
     str | None,
     typer.Option(
         help="Folder or hub id of a trained drafter, a name such as smollm2-135m/domino, or a draft model for linear, "
-        "fixed and dynatree. By default what ships for the model; else, for these three, the target's first layers."
+        "fixed, dynatree and svip. By default what ships for the model; else, for these, the target's first layers."
     ),
 ]
 SpeculativeConfig = Annotated[

@@ -21,11 +21,13 @@ class Frontier:
         tokens: [F] int64.
         owners: index of each node's request, ascending.
         parents: place of each node's parent in the frontier before this one; -1 for pending tokens.
+        wants_entropy: the shape reads `Candidates.entropy`.
     """
 
     tokens: Tensor
     owners: Sequence[int]
     parents: Sequence[int]
+    wants_entropy: bool = False
 
     def groups(self) -> dict[int, range]:
         """The places of each request's nodes."""
@@ -44,11 +46,14 @@ class Candidates:
         tokens: [F, C] int64.
         log_probs: [F, C] float32 keyed scores (log q when greedy); None from sources that have none.
         passes: forward passes of a draft model that they took.
+        entropy: [F] float32, in nats, of the law whose logarithms the scores of a node's candidates are: the keyed
+            one, q's own when greedy. Where the frontier asks for it, from sources with scores.
     """
 
     tokens: Tensor
     log_probs: Tensor | None = None
     passes: int = 0
+    entropy: Tensor | None = None
 
 
 class LevelSource(Protocol):
@@ -109,28 +114,35 @@ class Level:
         owners: [F] int64, request of each parent.
         log_probs: [F, C] keyed score of each candidate, best first.
         cumulative: [F, C] the same summed along the path, each level by the shape's weight for it.
+        entropy: [F] of each parent's law, for shapes that want it.
     """
 
     depth: int
     owners: Tensor
     log_probs: Tensor
     cumulative: Tensor
+    entropy: Tensor | None = None
 
 
 class GrowingShape(Protocol):
     """Decides level by level which candidates deserve a slot. Pure but for the history in its per-request states.
 
-    `weight` says by what, above 0, the scores at a depth (from 1) count in cumulative ones. `grow` returns two masks
-    [F, C]: candidates that become nodes, and those among them to be expanded in turn. Budgets are kept by whoever asks.
-    `observe` is told what became of a tree, `close` that a request has ended.
+    A round begins with `begin`, which is told the budgets of all its requests and forgets the round before; `grow` and
+    `kept` get the same states in the same order. `weight` says by what, above 0, the scores at a depth (from 1) count
+    in cumulative ones. `grow` returns two masks [F, C]: candidates that become nodes, and those among them to be
+    expanded in turn. `kept` says, once all trees have grown, how many drafted nodes of each are kept [R] int64, the
+    best by cumulative score. A request may be given what others leave: all together never keep more than the sum of
+    the budgets. `observe` is told what became of a tree, `close` that a request has ended.
 
     Attributes:
         width: candidates per node that it looks at.
         reranks: it grows more nodes than the budget, of which the best by cumulative score are kept in the end.
+        wants_entropy: it reads `Level.entropy`.
     """
 
     width: int
     reranks: bool
+    wants_entropy: bool
 
     def open(self) -> Any: ...
 
@@ -138,7 +150,11 @@ class GrowingShape(Protocol):
 
     def weight(self, depth: int) -> float: ...
 
+    def begin(self, states: Sequence[Any], budgets: Sequence[int]) -> None: ...
+
     def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]: ...
+
+    def kept(self, states: Sequence[Any], budgets: Tensor) -> Tensor: ...
 
     def observe(self, state: Any, observation: Observation) -> None: ...
 

@@ -171,7 +171,7 @@ class DraftRequest:
 
     Attributes:
         stream: its ids, the last one pending, and the randomness of its next tokens.
-        budget: drafted nodes at most.
+        budget: drafted nodes at most; what one request leaves of it, a proposer may give to others of the same round.
         max_depth: depth of a drafted node at most.
     """
 

@@ -147,8 +147,9 @@ class BlockSource:
         if self._pool is not None:
             ids = [state.pool.expand(len(rows), -1) for state, rows in zip(members, above, strict=True)]
             pool = Pool(torch.cat(ids), self._head.vocab_size)
-        tokens, log_probs = best_scores(logits, streams, depths, width, self._noise, paths, pool)
-        return Candidates(tokens, log_probs, passes=int(is_first))
+        asked = frontier.wants_entropy
+        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, asked)
+        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy)
 
     def _extend_paths(self, state: BlockState, above: Sequence[int], tokens: Tensor) -> None:
         """Drafted tokens down to each node, for requests that look at them: reading them costs a host read."""

@@ -14,9 +14,11 @@ from outpace.drafters.lookup import CONTINUATION, PromptLookup
 from outpace.drafters.options import (
     AnyOptions,
     DartOptions,
+    DddOptions,
     DominoOptions,
     DynaTreeOptions,
     EagleOptions,
+    EchoOptions,
     FixedOptions,
     FrSpecOptions,
     LinearOptions,
@@ -24,6 +26,7 @@ from outpace.drafters.options import (
     Options,
     PlainOptions,
     RecycleOptions,
+    SvipOptions,
     TrainedOptions,
     first_complaint,
     option_names,
@@ -39,6 +42,7 @@ from outpace.shaping.grafted import GraftedProposer
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import Chain, RecyclingTemplate
+from outpace.shaping.svip import Svip
 
 
 def _plain(options: Any, around: Surroundings) -> Proposer:
@@ -69,6 +73,11 @@ def _linear(options: LinearOptions, around: Surroundings) -> Proposer:
 def _fixed(options: FixedOptions, around: Surroundings) -> Proposer:
     budget = around.default_budget(15, 255) if options.budget is None else options.budget
     return GrowingProposer(_draft_lm(options, around), FixedTree(options), budget)
+
+
+def _svip(options: SvipOptions, around: Surroundings) -> Proposer:
+    budget = options.depth if options.budget is None else options.budget
+    return GrowingProposer(_draft_lm(options, around), Svip(options), budget)
 
 
 def _dynatree(options: DynaTreeOptions, around: Surroundings) -> Proposer:
@@ -106,8 +115,11 @@ METHODS = {
     "dynatree": Method(
         _dynatree, DynaTreeOptions, "DynaTree: a draft model's tree that follows its confidence", LANGUAGE_MODEL
     ),
+    "svip": Method(_svip, SvipOptions, "SVIP: a draft model's chain that ends where it is in doubt", LANGUAGE_MODEL),
     "eagle3": Method(trained.eagle3, EagleOptions, "EAGLE-3: the target's features extended token by token", "eagle3"),
     "fr-spec": Method(trained.fr_spec, FrSpecOptions, "FR-Spec: EAGLE-3 that drafts only frequent tokens", "eagle3"),
+    "ddd": Method(trained.ddd, DddOptions, "DDD: EAGLE-3's beam, deeper while it holds much probability", "eagle3"),
+    "echo": Method(trained.echo, EchoOptions, "ECHO: EAGLE-3's beam; doubtful drafts lend their slots", "eagle3"),
     "dart": Method(trained.dart, DartOptions, "DART: all depths from one pass over mask rows", "dart"),
     "medusa": Method(
         trained.medusa, MedusaOptions, "Medusa: heads on the target's last state guess all depths", "medusa"

@@ -71,8 +71,8 @@ class DartSource(PairSource[DartState]):
             for state, own in zip(members, logits.unflatten(0, (len(members), -1)), strict=True):
                 state.draft = self._draft(state.asked, own)
         drafts = [state.draft for state in members if state.draft is not None]
-        tokens, log_probs = expand_depthwise(drafts, frontier, width, self._noise)
-        return Candidates(tokens, log_probs, passes=int(is_first))
+        best = expand_depthwise(drafts, frontier, width, self._noise)
+        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy)
 
     def _draft(self, request: DraftRequest, logits: Tensor) -> Depthwise:
         if self._continuity is None:

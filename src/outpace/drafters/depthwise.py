@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Frontier
 from outpace.core.protocols import DraftRequest, Stream
-from outpace.sampling.scores import Pool, best_scores
+from outpace.sampling.scores import Best, Pool, best_scores
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +67,7 @@ class Depthwise:
         return Guesses(self.logits[self.depth].expand(count, -1))
 
 
-def expand_depthwise(
-    drafts: Sequence[Depthwise], frontier: Frontier, width: int, noise: bool = True
-) -> tuple[Tensor, Tensor]:
+def expand_depthwise(drafts: Sequence[Depthwise], frontier: Frontier, width: int, noise: bool = True) -> Best:
     """Candidates of one level of all requests' trees.
 
     Args:
@@ -79,7 +77,7 @@ def expand_depthwise(
         noise: whether sampled requests draft with their keyed noise.
 
     Returns:
-        Tokens [F, C] int64 and their keyed scores [F, C], best first.
+        The best candidates of each node.
     """
     streams: list[Stream] = []
     depths: list[int] = []
@@ -98,9 +96,9 @@ def expand_depthwise(
     ids = [guesses.ids for guesses in found if guesses.ids is not None]
     pool = Pool(torch.cat(ids), drafts[0].logits.shape[1]) if ids else None
     logits = torch.cat([guesses.logits for guesses in found])
-    tokens, log_probs = best_scores(logits, streams, depths, width, noise, paths, pool)
+    tokens, log_probs, entropy = best_scores(logits, streams, depths, width, noise, paths, pool, frontier.wants_entropy)
     masses = [guesses.log_mass for guesses in found if guesses.log_mass is not None]
     if masses:
         log_probs = log_probs + torch.cat(masses)[:, None]
     rows = torch.tensor(row_of, device=tokens.device)
-    return tokens[rows], log_probs[rows]
+    return Best(tokens[rows], log_probs[rows], None if entropy is None else entropy[rows])

@@ -106,8 +106,9 @@ class DraftLM:
             streams += [stream] * len(nodes)
             depths += [state.scratch.depth] * len(nodes)
             paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
-        tokens, log_probs = best_scores(logits, streams, depths, width, self._noise, paths, pool)
-        return Candidates(tokens, log_probs, passes=1)
+        asked = frontier.wants_entropy
+        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, asked)
+        return Candidates(best.tokens, best.log_probs, 1, best.entropy)
 
     def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
         """Logits in the target's ids, or of those that a pool names."""

@@ -91,8 +91,9 @@ class EagleSource(PairSource[EagleState]):
             depths += [state.scratch.depth] * len(nodes)
             paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
         logits, pool = self._head.own_scores(hidden), pool_of(self._head, len(hidden))  # [F, K]
-        tokens, log_probs = best_scores(logits, streams, depths, width, self._noise, paths, pool)
-        return Candidates(tokens, log_probs, passes=1)
+        asked = frontier.wants_entropy
+        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, asked)
+        return Candidates(best.tokens, best.log_probs, 1, best.entropy)
 
     @torch.inference_mode()
     def _write(self, states: Sequence[EagleState], ids: Sequence[Sequence[int]]) -> Tensor:

@@ -93,8 +93,8 @@ class MedusaSource:
         if is_first:
             self._guess(members)
         drafts = [state.draft for state in members if state.draft is not None]
-        tokens, log_probs = expand_depthwise(drafts, frontier, width, self._noise)
-        return Candidates(tokens, log_probs, passes=int(is_first))
+        best = expand_depthwise(drafts, frontier, width, self._noise)
+        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy)
 
     @torch.inference_mode()
     def _guess(self, states: Sequence[MedusaState]) -> None:

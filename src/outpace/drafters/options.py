@@ -6,18 +6,28 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from outpace.drafters.frequency import EVERY_ID
 from outpace.shaping.beam import BeamConfig, SearchConfig
+from outpace.shaping.ddd import DddConfig
 from outpace.shaping.dynatree import DynaTreeConfig
+from outpace.shaping.echo import EchoConfig
 from outpace.shaping.fixed import FixedTreeConfig
+from outpace.shaping.gates import GatedConfig
+from outpace.shaping.svip import SvipConfig
 
 MAX_BUDGET = 511
-TreeConfig = BeamConfig | FixedTreeConfig | DynaTreeConfig
+TreeConfig = BeamConfig | FixedTreeConfig | DynaTreeConfig | SvipConfig
 TREES: dict[str, type[TreeConfig]] = {
     "beam": BeamConfig,
     "search": SearchConfig,
     "fixed": FixedTreeConfig,
     "dynatree": DynaTreeConfig,
+    "gated": GatedConfig,
+    "ddd": DddConfig,
+    "svip": SvipConfig,
+    "echo": EchoConfig,
 }
 """The shapes that have settings."""
+Grown = Literal["beam", "fixed", "dynatree", "gated", "ddd", "svip", "echo"]
+"""The growing shapes that any source with scores takes."""
 
 
 class Options(BaseModel):
@@ -79,6 +89,10 @@ class DynaTreeOptions(DynaTreeConfig, LinearOptions):
     pass
 
 
+class SvipOptions(SvipConfig, LinearOptions):
+    pass
+
+
 class NetOptions(LinearOptions):
     """Options of whatever drafts with a trained net. Those of its shape, as in TREES, may stand beside its own.
 
@@ -113,11 +127,19 @@ class NetOptions(LinearOptions):
 
 
 class TrainedOptions(NetOptions):
-    shape: Literal["chain", "beam", "fixed", "dynatree"] = "chain"
+    shape: Literal["chain", Grown] = "chain"
 
 
 class EagleOptions(TrainedOptions):
-    shape: Literal["chain", "beam", "fixed", "dynatree"] = "beam"
+    shape: Literal["chain", Grown] = "beam"
+
+
+class DddOptions(NetOptions):
+    shape: Literal["ddd"] = "ddd"
+
+
+class EchoOptions(NetOptions):
+    shape: Literal["echo"] = "echo"
 
 
 class DartOptions(NetOptions):
@@ -127,7 +149,7 @@ class DartOptions(NetOptions):
         ngrams: file of the n-grams that say what continues a path, made by `outpace count-ngrams`; None for none.
     """
 
-    shape: Literal["search", "chain", "beam", "fixed", "dynatree"] = "search"
+    shape: Literal["search", "chain", Grown] = "search"
     ngrams: str | None = None
 
 
@@ -144,7 +166,7 @@ class FrSpecOptions(EagleOptions):
 class MedusaOptions(NetOptions):
     """Options of Medusa; "template" is its static tree of 63 nodes."""
 
-    shape: Literal["template", "chain", "beam", "fixed", "dynatree"] = "template"
+    shape: Literal["template", "chain", Grown] = "template"
 
 
 class DominoOptions(TrainedOptions):

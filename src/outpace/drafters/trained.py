@@ -15,8 +15,9 @@ from outpace.drafters.eagle3 import EagleSource
 from outpace.drafters.medusa import MedusaSource
 from outpace.drafters.options import (
     DartOptions,
+    DddOptions,
     DominoOptions,
-    EagleOptions,
+    EchoOptions,
     FrSpecOptions,
     MedusaOptions,
     NetOptions,
@@ -29,15 +30,30 @@ from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.nets.eagle3 import Eagle3Net
 from outpace.nets.medusa import MedusaNet
-from outpace.shaping.beam import Beam, BeamConfig, SearchConfig
+from outpace.shaping.beam import Beam, SearchConfig
+from outpace.shaping.ddd import DynamicDepth
 from outpace.shaping.dynatree import DynaTree
-from outpace.shaping.fixed import FixedTree, FixedTreeConfig
+from outpace.shaping.echo import Echo
+from outpace.shaping.fixed import FixedTree
+from outpace.shaping.gates import Gated
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import StaticProposer
 from outpace.shaping.rank_paths import MEDUSA_NODES, Chain, MedusaTemplate
+from outpace.shaping.svip import Svip
 
 CPU_POOL = 2048
 STATIC: dict[str, Callable[[], StaticShape]] = {"chain": Chain, "template": MedusaTemplate}
+GROWING: dict[str, Callable[[Any], GrowingShape]] = {
+    "beam": Beam,
+    "search": Beam,
+    "fixed": FixedTree,
+    "dynatree": DynaTree,
+    "gated": Gated,
+    "ddd": DynamicDepth,
+    "svip": Svip,
+    "echo": Echo,
+}
+"""Made from the settings that options.TREES names for the same shape."""
 N = TypeVar("N", bound=nn.Module)
 
 
@@ -56,12 +72,7 @@ def _shaped(source: LevelSource, options: NetOptions, around: Surroundings, budg
     tree = options.tree()
     if tree is None:
         return StaticProposer(source, STATIC[options.shape](), budget, around.device)
-    shape: GrowingShape
-    if isinstance(tree, BeamConfig):
-        shape = Beam(tree)
-    else:
-        shape = FixedTree(tree) if isinstance(tree, FixedTreeConfig) else DynaTree(tree)
-    return GrowingProposer(source, shape, budget)
+    return GrowingProposer(source, GROWING[options.shape](tree), budget)
 
 
 def _check_sizes(config: Any, **wanted: int) -> None:
@@ -70,7 +81,7 @@ def _check_sizes(config: Any, **wanted: int) -> None:
             raise ModelError(f"{name}={getattr(config, name)} of the drafter: the target has {size}")
 
 
-def eagle3(options: EagleOptions, around: Surroundings, what: str = "method 'eagle3'") -> Proposer:
+def eagle3(options: NetOptions, around: Surroundings, what: str = "method 'eagle3'") -> Proposer:
     net, target = _trained(Eagle3Net, options, around, what)
     config, layers = net.config, target.config.num_hidden_layers
     _check_sizes(config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
@@ -79,6 +90,14 @@ def eagle3(options: EagleOptions, around: Surroundings, what: str = "method 'eag
     table, taps = target.embedding.weight, config.taps_of(layers)
     source = EagleSource(net, table, target.head, taps, *sizes, options.noise, vocabulary)
     return _shaped(source, options, around, around.default_budget(15, 59))
+
+
+def ddd(options: DddOptions, around: Surroundings) -> Proposer:
+    return eagle3(options, around, "method 'ddd'")
+
+
+def echo(options: EchoOptions, around: Surroundings) -> Proposer:
+    return eagle3(options, around, "method 'echo'")
 
 
 def dart(options: DartOptions, around: Surroundings) -> Proposer:

@@ -78,8 +78,10 @@ def propose(target: Target, sessions: Sequence[Session]) -> list[DraftTree]:
             room = min(session.remaining, target.max_length - len(session.ids)) - 1
             requests.append(DraftRequest(session.stream, session.budget, max(room, 0)))
         proposed = proposer.propose([sessions[index].state for index in members], requests)
+        # A proposer may move slots from one of its requests to another; it has no more than they have together.
+        is_over = sum(len(tree) - 1 for tree in proposed) > sum(request.budget for request in requests)
         for index, request, tree in zip(members, requests, proposed, strict=True):
-            if len(tree) - 1 > request.budget or tree.topology.max_depth > request.max_depth:
+            if (is_over and len(tree) - 1 > request.budget) or tree.topology.max_depth > request.max_depth:
                 raise ValueError(
                     f"{type(proposer).__name__} proposed {len(tree) - 1} nodes of depth {tree.topology.max_depth}; "
                     f"the budget is {request.budget} nodes of depth {request.max_depth}"

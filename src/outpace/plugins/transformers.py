@@ -42,8 +42,8 @@ def custom_generate(
 
     Args:
         method: how to draft, as for `outpace.load`.
-        drafter: the draft model of "linear", "fixed" and "dynatree", with the model's own tokenizer; None takes the
-            model's first layers.
+        drafter: the draft model of "linear", "fixed", "dynatree" and "svip", with the model's own tokenizer; None takes
+            the model's first layers.
         budget: drafted nodes per round, by default the method's.
         seed: key of the sampling noise; None draws one from torch's global generator, so that `torch.manual_seed`
             makes an answer reproducible. Equal prompts of a batch are different samples.

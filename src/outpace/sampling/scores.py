@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,6 +25,20 @@ class Pool:
 
     ids: Tensor
     vocab_size: int
+
+
+class Best(NamedTuple):
+    """The best ids of each row.
+
+    Attributes:
+        tokens: [F, C] int64, best first.
+        log_probs: [F, C] float32, their keyed scores.
+        entropy: [F] float32, in nats, of each row's whole law of keyed scores, if it was asked for.
+    """
+
+    tokens: Tensor
+    log_probs: Tensor
+    entropy: Tensor | None = None
 
 
 def keyed_scores(
@@ -85,13 +100,17 @@ def best_scores(
     noise: bool = True,
     paths: Sequence[Sequence[int]] | None = None,
     pool: Pool | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The best ids of each row by keyed score, [F, C] int64, and their scores [F, C], best first.
+    wants_entropy: bool = False,
+) -> Best:
+    """The best ids of each row by keyed score, with their scores.
 
     Args:
         logits, streams, depths, noise, paths, pool: as for `keyed_scores`.
-        width: C, unless there are fewer ids.
+        width: ids per row, unless there are fewer.
+        wants_entropy: also the entropy of each row's whole law.
     """
     scores = keyed_scores(logits, streams, depths, noise, paths, pool)
     log_probs, columns = scores.topk(min(width, scores.shape[1]), dim=-1)
-    return (columns if pool is None else pool.ids.gather(1, columns)), log_probs
+    tokens = columns if pool is None else pool.ids.gather(1, columns)
+    entropy = torch.special.entr(scores.exp()).sum(dim=-1) if wants_entropy else None  # [F]
+    return Best(tokens, log_probs, entropy)

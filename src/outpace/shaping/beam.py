@@ -1,13 +1,14 @@
 """Beam and rerank: EAGLE-2's dynamic tree (arXiv 2406.16858, sections 4.1 and 4.2), EAGLE-3's and DART's too."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from outpace.core.drafting import Level
-from outpace.core.protocols import Observation
+from outpace.shaping.base import PlainShape
 
 
 class BeamConfig(BaseModel):
@@ -47,7 +48,7 @@ class SearchConfig(BeamConfig):
     level_decay: float = Field(default=0.9, ge=0.5, le=1)
 
 
-class Beam:
+class Beam(PlainShape):
     """Every expanded node proposes `top_k` children; the best `beam` of a level by cumulative score are expanded; in
     the end the best nodes of all levels make the tree.
 
@@ -61,30 +62,37 @@ class Beam:
         self.config = config
         self.width = config.top_k
 
-    def open(self) -> None:
-        return None
-
-    def close(self, state: None) -> None:
-        pass
+    @property
+    def beam(self) -> int:
+        """Nodes of a level that are expanded at most."""
+        return self.config.beam or self.config.top_k
 
     def weight(self, depth: int) -> float:
         """What scores at a depth, counted from 1, count: positive, so that no child scores more than its parent."""
         return float(depth**-self.config.level_power * self.config.level_decay ** (depth - 1))
 
-    def grow(self, states: Sequence[None], level: Level) -> tuple[Tensor, Tensor]:
+    def goes_on(self, state: Any, depth: int, scores: Tensor) -> bool:
+        """Whether a request's tree is drafted further.
+
+        Args:
+            state: of the request.
+            depth: of the level that has just been scored.
+            scores: [F, C] cumulative scores of that level of its tree; -inf for what cannot be drafted.
+        """
+        return depth < self.deepest(state)
+
+    def deepest(self, state: Any) -> int:
+        """Depth at which nothing more is drafted below a node."""
+        return self.config.depth
+
+    def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]:
         selected = torch.ones_like(level.cumulative, dtype=torch.bool)
         expanded = torch.zeros_like(selected)
-        if level.depth < self.config.depth:
-            beam = self.config.beam or self.config.top_k
-            for owner in level.owners.unique():
-                mine = (level.owners == owner).nonzero()[:, 0]
-                scores = level.cumulative[mine]  # [F', C]
-                best = scores.flatten().topk(min(beam, scores.numel())).indices
+        for owner in level.owners.unique().tolist():
+            mine = (level.owners == owner).nonzero()[:, 0]
+            scores = level.cumulative[mine]  # [F', C]
+            scores = scores.masked_fill(scores.isnan(), -torch.inf)  # of nodes below which nothing is allowed
+            if self.goes_on(states[owner], level.depth, scores):
+                best = scores.flatten().topk(min(self.beam, scores.numel())).indices
                 expanded[mine[best // scores.shape[1]], best % scores.shape[1]] = True
         return selected, expanded
-
-    def observe(self, state: None, observation: Observation) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass

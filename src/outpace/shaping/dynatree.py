@@ -12,6 +12,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Level
 from outpace.core.protocols import Observation
+from outpace.shaping.base import PlainShape
 from outpace.shaping.fixed import Prune
 
 # The authors' rule, from their public code: a dead zone around the target, fixed steps, ranges of its own.
@@ -113,14 +114,12 @@ class _AuthorsHistory:
     rates: deque[float] = field(default_factory=deque)
 
 
-class DynaTree:
+class DynaTree(PlainShape):
     """The confidence-adaptive tree.
 
     Args:
         config: its settings.
     """
-
-    reranks = False
 
     def __init__(self, config: DynaTreeConfig) -> None:
         self.config = config
@@ -138,9 +137,6 @@ class DynaTree:
         return DynaTreeState(
             carried.base_depth, carried.high_confidence, carried.deep_probability, deque(maxlen=self.config.window)
         )
-
-    def weight(self, depth: int) -> float:
-        return 1.0
 
     def grow(self, states: Sequence[DynaTreeState], level: Level) -> tuple[Tensor, Tensor]:
         """Dynamic breadth, dynamic depth and adaptive pruning of one level (section 3.3)."""

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from outpace.core.drafting import Level
-from outpace.core.protocols import Observation
+from outpace.shaping.base import PlainShape
 
 Prune = Literal["leaves", "expansion"]
 
@@ -32,35 +32,18 @@ class FixedTreeConfig(BaseModel):
     prune: Prune = "expansion"
 
 
-class FixedTree:
+class FixedTree(PlainShape):
     """fixed(depth, breadth, threshold): every node gets the same number of children down to one depth.
 
     Args:
         config: its settings.
     """
 
-    reranks = False
-
     def __init__(self, config: FixedTreeConfig) -> None:
         self.config = config
         self.width = config.breadth
-
-    def open(self) -> None:
-        return None
-
-    def close(self, state: None) -> None:
-        pass
-
-    def weight(self, depth: int) -> float:
-        return 1.0
 
     def grow(self, states: Sequence[None], level: Level) -> tuple[Tensor, Tensor]:
         likely = level.cumulative >= (math.log(self.config.threshold) if self.config.threshold else -math.inf)
         selected = likely if self.config.prune == "leaves" else likely.new_ones(likely.shape)
         return selected, likely & (level.depth < self.config.depth)
-
-    def observe(self, state: None, observation: Observation) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import Frontier, GrowingShape, Level, LevelSource
+from outpace.core.drafting import Candidates, Frontier, GrowingShape, Level, LevelSource
 from outpace.core.protocols import DraftRequest, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
 
@@ -57,6 +57,7 @@ class GrowingProposer:
         grove = _Grove([request.ids[-1] for request in requests])
         budgets = torch.tensor([request.budget for request in requests])  # [R]
         room = budgets * RERANKED_ROOM if self.shape.reranks else budgets.clone()
+        self.shape.begin(shapes, budgets.tolist())
         nodes = ((room > 0) & (limits > 0)).nonzero()[:, 0]  # [F] to expand
         above = torch.full_like(nodes, -1)
         passes = torch.zeros(len(requests), dtype=torch.int64)
@@ -64,13 +65,13 @@ class GrowingProposer:
         while len(nodes):
             depth += 1
             owners = grove.owners[nodes]
-            frontier = Frontier(grove.tokens[nodes], owners.tolist(), above.tolist())
+            frontier = Frontier(grove.tokens[nodes], owners.tolist(), above.tolist(), self.shape.wants_entropy)
             found = self.source.expand(sources, frontier, self.shape.width)
             assert found.log_probs is not None, "a growing shape needs a source with scores"
             passes[owners.unique()] += found.passes
             tokens, log_probs = found.tokens.cpu(), found.log_probs.cpu()  # [F, C]
             cumulative = grove.scores[nodes, None] + self.shape.weight(depth) * log_probs
-            level = Level(depth, owners, log_probs, cumulative)
+            level = Level(depth, owners, log_probs, cumulative, self._entropy(found))
             selected, expanded = self.shape.grow(shapes, level)
             selected = within_room(selected & torch.isfinite(level.cumulative), level, room)
             places, ranks = selected.nonzero(as_tuple=True)  # [M]
@@ -78,7 +79,15 @@ class GrowingProposer:
             room -= torch.bincount(owners[places], minlength=len(room))
             onward = expanded[places, ranks] & (room > 0)[owners[places]] & (depth < limits)[owners[places]]
             nodes, above = added[onward], places[onward]
-        return grove.trees(passes.tolist(), budgets)
+        kept = self.shape.kept(shapes, budgets)
+        assert int(kept.sum()) <= int(budgets.sum()), "slots move between requests, and none is made"
+        return grove.trees(passes.tolist(), kept)
+
+    def _entropy(self, found: Candidates) -> Tensor | None:
+        if not self.shape.wants_entropy:
+            return None
+        assert found.entropy is not None, "a shape that reads entropies needs a source that says them"
+        return found.entropy.cpu()  # [F]
 
     def observe(self, states: Sequence[GrowingState], observations: Sequence[Observation]) -> None:
         self.source.observe([state.of_source for state in states], observations)
@@ -130,14 +139,14 @@ class _Grove:
         self.scores = torch.cat([self.scores, scores])
         return numbers
 
-    def trees(self, passes: Sequence[int], budgets: Tensor) -> list[DraftTree]:
-        """The trees, each of its best nodes if there are more than the budget: a parent never scores less than its
+    def trees(self, passes: Sequence[int], kept: Tensor) -> list[DraftTree]:
+        """The trees, each of its best nodes if there are more than are kept [R]: a parent never scores less than its
         child and comes before it, so what is kept is a tree."""
         local = torch.empty(len(self.tokens), dtype=torch.int64)
         trees = []
         for owner in range(self._count):
             own = (self.owners == owner).nonzero()[:, 0]
-            best = self.scores[own].argsort(descending=True, stable=True)[: int(budgets[owner]) + 1]
+            best = self.scores[own].argsort(descending=True, stable=True)[: int(kept[owner]) + 1]
             own = own[best.sort().values]
             local[own] = torch.arange(len(own))
             parents = [-1, *local[self.parents[own[1:]]].tolist()]

@@ -47,7 +47,8 @@ class GuessSource:
 
     def expand(self, states: Sequence[GuessState], frontier: Frontier, width: int) -> Candidates:
         drafts = [states[owner].draft for owner in frontier.groups()]
-        return Candidates(*expand_depthwise([draft for draft in drafts if draft is not None], frontier, width))
+        best = expand_depthwise([draft for draft in drafts if draft is not None], frontier, width)
+        return Candidates(best.tokens, best.log_probs, entropy=best.entropy)
 
     def observe(self, states: Sequence[GuessState], observations: Sequence[Observation]) -> None:
         pass

@@ -17,11 +17,15 @@ from outpace.nets.domino import DominoConfig, DominoNet
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.medusa import MedusaConfig, MedusaNet
 from outpace.shaping.beam import Beam, BeamConfig
+from outpace.shaping.ddd import DddConfig, DynamicDepth
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
+from outpace.shaping.echo import Echo, EchoConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
+from outpace.shaping.gates import Gated, GatedConfig
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import StaticProposer
 from outpace.shaping.rank_paths import Chain, MedusaTemplate
+from outpace.shaping.svip import Svip, SvipConfig
 from tests.unit.models.tiny import VOCAB, random_ids
 
 SIZES: dict[str, Any] = {
@@ -109,4 +113,12 @@ def proposer_of(shape: str, source: Any, device: str = "cpu") -> Proposer:
         return GrowingProposer(source, Beam(BeamConfig(depth=4, top_k=3)), 10)
     if shape == "fixed":
         return GrowingProposer(source, FixedTree(FixedTreeConfig(depth=3, breadth=2, threshold=0)), 9)
+    if shape == "gated":  # a gate for each stage, none of which is always open
+        return GrowingProposer(source, Gated(GatedConfig(depth=4, top_k=3, checkpoints=(1, 2, 3))), 10)
+    if shape == "ddd":
+        return GrowingProposer(source, DynamicDepth(DddConfig(depth=5, top_k=3, checks=(2, 4))), 10)
+    if shape == "svip":
+        return GrowingProposer(source, Svip(SvipConfig()), 8)
+    if shape == "echo":
+        return GrowingProposer(source, Echo(EchoConfig(depth=3, top_k=3)), 10)
     return GrowingProposer(source, DynaTree(DynaTreeConfig()), 12)

@@ -1,5 +1,6 @@
 """Options of a trained drafter's shape: they reach the shape, or are refused by name."""
 
+import math
 from typing import Any
 
 import pytest
@@ -8,8 +9,14 @@ from outpace.core.errors import InvalidRequest
 from outpace.drafters.catalog import parse_method
 from outpace.drafters.options import NetOptions
 from outpace.shaping.beam import BeamConfig, SearchConfig
+from outpace.shaping.ddd import DddConfig
 from outpace.shaping.dynatree import DynaTreeConfig
+from outpace.shaping.echo import EchoConfig
 from outpace.shaping.fixed import FixedTreeConfig
+from outpace.shaping.gates import GatedConfig
+from outpace.shaping.svip import SvipConfig
+
+GATED = GatedConfig(checkpoints=(1, 3), kept=(8, 40), thresholds=(0.2, 0.4))
 
 
 def tree_of(method: str) -> Any:
@@ -30,6 +37,11 @@ def tree_of(method: str) -> Any:
         ("domino:pool=9,depth=3,shape=fixed,breadth=2", FixedTreeConfig(depth=3, breadth=2)),
         ("dflash:shape=dynatree,max_depth=6,history=off", DynaTreeConfig(max_depth=6, history="off")),
         ("medusa", None),
+        ("eagle3:shape=gated,checkpoints=1/3,kept=8/40,thresholds=0.2/0.4", GATED),
+        ("domino:shape=ddd,checks=3,threshold=0.1", DddConfig(checks=(3,), threshold=0.1)),
+        ("medusa:shape=svip,threshold=inf", SvipConfig(threshold=math.inf)),
+        ("ddd", DddConfig()),
+        ("echo:threshold=0.3,depth=6", EchoConfig(threshold=0.3, depth=6)),
     ],
 )
 def test_a_shapes_options_reach_it(method: str, tree: Any) -> None:
@@ -46,6 +58,15 @@ def test_a_shapes_options_reach_it(method: str, tree: Any) -> None:
         ("eagle3:breadth=2", "eagle3 takes .*top_k.*, not 'breadth=2'"),
         ("eagle3:shape=dynatree,depth=4", "depth=4: "),
         ("domino:shape=fixed,breadth=0", "breadth=0: "),
+        ("eagle3:shape=gated,checkpoints=2/1/6", "checkpoints=2/1/6: must be one or more ascending numbers"),
+        ("eagle3:shape=gated,kept=8/24", "kept=8/24: must be 3 ascending numbers from 1 to 60"),
+        ("eagle3:shape=gated,thresholds=0.2", "thresholds=0.2: must be 3 probabilities, one for .*=1/2/6"),
+        ("eagle3:shape=gated,thresholds=0.2/0.2/nan", "must be 3 probabilities"),
+        ("eagle3:shape=gated,checkpoints=1/x/6", "checkpoints"),
+        ("ddd:checks=0/4", "checks=0/4: "),
+        ("ddd:shape=beam", "shape=beam: "),
+        ("echo:thresholds=0.2", "echo takes .*threshold.*, not 'thresholds=0.2'"),
+        ("svip:threshold=-1", "threshold=-1: "),
         ("medusa:shape=star", "shape=star: "),
         ("dflash:pool=4", "dflash takes .*, not 'pool=4'"),
         ("dart:shape=beam,top_k=3,top_k=4", "top_k is given twice"),

@@ -1,9 +1,15 @@
 """What the engine and a proposer owe each other: a budget that is kept, and the truth about what happened."""
 
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.core.protocols import DraftRequest
+from outpace.core.tree import DraftTree
 from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import OracleDrafter, decode
 from tests.unit.engine.doubles import PROMPT, GreedyProposer, distinct_answer, run_all, toy_engine
@@ -29,6 +35,27 @@ def test_a_proposer_that_exceeds_its_budget_is_refused(
     assert engine.is_idle
     (after,) = decode(engine, [PROMPT], [SamplingParams(max_new_tokens=4)], [EmptyDraft()])
     assert after.generated == distinct_answer(4), "the engine must still work"
+
+
+class Lending(GreedyProposer):
+    """Gives the slots of its first request to the others."""
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        trees = super().propose(states, requests)
+        return [DraftTree.chain(trees[0].tokens[:1]), *trees[1:]]
+
+
+@pytest.mark.parametrize(("budget", "is_fine"), [(2, True), (1, False)])
+def test_slots_may_move_between_requests_of_a_proposer(budget: int, is_fine: bool) -> None:
+    """Guards against a batch that drafts more than all its budgets, and slots that cannot be lent."""
+    engine, proposer = toy_engine(), Lending((-1, 0, 0, 0, 0))
+    params = SamplingParams(max_new_tokens=20)
+    sessions = [session for _ in range(2) for session in engine.add(PROMPT, params, proposer, budget)]
+    with nullcontext() if is_fine else pytest.raises(ValueError, match="4 nodes of depth 1; the budget is 1 nodes"):
+        for _ in range(6):
+            engine.step()
+        assert [session.metrics.drafted for session in sessions] == [0, 4 * sessions[1].metrics.steps]
+        assert sessions[1].generated == distinct_answer(20)[: len(sessions[1].generated)]
 
 
 def test_a_requests_budget_replaces_the_proposers() -> None:

@@ -113,7 +113,8 @@ class ToySource:
         for node, row, values in zip(nodes, tokens.tolist(), log_probs.tolist(), strict=True):
             self.said[node] = dict(zip(row, values, strict=True))
         self._before = nodes
-        return Candidates(tokens, log_probs, passes=1)
+        entropy = torch.special.entr(scores.exp()).sum(dim=-1) if frontier.wants_entropy else None
+        return Candidates(tokens, log_probs, 1, entropy)
 
     def observe(self, states: Sequence[ToyState], observations: Sequence[Observation]) -> None:
         for state, observation in zip(states, observations, strict=True):

@@ -1,0 +1,107 @@
+"""ECHO: gates end doubtful drafts, and their slots go to the other requests of the batch (arXiv 2604.09603)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from outpace.core.drafting import Level
+from outpace.models.packed import MAX_TREE_NODES
+from outpace.shaping.gates import CheckpointConfig, Gated, GateState
+
+
+class EchoConfig(CheckpointConfig):
+    """Settings of ECHO.
+
+    Public are sparse gates on confidence at few calibrated depths, a threshold of 0.2 in the authors' example, and a
+    batch treated as one tree whose budget moves between depth and width. Where the gates stand and what a draft keeps
+    that ended at one is not: these are Graft's numbers, which says that it calibrates as ECHO does. `deeper` is ours.
+
+    Attributes:
+        threshold: what the confidence must exceed at every checkpoint for drafting to go on; 0 never ends it.
+        deeper: by how much more than `depth` the others may be drafted where some drafts of the batch have ended.
+    """
+
+    threshold: float = Field(default=0.2, ge=0, le=1)
+    deeper: int = Field(default=2, ge=0, le=64)
+
+    def gate(self, stage: int) -> float:
+        return self.threshold
+
+
+@dataclass(eq=False)
+class EchoState(GateState):
+    """A request in ECHO.
+
+    Attributes:
+        budget: of this round.
+        scores: cumulative scores of the nodes drafted this round, by level.
+        depth: of a drafted node at most, this round.
+    """
+
+    budget: int = 0
+    scores: list[Tensor] = field(default_factory=list)
+    depth: int = 0
+
+
+class Echo(Gated):
+    """Gated beams of a batch as one tree with one budget.
+
+    A draft that ended keeps its share. The slots it leaves go to the best nodes of the drafts that went on, whichever
+    request's they are, so that these trees grow wider and deeper than their own budgets; what those cannot use, having
+    no more nodes, goes back to the drafts that ended, in breadth. Alone, a request therefore keeps its budget.
+
+    Args:
+        config: its settings.
+    """
+
+    config: EchoConfig
+
+    def __init__(self, config: EchoConfig) -> None:
+        super().__init__(config)
+
+    def open(self) -> EchoState:
+        return EchoState()
+
+    def begin(self, states: Sequence[EchoState], budgets: Sequence[int]) -> None:
+        super().begin(states, budgets)
+        for state, budget in zip(states, budgets, strict=True):
+            state.budget, state.scores, state.depth = budget, [], self.config.depth
+
+    def grow(self, states: Sequence[EchoState], level: Level) -> tuple[Tensor, Tensor]:
+        # Drafts that end at this very level give depth to the others from the next one on.
+        if any(self.share(state.budget, state.stage) < state.budget for state in states):
+            for state in states:
+                state.depth = self.config.depth + self.config.deeper
+        return super().grow(states, level)
+
+    def goes_on(self, state: EchoState, depth: int, scores: Tensor) -> bool:
+        state.scores.append(scores[torch.isfinite(scores)])
+        return super().goes_on(state, depth, scores)
+
+    def deepest(self, state: EchoState) -> int:
+        return state.depth
+
+    def kept(self, states: Sequence[EchoState], budgets: Tensor) -> Tensor:
+        drafted = [torch.cat([torch.empty(0), *state.scores]).sort(descending=True).values for state in states]
+        shares = super().kept(states, budgets).tolist()
+        kept = [min(share, len(scores)) for share, scores in zip(shares, drafted, strict=True)]
+        has_ended = [state.stage is not None for state in states]
+        for group in (False, True):
+            free = int(budgets.sum()) - sum(kept)
+            spare = [  # the scores that would come next in each tree
+                scores[count : MAX_TREE_NODES - 1] if ended == group else scores[:0]
+                for scores, count, ended in zip(drafted, kept, has_ended, strict=True)
+            ]
+            kept = [count + more for count, more in zip(kept, _best_of(spare, free), strict=True)]
+        return torch.tensor(kept, dtype=torch.int64)
+
+
+def _best_of(spare: Sequence[Tensor], free: int) -> list[int]:
+    """How many of the `free` best scores are in each of the lists."""
+    owners = torch.cat([torch.full((len(scores),), owner) for owner, scores in enumerate(spare)])
+    best = torch.cat(list(spare)).argsort(descending=True, stable=True)[:free]
+    counts: list[int] = torch.bincount(owners[best], minlength=len(spare)).tolist()
+    return counts

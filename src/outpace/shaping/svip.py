@@ -1,0 +1,49 @@
+"""SVIP: a chain that ends where the draft's own law grows flat (arXiv 2411.18462)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from outpace.core.drafting import Level
+from outpace.shaping.base import PlainShape
+
+ENTROPY_SCALE = 0.15
+"""The authors' factor below the root."""
+
+
+class SvipConfig(BaseModel):
+    """Settings of SVIP.
+
+    Attributes:
+        threshold: h: the chain ends behind a token whose law q had sqrt(0.15 * H(q)) above it, H its entropy in nats;
+            inf never ends it.
+        depth: drafted tokens at most.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    threshold: float = Field(default=0.3, ge=0)
+    depth: int = Field(default=40, ge=1, le=64)
+
+
+class Svip(PlainShape):
+    """The best candidate of the best candidate, until one was drafted in doubt; that one still counts.
+
+    Args:
+        config: its settings.
+    """
+
+    width = 1
+    wants_entropy = True
+
+    def __init__(self, config: SvipConfig) -> None:
+        self.config = config
+
+    def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]:
+        assert level.entropy is not None, "this shape wants entropies"
+        selected = torch.ones_like(level.log_probs, dtype=torch.bool)  # [F, 1]
+        is_sure = (ENTROPY_SCALE * level.entropy).sqrt() <= self.config.threshold
+        return selected, is_sure[:, None] & (level.depth < self.config.depth)
