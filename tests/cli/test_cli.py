@@ -307,3 +307,15 @@ def test_count_ngrams_writes_what_dart_reads(folder: str, tmp_path: Path) -> Non
         refused = _run("count-ngrams", "-m", folder, "-w", texts, "--out", str(tmp_path / "other"), "--keep", "0")
         assert isinstance(refused.exception, InvalidRequest)
         assert wanted in str(refused.exception)
+
+
+def test_tokenize_corpus_writes_what_samd_reads(folder: str, tmp_path: Path) -> None:
+    """Guards against a file that the option refuses, and turns that run into one another."""
+    texts, out = tmp_path / "texts.jsonl", tmp_path / "corpus.safetensors"
+    texts.write_text('{"turns": ["aaab", "b"]}\n')
+    options = ["tokenize-corpus", "-m", folder, "-w", str(texts), "--out", str(out)]
+    assert _last_json(_run(*options)) == {"file": str(out), "kept": 5, "of": 264}
+    drafting = ["--method", f"samd:corpus={out},threshold=1,bias=0,budget=3", "--max-new-tokens", "8", "--json"]
+    answer = _last_json(_run("generate", "aaa", "-m", folder, *drafting))
+    assert answer["samples"][0]["metrics"]["drafted"] > 0
+    assert isinstance(_run(*options).exception, InvalidRequest)
