@@ -335,3 +335,15 @@ def test_warmup_writes_what_recycling_starts_from(folder: str, tmp_path: Path) -
         assert isinstance(refused.exception, InvalidRequest)
         assert "keeps no transition matrix" in str(refused.exception)
     assert isinstance(_run(*options, "-w", str(texts), "--out", str(out)).exception, InvalidRequest)
+
+
+def test_tokenize_corpus_writes_what_samd_reads(folder: str, tmp_path: Path) -> None:
+    """Guards against a file that the option refuses, and turns that run into one another."""
+    texts, out = tmp_path / "texts.jsonl", tmp_path / "corpus.safetensors"
+    texts.write_text('{"turns": ["aaab", "b"]}\n')
+    options = ["tokenize-corpus", "-m", folder, "-w", str(texts), "--out", str(out)]
+    assert _last_json(_run(*options)) == {"file": str(out), "kept": 5, "of": 264}
+    drafting = ["--method", f"samd:corpus={out},threshold=1,bias=0,budget=3", "--max-new-tokens", "8", "--json"]
+    answer = _last_json(_run("generate", "aaa", "-m", folder, *drafting))
+    assert answer["samples"][0]["metrics"]["drafted"] > 0
+    assert isinstance(_run(*options).exception, InvalidRequest)

@@ -13,10 +13,10 @@ import torch
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.catalog import METHODS
+from outpace.drafters.catalog import METHODS, build_proposer, parse_method
 from outpace.drafters.draft_lm import DraftLM
-from outpace.drafters.lookup import PromptLookup
 from outpace.drafters.recycle import TokenRecycling
+from outpace.drafters.surroundings import Surroundings
 from outpace.drafters.transition_matrix import TransitionMatrix
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
@@ -29,12 +29,18 @@ from outpace.testing import decode
 from tests.lossless.led import LedSource
 from tests.pairwise import covering, pairs_of
 from tests.unit.drafters.learned import KINDS, proposer_of, source_of
+from tests.unit.drafters.requests import no_draft_model
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
 
 SHAPES = ("chain", "template", "fixed", "beam", "dynatree", "gated", "ddd", "svip", "echo")
 WITHOUT_SCORES = ("chain", "template")  # a growing shape needs scores
 MODELS = ("draft-lm", "early-exit")
-SOURCES = (*KINDS, *MODELS, "recycle", "lookup")
+WHOLE = {
+    "lookup": "lookup:budget=3",
+    "samd": "samd:budget=8,threshold=2",
+    "lookahead": "lookahead:budget=31,pool_from_prompt=true",
+}  # methods that are no level sources: they make whole trees of one shape of their own
+SOURCES = (*KINDS, *MODELS, "recycle", *WHOLE)
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
     "T=0.7": {"temperature": 0.7},
@@ -65,9 +71,9 @@ class Case(NamedTuple):
 def supported() -> Iterator[Case]:
     """Every combination that makes sense."""
     for source, options in product(SOURCES, OPTIONS):
-        shapes = {"recycle": WITHOUT_SCORES, "lookup": ("chain",)}.get(source, SHAPES)
-        has_noise = source not in ("recycle", "lookup") and "temperature" in OPTIONS[options]
-        drafts = ("own",) if source == "lookup" else ("own", "led")  # lookup is no level source
+        shapes = {"recycle": WITHOUT_SCORES, **dict.fromkeys(WHOLE, ("chain",))}.get(source, SHAPES)
+        has_noise = source not in ("recycle", *WHOLE) and "temperature" in OPTIONS[options]
+        drafts = ("own",) if source in WHOLE else ("own", "led")
         for rest in product(shapes, [options], [True, False] if has_noise else [True], (1, 4), drafts):
             yield Case(source, *rest)
 
@@ -92,8 +98,9 @@ def plain(options: str, index: int) -> Session:
 
 
 def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Sequence[int]]) -> Proposer:
-    if case.source == "lookup":
-        return PromptLookup(3)
+    if case.source in WHOLE:
+        around = Surroundings(VOCAB, target.device, no_draft_model)
+        return build_proposer(parse_method(WHOLE[case.source]), around)
     if case.source == "recycle":
         source: Any = TokenRecycling(TransitionMatrix(VOCAB, target.device))
     elif case.source == "draft-lm":

@@ -41,7 +41,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "T=1": {"temperature": 1.0},
     "top_p": {"temperature": 1.3, "top_p": 0.7},
 }
-DRAFTERS = ["oracle", "adversary-0", "adversary-1", "adversary-2", "lookup", "recycle-template"]
+DRAFTERS = ["oracle", "adversary-0", "adversary-1", "adversary-2", "lookup", "recycle-template", "samd", "lookahead"]
 
 
 def requests(**options: Any) -> list[SamplingParams]:

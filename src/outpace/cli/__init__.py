@@ -1,4 +1,4 @@
-"""The command line: generate, chat, verify, bench, convert, rank-vocabulary, count-ngrams, warmup, train, models."""
+"""The command line: generate, chat, verify, bench, convert, tables for drafting, train, models."""
 
 import sys
 
@@ -12,6 +12,7 @@ from outpace.cli.generate import generate
 from outpace.cli.models import models_app
 from outpace.cli.options import notes
 from outpace.cli.rank_vocabulary import rank_vocabulary
+from outpace.cli.tokenize_corpus import tokenize_corpus
 from outpace.cli.train import train_app
 from outpace.cli.verify import verify
 from outpace.cli.warmup import warmup
@@ -21,7 +22,7 @@ EXTRAS = {"psutil": "bench", "scipy": "bench", "httpx": "train", "tensorboard": 
 
 # Commands import what they run when they run: --help must not wait for transformers.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-for command in (generate, chat, verify, bench, convert, rank_vocabulary, count_ngrams, warmup):
+for command in (generate, chat, verify, bench, convert, rank_vocabulary, count_ngrams, tokenize_corpus, warmup):
     app.command()(command)
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")

@@ -21,8 +21,8 @@ ModelName = Annotated[str, typer.Option("--model", "-m", help="Folder, GGUF file
 Method = Annotated[
     str | None,
     typer.Option(
-        help="plain, lookup, recycle, linear, fixed, dynatree, svip, eagle3, fr-spec, ddd, echo, dflash, domino, "
-        "medusa, dart; options as in recycle:budget=8. By default the best that ships with a drafter for the model, "
+        help="plain, lookup, recycle, samd, lookahead, linear, fixed, dynatree, svip, eagle3, fr-spec, ddd, "
+        "echo, dflash, domino, medusa, dart; options as in recycle:budget=8. By default the best that ships with a drafter for the model, "
         "else recycle."
     ),
 ]

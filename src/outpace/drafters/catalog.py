@@ -9,7 +9,9 @@ from pydantic import ValidationError
 from outpace.core.errors import InvalidRequest
 from outpace.core.protocols import Proposer
 from outpace.drafters import trained
+from outpace.drafters.corpus import load_corpus
 from outpace.drafters.draft_lm import DraftLM
+from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.lookup import CONTINUATION, PromptLookup
 from outpace.drafters.options import (
     AnyOptions,
@@ -22,16 +24,19 @@ from outpace.drafters.options import (
     FixedOptions,
     FrSpecOptions,
     LinearOptions,
+    LookaheadOptions,
     MedusaOptions,
     Options,
     PlainOptions,
     RecycleOptions,
+    SamdOptions,
     SvipOptions,
     TrainedOptions,
     first_complaint,
     option_names,
 )
 from outpace.drafters.recycle import TokenRecycling
+from outpace.drafters.samd import SamDecoding
 from outpace.drafters.shelf import LANGUAGE_MODEL, Shelf
 from outpace.drafters.surroundings import Surroundings
 from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix, load_matrix
@@ -59,6 +64,20 @@ def _recycle(options: RecycleOptions, around: Surroundings) -> Proposer:
     source = TokenRecycling(matrix, options.matrix == "private")
     shape = Chain() if options.shape == "chain" else RecyclingTemplate()
     return StaticProposer(source, shape, budget, around.device)
+
+
+def _samd(options: SamdOptions, around: Surroundings) -> Proposer:
+    budget = around.default_budget(10, 60) if options.budget is None else options.budget
+    tree = METHODS[options.tree]
+    shape = {"shape": "beam"} if options.tree in ("dflash", "domino") else {}  # by themselves these draft chains
+    other = tree.build(tree.options.model_validate({"budget": budget, **shape}), around)
+    corpus = None if options.corpus is None else load_corpus(options.corpus, around.vocab_size)
+    return SamDecoding(other, budget, corpus, options.threshold, options.bias)
+
+
+def _lookahead(options: LookaheadOptions, around: Surroundings) -> Proposer:
+    budget = around.default_budget(15, 60) if options.budget is None else options.budget
+    return Lookahead(budget, options.pool_from_prompt)
 
 
 def _draft_lm(options: LinearOptions, around: Surroundings) -> DraftLM:
@@ -110,6 +129,8 @@ METHODS = {
     "plain": Method(_plain, PlainOptions, "no drafts: the baseline, on the same engine"),
     "lookup": Method(_lookup, Options, "prompt lookup: what followed the same words before"),
     "recycle": Method(_recycle, RecycleOptions, "Token Recycling: the target's runner-up tokens"),
+    "samd": Method(_samd, SamdOptions, "SAM-Decoding: what followed the longest match, else another method's tree"),
+    "lookahead": Method(_lookahead, LookaheadOptions, "lookahead decoding: n-grams of the target's Jacobi trajectory"),
     "linear": Method(_linear, LinearOptions, "a draft model's chain: classic speculative decoding", LANGUAGE_MODEL),
     "fixed": Method(_fixed, FixedOptions, "a draft model's tree of fixed depth and breadth", LANGUAGE_MODEL),
     "dynatree": Method(
@@ -141,6 +162,11 @@ class MethodSpec:
     @property
     def budget(self) -> int | None:
         return self.options.budget
+
+    @property
+    def drafter(self) -> str | None:
+        """Kind of the drafter it drafts with; None if it needs none."""
+        return METHODS[self.options.tree if isinstance(self.options, SamdOptions) else self.name].drafter
 
 
 def parse_method(text: str) -> MethodSpec:
@@ -177,14 +203,14 @@ def default_method(target: str, drafter: str | None = None) -> str:
         drafter: one that was named; what ships is then not used.
     """
     best = BEST.get(target)
-    if best is None or drafter is not None or METHODS[parse_method(best).name].drafter not in shipped_for(target):
+    if best is None or drafter is not None or parse_method(best).drafter not in shipped_for(target):
         return "recycle"
     return best
 
 
 def shelved_proposer(spec: MethodSpec, shelf: Shelf) -> Proposer:
     """The proposer of a method with the drafter of its kind."""
-    return build_proposer(spec, shelf.around(METHODS[spec.name].drafter))
+    return build_proposer(spec, shelf.around(spec.drafter))
 
 
 def build_proposer(spec: MethodSpec, around: Surroundings) -> Proposer:

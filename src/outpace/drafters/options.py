@@ -14,6 +14,8 @@ from outpace.shaping.gates import GatedConfig
 from outpace.shaping.svip import SvipConfig
 
 MAX_BUDGET = 511
+# SAM-Decoding's published constants (arXiv 2411.10666).
+THRESHOLD, BIAS = 5, 5
 TreeConfig = BeamConfig | FixedTreeConfig | DynaTreeConfig | SvipConfig
 TREES: dict[str, type[TreeConfig]] = {
     "beam": BeamConfig,
@@ -66,6 +68,32 @@ class RecycleOptions(Options):
     shape: Literal["template", "chain"] = "template"
     matrix: Literal["shared", "private"] = "shared"
     warm: str | None = None
+
+
+class SamdOptions(Options):
+    """Options of SAM-Decoding.
+
+    Attributes:
+        tree: the method that drafts where no match is long enough, with its own defaults but for the budget.
+        corpus: file of texts to match in beside the request's own, made by `outpace tokenize-corpus`; None for none.
+        threshold: the least length of a match that is drafted from.
+        bias: by which a match in the corpus must be longer than one in the request's own text.
+    """
+
+    tree: Literal["recycle", "eagle3", "dflash", "domino"] = "recycle"
+    corpus: str | None = None
+    threshold: int = Field(default=THRESHOLD, ge=1)
+    bias: int = Field(default=BIAS, ge=0)
+
+
+class LookaheadOptions(Options):
+    """Options of lookahead decoding, whose sizes follow from the budget.
+
+    Attributes:
+        pool_from_prompt: n-grams of prompt and answer go into the pool too.
+    """
+
+    pool_from_prompt: bool = False
 
 
 class LinearOptions(Options):

@@ -55,7 +55,10 @@ def assert_turns_equal_fresh(make_target: Callable[[], Target], proposer: Propos
 
 
 @pytest.mark.parametrize("options", SAMPLING.values(), ids=SAMPLING)
-@pytest.mark.parametrize("method", ["plain", "lookup:budget=3", "recycle:budget=8", "adversary"])
+@pytest.mark.parametrize(
+    "method",
+    ["plain", "lookup:budget=3", "recycle:budget=8", "samd:budget=8,threshold=1", "lookahead:budget=15", "adversary"],
+)
 def test_answers_over_a_kept_slot_are_those_of_a_fresh_engine(method: str, options: dict[str, Any]) -> None:
     """Guards against rows of the old turn seen by the new one, and against a first token drawn without its KV."""
     targets: list[ToyTarget] = []
