@@ -22,8 +22,8 @@ Method = Annotated[
     str | None,
     typer.Option(
         help="plain, lookup, recycle, samd, lookahead, linear, fixed, dynatree, svip, eagle3, fr-spec, ddd, "
-        "echo, dflash, domino, medusa, dart; options as in recycle:budget=8. By default the best that ships with a drafter for the model, "
-        "else recycle."
+        "echo, dflash, domino, medusa, dart; options as in recycle:budget=8. By default the best that ships with a "
+        "drafter for the model, else recycle."
     ),
 ]
 Drafter = Annotated[
