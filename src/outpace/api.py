@@ -10,7 +10,7 @@ from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.catalog import default_method, parse_method, shelved_proposer
-from outpace.drafters.options import MAX_BUDGET
+from outpace.drafters.common_options import MAX_BUDGET
 from outpace.drafters.shelf import Shelf
 from outpace.drafters.speculative_config import from_speculative_config
 from outpace.engine.engine import Engine

@@ -9,8 +9,10 @@ from pydantic import ValidationError
 from outpace.core.errors import InvalidRequest
 from outpace.core.protocols import Proposer
 from outpace.drafters import trained
+from outpace.drafters.common_options import Options, PlainOptions
 from outpace.drafters.corpus import load_corpus
 from outpace.drafters.draft_lm import DraftLM
+from outpace.drafters.fills import filled
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.lookup import CONTINUATION, PromptLookup
 from outpace.drafters.options import (
@@ -23,11 +25,12 @@ from outpace.drafters.options import (
     EchoOptions,
     FixedOptions,
     FrSpecOptions,
+    GraftDFlashOptions,
+    GraftDominoOptions,
+    GraftOptions,
     LinearOptions,
     LookaheadOptions,
     MedusaOptions,
-    Options,
-    PlainOptions,
     RecycleOptions,
     SamdOptions,
     SvipOptions,
@@ -36,6 +39,7 @@ from outpace.drafters.options import (
     option_names,
 )
 from outpace.drafters.recycle import TokenRecycling
+from outpace.drafters.retrieval import JoinedFill
 from outpace.drafters.samd import SamDecoding
 from outpace.drafters.shelf import LANGUAGE_MODEL, Shelf
 from outpace.drafters.surroundings import Surroundings
@@ -141,12 +145,17 @@ METHODS = {
     "fr-spec": Method(trained.fr_spec, FrSpecOptions, "FR-Spec: EAGLE-3 that drafts only frequent tokens", "eagle3"),
     "ddd": Method(trained.ddd, DddOptions, "DDD: EAGLE-3's beam, deeper while it holds much probability", "eagle3"),
     "echo": Method(trained.echo, EchoOptions, "ECHO: EAGLE-3's beam; doubtful drafts lend their slots", "eagle3"),
+    "graft": Method(trained.graft, GraftOptions, "Graft: EAGLE-3's beam, pruned in doubt, and retrieval", "eagle3"),
     "dart": Method(trained.dart, DartOptions, "DART: all depths from one pass over mask rows", "dart"),
     "medusa": Method(
         trained.medusa, MedusaOptions, "Medusa: heads on the target's last state guess all depths", "medusa"
     ),
     "dflash": Method(trained.dflash, TrainedOptions, "DFlash: a block of drafts in one pass", "dflash"),
     "domino": Method(trained.domino, DominoOptions, "Domino: DFlash's block, corrected causally", "domino"),
+    "graft-dflash": Method(
+        trained.dflash, GraftDFlashOptions, "Graft on DFlash: retrieval behind what is sure of a block", "dflash"
+    ),
+    "graft-domino": Method(trained.domino, GraftDominoOptions, "Graft on Domino, the same", "domino"),
 }
 BEST = {"smollm2-135m": "domino"}
 """What targets with shipped drafters draft with by default: the chain with most tokens per step (docs/log.md)."""
@@ -215,7 +224,7 @@ def shelved_proposer(spec: MethodSpec, shelf: Shelf) -> Proposer:
 
 def build_proposer(spec: MethodSpec, around: Surroundings) -> Proposer:
     """The proposer of a method, with state of its own."""
-    return METHODS[spec.name].build(spec.options, around)
+    return filled(METHODS[spec.name].build(spec.options, around), spec.options, around)
 
 
 def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
@@ -223,6 +232,7 @@ def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
     reader: Any = None
     if isinstance(proposer, GraftedProposer):
         reader = proposer.fill
+        reader = reader.fills[-1] if isinstance(reader, JoinedFill) else reader
     elif isinstance(proposer, StaticProposer):
         reader = proposer.source
     return reader.matrix if isinstance(reader, MatrixLearner) and not reader.private else None

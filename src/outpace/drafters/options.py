@@ -2,10 +2,12 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from outpace.drafters.common_options import FillOptions, Options, PlainOptions
 from outpace.drafters.frequency import EVERY_ID
 from outpace.shaping.beam import BeamConfig, SearchConfig
+from outpace.shaping.cut import CutConfig
 from outpace.shaping.ddd import DddConfig
 from outpace.shaping.dynatree import DynaTreeConfig
 from outpace.shaping.echo import EchoConfig
@@ -13,10 +15,9 @@ from outpace.shaping.fixed import FixedTreeConfig
 from outpace.shaping.gates import GatedConfig
 from outpace.shaping.svip import SvipConfig
 
-MAX_BUDGET = 511
 # SAM-Decoding's published constants (arXiv 2411.10666).
 THRESHOLD, BIAS = 5, 5
-TreeConfig = BeamConfig | FixedTreeConfig | DynaTreeConfig | SvipConfig
+TreeConfig = BeamConfig | FixedTreeConfig | DynaTreeConfig | SvipConfig | CutConfig
 TREES: dict[str, type[TreeConfig]] = {
     "beam": BeamConfig,
     "search": SearchConfig,
@@ -26,32 +27,11 @@ TREES: dict[str, type[TreeConfig]] = {
     "ddd": DddConfig,
     "svip": SvipConfig,
     "echo": EchoConfig,
+    "cut": CutConfig,
 }
 """The shapes that have settings."""
-Grown = Literal["beam", "fixed", "dynatree", "gated", "ddd", "svip", "echo"]
+Grown = Literal["beam", "fixed", "dynatree", "gated", "ddd", "svip", "echo", "cut"]
 """The growing shapes that any source with scores takes."""
-
-
-class Options(BaseModel):
-    """Options of every method.
-
-    Attributes:
-        budget: drafted nodes per round; None for the method's default.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    budget: int | None = Field(default=None, ge=0, le=MAX_BUDGET)
-
-
-class PlainOptions(BaseModel):
-    """Plain decoding has none."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    @property
-    def budget(self) -> int | None:
-        return None
 
 
 class RecycleOptions(Options):
@@ -96,7 +76,7 @@ class LookaheadOptions(Options):
     pool_from_prompt: bool = False
 
 
-class LinearOptions(Options):
+class LinearOptions(FillOptions):
     """Options of whatever drafts with a model.
 
     Attributes:
@@ -170,6 +150,13 @@ class EchoOptions(NetOptions):
     shape: Literal["echo"] = "echo"
 
 
+class GraftOptions(NetOptions):
+    """Graft: gates and the matrix; its ablations are other values of `fill`, `place` and `reserved`."""
+
+    shape: Literal["gated", "beam"] = "gated"
+    fill: Literal["none", "matrix", "suffix", "both"] = "matrix"
+
+
 class DartOptions(NetOptions):
     """Options of DART; "search" is its authors' tree search.
 
@@ -208,6 +195,20 @@ class DominoOptions(TrainedOptions):
 
     every_position: bool = False
     pool: int | None = Field(default=None, ge=0)
+
+
+class GraftDFlashOptions(TrainedOptions):
+    """Graft on DFlash: a chain cut where it is in doubt, and retrieval behind it (appendix F)."""
+
+    shape: Literal["cut", Grown] = "cut"
+    fill: Literal["none", "matrix", "suffix", "both"] = "matrix"
+    place: Literal["root", "tail"] = "tail"
+
+
+class GraftDominoOptions(GraftDFlashOptions, DominoOptions):
+    """The same on Domino."""
+
+    shape: Literal["cut", Grown] = "cut"
 
 
 AnyOptions = Options | PlainOptions

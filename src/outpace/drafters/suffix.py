@@ -112,10 +112,22 @@ class TextMatch:
         Where fewer than that have followed it, the text is taken to go on repeating itself: what follows is then what
         has just been said to follow.
         """
-        if not self.length:
+        return self.continuation_behind((), count)
+
+    def continuation_behind(self, drafted: Sequence[int], count: int) -> list[int]:
+        """The same when tokens that are not decided yet stand behind the ids; matches end within the ids.
+
+        Args:
+            drafted: these tokens.
+            count: of the tokens wanted after them.
+        """
+        automaton = self._automaton
+        state, length = max(automaton.links[automaton.last], ROOT), self.length
+        for token in drafted:
+            state, length = automaton.step(state, length, token)
+        ids, end = automaton.ids, automaton.ends[state]
+        if not length or end == len(ids):
             return []
-        ids = self._automaton.ids
-        end = self._automaton.ends[self._automaton.links[self._automaton.last]]
         return [ids[end + place % (len(ids) - end)] for place in range(count)]
 
 

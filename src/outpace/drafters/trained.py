@@ -19,6 +19,7 @@ from outpace.drafters.options import (
     DominoOptions,
     EchoOptions,
     FrSpecOptions,
+    GraftOptions,
     MedusaOptions,
     NetOptions,
     TrainedOptions,
@@ -31,6 +32,7 @@ from outpace.nets.domino import DominoNet
 from outpace.nets.eagle3 import Eagle3Net
 from outpace.nets.medusa import MedusaNet
 from outpace.shaping.beam import Beam, SearchConfig
+from outpace.shaping.cut import Cut
 from outpace.shaping.ddd import DynamicDepth
 from outpace.shaping.dynatree import DynaTree
 from outpace.shaping.echo import Echo
@@ -52,6 +54,7 @@ GROWING: dict[str, Callable[[Any], GrowingShape]] = {
     "ddd": DynamicDepth,
     "svip": Svip,
     "echo": Echo,
+    "cut": Cut,
 }
 """Made from the settings that options.TREES names for the same shape."""
 N = TypeVar("N", bound=nn.Module)
@@ -94,6 +97,10 @@ def eagle3(options: NetOptions, around: Surroundings, what: str = "method 'eagle
 
 def ddd(options: DddOptions, around: Surroundings) -> Proposer:
     return eagle3(options, around, "method 'ddd'")
+
+
+def graft(options: GraftOptions, around: Surroundings) -> Proposer:
+    return eagle3(options, around, "method 'graft'")
 
 
 def echo(options: EchoOptions, around: Surroundings) -> Proposer:

@@ -17,7 +17,7 @@ from outpace.core.errors import InvalidRequest
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.catalog import METHODS, build_proposer, parse_method
-from outpace.drafters.options import MAX_BUDGET
+from outpace.drafters.common_options import MAX_BUDGET
 from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session

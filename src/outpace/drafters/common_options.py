@@ -1,0 +1,60 @@
+"""Options that many methods share: the budget, and what fills the slots that drafting left free."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+MAX_BUDGET = 511
+
+
+class Options(BaseModel):
+    """Options of every method.
+
+    Attributes:
+        budget: drafted nodes per round; None for the method's default.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    budget: int | None = Field(default=None, ge=0, le=MAX_BUDGET)
+
+
+_OF_MATRIX = ("retrieve_depth", "retrieve_width", "matrix", "warm")
+
+
+class FillOptions(Options):
+    """Options of whatever leaves slots free that retrieval can fill (Graft, arXiv 2605.20104).
+
+    Attributes:
+        fill: what retrieves: "matrix", the target's transitions; "suffix", what followed the longest match in the
+            request's own ids; "both", the match first; "none".
+        place: "root": retrieval continues the pending token, by a template; "tail": the last drafted node, by a chain.
+        reserved: share of the budget that is kept from the draft for retrieval, whatever the shape leaves free.
+        retrieve_depth, retrieve_width: of the template at most; None for the paper's 9 levels of 8 ranks.
+        matrix, warm: as in `RecycleOptions`.
+    """
+
+    fill: Literal["none", "matrix", "suffix", "both"] = "none"
+    place: Literal["root", "tail"] = "root"
+    reserved: float = Field(default=0.0, ge=0, lt=1)
+    retrieve_depth: int | None = Field(default=None, ge=1, le=9)
+    retrieve_width: int | None = Field(default=None, ge=1, le=8)
+    matrix: Literal["shared", "private"] = "shared"
+    warm: str | None = None
+
+    @model_validator(mode="after")
+    def _check_fill(self) -> "FillOptions":
+        idle = {"none": (*_OF_MATRIX, "place", "reserved"), "suffix": _OF_MATRIX}.get(self.fill, ())
+        for name in self.model_fields_set.intersection(idle):
+            raise ValueError(f"{name}={getattr(self, name)}: does nothing with fill={self.fill}; choose another fill")
+        return self
+
+
+class PlainOptions(BaseModel):
+    """Plain decoding has none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @property
+    def budget(self) -> int | None:
+        return None

@@ -1,0 +1,114 @@
+"""Fills beside the transition matrix: what followed the longest match, and several fills one after the other."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.core.drafting import UNKNOWN, Fill, Retrieved
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
+from outpace.core.tree import Topology
+from outpace.drafters.suffix import TextMatch
+
+
+class SuffixFill:
+    """A chain of what followed the longest end of a request's ids that stood in them before (SAM-Decoding's retrieval,
+    arXiv 2411.10666, section 3, as a fill).
+
+    Args:
+        device: where tokens live.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.needs = Needs()
+        self._device = device
+
+    def open(self) -> TextMatch:
+        return TextMatch()
+
+    def close(self, state: TextMatch) -> None:
+        pass
+
+    def rewind(self, state: TextMatch, length: int) -> None:
+        state.rewind(length)
+
+    def prefill(self, states: Sequence[TextMatch], chunks: Sequence[PromptChunk]) -> None:
+        pass  # the ids come with the first request for drafts
+
+    def prepare(
+        self, states: Sequence[TextMatch], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
+    ) -> list[Retrieved]:
+        found = []
+        for match, request, path in zip(states, requests, paths, strict=True):
+            match.follow(request.ids)
+            drafted = path[1:].tolist() if len(path) > 1 else []
+            chain = match.continuation_behind(drafted, request.budget)
+            tokens = torch.tensor([UNKNOWN, *chain], device=self._device)
+            found.append(Retrieved(tokens, Topology.chain(len(tokens))))
+        return found
+
+    def observe(self, states: Sequence[TextMatch], observations: Sequence[Observation]) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass  # nothing outlives a request
+
+
+class JoinedFill:
+    """Several fills; slots go to the first one's nodes, then to the next one's.
+
+    Args:
+        fills: two or more.
+    """
+
+    def __init__(self, fills: Sequence[Fill]) -> None:
+        self.fills = tuple(fills)
+        self.needs = Needs(max(fill.needs.top_k for fill in fills))
+
+    def open(self) -> tuple[Any, ...]:
+        return tuple(fill.open() for fill in self.fills)
+
+    def close(self, state: tuple[Any, ...]) -> None:
+        for fill, own in zip(self.fills, state, strict=True):
+            fill.close(own)
+
+    def rewind(self, state: tuple[Any, ...], length: int) -> None:
+        for fill, own in zip(self.fills, state, strict=True):
+            fill.rewind(own, length)
+
+    def prefill(self, states: Sequence[tuple[Any, ...]], chunks: Sequence[PromptChunk]) -> None:
+        for fill, own in zip(self.fills, zip(*states, strict=True), strict=True):
+            fill.prefill(own, chunks)
+
+    def prepare(
+        self, states: Sequence[tuple[Any, ...]], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
+    ) -> list[Retrieved]:
+        each = [
+            fill.prepare(own, requests, paths) for fill, own in zip(self.fills, zip(*states, strict=True), strict=True)
+        ]
+        return [joined(parts) for parts in zip(*each, strict=True)]
+
+    def observe(self, states: Sequence[tuple[Any, ...]], observations: Sequence[Observation]) -> None:
+        for fill, own in zip(self.fills, zip(*states, strict=True), strict=True):
+            fill.observe(own, observations)
+
+    def reset(self) -> None:
+        for fill in self.fills:
+            fill.reset()
+
+
+def joined(parts: Sequence[Retrieved]) -> Retrieved:
+    """What several fills retrieved behind the same node, as one tree of it."""
+    tokens = torch.cat([parts[0].tokens[:1], *(part.tokens[1:] for part in parts)])
+    return Retrieved(tokens, _joined(tuple(part.topology.parents for part in parts)))
+
+
+@lru_cache(maxsize=256)
+def _joined(parts: tuple[tuple[int, ...], ...]) -> Topology:
+    parents = [-1]
+    for own in parts:
+        start = len(parents) - 1
+        parents += [above + start if above else 0 for above in own[1:]]
+    return Topology.of(parents)
