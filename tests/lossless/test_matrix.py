@@ -159,4 +159,5 @@ def test_every_method_has_its_source_here() -> None:
     """Guards against a method that is added to the catalog and left out of the matrix."""
     of_models = {"linear": "draft-lm", "fixed": "draft-lm", "dynatree": "draft-lm", "svip": "draft-lm"}
     of_models |= {"fr-spec": "eagle3-subset", "ddd": "eagle3", "echo": "eagle3"}
+    of_models |= {"graft": "eagle3", "graft-dflash": "dflash", "graft-domino": "domino"}
     assert {of_models.get(name, name) for name in METHODS} - {"plain"} <= set(SOURCES)

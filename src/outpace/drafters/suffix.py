@@ -125,8 +125,11 @@ class TextMatch:
         state, length = max(automaton.links[automaton.last], ROOT), self.length
         for token in drafted:
             state, length = automaton.step(state, length, token)
-        ids, end = automaton.ids, automaton.ends[state]
-        if not length or end == len(ids):
+        ids = automaton.ids
+        while state != ROOT and automaton.ends[state] == len(ids):  # nothing has followed it yet
+            state = automaton.links[state]
+        end = automaton.ends[state]
+        if state == ROOT:
             return []
         return [ids[end + place % (len(ids) - end)] for place in range(count)]
 

@@ -56,6 +56,11 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "eagle3:shape=svip,budget=12,threshold=2",
         "ddd:budget=12,top_k=3,checks=2,threshold=0.01",
         "echo:budget=12,top_k=3,threshold=0.01",
+        "graft:budget=12,top_k=3,thresholds=0.05/0.05/0.05",
+        "graft:budget=12,shape=beam,reserved=0.5,fill=both,top_k=3",
+        "graft-dflash:budget=6,threshold=0.01",
+        "graft-domino:budget=6,threshold=0.01,fill=both",
+        "domino:shape=beam,budget=12,depth=3,top_k=3,fill=suffix,reserved=0.3",
         "dart",
         "dart:budget=12,depth=4,top_k=3",
         "dart:shape=beam,budget=12,depth=4,top_k=3",
@@ -76,8 +81,8 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path, drafters: dict[str, Path]) -> None:
     """Guards against a preset wired to the wrong embedding, head or hidden states: it would draft, and change nothing
     but speed; that it is lossless, and drafts, must hold whatever the weights."""
-    name = method.partition(":")[0]
-    folder = str(drafters[{"ddd": "eagle3", "echo": "eagle3"}.get(name, name)])
+    name = method.partition(":")[0].removeprefix("graft-")
+    folder = str(drafters[{"ddd": "eagle3", "echo": "eagle3", "graft": "eagle3"}.get(name, name)])
     model = outpace.load(str(target), method, drafter=folder, dtype="float32", device="cpu")
     expected = [model.generate(prompt, max_new_tokens=20, method="plain", **options).token_ids for prompt in PROMPTS]
     answers = model.generate(PROMPTS, max_new_tokens=20, **options)

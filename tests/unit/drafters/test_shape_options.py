@@ -9,6 +9,7 @@ from outpace.core.errors import InvalidRequest
 from outpace.drafters.catalog import parse_method
 from outpace.drafters.options import NetOptions
 from outpace.shaping.beam import BeamConfig, SearchConfig
+from outpace.shaping.cut import CutConfig
 from outpace.shaping.ddd import DddConfig
 from outpace.shaping.dynatree import DynaTreeConfig
 from outpace.shaping.echo import EchoConfig
@@ -40,6 +41,9 @@ def tree_of(method: str) -> Any:
         ("eagle3:shape=gated,checkpoints=1/3,kept=8/40,thresholds=0.2/0.4", GATED),
         ("domino:shape=ddd,checks=3,threshold=0.1", DddConfig(checks=(3,), threshold=0.1)),
         ("medusa:shape=svip,threshold=inf", SvipConfig(threshold=math.inf)),
+        ("graft", GatedConfig()),
+        ("graft-domino", CutConfig()),
+        ("graft-dflash:threshold=0.5,place=root", CutConfig(threshold=0.5)),
         ("ddd", DddConfig()),
         ("echo:threshold=0.3,depth=6", EchoConfig(threshold=0.3, depth=6)),
     ],

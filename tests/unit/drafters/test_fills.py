@@ -1,0 +1,132 @@
+"""Fills: what followed the longest match, several fills in order, and the options that choose them."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from outpace.core.drafting import UNKNOWN, Retrieved
+from outpace.core.errors import InvalidRequest
+from outpace.core.tree import Topology
+from outpace.drafters.catalog import METHODS, build_proposer, matrix_of, parse_method
+from outpace.drafters.fills import filled
+from outpace.drafters.matrix_fill import MatrixFill
+from outpace.drafters.options import LinearOptions
+from outpace.drafters.retrieval import JoinedFill, SuffixFill, joined
+from outpace.drafters.suffix import TextMatch
+from outpace.drafters.surroundings import Surroundings
+from outpace.shaping.grafted import GraftedProposer
+from outpace.shaping.proposer import EmptyDraft
+from tests.unit.drafters.requests import draft_request, no_draft_model
+
+CPU = torch.device("cpu")
+AROUND = Surroundings(50, CPU, no_draft_model)
+
+
+def longest_match(ids: Sequence[int], drafted: Sequence[int], count: int) -> list[int]:
+    """By definition: the longest end of ids and drafts that stands in the ids before their own end, at its earliest
+    place, and what follows there, repeated from the end on."""
+    text = [*ids, *drafted]
+    for length in range(len(text), 0, -1):
+        suffix = text[len(text) - length :]
+        for end in range(length, len(ids)):
+            if list(ids[end - length : end]) == suffix:
+                return [ids[end + place % (len(ids) - end)] for place in range(count)]
+    return []
+
+
+@pytest.mark.parametrize("alphabet", [2, 3, 8])
+def test_what_is_retrieved_followed_the_longest_match(alphabet: int) -> None:
+    """Guards against matches that drafted tokens do not shorten or move, and ones that end in the drafts themselves."""
+    draw = random.Random(alphabet)
+    fill = SuffixFill(CPU)
+    found = 0
+    for _ in range(200):
+        ids = [draw.randrange(alphabet) for _ in range(draw.randint(1, 30))]
+        drafted = [draw.randrange(alphabet) for _ in range(draw.randint(0, 4))]
+        path = torch.tensor([ids[-1], *drafted])
+        (retrieved,) = fill.prepare([TextMatch()], [draft_request(ids, 6, 20)], [path])
+        wanted = longest_match(ids, drafted, 6)
+        assert retrieved.tokens.tolist()[1:] == wanted
+        assert len(retrieved.topology) == 1 + len(wanted)
+        assert retrieved.topology.is_chain
+        found += bool(wanted)
+    assert found > 100
+
+
+def test_a_match_follows_its_request() -> None:
+    """Guards against a fill that forgets what a request said since, or keeps what was taken back."""
+    fill = SuffixFill(CPU)
+    state = fill.open()
+    for ids in ([1, 2, 3, 1], [1, 2, 3, 1, 2]):
+        (retrieved,) = fill.prepare([state], [draft_request(ids, 2, 20)], [torch.tensor(ids[-1:])])
+        assert retrieved.tokens.tolist()[1:] == longest_match(ids, [], 2)
+    fill.rewind(state, 2)
+    (retrieved,) = fill.prepare([state], [draft_request([1, 2, 9], 2, 20)], [torch.tensor([9])])
+    assert len(retrieved.tokens) == 1
+
+
+def test_fills_come_one_after_the_other() -> None:
+    """Guards against nodes of the second fill below nodes of the first."""
+    chain = Retrieved(torch.tensor([7, 1, 2]), Topology.chain(3))
+    fork = Retrieved(torch.tensor([7, 4, 5, 6]), Topology.of([-1, 0, 0, 1]))
+    both = joined([chain, fork])
+    assert both.tokens.tolist() == [7, 1, 2, 4, 5, 6]
+    assert both.topology.parents == (-1, 0, 1, 0, 0, 3)
+    nothing = joined([Retrieved(torch.tensor([UNKNOWN]), Topology.chain(1)), fork])
+    assert (nothing.tokens.tolist()[1:], nothing.topology.parents) == ([4, 5, 6], (-1, 0, 0, 1))
+
+
+def test_options_choose_the_fill() -> None:
+    """Guards against options of a fill that are read and then forgotten."""
+
+    def made(**options: object) -> GraftedProposer:
+        proposer = filled(EmptyDraft(), LinearOptions.model_validate(options), AROUND)
+        assert isinstance(proposer, GraftedProposer)
+        return proposer
+
+    base = EmptyDraft()
+    assert filled(base, LinearOptions(), AROUND) is base
+    assert isinstance(made(fill="suffix").fill, SuffixFill)
+    proposer = made(fill="both")
+    both = proposer.fill
+    assert isinstance(both, JoinedFill)
+    assert [type(fill) for fill in both.fills] == [SuffixFill, MatrixFill]
+    assert both.needs.top_k == 8
+    assert matrix_of(proposer) is both.fills[1].matrix  # type: ignore[attr-defined]
+    assert matrix_of(made(fill="matrix", matrix="private")) is None
+    for options, levels, nodes in (({}, 9, 80), ({"retrieve_depth": 2}, 2, 24), ({"place": "tail"}, 16, 16)):
+        fill = made(fill="matrix", **options).fill
+        (retrieved,) = fill.prepare([fill.open()], [draft_request([1], 60, 20)], [torch.tensor([1])])
+        assert (retrieved.topology.max_depth, len(retrieved.topology) - 1) == (levels, nodes)
+    narrow = made(fill="matrix", retrieve_width=1).fill
+    (retrieved,) = narrow.prepare([narrow.open()], [draft_request([1], 60, 20)], [torch.tensor([1])])
+    assert retrieved.topology.is_chain
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "eagle3:place=tail",
+        "dynatree:reserved=0.5",
+        "domino:fill=suffix,warm=x",
+        "domino:fill=suffix,matrix=private",
+        "graft:fill=none,retrieve_depth=3",
+        "linear:fill=all",
+        "graft:reserved=1",
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(method: str) -> None:
+    """Guards against an ablation that is none."""
+    with pytest.raises(InvalidRequest, match=r"does nothing with fill=|fill=all|reserved=1"):
+        parse_method(method)
+
+
+def test_ablations_of_graft_are_options() -> None:
+    """Guards against presets whose defaults rule out their own ablations."""
+    for method in ("graft:fill=none", "graft:place=tail", "graft:shape=beam,reserved=0.5", "graft-dflash:fill=none"):
+        assert parse_method(method).options.budget is None
+    with pytest.raises(InvalidRequest, match="needs a trained drafter"):
+        build_proposer(parse_method("graft"), AROUND)
+    assert {name for name in METHODS if name.startswith("graft")} == {"graft", "graft-dflash", "graft-domino"}
