@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import torch
 from pydantic import model_validator
@@ -38,6 +38,11 @@ class CheckpointConfig(BeamConfig):
     def gate(self, stage: int) -> float:
         """What the confidence must exceed at a checkpoint for drafting to go on."""
 
+    @property
+    def prunes_early(self) -> bool:
+        """Whether a closed gate ends drafting at once."""
+        return True
+
     @model_validator(mode="after")
     def _agree(self) -> Self:
         check_ascending("checkpoints", self.checkpoints, 1, 64)
@@ -51,12 +56,20 @@ class GatedConfig(CheckpointConfig):
     Attributes:
         thresholds: tau at each checkpoint, as probabilities; a gate of 0 never closes. The defaults are the paper's for
             Qwen3-8B on HumanEval (table 11), which table 12 carries over to other texts.
+        prune: "early": a closed gate ends drafting, which saves its passes; "after": the whole tree is drafted,
+            then pruned to as many nodes, the best of all depths, so that requests of a batch draft alike (batch mode,
+            appendix D).
     """
 
     thresholds: Numbers = (0.15, 0.13, 0.51)
+    prune: Literal["early", "after"] = "early"
 
     def gate(self, stage: int) -> float:
         return self.thresholds[stage]
+
+    @property
+    def prunes_early(self) -> bool:
+        return self.prune == "early"
 
     @model_validator(mode="after")
     def _count(self) -> Self:
@@ -122,9 +135,10 @@ class Gated(Beam):
             stage = self.config.checkpoints.index(depth)
             gate = self.config.gate(stage)
             # By logarithms: the exponential of a long path's score would be 0, and not above a gate of 0.
-            if gate > 0 and float(scores.max()) <= math.log(gate):
+            if state.stage is None and gate > 0 and float(scores.max()) <= math.log(gate):
                 state.stage = stage
-                return False
+                if self.config.prunes_early:
+                    return False
         return super().goes_on(state, depth, scores)
 
 

@@ -71,6 +71,19 @@ def test_each_gate_ends_drafting_at_its_depth(stage: int | None, depth: int, kep
     assert tree.topology.parents == dense.topology.parents
 
 
+@pytest.mark.parametrize(("stage", "kept"), [(0, 8), (1, 24), (2, 40)])
+def test_gates_may_prune_afterwards(stage: int, kept: int) -> None:
+    """Guards against a batch whose requests draft differently, and gates that a later one overrules."""
+    requests, source = batch(ENDING[stage])
+    shape = Gated(GatedConfig(thresholds=THRESHOLDS, prune="after"))
+    (tree,), (state,) = run(shape, requests, source)
+    assert shape.stage(state.of_shape) == stage
+    assert tree.draft_passes == 8
+    assert len(tree) - 1 == kept
+    (dense,), _ = run(Beam(BeamConfig()), [draft_request([0, 0], kept, 60)], source)
+    assert tree.tokens.tolist() == dense.tokens.tolist()
+
+
 def test_requests_end_apart() -> None:
     """Guards against one request's gate that closes on its neighbours, and slots of the wrong one cut."""
     requests, source = batch(ENDING[2], SURE, ENDING[0], ENDING[1])
