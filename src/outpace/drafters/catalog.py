@@ -112,8 +112,8 @@ METHODS = {
     "dflash": Method(trained.dflash, TrainedOptions, "DFlash: a block of drafts in one pass", "dflash"),
     "domino": Method(trained.domino, DominoOptions, "Domino: DFlash's block, corrected causally", "domino"),
 }
-BEST = {"smollm2-135m": "domino"}
-"""What targets with shipped drafters draft with by default: the chain with most tokens per step (docs/log.md)."""
+BEST = {"smollm2-135m": "domino:shape=beam,budget=10,depth=4"}
+"""What targets with shipped drafters draft with by default: the fastest on prompts kept for it (docs/log.md)."""
 
 
 @dataclass(frozen=True)
