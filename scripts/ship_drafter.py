@@ -32,8 +32,8 @@ says without it, token for token; the drafter only makes it faster.
 - **Weights**: {parameters:,} parameters in {dtype}, {megabytes:.1f} MB. Embedding and LM head are the
   target's, in no file here.
 - **Trained by**: `outpace train {kind}` with the settings in `recipe.yaml`, on {device} ({precision}).
-- **Data**: {sequences:,} prompts (conversations shared by users, and the training parts of GSM8K and MATH), answered by
-  the target itself, greedily, with at most {answer} tokens. No prompt of a benchmark's test set was used.
+{note}- **Data**: {sequences:,} prompts (conversations shared by users, and the training parts of GSM8K and MATH),
+  answered by the target itself, greedily, with at most {answer} tokens. No prompt of a benchmark's test set was used.
 - **Seen**: {epochs:g} epochs, {steps:,} steps of {batch} sequences, {tokens:,} tokens, of which {supervised:,} were
   the target's own.
 - **Held out**: {rate:.3f} tokens per step in greedy chains of {depth} on {held_out} prompts it was not trained on;
@@ -45,6 +45,10 @@ says without it, token for token; the drafter only makes it faster.
 - **Licence**: Apache-2.0, as the target's.
 """
 METHODS = {"draft-lm": "dynatree"}
+NOTES = {
+    "domino": "- **Layout**: that of the authors, but W2 has the rows of `vocabulary.safetensors` alone\n"
+    "  (`embed_proj.ids`); `outpace convert` writes it whole for other engines, with zeros where there were no rows.\n"
+}
 
 
 def main() -> None:
@@ -106,6 +110,7 @@ def card(
     epochs = steps * training["batch_size"] / data["sequences"]
     return CARD.format(
         kind=kind,
+        note=NOTES.get(kind, ""),
         folder=given.folder,
         method=METHODS.get(kind, kind),
         target=target,
