@@ -7,7 +7,7 @@ import statistics
 import sys
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from transformers.utils import logging
 
 from outpace.api import Model, load
@@ -49,7 +49,8 @@ def _race(console: Console, model: Model, item: WorkItem, params: SamplingParams
             model.reset()
             console.print(f"[bold]Answer[/bold] {runs['plain'].text}\n", markup=True, highlight=False)
     certifier = Certifier(model)
-    table = Table("method", "tokens/s", "speedup", "tokens per step", "output against plain decoding")
+    method_column = Column("method", overflow="fold")  # options are part of the name
+    table = Table(method_column, "tokens/s", "speedup", "tokens per step", "output against plain decoding")
     bugs = 0
     for method in methods:
         finding = certifier.classify(

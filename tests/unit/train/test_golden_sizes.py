@@ -42,6 +42,7 @@ def _without_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (dflash, domino):
         monkeypatch.setattr(module, "initialise", unchanged)
+    monkeypatch.setattr(domino, "wake", unchanged)
     for module in (dart, eagle3):
         monkeypatch.setattr(module, "begin", unchanged)
 
@@ -60,6 +61,7 @@ def test_a_new_drafter_has_the_published_sizes(
         config=config, device=torch.device("meta"), hidden_size=config.hidden_size, vocab_size=config.vocab_size,
         layers=config.num_hidden_layers, drafting_head=lambda ids: None,
         dtype=torch.bfloat16, head=torch.empty(config.vocab_size, 4096, device="meta"),
+        embedding=torch.empty(config.vocab_size, config.hidden_size, device="meta"),
     )  # fmt: skip
     chosen = settings_of(method, None, settings)
     build: Callable[..., Any] = METHODS[method].build
