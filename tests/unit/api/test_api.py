@@ -71,7 +71,7 @@ def test_a_result_is_consistent_in_itself(model: outpace.Model) -> None:
     ("options", "complaint"),
     [
         ({"method": "guess"}, "method='guess': unknown; choose one of plain, lookup, recycle"),
-        ({"method": "recycle:depth=3"}, "recycle takes budget, shape .*not 'depth=3'"),
+        ({"method": "recycle:depth=3"}, "recycle takes budget, shape, .*not 'depth=3'"),
         ({"method": "plain:budget=3"}, "plain takes no options"),
         ({"method": "lookup:budget=-1"}, "budget=-1: input should be greater than or equal to 0"),
         ({"budget": 512}, "budget=512: must be from 0 to 511"),
