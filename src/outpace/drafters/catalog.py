@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from pydantic import ValidationError
 
 from outpace.core.errors import InvalidRequest
@@ -12,6 +13,7 @@ from outpace.drafters import trained
 from outpace.drafters.common_options import Options, PlainOptions
 from outpace.drafters.corpus import load_corpus
 from outpace.drafters.draft_lm import DraftLM
+from outpace.drafters.evidence import GREEDY, SAMPLED, Evidence
 from outpace.drafters.fills import filled
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.lookup import CONTINUATION, PromptLookup
@@ -31,6 +33,7 @@ from outpace.drafters.options import (
     LinearOptions,
     LookaheadOptions,
     MedusaOptions,
+    OutpaceOptions,
     RecycleOptions,
     SamdOptions,
     SvipOptions,
@@ -44,6 +47,7 @@ from outpace.drafters.samd import SamDecoding
 from outpace.drafters.shelf import LANGUAGE_MODEL, Shelf
 from outpace.drafters.surroundings import Surroundings
 from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix, load_matrix
+from outpace.drafters.union import Union, UnionPlan
 from outpace.models.shipped import shipped_for
 from outpace.shaping.dynatree import DynaTree
 from outpace.shaping.fixed import FixedTree
@@ -77,6 +81,26 @@ def _samd(options: SamdOptions, around: Surroundings) -> Proposer:
     other = tree.build(tree.options.model_validate({"budget": budget, **shape}), around)
     corpus = None if options.corpus is None else load_corpus(options.corpus, around.vocab_size)
     return SamDecoding(other, budget, corpus, options.threshold, options.bias)
+
+
+def _outpace(options: OutpaceOptions, around: Surroundings) -> Proposer:
+    budget = around.default_budget(15, 60) if options.budget is None else options.budget
+    base: Proposer = EmptyDraft()
+    if options.draft != "none":
+        of_draft = options.model_dump(include={"depth", "beam", "noise", "vocabulary"}) | {"top_k": options.beam}
+        method = METHODS[options.draft]
+        base = method.build(method.options.model_validate({"shape": "beam", "budget": budget, **of_draft}), around)
+    plan = UnionPlan(
+        options.drafted,
+        options.floor,
+        options.enough or None,
+        options.retrieve in ("both", "matrix"),
+        options.retrieve in ("both", "text"),
+    )
+    matrix = MatrixLearner(
+        load_matrix(options.warm, around.vocab_size, torch.device("cpu")), options.matrix == "private"
+    )
+    return Union(base, matrix, Evidence(GREEDY), Evidence(SAMPLED), plan, budget, around.device)
 
 
 def _lookahead(options: LookaheadOptions, around: Surroundings) -> Proposer:
@@ -130,6 +154,9 @@ class Method:
 
 
 METHODS = {
+    "outpace": Method(
+        _outpace, OutpaceOptions, "the union: drafts, transitions and matches, the likeliest first", "domino"
+    ),
     "plain": Method(_plain, PlainOptions, "no drafts: the baseline, on the same engine"),
     "lookup": Method(_lookup, Options, "prompt lookup: what followed the same words before"),
     "recycle": Method(_recycle, RecycleOptions, "Token Recycling: the target's runner-up tokens"),
@@ -175,7 +202,7 @@ class MethodSpec:
     @property
     def drafter(self) -> str | None:
         """Kind of the drafter it drafts with; None if it needs none."""
-        return METHODS[self.options.tree if isinstance(self.options, SamdOptions) else self.name].drafter
+        return METHODS[getattr(self.options, "drafts_with", self.name)].drafter
 
 
 def parse_method(text: str) -> MethodSpec:
@@ -233,6 +260,8 @@ def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
     if isinstance(proposer, GraftedProposer):
         reader = proposer.fill
         reader = reader.fills[-1] if isinstance(reader, JoinedFill) else reader
+    elif isinstance(proposer, Union):
+        reader = proposer.matrix
     elif isinstance(proposer, StaticProposer):
         reader = proposer.source
     return reader.matrix if isinstance(reader, MatrixLearner) and not reader.private else None

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
-from outpace.drafters.common_options import FillOptions, Options, PlainOptions
+from outpace.drafters.common_options import MAX_BUDGET, FillOptions, Options, PlainOptions
 from outpace.drafters.frequency import EVERY_ID
 from outpace.shaping.beam import BeamConfig, SearchConfig
 from outpace.shaping.cut import CutConfig
@@ -64,6 +64,44 @@ class SamdOptions(Options):
     corpus: str | None = None
     threshold: int = Field(default=THRESHOLD, ge=1)
     bias: int = Field(default=BIAS, ge=0)
+
+    @property
+    def drafts_with(self) -> str:
+        """The method that drafts for it."""
+        return self.tree
+
+
+class OutpaceOptions(Options):
+    """Options of the union.
+
+    Attributes:
+        draft: what drafts; "none" for no trained drafter.
+        drafted: nodes that it drafts at most.
+        depth, beam: of its beam: drafted tokens on a path, and nodes of a level that are expanded.
+        retrieve: what names tokens beside it: "matrix", the target's transitions; "text", what followed the same words
+            in the request's own ids; "both"; "none".
+        floor: least probability of acceptance that earns a slot; 0 uses the whole budget.
+        enough: tokens that must be expected from retrieval alone for a round to do without a draft; 0 drafts always.
+        noise, vocabulary: as in `LinearOptions`.
+        matrix, warm: as in `RecycleOptions`.
+    """
+
+    draft: Literal["domino", "dflash", "eagle3", "none"] = "domino"
+    drafted: int = Field(default=15, ge=1, le=MAX_BUDGET)
+    depth: int = Field(default=3, ge=1, le=64)
+    beam: int = Field(default=10, ge=1, le=64)
+    retrieve: Literal["both", "matrix", "text", "none"] = "both"
+    floor: float = Field(default=0.0, ge=0, lt=1)
+    enough: float = Field(default=0.0, ge=0)
+    noise: bool = True
+    vocabulary: str | None = None
+    matrix: Literal["shared", "private"] = "shared"
+    warm: str | None = None
+
+    @property
+    def drafts_with(self) -> str:
+        """The method that drafts for it."""
+        return "plain" if self.draft == "none" else self.draft
 
 
 class LookaheadOptions(Options):

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Sequence
 BORDER = -1
 """Stands between the texts of a corpus. No token is negative, so no match goes across it."""
 ROOT = 0
+Match = tuple[int, int]
+"""A state of an automaton, and how long the match is that stands there."""
+NO_MATCH = ROOT, 0
 
 
 class SuffixAutomaton:
@@ -105,6 +108,23 @@ class TextMatch:
         """Ids in the match; 0 for none."""
         # What links to the whole text's state are exactly the ends that also stand elsewhere.
         return self._automaton.lengths[max(self._automaton.links[self._automaton.last], ROOT)]
+
+    @property
+    def place(self) -> Match:
+        """The longest end of the ids that stands elsewhere in them."""
+        return max(self._automaton.links[self._automaton.last], ROOT), self.length
+
+    def step(self, match: Match, token: int) -> Match:
+        """Where a match goes with a token that is not decided yet."""
+        return self._automaton.step(*match, token)
+
+    def following(self, match: Match) -> tuple[int, int] | None:
+        """The id that followed the longest end of a match after which there is one, and the length of that end."""
+        automaton, (state, length) = self._automaton, match
+        while state != ROOT and automaton.ends[state] == len(automaton.ids):
+            state = automaton.links[state]
+            length = automaton.lengths[state]
+        return None if state == ROOT else (automaton.ids[automaton.ends[state]], length)
 
     def continuation(self, count: int) -> list[int]:
         """The `count` ids after the match's first place, none without a match.

@@ -75,7 +75,7 @@ class TransitionMatrix:
         last = torch.zeros(len(self.successors), dtype=torch.int64, device=device)
         order = torch.arange(1, len(tokens) + 1, device=device)
         last.scatter_reduce_(0, tokens, order, reduce="amax")
-        self.successors[tokens] = top_ids[last[tokens] - 1, :SUCCESSORS]
+        self.successors[tokens] = top_ids[:, :SUCCESSORS].to(device)[last[tokens] - 1]
 
 
 class MatrixLearner:

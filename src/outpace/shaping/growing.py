@@ -150,5 +150,7 @@ class _Grove:
             own = own[best.sort().values]
             local[own] = torch.arange(len(own))
             parents = [-1, *local[self.parents[own[1:]]].tolist()]
-            trees.append(DraftTree(self.tokens[own], Topology.of(parents), draft_passes=passes[owner]))
+            trees.append(
+                DraftTree(self.tokens[own], Topology.of(parents), None, passes[owner], scores=self.scores[own])
+            )
         return trees

@@ -1,0 +1,101 @@
+"""One currency for drafted and retrieved tokens: how likely each is to be accepted, by all that speaks for it.
+
+A draft model, the transition matrix and the text so far may all name the same token, or different ones. Trees of the
+papers keep a share of the slots for each. Here a token's log-odds of being what the target says next are a sum of
+weights, one for what each witness says of it, which is a logistic regression learned from every verified tree: so the
+next slot always goes to the token most likely to be accepted, whoever brought it.
+"""
+
+import math
+from collections.abc import Sequence
+
+from outpace.drafters.transition_matrix import SUCCESSORS
+
+Clues = tuple[int, int, int, int]
+"""What draft, matrix, text and noise say of one token: indices of weights."""
+
+BIAS = 0
+_DRAFTED = 1  # and the nine after it: by tenths of the probability that the draft gives the token below its parent
+PASSED_OVER, UNDRAFTED = 11, 12  # the draft names other tokens below this parent; none at all
+_RANKED = 13
+UNRANKED = _RANKED + SUCCESSORS
+_MATCHED = UNRANKED + 1
+MATCHES = (1, 2, 3, 5, 9)  # least lengths of the kinds of match
+UNMATCHED = _MATCHED + len(MATCHES)
+_NOISY = UNMATCHED + 1
+NOISES = 6  # kinds of keyed noise: below 0, by whole numbers up to 4, and above
+QUIET = _NOISY + NOISES
+SIZE = QUIET + 1
+
+
+def drafted(log_prob: float) -> int:
+    """The draft's clue: its conditional log-probability, or keyed score, of the token."""
+    return _DRAFTED + min(9, int(10 * math.exp(min(log_prob, 0.0))))
+
+
+def ranked(rank: int) -> int:
+    """The matrix's clue: the token's rank from 0 in the row of the token before it."""
+    return _RANKED + rank
+
+
+def matched(length: int) -> int:
+    """The text's clue: how many tokens before this one stood before it in the text already, 1 or more."""
+    return _MATCHED + sum(length >= least for least in MATCHES) - 1
+
+
+def noisy(gumbel: float) -> int:
+    """The noise's clue: the keyed noise with which the target will draw; the draft's keyed score knows it already."""
+    return _NOISY + min(NOISES - 1, max(0, math.floor(gumbel) + 1))
+
+
+class Evidence:
+    """The weights of all clues, learned while decoding.
+
+    Args:
+        prior: [SIZE] weights to start from and to return to.
+        step: size of a step of stochastic gradient descent on the log-loss of one verified token.
+    """
+
+    def __init__(self, prior: Sequence[float], step: float = 0.02) -> None:
+        assert len(prior) == SIZE
+        self._prior, self._step = tuple(prior), step
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was learned."""
+        self.weights = list(self._prior)
+        self._known: dict[Clues, float] = {}
+
+    def price(self, clues: Clues) -> float:
+        """Probability that a token is accepted, given that its parent is."""
+        price = self._known.get(clues)
+        if price is None:
+            price = self._known[clues] = 1.0 / (1.0 + math.exp(-self._log_odds(clues)))
+        return price
+
+    def learn(self, verified: Sequence[tuple[Clues, bool]]) -> None:
+        """Learn from tokens whose parents were accepted, and whether they were."""
+        for clues, was_right in verified:
+            change = self._step * (was_right - 1.0 / (1.0 + math.exp(-self._log_odds(clues))))
+            for clue in (BIAS, *clues):
+                self.weights[clue] += change
+        self._known.clear()
+
+    def _log_odds(self, clues: Clues) -> float:
+        draft, matrix, text, noise = clues
+        weights = self.weights
+        return weights[BIAS] + weights[draft] + weights[matrix] + weights[text] + weights[noise]
+
+
+def _prior(bias: float, draft: Sequence[float], matrix: Sequence[float], text: Sequence[float]) -> tuple[float, ...]:
+    return (bias, *draft, *matrix, *text, *([0.0] * NOISES), 0.0)
+
+
+# What the clues were worth on training prompts (docs/log.md).
+GREEDY = _prior(
+    -0.06,
+    (-1.98, -0.75, -0.24, -0.07, 0.03, 0.65, 1.10, 1.26, 1.80, 2.91, -2.46, -1.31),
+    (2.89, 0.45, -0.16, -0.24, -0.30, -0.61, -0.40, -0.56, -0.12),
+    (-0.85, 0.15, 1.34, 1.00, 1.29, -2.00),
+)
+SAMPLED = GREEDY

@@ -1,0 +1,149 @@
+"""The union: drafted, recycled and matched tokens compete for the same slots, by one price.
+
+Domino or EAGLE-3 drafts a shallow beam; Graft's transition matrix and SAM-Decoding's automaton continue every node of
+it, not the pending token alone; and, as DynaTree's, the tree is as wide and deep as the odds say. What goes beyond the
+papers is that none has a share of its own: the next slot is for whatever is most likely to be accepted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import device
+
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
+from outpace.core.tree import DraftTree
+from outpace.drafters.best_first import Growth, Witnesses
+from outpace.drafters.evidence import Clues, Evidence
+from outpace.drafters.suffix import TextMatch
+from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
+
+
+@dataclass(frozen=True)
+class UnionPlan:
+    """How the union builds its trees.
+
+    Attributes:
+        drafted: nodes that the draft may have.
+        floor: a token less likely to be accepted gets no slot; 0 uses the whole budget.
+        enough: tokens that a tree must be expected to gain without a draft for the draft to be left out; None to draft
+            always.
+        uses_matrix, uses_text: whether transitions and matches are asked.
+    """
+
+    drafted: int
+    floor: float
+    enough: float | None
+    uses_matrix: bool = True
+    uses_text: bool = True
+
+
+@dataclass(eq=False)
+class UnionState:
+    """One request.
+
+    Attributes:
+        of_base: its state in the draft.
+        matrix: what it reads and teaches.
+        text: matches in its own ids.
+        evidence: that prices its tokens.
+        clues: what spoke for each node of the tree of this round but the first.
+    """
+
+    of_base: Any
+    matrix: TransitionMatrix
+    text: TextMatch
+    evidence: Evidence
+    clues: Sequence[Clues] = ()
+
+
+class Union:
+    """Grows every tree best-first from what draft, transitions and text name.
+
+    Trees and the transition matrix live on the host: what is most likely is decided node by node.
+
+    Args:
+        base: drafts a tree with scores, or empty trees.
+        matrix: keeps the target's transitions, on the host.
+        greedy, sampled: what the witnesses are worth at temperature 0, and above.
+        plan: how trees are built.
+        budget: nodes per tree by default.
+        device: where tokens live.
+    """
+
+    def __init__(
+        self,
+        base: Proposer,
+        matrix: MatrixLearner,
+        greedy: Evidence,
+        sampled: Evidence,
+        plan: UnionPlan,
+        budget: int,
+        device: device,
+    ) -> None:
+        self.base, self.matrix, self.greedy, self.sampled, self.budget = base, matrix, greedy, sampled, budget
+        self.needs = Needs(max(base.needs.top_k, matrix.needs.top_k), base.needs.taps)
+        self._plan, self._device = plan, device
+
+    def open(self) -> UnionState:
+        return UnionState(self.base.open(), self.matrix.open(), TextMatch(), self.greedy)
+
+    def close(self, state: UnionState) -> None:
+        self.base.close(state.of_base)
+
+    def rewind(self, state: UnionState, length: int) -> None:
+        self.base.rewind(state.of_base, length)
+        state.text.rewind(length)
+
+    def prefill(self, states: Sequence[UnionState], chunks: Sequence[PromptChunk]) -> None:
+        self.base.prefill([state.of_base for state in states], chunks)
+        self.matrix.prefill([state.matrix for state in states], chunks)
+
+    def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        for state, request in zip(states, requests, strict=True):
+            state.text.follow(request.ids)
+            state.evidence = self.greedy if request.stream.params.is_greedy else self.sampled
+        enough = self._plan.enough
+        grown = [
+            None if enough is None else self._grow(state, request, None)
+            for state, request in zip(states, requests, strict=True)
+        ]
+        doubtful = [index for index, tree in enumerate(grown) if tree is None or tree.gain < (enough or 0.0)]
+        drafts = self._draft([states[index] for index in doubtful], [requests[index] for index in doubtful])
+        for index, draft in zip(doubtful, drafts, strict=True):
+            grown[index] = self._grow(states[index], requests[index], draft)
+        trees = []
+        for state, growth in zip(states, grown, strict=True):
+            assert growth is not None, "what was not enough was grown again"
+            trees.append(growth.tree(self._device))
+            state.clues = growth.clues
+        return trees
+
+    def _draft(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> Sequence[DraftTree]:
+        if not states:
+            return []
+        offered = [replace(request, budget=min(request.budget, self._plan.drafted)) for request in requests]
+        return self.base.propose([state.of_base for state in states], offered)
+
+    def _grow(self, state: UnionState, request: DraftRequest, draft: DraftTree | None) -> Growth:
+        plan = self._plan
+        rows = state.matrix.successors if plan.uses_matrix else None
+        witnesses = Witnesses(request.stream, rows, state.text if plan.uses_text else None, draft)
+        return witnesses.grow(state.evidence, request.budget, request.max_depth, plan.floor)
+
+    def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
+        self.base.observe([state.of_base for state in states], observations)
+        self.matrix.observe([state.matrix for state in states], observations)
+        for state, observation in zip(states, observations, strict=True):
+            accepted = set(observation.verdict.path)
+            above = observation.tree.topology.parents[1:]
+            verified = enumerate(zip(state.clues, above, strict=True), start=1)
+            state.evidence.learn(
+                [(clues, node in accepted) for node, (clues, parent) in verified if parent in accepted]
+            )
+
+    def reset(self) -> None:
+        self.base.reset()
+        self.matrix.reset()
+        self.greedy.reset()
+        self.sampled.reset()
