@@ -110,7 +110,7 @@ def test_bench_ends_with_one_json_line_and_keeps_records(folder: str, tmp_path: 
     for record in records:
         assert record["versions"]["torch"]
         assert record["new_tokens"] == sum(len(ids) for ids in record["token_ids"])
-        parts = record["draft_ms"] + record["forward_ms"] + record["verify_ms"] + record["commit_ms"]
+        parts = sum(record[f"{phase}_ms"] for phase in ("draft", "forward", "verify", "commit", "observe"))
         assert parts <= record["decode_ms"] * 1.01
         assert record["steps"] + record["accepted"] >= record["new_tokens"] - record["turns"]
 

@@ -18,6 +18,12 @@ def summarise(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     Speedup is plain over method, decode time per token after the first, paired per prompt: the median, with a 95 %
     bootstrap interval. End-to-end includes the prefill. Prompts whose answer is one token long have no decode time
     and are left out of the ratios.
+
+    Phases are milliseconds of a round; `between_ms` is what a round took beside them. `graft_ms` is a part of
+    `draft_ms`. `bookkeeping_share` is what of a round is neither drafting nor the target's pass: retrieval and its
+    merging, the verdict, the commit, and telling proposers (Graft, arXiv 2605.20104, table 14). DFlash and Domino
+    compute on the target's features when told, so that their shares hold some drafting too; compare with the same
+    method without a fill. On a GPU the pass is not over when `forward_ms` ends, and the share says too much.
     """
     plain = {record["index"]: record for record in records if record["method"] == PLAIN}
     methods = list(dict.fromkeys(record["method"] for record in records))
@@ -37,6 +43,8 @@ def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, A
     decode_ms = sum(record["decode_ms"] for record in records)
     kinds = [record["finding"]["kind"] for record in records]
     phases = {phase: sum(record[phase] for record in records) / max(steps, 1) for phase in PHASES}
+    graft_ms = sum(record["graft_ms"] for record in records) / max(steps, 1)
+    bookkeeping_ms = graft_ms + phases["verify_ms"] + phases["commit_ms"] + phases["observe_ms"]
     round_ms = decode_ms / max(steps, 1)
     decoded = sum(record["new_tokens"] - record["turns"] for record in records if record["new_tokens"])
     return {
@@ -55,6 +63,9 @@ def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, A
         "tpot_ms": _median([record["tpot_ms"] for record in records if record["tpot_ms"]]),
         "round_ms": round_ms,
         **phases,
+        "between_ms": round_ms - sum(phases.values()),
+        "graft_ms": graft_ms,
+        "bookkeeping_share": bookkeeping_ms / round_ms if round_ms else None,
         "overhead": 1 - phases["forward_ms"] / round_ms if round_ms else None,
         "memory_mb": max(record["memory_mb"] for record in records),
         "equal": kinds.count("equal") / len(kinds),
@@ -68,7 +79,8 @@ def table(summary: dict[str, dict[str, Any]], title: str) -> Table:
     """The summary for people."""
     result = Table(title=title, title_justify="left")
     columns = ["method", "speedup", "95 %", "end to end", "tok/step", "acc/drafted", "tok/s", "TTFT ms", "TPOT ms"]
-    columns += ["draft", "forward", "verify", "commit ms", "other", "MB", "equal", "ties", "bugs"]
+    columns += ["draft", "forward", "verify", "commit", "observe ms", "graft ms", "books", "other", "MB"]
+    columns += ["equal", "ties", "bugs"]
     for column in columns:
         result.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
     for method, row in summary.items():
@@ -85,7 +97,9 @@ def table(summary: dict[str, dict[str, Any]], title: str) -> Table:
             _number(row["ttft_ms"], 1),
             _number(row["tpot_ms"], 2),
             *(_number(row[phase], 2) for phase in PHASES),
-            _number(row["overhead"] * 100 if row["overhead"] is not None else None, 1, "%"),
+            _number(row["graft_ms"], 2) if row["graft_ms"] else "-",
+            _percentage(row["bookkeeping_share"]),
+            _percentage(row["overhead"]),
             _number(row["memory_mb"], 0),
             f"{row['equal']:.0%}",
             str(row["ties"]),
@@ -108,3 +122,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 def _number(value: float | None, digits: int, unit: str = "") -> str:
     return "-" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def _percentage(value: float | None) -> str:
+    return _number(None if value is None else value * 100, 1, "%")

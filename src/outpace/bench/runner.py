@@ -17,7 +17,7 @@ from outpace.drafters.catalog import parse_method
 from outpace.models.reference import TransformersReference
 
 PLAIN, TRANSFORMERS = "plain", "transformers"
-PHASES = ("draft_ms", "forward_ms", "verify_ms", "commit_ms")
+PHASES = ("draft_ms", "forward_ms", "verify_ms", "commit_ms", "observe_ms")
 WARM_UP_TOKENS = 8
 
 
@@ -211,7 +211,7 @@ def _totals(turns: Sequence[TurnRun]) -> dict[str, Any]:
         "tpot_ms": decode_ms / decoded if decoded else None,
         "decode_ms": decode_ms,
         "end_to_end_ms": decode_ms + ttft_ms,
-        **{phase: total(phase) for phase in PHASES},
+        **{phase: total(phase) for phase in (*PHASES, "graft_ms")},
         "finish_reasons": [turn.finish_reason for turn in turns],
         "token_ids": [list(turn.token_ids) for turn in turns],
     }

@@ -106,6 +106,7 @@ class DraftTree:
         draft_passes: forward passes of a draft model that it took.
         retrieved: how many of its last nodes were retrieved to fill slots that drafting left free; no drafted node
             stands behind or below them.
+        graft_ms: wall milliseconds that retrieving and merging took, for all trees proposed with it together.
     """
 
     tokens: Tensor
@@ -113,6 +114,7 @@ class DraftTree:
     draft_probs: Tensor | None = None
     draft_passes: int = 0
     retrieved: int = 0
+    graft_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if self.tokens.dtype != torch.int64 or self.tokens.ndim != 1:

@@ -14,7 +14,8 @@ def _record(index: int, method: str, **changes: Any) -> dict[str, Any]:
         "index": index, "id": str(index), "method": method, "turns": 1, "new_tokens": 11, "steps": 10, "drafted": 0,
         "draft_passes": 0, "accepted": 0, "tpot_ms": 10.0,
         "decode_ms": 100.0, "end_to_end_ms": 150.0, "ttft_ms": 50.0, "draft_ms": 0.0,
-        "forward_ms": 90.0, "verify_ms": 5.0, "commit_ms": 5.0, "memory_mb": 1.0, "finding": {"kind": "equal"},
+        "forward_ms": 90.0, "verify_ms": 5.0, "commit_ms": 5.0, "observe_ms": 0.0, "graft_ms": 0.0,
+        "memory_mb": 1.0, "finding": {"kind": "equal"},
     }  # fmt: skip
     return record | changes
 
@@ -46,6 +47,26 @@ def test_end_to_end_counts_the_prefill() -> None:
     figures = summarise([_record(0, "plain"), slow_start])
     assert figures["fast"]["speedup"] == 2.0
     assert figures["fast"]["end_to_end_speedup"] == 1.0
+
+
+def test_phases_of_a_round() -> None:
+    """Guards against figures per prompt, phases that are lost, and bookkeeping with drafting or the pass in it."""
+    spent = {
+        "draft_ms": 20.0,
+        "graft_ms": 4.0,
+        "forward_ms": 60.0,
+        "verify_ms": 3.0,
+        "commit_ms": 2.0,
+        "observe_ms": 1.0,
+    }
+    records = [_record(index, "plain") for index in range(2)]
+    records += [_record(index, "grafted", **spent, steps=5) for index in range(2)]
+    figures = summarise(records)["grafted"]
+    assert {phase: figures[phase] for phase in spent} == {phase: value / 5 for phase, value in spent.items()}
+    assert (figures["round_ms"], figures["between_ms"]) == (20.0, pytest.approx(14.0 / 5))
+    assert figures["bookkeeping_share"] == pytest.approx((4 + 3 + 2 + 1) / 100)
+    nothing = summarise([_record(0, "plain", steps=0, new_tokens=1, tpot_ms=None, decode_ms=0.0)])["plain"]
+    assert nothing["bookkeeping_share"] is None
 
 
 def test_ties_and_bugs_stand_beside_the_speed() -> None:
