@@ -110,9 +110,20 @@ def test_bench_ends_with_one_json_line_and_keeps_records(folder: str, tmp_path: 
     for record in records:
         assert record["versions"]["torch"]
         assert record["new_tokens"] == sum(len(ids) for ids in record["token_ids"])
-        parts = record["draft_ms"] + record["forward_ms"] + record["verify_ms"] + record["commit_ms"]
+        parts = sum(record[f"{phase}_ms"] for phase in ("draft", "forward", "verify", "commit", "observe"))
         assert parts <= record["decode_ms"] * 1.01
         assert record["steps"] + record["accepted"] >= record["new_tokens"] - record["turns"]
+
+
+def test_bench_in_batches(folder: str, tmp_path: Path) -> None:
+    """Guards against an option that does not reach the race, and figures that do not say their batch size."""
+    options = ["-m", folder, "-w", "builtin:3", "--methods", "recycle", "--max-new-tokens", "8", "--max-turns", "1"]
+    result = _run("bench", *options, "--batch-size", "2", "--out", str(tmp_path))
+    assert "3 prompts, batch size 2" in result.stdout
+    for figures in _last_json(result)["methods"].values():
+        assert [figures[name] for name in ("prompts", "groups", "batch_size", "equal")] == [3, 2, 2, 1.0]
+    records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
+    assert [record["group"]["size"] for record in records] == [2, 2, 2, 2, 1, 1]
 
 
 def test_bench_against_stock_generate(folder: str) -> None:
@@ -156,6 +167,8 @@ def test_verify_passes_and_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -
         (("generate", "x" * 3000,), InvalidRequest, "no room for a new token"),
         (("bench", "-w", "nothing.jsonl"), InvalidRequest, "no such file"),
         (("verify", "-w", "builtin", "--batch-size", "0"), InvalidRequest, "batch_size=0"),
+        (("bench", "-w", "builtin", "--batch-size", "0"), InvalidRequest, "batch_size=0"),
+        (("bench", "-w", "builtin", "--batch-size", "8"), InvalidRequest, "--max-turns 1"),
     ],
 )  # fmt: skip
 def test_bad_input(folder: str, arguments: tuple[str, ...], error: type[Exception], complaint: str) -> None:

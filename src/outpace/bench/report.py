@@ -7,7 +7,8 @@ import numpy as np
 from rich.table import Table
 from scipy.stats import bootstrap
 
-from outpace.bench.runner import PHASES, PLAIN
+from outpace.bench.records import PHASES
+from outpace.bench.runner import PLAIN
 
 Record = dict[str, Any]
 
@@ -15,32 +16,49 @@ Record = dict[str, Any]
 def summarise(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     """Figures per method, in the order the methods first appear.
 
-    Speedup is plain over method, decode time per token after the first, paired per prompt: the median, with a 95 %
-    bootstrap interval. End-to-end includes the prefill. Prompts whose answer is one token long have no decode time
-    and are left out of the ratios.
+    Speedup is plain over method, decode time per token after the first, paired per group of prompts decoded together,
+    which is one prompt at batch size 1: the median, with a 95 % bootstrap interval. End-to-end includes the prefill.
+    Groups whose answers are one token long have no decode time and are left out of the ratios. Tokens per second are
+    all tokens after the first ones over the groups' decode times; `ttft_ms` and `tpot_ms` are what a request waits.
+
+    Phases are milliseconds of a round, the whole batch's; `between_ms` is what it took beside them. `graft_ms` is a
+    part of `draft_ms`. `bookkeeping_share` is what of a round is neither drafting nor the target's pass: retrieval and
+    its merging, the verdict, the commit, and telling proposers (Graft, arXiv 2605.20104, table 14). DFlash and Domino
+    compute on the target's features when told, so that their shares hold some drafting too; compare with the same
+    method without a fill. On a GPU the pass is not over when `forward_ms` ends, and the share says too much.
     """
-    plain = {record["index"]: record for record in records if record["method"] == PLAIN}
+    plain = _groups([record for record in records if record["method"] == PLAIN])
     methods = list(dict.fromkeys(record["method"] for record in records))
     return {method: _figures([record for record in records if record["method"] == method], plain) for method in methods}
 
 
+def _groups(records: Sequence[Record]) -> dict[int, Record]:
+    """The groups of one method's records by their numbers."""
+    return {record["group"]["number"]: record["group"] for record in records}
+
+
 def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, Any]:
     decode, end_to_end = [], []
-    for record in records:
-        base = plain[record["index"]]
-        if record["tpot_ms"] and base["tpot_ms"]:
-            decode.append(base["tpot_ms"] / record["tpot_ms"])
-            per_token = base["end_to_end_ms"] / base["new_tokens"], record["end_to_end_ms"] / record["new_tokens"]
+    groups = _groups(records)
+    for number, own in groups.items():
+        base = plain[number]
+        if own["tokens_per_second"] and base["tokens_per_second"]:
+            decode.append(own["tokens_per_second"] / base["tokens_per_second"])
+            per_token = base["end_to_end_ms"] / base["new_tokens"], own["end_to_end_ms"] / own["new_tokens"]
             end_to_end.append(per_token[0] / per_token[1])
+    decoded, group_ms = (sum(group[name] for group in groups.values()) for name in ("decoded", "decode_ms"))
     steps = sum(record["steps"] for record in records)
     drafted = sum(record["drafted"] for record in records)
     decode_ms = sum(record["decode_ms"] for record in records)
     kinds = [record["finding"]["kind"] for record in records]
     phases = {phase: sum(record[phase] for record in records) / max(steps, 1) for phase in PHASES}
+    graft_ms = sum(record["graft_ms"] for record in records) / max(steps, 1)
+    bookkeeping_ms = graft_ms + phases["verify_ms"] + phases["commit_ms"] + phases["observe_ms"]
     round_ms = decode_ms / max(steps, 1)
-    decoded = sum(record["new_tokens"] - record["turns"] for record in records if record["new_tokens"])
     return {
         "prompts": len(records),
+        "batch_size": records[0]["batch_size"],
+        "groups": len(groups),
         "speedup": _median(decode),
         "speedup_interval": _interval(decode),
         "end_to_end_speedup": _median(end_to_end),
@@ -50,11 +68,14 @@ def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, A
         "draft_passes_per_step": sum(record["draft_passes"] for record in records) / max(steps, 1),
         "accepted_per_drafted": sum(record["accepted"] for record in records) / max(drafted, 1),
         "rounds": steps,
-        "tokens_per_second": 1e3 * decoded / decode_ms if decode_ms else None,
+        "tokens_per_second": 1e3 * decoded / group_ms if group_ms else None,
         "ttft_ms": _median([record["ttft_ms"] for record in records]),
         "tpot_ms": _median([record["tpot_ms"] for record in records if record["tpot_ms"]]),
         "round_ms": round_ms,
         **phases,
+        "between_ms": round_ms - sum(phases.values()),
+        "graft_ms": graft_ms,
+        "bookkeeping_share": bookkeeping_ms / round_ms if round_ms else None,
         "overhead": 1 - phases["forward_ms"] / round_ms if round_ms else None,
         "memory_mb": max(record["memory_mb"] for record in records),
         "equal": kinds.count("equal") / len(kinds),
@@ -68,9 +89,13 @@ def table(summary: dict[str, dict[str, Any]], title: str) -> Table:
     """The summary for people."""
     result = Table(title=title, title_justify="left")
     columns = ["method", "speedup", "95 %", "end to end", "tok/step", "acc/drafted", "tok/s", "TTFT ms", "TPOT ms"]
-    columns += ["draft", "forward", "verify", "commit ms", "other", "MB", "equal", "ties", "bugs"]
+    columns += ["draft", "forward", "verify", "commit", "observe", "graft ms", "books", "other", "MB"]
+    columns += ["equal", "ties", "bugs"]
     for column in columns:
-        result.add_column(column, justify="left" if column == "method" else "right", no_wrap=True)
+        if column == "method":  # options are part of the name
+            result.add_column(column, overflow="fold")
+        else:
+            result.add_column(column, justify="right", no_wrap=True)
     for method, row in summary.items():
         low, high = row["speedup_interval"] or (None, None)
         interval = f"{low:.2f}-{high:.2f}" if low is not None else "-"
@@ -85,7 +110,9 @@ def table(summary: dict[str, dict[str, Any]], title: str) -> Table:
             _number(row["ttft_ms"], 1),
             _number(row["tpot_ms"], 2),
             *(_number(row[phase], 2) for phase in PHASES),
-            _number(row["overhead"] * 100 if row["overhead"] is not None else None, 1, "%"),
+            _number(row["graft_ms"], 2) if row["graft_ms"] else "-",
+            _percentage(row["bookkeeping_share"]),
+            _percentage(row["overhead"]),
             _number(row["memory_mb"], 0),
             f"{row['equal']:.0%}",
             str(row["ties"]),
@@ -108,3 +135,7 @@ def _interval(values: Sequence[float]) -> tuple[float, float] | None:
 
 def _number(value: float | None, digits: int, unit: str = "") -> str:
     return "-" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def _percentage(value: float | None) -> str:
+    return _number(None if value is None else value * 100, 1, "%")

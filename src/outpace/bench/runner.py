@@ -1,23 +1,21 @@
-"""Runs methods against each other, interleaved prompt by prompt, and writes one record per prompt and method."""
+"""Runs methods against each other, interleaved group by group of prompts; one record per prompt and method."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from outpace.api import Model
 from outpace.bench.certificate import Certifier, Finding, method_runner
 from outpace.bench.environment import environment, memory_mb
+from outpace.bench.records import TurnRun, group_figures, prompt_figures
 from outpace.bench.warm import warm_up
-from outpace.bench.workload import WorkItem
+from outpace.bench.workload import WorkItem, in_groups
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.drafters.catalog import parse_method
 from outpace.models.reference import TransformersReference
 
 PLAIN, TRANSFORMERS = "plain", "transformers"
-PHASES = ("draft_ms", "forward_ms", "verify_ms", "commit_ms")
 WARM_UP_TOKENS = 8
 
 
@@ -32,6 +30,10 @@ class BenchPlan:
         budget: drafted nodes per round for methods that do not name their own.
         warm_items: prompts that every method decodes first, unmeasured, for what it learns from them.
         check: whether differences are classified, which loads the model once more in higher precision.
+        batch_size: how many prompts share the engine. Warm items are decoded one by one.
+
+    Raises:
+        InvalidRequest: prompts that make no groups of this size, or stock `generate` in a batch.
     """
 
     methods: tuple[str, ...]
@@ -40,16 +42,15 @@ class BenchPlan:
     budget: int | None = None
     warm_items: tuple[WorkItem, ...] = ()
     check: bool = True
+    batch_size: int = 1
 
-
-@dataclass(frozen=True)
-class TurnRun:
-    """One method's answer to one turn."""
-
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: str
-    counters: dict[str, Any]
+    def __post_init__(self) -> None:
+        in_groups(self.items, self.batch_size)
+        if self.batch_size > 1 and TRANSFORMERS in self.methods:
+            raise InvalidRequest(
+                f"batch_size={self.batch_size}: stock generate decodes one prompt at a time; leave '{TRANSFORMERS}' "
+                "out of the methods"
+            )
 
 
 class BenchRun:
@@ -58,51 +59,71 @@ class BenchRun:
     Args:
         model: the model.
         plan: what to measure.
+
+    Raises:
+        InvalidRequest: the model has too few slots for the plan's batches.
     """
 
     def __init__(self, model: Model, plan: BenchPlan) -> None:
+        if plan.batch_size > model.target.max_slots:
+            raise InvalidRequest(
+                f"batch_size={plan.batch_size}: the model decodes {model.target.max_slots} requests at a time; load it "
+                f"with max_num_seqs={plan.batch_size}"
+            )
         self.model, self.plan = model, plan
         self._certifier = Certifier(model)
         self._references: dict[int, TransformersReference] = {}
 
     def records(self, on_item: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
-        """Warm up, then decode every prompt with every method; records in the order of prompts and methods."""
+        """Warm up, then decode every group with every method; records in the order of prompts and methods."""
         plan, records = self.plan, []
         shared = environment(self.model.target.device, self.model.target.dtype) | {"model": self.model.name}
-        first = self.model.encode(plan.items[0].prompt(0, []))
+        shared["batch_size"] = plan.batch_size
+        groups = in_groups(plan.items, plan.batch_size)
+        first = [self.model.encode(item.prompt(0, [])) for item in groups[0]]
         short = SamplingParams(max_new_tokens=WARM_UP_TOKENS)
         for method in plan.methods:
-            self._run(self.model, method, first, short)
+            self._run(method, first, short)
         self.model.reset()
         budgets = {method: self._budget(method) for method in plan.methods if method not in (PLAIN, TRANSFORMERS)}
         warm_up(self.model, budgets, plan.warm_items, plan.params, on_item)
-        for number, item in enumerate(plan.items):
+        for number, group in enumerate(groups):
             # Each method takes its turn at going first, so that a drifting machine favours none of them.
             shift = number % len(plan.methods)
             order = plan.methods[shift:] + plan.methods[:shift]
-            records += self._measure(item, order, shared | {"index": number})
-            on_item()
+            records += self._measure(number, group, order, shared)
+            for _ in group:
+                on_item()
         return records
 
-    def _measure(self, item: WorkItem, order: Sequence[str], shared: dict[str, Any]) -> list[dict[str, Any]]:
-        runs: dict[str, list[TurnRun]] = {method: [] for method in order}
+    def _measure(
+        self, number: int, group: Sequence[WorkItem], order: Sequence[str], shared: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        runs: dict[str, list[list[TurnRun]]] = {method: [] for method in order}  # by turns, then prompts
         memory = dict.fromkeys(order, 0.0)
-        prompts: list[list[int]] = []
-        answers: list[str] = []
-        for turn in range(len(item.turns)):
-            prompts.append(self.model.encode(item.prompt(turn, answers)))
+        prompts: list[list[list[int]]] = []
+        answers: list[list[str]] = [[] for _ in group]
+        for turn in range(len(group[0].turns)):
+            said = zip(group, answers, strict=True)
+            prompts.append([self.model.encode(item.prompt(turn, before)) for item, before in said])
             for method in order:
-                runs[method].append(self._run(self.model, method, prompts[-1], self.plan.params))
+                runs[method].append(self._run(method, prompts[-1], self.plan.params))
                 memory[method] = max(memory[method], memory_mb(self.model.target.device))
             # All methods continue the conversation that plain decoding had, so that turns stay comparable.
-            answers.append(runs[PLAIN][-1].text)
+            for before, run in zip(answers, runs[PLAIN][-1], strict=True):
+                before.append(run.text)
         records = []
-        for method in self.plan.methods:
-            finding = self._compare(prompts, runs[PLAIN], runs[method], method)
-            record = {"id": item.id, "dataset": item.dataset, "method": method, "options": _options(self.plan, method)}
-            record |= _totals(runs[method]) | {"memory_mb": memory[method], "equal": finding.kind == "equal"}
-            record["finding"] = asdict(finding)
-            records.append(record | {"sampling": asdict(self.plan.params)} | shared)
+        for place, item in enumerate(group):
+            asked = [turn[place] for turn in prompts]
+            own = {method: [turn[place] for turn in turns] for method, turns in runs.items()}
+            for method in self.plan.methods:
+                finding = self._compare(asked, own[PLAIN], own[method], method)
+                record: dict[str, Any] = {"id": item.id, "dataset": item.dataset, "method": method}
+                record |= {"options": _options(self.plan, method)} | prompt_figures(own[method])
+                record |= {"group": {"number": number} | group_figures(runs[method])}
+                record |= {"memory_mb": memory[method], "equal": finding.kind == "equal", "finding": asdict(finding)}
+                record |= {"sampling": asdict(self.plan.params)} | shared
+                records.append(record | {"index": number * self.plan.batch_size + place})
         return records
 
     def _compare(self, prompts: list[list[int]], plain: list[TurnRun], other: list[TurnRun], method: str) -> Finding:
@@ -116,16 +137,21 @@ class BenchRun:
                 return self._certifier.classify(prompt, self.plan.params, want.token_ids, got.token_ids, runner, turn)
         return Finding("equal")
 
-    def _run(self, model: Model, method: str, prompt: list[int], params: SamplingParams) -> TurnRun:
+    def _run(self, method: str, prompts: list[list[int]], params: SamplingParams) -> list[TurnRun]:
+        """A method's answers to prompts that it decodes together."""
         if method == TRANSFORMERS:
-            run = self._reference(model).generate(prompt, params, model.target.eos_token_ids)
-            counters: dict[str, Any] = {"prompt_tokens": len(prompt), "new_tokens": len(run.token_ids)}
-            counters |= {"steps": max(len(run.token_ids) - 1, 0), "drafted": 0, "accepted": 0}
-            counters |= {"ttft_ms": run.ttft_ms, "decode_ms": run.decode_ms, "forward_ms": run.decode_ms}
-            return TurnRun(run.token_ids, "", "unknown", counters)
-        generation = model.generate(prompt, params, method=method, budget=self._budget(method))
-        metrics = generation.metrics.as_dict()
-        return TurnRun(generation.token_ids, generation.text, generation.finish_reason, metrics)
+            return [self._stock_run(prompt, params) for prompt in prompts]
+        answers = self.model.generate(prompts, params, method=method, budget=self._budget(method))
+        return [
+            TurnRun(answer.token_ids, answer.text, answer.finish_reason, answer.metrics.as_dict()) for answer in answers
+        ]
+
+    def _stock_run(self, prompt: list[int], params: SamplingParams) -> TurnRun:
+        run = self._reference(self.model).generate(prompt, params, self.model.target.eos_token_ids)
+        counters: dict[str, Any] = {"prompt_tokens": len(prompt), "new_tokens": len(run.token_ids)}
+        counters |= {"steps": max(len(run.token_ids) - 1, 0), "drafted": 0, "accepted": 0}
+        counters |= {"ttft_ms": run.ttft_ms, "decode_ms": run.decode_ms, "forward_ms": run.decode_ms}
+        return TurnRun(run.token_ids, "", "unknown", counters)
 
     def _budget(self, method: str) -> int | None:
         return self.plan.budget if parse_method(method).budget is None else None
@@ -171,52 +197,8 @@ def with_baseline(methods: tuple[str, ...]) -> tuple[str, ...]:
     return methods if PLAIN in methods else (PLAIN, *methods)
 
 
-def write_records(records: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """Append records to `folder/records.jsonl`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "records.jsonl"
-    with path.open("a") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
-    return path
-
-
 def _options(plan: BenchPlan, method: str) -> dict[str, Any]:
     if method == TRANSFORMERS:
         return {}
     spec = parse_method(method)
     return spec.options.model_dump() | {"budget": plan.budget if spec.budget is None else spec.budget}
-
-
-def _totals(turns: Sequence[TurnRun]) -> dict[str, Any]:
-    def total(name: str) -> Any:
-        return sum(turn.counters.get(name, 0) for turn in turns)
-
-    depths = [turn.counters.get("accepted_per_depth", []) for turn in turns]
-    steps, decoded = total("steps"), total("new_tokens") - sum(1 for turn in turns if turn.token_ids)
-    decode_ms, ttft_ms = total("decode_ms"), total("ttft_ms")
-    return {
-        "turns": len(turns),
-        "prompt_tokens": total("prompt_tokens"),
-        "new_tokens": total("new_tokens"),
-        "steps": steps,
-        "drafted": total("drafted"),
-        "draft_passes": total("draft_passes"),
-        "accepted": total("accepted"),
-        "retrieved": total("retrieved"),
-        "accepted_retrieved": total("accepted_retrieved"),
-        "accepted_per_depth": [sum(column) for column in _columns(depths)],
-        "tokens_per_step": decoded / steps if steps else 1.0,
-        "accepted_per_step": total("accepted") / steps if steps else 0.0,
-        "ttft_ms": ttft_ms / len(turns),
-        "tpot_ms": decode_ms / decoded if decoded else None,
-        "decode_ms": decode_ms,
-        "end_to_end_ms": decode_ms + ttft_ms,
-        **{phase: total(phase) for phase in PHASES},
-        "finish_reasons": [turn.finish_reason for turn in turns],
-        "token_ids": [list(turn.token_ids) for turn in turns],
-    }
-
-
-def _columns(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    width = max((len(row) for row in rows), default=0)
-    return [[row[column] for row in rows if column < len(row)] for column in range(width)]

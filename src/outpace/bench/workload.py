@@ -1,6 +1,7 @@
 """Prompts to measure on: JSON lines with an id, a dataset name and one or more turns."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -80,6 +81,26 @@ def read_workloads(specs: list[str], max_turns: int | None = None, limit: int | 
         raise InvalidRequest(f"max_turns={max_turns}: must be at least 1")
     items = [item for spec in specs for item in read_workload(spec, limit)]
     return tuple(replace(item, turns=item.turns[:max_turns]) for item in items)
+
+
+def in_groups(items: Sequence[WorkItem], size: int) -> list[Sequence[WorkItem]]:
+    """Items in groups of `size` for decoding together, the last one maybe smaller.
+
+    Raises:
+        InvalidRequest: a size below 1, or a group whose conversations differ in length: some would go on without the
+            others, in a batch of another size.
+    """
+    if size < 1:
+        raise InvalidRequest(f"batch_size={size}: must be at least 1")
+    groups = [items[start : start + size] for start in range(0, len(items), size)]
+    for group in groups:
+        if len({len(item.turns) for item in group}) > 1:
+            turns = ", ".join(f"{item.id} {len(item.turns)}" for item in group)
+            raise InvalidRequest(
+                f"batch_size={size}: prompts decoded together need the same number of turns, and these have {turns}: "
+                "cut them with --max-turns 1 (max_turns=1)"
+            )
+    return groups
 
 
 def _read_line(name: str, number: int, line: str) -> WorkItem:

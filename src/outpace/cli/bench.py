@@ -1,6 +1,7 @@
 """`outpace bench`: methods against each other."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -60,6 +61,7 @@ def bench(
     warm: Annotated[
         list[str] | None, typer.Option(help="FILE or FILE:LIMIT that methods learn from first, unmeasured.")
     ] = None,
+    batch_size: Annotated[int, typer.Option(help="Prompts that are decoded together.")] = 1,
     max_turns: MaxTurns = None,
     out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl and summary.json.")] = None,
     dtype: Dtype = "auto",
@@ -68,9 +70,10 @@ def bench(
     check: Annotated[bool, typer.Option(help="Classify differences as ties or bugs.")] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Race methods against plain decoding, interleaved prompt by prompt; the last line of output is JSON."""
+    """Race methods against plain decoding, interleaved prompt by prompt or batch by batch; the last line is JSON."""
+    from outpace.bench.records import write_records
     from outpace.bench.report import summarise, table
-    from outpace.bench.runner import BenchPlan, BenchRun, split_methods, usual_methods, with_baseline, write_records
+    from outpace.bench.runner import BenchPlan, BenchRun, split_methods, usual_methods, with_baseline
     from outpace.bench.workload import read_workloads
 
     chosen = () if methods is None else split_methods(methods)
@@ -87,12 +90,15 @@ def bench(
         ignore_eos=ignore_eos,
     )
     items, warm_items = read_workloads(workload, max_turns), read_workloads(warm or [])
+    plan = BenchPlan(with_baseline(chosen), items, params, budget, warm_items, check, batch_size)
     if methods is not None and speculative_config is None:
-        loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, 1)
+        loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, batch_size)
     else:  # the model's default, or the config's, which may name no method beside it
-        loaded = load_model(model, methods, drafter, budget, dtype, device, max_model_len, 1, speculative_config)
+        slots = batch_size
+        loaded = load_model(model, methods, drafter, budget, dtype, device, max_model_len, slots, speculative_config)
         chosen = usual_methods(loaded) if speculative_config is None else (loaded.method,)
-    run = BenchRun(loaded, BenchPlan(with_baseline(chosen), items, params, budget, warm_items, check))
+        plan = replace(plan, methods=with_baseline(chosen))
+    run = BenchRun(loaded, plan)
     with progress_bar("bench", len(items) + len(warm_items)) as advance:
         records = run.records(advance)
     summary = summarise(records)
@@ -101,5 +107,6 @@ def bench(
         (out / "summary.json").write_text(json.dumps({"methods": summary}, indent=2))
     if not as_json:
         where = f"{records[0]['hardware']}, {records[0]['threads']} threads, {records[0]['dtype']}"
-        Console(width=max(console.width, 200)).print(table(summary, f"{model}, {len(items)} prompts, {where}"))
+        title = f"{model}, {len(items)} prompts, batch size {batch_size}, {where}"
+        Console(width=max(console.width, 240)).print(table(summary, title))
     print(json.dumps({"methods": summary}))

@@ -45,6 +45,10 @@ class StepEvent:
 class RequestMetrics:
     """Counters of one request. Times are wall milliseconds of the steps it took part in, shared steps counted whole.
 
+    They are the host's: what a GPU is still computing counts where the host next waits for it. A round is its phases,
+    draft, forward, verify, commit and observe, one after the other; `decode_ms` also has what lies between rounds,
+    other requests' prompts among it.
+
     Attributes:
         prompt_tokens, new_tokens: counts; new_tokens includes an EOS id.
         reused_tokens: prompt tokens whose KV was there already, from the turn before.
@@ -55,8 +59,13 @@ class RequestMetrics:
         retrieved, accepted_retrieved: those of both that were retrieved to fill slots that drafting left free.
         accepted_per_depth: entry d counts the steps whose draft at depth d + 1 was emitted.
         ttft_ms: admission to first token. decode_ms: first token to last token.
-        draft_ms: building trees and learning from verified ones. forward_ms: the target's passes.
-        verify_ms: choosing tokens and walking trees. commit_ms: moving KV rows, stopping, detokenizing.
+        draft_ms: building trees, with the passes of whatever drafts and what it had to catch up on before.
+        graft_ms: the part of draft_ms in which retrieval was prepared and merged into trees.
+        forward_ms: the target's passes. verify_ms: choosing tokens and walking trees.
+        commit_ms: moving KV rows, log-probabilities, stopping, detokenizing.
+        observe_ms: what proposers do with verified trees: matrices refreshed, windows and histories moved on, rows of
+            a draft model committed, features kept for the next draft; DFlash and Domino turn theirs into context
+            here, which is a product per layer and no bookkeeping.
     """
 
     prompt_tokens: int = 0
@@ -72,9 +81,11 @@ class RequestMetrics:
     ttft_ms: float = 0.0
     decode_ms: float = 0.0
     draft_ms: float = 0.0
+    graft_ms: float = 0.0
     forward_ms: float = 0.0
     verify_ms: float = 0.0
     commit_ms: float = 0.0
+    observe_ms: float = 0.0
 
     @property
     def tokens_per_step(self) -> float:

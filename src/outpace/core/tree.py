@@ -106,7 +106,8 @@ class DraftTree:
         draft_passes: forward passes of a draft model that it took.
         retrieved: how many of its last nodes were retrieved to fill slots that drafting left free; no drafted node
             stands behind or below them.
-        scores: [N] float32 on the host, cumulative keyed score of each node, 0 for the first; None where there are none.
+        scores: [N] float32 on the host, cumulative keyed score of each node, 0 for the first; None if there are none.
+        graft_ms: wall milliseconds that retrieving and merging took, for all trees proposed with it together.
     """
 
     tokens: Tensor
@@ -115,6 +116,7 @@ class DraftTree:
     draft_passes: int = 0
     retrieved: int = 0
     scores: Tensor | None = None
+    graft_ms: float = 0.0
 
     def __post_init__(self) -> None:
         if self.tokens.dtype != torch.int64 or self.tokens.ndim != 1:

@@ -107,9 +107,8 @@ class Witnesses:
         node, price, depth, place = 0, 1.0, 0, self._start
         while len(growth.tokens) <= budget:
             if depth < max_depth:
-                for token, (below, clues) in self._named(
-                    growth.tokens[node], growth.drafted[node], depth, place
-                ).items():
+                named = self._named(growth.tokens[node], growth.drafted[node], depth, place)
+                for token, (below, clues) in named.items():
                     worth = price * evidence.price(clues)
                     if worth >= floor:
                         heappush(offers, (-worth, next(order), node, token, below, clues, depth + 1, place))
@@ -128,7 +127,6 @@ class Witnesses:
         named = {
             child: (source, (drafted(score), UNRANKED, UNMATCHED, QUIET)) for child, (source, score) in below.items()
         }
-        others: list[int] = []
         if self._rows is not None:
             row = self._rows[token].tolist()
             if row[0] != row[1]:  # the ids of a row that was seen differ

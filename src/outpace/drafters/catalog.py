@@ -97,9 +97,8 @@ def _outpace(options: OutpaceOptions, around: Surroundings) -> Proposer:
         options.retrieve in ("both", "matrix"),
         options.retrieve in ("both", "text"),
     )
-    matrix = MatrixLearner(
-        load_matrix(options.warm, around.vocab_size, torch.device("cpu")), options.matrix == "private"
-    )
+    transitions = load_matrix(options.warm, around.vocab_size, torch.device("cpu"))
+    matrix = MatrixLearner(transitions, options.matrix == "private")
     return Union(base, matrix, Evidence(GREEDY), Evidence(SAMPLED), plan, budget, around.device)
 
 

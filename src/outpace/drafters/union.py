@@ -7,6 +7,7 @@ papers is that none has a share of its own: the next slot is for whatever is mos
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any
 
 from torch import device
@@ -100,32 +101,28 @@ class Union:
         self.matrix.prefill([state.matrix for state in states], chunks)
 
     def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        started = perf_counter()
         for state, request in zip(states, requests, strict=True):
             state.text.follow(request.ids)
             state.evidence = self.greedy if request.stream.params.is_greedy else self.sampled
-        enough = self._plan.enough
-        grown = [
-            None if enough is None else self._grow(state, request, None)
-            for state, request in zip(states, requests, strict=True)
-        ]
-        doubtful = [index for index, tree in enumerate(grown) if tree is None or tree.gain < (enough or 0.0)]
-        drafts = self._draft([states[index] for index in doubtful], [requests[index] for index in doubtful])
-        for index, draft in zip(doubtful, drafts, strict=True):
+        grown: dict[int, Growth] = {}
+        if self._plan.enough is not None:
+            sketches = enumerate(map(self._grow, states, requests))
+            grown = {index: growth for index, growth in sketches if growth.gain >= self._plan.enough}
+        rest = [index for index in range(len(states)) if index not in grown]
+        offered = [replace(requests[index], budget=min(requests[index].budget, self._plan.drafted)) for index in rest]
+        before = perf_counter()
+        drafts = self.base.propose([states[index].of_base for index in rest], offered) if rest else []
+        drafting_s = perf_counter() - before
+        for index, draft in zip(rest, drafts, strict=True):
             grown[index] = self._grow(states[index], requests[index], draft)
-        trees = []
-        for state, growth in zip(states, grown, strict=True):
-            assert growth is not None, "what was not enough was grown again"
-            trees.append(growth.tree(self._device))
-            state.clues = growth.clues
-        return trees
+        trees = [grown[index].tree(self._device) for index in range(len(states))]
+        for index, state in enumerate(states):
+            state.clues = grown[index].clues
+        graft_ms = (perf_counter() - started - drafting_s) * 1e3
+        return [replace(tree, graft_ms=graft_ms) for tree in trees]
 
-    def _draft(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> Sequence[DraftTree]:
-        if not states:
-            return []
-        offered = [replace(request, budget=min(request.budget, self._plan.drafted)) for request in requests]
-        return self.base.propose([state.of_base for state in states], offered)
-
-    def _grow(self, state: UnionState, request: DraftRequest, draft: DraftTree | None) -> Growth:
+    def _grow(self, state: UnionState, request: DraftRequest, draft: DraftTree | None = None) -> Growth:
         plan = self._plan
         rows = state.matrix.successors if plan.uses_matrix else None
         witnesses = Witnesses(request.stream, rows, state.text if plan.uses_text else None, draft)
@@ -137,10 +134,9 @@ class Union:
         for state, observation in zip(states, observations, strict=True):
             accepted = set(observation.verdict.path)
             above = observation.tree.topology.parents[1:]
-            verified = enumerate(zip(state.clues, above, strict=True), start=1)
-            state.evidence.learn(
-                [(clues, node in accepted) for node, (clues, parent) in verified if parent in accepted]
-            )
+            nodes = enumerate(zip(state.clues, above, strict=True), start=1)
+            verified = [(clues, node in accepted) for node, (clues, parent) in nodes if parent in accepted]
+            state.evidence.learn(verified)
 
     def reset(self) -> None:
         self.base.reset()

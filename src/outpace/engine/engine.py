@@ -130,8 +130,14 @@ class Engine:
         if filling:
             self._prefill(filling)
         if decoding:
-            for session, tokens, scores, retrieved in run_round(self.target, decoding):
+            emitted = run_round(self.target, decoding)
+            started = perf_counter()
+            for session, tokens, scores, retrieved in emitted:
                 self._emit(session, tokens, scores, retrieved)
+            ended = perf_counter()
+            for session, *_ in emitted:
+                session.metrics.commit_ms += (ended - started) * 1e3
+                session.metrics.decode_ms = (ended - session.first_token_at) * 1e3
             self._fail_unsound(decoding)
 
     def cancel(self, session: Session) -> None:
@@ -209,7 +215,6 @@ class Engine:
         self._fail_unsound(sessions)
 
     def _emit(self, session: Session, tokens: list[int], scores: Sequence[TokenLogprob], retrieved: int = 0) -> None:
-        started = perf_counter()
         metrics = session.metrics
         is_first = len(session.ids) == len(session.prompt_ids)
         kept, text, stop = session.stopper.take(tokens)
@@ -222,13 +227,9 @@ class Engine:
         metrics.accepted_per_depth += [0] * (accepted - len(metrics.accepted_per_depth))
         for depth in range(accepted):
             metrics.accepted_per_depth[depth] += 1
-        now = perf_counter()
         if is_first:
-            session.first_token_at = now
-            metrics.ttft_ms = (now - session.admitted_at) * 1e3
-        else:
-            metrics.commit_ms += (now - started) * 1e3
-        metrics.decode_ms = (now - session.first_token_at) * 1e3
+            session.first_token_at = perf_counter()
+            metrics.ttft_ms = (session.first_token_at - session.admitted_at) * 1e3
         if stop is not None:
             self._end(session, stop)
         session.announce(kept, text)

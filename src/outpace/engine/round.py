@@ -60,10 +60,12 @@ def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
         session.metrics.drafted += len(tree) - 1
         session.metrics.retrieved += tree.retrieved
         session.metrics.draft_passes += tree.draft_passes
-        session.metrics.draft_ms += (propose_s + observe_s) * 1e3
+        session.metrics.draft_ms += propose_s * 1e3
+        session.metrics.graft_ms += tree.graft_ms
         session.metrics.forward_ms += forward_s * 1e3
         session.metrics.verify_ms += verify_s * 1e3
         session.metrics.commit_ms += commit_s * 1e3
+        session.metrics.observe_ms += observe_s * 1e3
     return emitted
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, Literal
 
 import torch
@@ -69,15 +70,20 @@ class GraftedProposer:
         offered = [
             replace(request, budget=request.budget - int(request.budget * self._reserved)) for request in requests
         ]
+        started = perf_counter()
         if self._place == "root":
             pending = torch.tensor([request.ids[-1:] for request in requests], device=self._device)  # [R, 1]
             retrieved = self.fill.prepare(fills, requests, list(pending))
-            return graft(self.base.propose(bases, offered), retrieved, requests)
+        asked = perf_counter()
         trees = self.base.propose(bases, offered)
-        if all(len(tree) > request.budget for tree, request in zip(trees, requests, strict=True)):
-            return trees
-        retrieved = self.fill.prepare(fills, requests, [_last_path(tree) for tree in trees])
-        return graft(trees, retrieved, requests, [len(tree) - 1 for tree in trees])
+        answered = perf_counter()
+        if self._place == "root":
+            trees = graft(trees, retrieved, requests)
+        elif any(len(tree) <= request.budget for tree, request in zip(trees, requests, strict=True)):
+            retrieved = self.fill.prepare(fills, requests, [_last_path(tree) for tree in trees])
+            trees = graft(trees, retrieved, requests, [len(tree) - 1 for tree in trees])
+        graft_ms = (perf_counter() - answered + asked - started) * 1e3
+        return [replace(tree, graft_ms=tree.graft_ms + graft_ms) for tree in trees]
 
     def observe(self, states: Sequence[GraftedState], observations: Sequence[Observation]) -> None:
         self.base.observe([state.of_base for state in states], observations)

@@ -1,6 +1,7 @@
 """Grafting: retrieved continuations take the slots that a tree leaves free (Graft, arXiv 2605.20104, section 3.2)."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -49,7 +50,7 @@ def graft(
         if added:
             joined = torch.cat([tree.tokens, torch.tensor(added, device=tree.tokens.device)])
             topology = Topology.of([*tree.topology.parents, *parents])
-            grafted[index] = DraftTree(joined, topology, None, tree.draft_passes, tree.retrieved + len(added))
+            grafted[index] = replace(tree, tokens=joined, topology=topology, retrieved=tree.retrieved + len(added))
     return grafted
 
 

@@ -4,19 +4,34 @@ from typing import Any
 
 import pytest
 
+from outpace.bench.records import TurnRun, group_figures
 from outpace.bench.report import summarise
 from outpace.bench.runner import split_methods, with_baseline
 from outpace.core.errors import InvalidRequest
 
 
 def _record(index: int, method: str, **changes: Any) -> dict[str, Any]:
-    record = {
+    figures = {
         "index": index, "id": str(index), "method": method, "turns": 1, "new_tokens": 11, "steps": 10, "drafted": 0,
         "draft_passes": 0, "accepted": 0, "tpot_ms": 10.0,
         "decode_ms": 100.0, "end_to_end_ms": 150.0, "ttft_ms": 50.0, "draft_ms": 0.0,
-        "forward_ms": 90.0, "verify_ms": 5.0, "commit_ms": 5.0, "memory_mb": 1.0, "finding": {"kind": "equal"},
+        "forward_ms": 90.0, "verify_ms": 5.0, "commit_ms": 5.0, "observe_ms": 0.0, "graft_ms": 0.0,
+        "memory_mb": 1.0, "finding": {"kind": "equal"},
     }  # fmt: skip
-    return record | changes
+    record: dict[str, Any] = figures | {"batch_size": 1} | changes
+    decoded = record["new_tokens"] - record["turns"]
+    own: dict[str, Any] = {"number": index, "size": 1, "new_tokens": record["new_tokens"], "decoded": decoded}
+    own |= {"decode_ms": (record["tpot_ms"] or 0.0) * decoded, "end_to_end_ms": record["end_to_end_ms"]}
+    own["tokens_per_second"] = 1e3 / record["tpot_ms"] if record["tpot_ms"] else None
+    return {"group": own} | record
+
+
+def _runs(*times: tuple[int, float, float]) -> list[TurnRun]:
+    """Answers of as many tokens, with their ttft_ms and decode_ms."""
+    return [
+        TurnRun(tuple(range(tokens)), "", "length", {"ttft_ms": ttft, "decode_ms": decode})
+        for tokens, ttft, decode in times
+    ]
 
 
 def test_speedup_is_the_median_of_paired_ratios() -> None:
@@ -46,6 +61,56 @@ def test_end_to_end_counts_the_prefill() -> None:
     figures = summarise([_record(0, "plain"), slow_start])
     assert figures["fast"]["speedup"] == 2.0
     assert figures["fast"]["end_to_end_speedup"] == 1.0
+
+
+def test_phases_of_a_round() -> None:
+    """Guards against figures per prompt, phases that are lost, and bookkeeping with drafting or the pass in it."""
+    spent = {
+        "draft_ms": 20.0,
+        "graft_ms": 4.0,
+        "forward_ms": 60.0,
+        "verify_ms": 3.0,
+        "commit_ms": 2.0,
+        "observe_ms": 1.0,
+    }
+    records = [_record(index, "plain") for index in range(2)]
+    records += [_record(index, "grafted", **spent, steps=5) for index in range(2)]
+    figures = summarise(records)["grafted"]
+    assert {phase: figures[phase] for phase in spent} == {phase: value / 5 for phase, value in spent.items()}
+    assert (figures["round_ms"], figures["between_ms"]) == (20.0, pytest.approx(14.0 / 5))
+    assert figures["bookkeeping_share"] == pytest.approx((4 + 3 + 2 + 1) / 100)
+    nothing = summarise([_record(0, "plain", steps=0, new_tokens=1, tpot_ms=None, decode_ms=0.0)])["plain"]
+    assert nothing["bookkeeping_share"] is None
+
+
+def test_times_of_a_group() -> None:
+    """Guards against shared steps counted once per request, and against the wait for one prompt while others decode
+    already that is nowhere."""
+    alone = group_figures([_runs((11, 50.0, 100.0)), _runs((6, 70.0, 25.0))])
+    assert (alone["size"], alone["new_tokens"], alone["decoded"]) == (1, 17, 15)
+    assert (alone["decode_ms"], alone["end_to_end_ms"]) == (125.0, 245.0), "turns follow one another"
+    assert alone["tokens_per_second"] == 120.0
+    batch = group_figures([_runs((11, 50.0, 100.0), (6, 50.0, 40.0), (1, 90.0, 0.0), (21, 90.0, 110.0))])
+    assert (batch["size"], batch["new_tokens"], batch["decoded"]) == (4, 39, 35)
+    assert (batch["decode_ms"], batch["end_to_end_ms"]) == (150.0, 200.0)
+    assert group_figures([_runs((1, 50.0, 0.0))])["tokens_per_second"] is None
+
+
+def test_speed_of_batches_is_that_of_groups() -> None:
+    """Guards against a batch as fast as its requests taken one by one, and groups that count by their members."""
+    records = []
+    for method, factor in (("plain", 1.0), ("fast", 2.0), ("slow", 0.5)):
+        for number, size in enumerate((4, 4, 2)):
+            speed = 1000.0 * (factor if number else 3 * factor if method == "fast" else 1.0)
+            own: dict[str, Any] = {"number": number, "size": size, "new_tokens": 11 * size, "decoded": 10 * size}
+            own |= {"decode_ms": 1e4 * size / speed, "end_to_end_ms": 1e4 * size / speed, "tokens_per_second": speed}
+            records += [_record(4 * number + place, method, group=own, batch_size=4) for place in range(size)]
+    figures = summarise(records)
+    assert [figures["fast"][name] for name in ("prompts", "groups", "batch_size")] == [10, 3, 4]
+    assert [figures[method]["speedup"] for method in ("plain", "fast", "slow")] == [1.0, 2.0, 0.5]
+    assert figures["plain"]["tokens_per_second"] == pytest.approx(1000.0)
+    assert figures["slow"]["tokens_per_second"] == pytest.approx(100 / (0.04 + 0.08 + 0.04))
+    assert figures["plain"]["tpot_ms"] == 10.0, "what a request waits, whatever the batch yields"
 
 
 def test_ties_and_bugs_stand_beside_the_speed() -> None:

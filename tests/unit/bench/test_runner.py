@@ -1,0 +1,136 @@
+"""The race: who decodes what with whom, in which order, and what is recorded of it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import outpace
+from outpace.api import Model
+from outpace.bench.runner import BenchPlan, BenchRun
+from outpace.bench.workload import WorkItem, in_groups
+from outpace.core.errors import InvalidRequest
+from outpace.core.events import Generation
+from outpace.core.params import SamplingParams
+from tests.unit.models.tiny import save_tiny_model
+
+METHODS = ("plain", "recycle:budget=6", "lookup")
+PARAMS = SamplingParams(max_new_tokens=12)
+ITEMS = tuple(WorkItem(str(number), "letters", ("abc" * (number + 1),), raw=True) for number in range(5))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048)
+    return outpace.load(str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=2)
+
+
+class Watched:
+    """A model's `generate`, with what it was asked; `change` may tamper with an answer."""
+
+    def __init__(self, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[tuple[str, list[str]]] = []
+        self._model, self._generate = model, model.generate
+        monkeypatch.setattr(model, "generate", self)
+
+    def __call__(self, prompts: Sequence[Any], params: SamplingParams, *, method: str, **options: Any) -> Any:
+        answers = self._generate(prompts, params, method=method, **options)
+        if params is PARAMS:
+            self.calls.append((method, [self._model.codec.decode(prompt) for prompt in prompts]))
+            answers = [self.change(method, answer) for answer in answers]
+        return answers
+
+    def change(self, method: str, answer: Generation) -> Generation:
+        return answer
+
+
+def plan(**changes: Any) -> BenchPlan:
+    return replace(BenchPlan(METHODS, ITEMS, PARAMS, batch_size=2), **changes)
+
+
+def test_groups_are_decoded_together_method_by_method(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against prompts one after the other, a remainder that is lost, and a method that always goes first."""
+    watched, done = Watched(model, monkeypatch), list[int]()
+    records = BenchRun(model, plan()).records(lambda: done.append(1))
+    said = [[item.turns[0] for item in group] for group in (ITEMS[:2], ITEMS[2:4], ITEMS[4:])]
+    plain, recycle, lookup = METHODS
+    orders = [(plain, recycle, lookup), (recycle, lookup, plain), (lookup, plain, recycle)]
+    assert watched.calls == [(method, asked) for order, asked in zip(orders, said, strict=True) for method in order]
+    assert len(done) == 5
+    assert [(record["id"], record["method"]) for record in records] == [
+        (i.id, method) for i in ITEMS for method in METHODS
+    ]
+    assert [record["index"] for record in records] == [number for number in range(5) for _ in METHODS]
+    groups = [(record["group"]["number"], record["group"]["size"]) for record in records]
+    assert groups == [(0, 2)] * 6 + [(1, 2)] * 6 + [(2, 1)] * 3
+    assert {record["batch_size"] for record in records} == {2}
+
+
+def test_a_batch_changes_times_alone(model: Model) -> None:
+    """Guards against counts of the batch in the record of a prompt, and against answers of its neighbours."""
+    alone, together = (BenchRun(model, plan(batch_size=size)).records() for size in (1, 2))
+    for one, other in zip(alone, together, strict=True):
+        assert one["token_ids"] == other["token_ids"]
+        assert other["equal"]
+        assert other["tokens_per_step"] == pytest.approx(11 / other["steps"])
+        assert one["group"]["decode_ms"] == pytest.approx(one["decode_ms"])
+        assert one["group"]["end_to_end_ms"] == pytest.approx(one["end_to_end_ms"])
+    for place in range(3):
+        pair = together[place], together[place + 3]
+        assert pair[0]["group"] == pair[1]["group"]
+        assert pair[0]["group"]["decoded"] == 22
+        assert pair[0]["group"]["decode_ms"] < 0.9 * sum(record["decode_ms"] for record in pair), "shared steps once"
+
+
+def test_equality_is_told_prompt_by_prompt(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a difference laid on a neighbour or a whole group, or compared with another prompt's answer."""
+    wrong = tuple(model.encode(ITEMS[3].turns[0]))
+
+    class Wrong(Watched):
+        def change(self, method: str, answer: Generation) -> Generation:
+            if method != "lookup" or answer.prompt_ids != wrong:
+                return answer
+            (sample,) = answer.samples
+            return replace(answer, samples=(replace(sample, token_ids=sample.token_ids[:-1]),))
+
+    Wrong(model, monkeypatch)
+    records = BenchRun(model, plan(check=False)).records()
+    assert [(r["id"], r["method"], r["finding"]["kind"]) for r in records if not r["equal"]] == [
+        ("3", "lookup", "unchecked")
+    ]
+
+
+def test_conversations_go_on_together(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against second turns that hold a neighbour's answer, or another method's, and times of one turn only."""
+    watched = Watched(model, monkeypatch)
+    items = tuple(replace(item, turns=(*item.turns, "xyz")) for item in ITEMS[:2])
+    records = BenchRun(model, plan(items=items, methods=("lookup", "plain"))).records()
+    assert [method for method, _ in watched.calls] == ["lookup", "plain"] * 2
+    for place, item in enumerate(items):
+        answer = model.codec.decode(
+            next(r for r in records if r["method"] == "plain" and r["id"] == item.id)["token_ids"][0]
+        )
+        for _, prompts in watched.calls[2:]:
+            assert prompts[place] == item.prompt(1, [answer])
+    assert {(record["turns"], record["group"]["decoded"]) for record in records} == {(2, 44)}
+    with pytest.raises(InvalidRequest, match="these have 0 2, 4 1: cut them with --max-turns 1"):
+        plan(items=(items[0], ITEMS[4]))
+    assert len(in_groups((items[0], ITEMS[4]), 1)) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"batch_size": 0}, "batch_size=0: must be at least 1"),
+        ({"batch_size": 3}, "batch_size=3: the model decodes 2 requests at a time; load it with max_num_seqs=3"),
+        (
+            {"methods": ("plain", "transformers")},
+            "stock generate decodes one prompt at a time; leave 'transformers' out",
+        ),
+    ],
+)
+def test_batches_that_cannot_be(model: Model, changes: dict[str, Any], complaint: str) -> None:
+    """Guards against requests that wait for a slot while their group is timed, and a batch that is none."""
+    with pytest.raises(InvalidRequest, match=complaint):
+        BenchRun(model, plan(**changes))

@@ -1,0 +1,175 @@
+"""Where the time of a round goes: parts that take known times on a clock of their own, and the phase of each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core.drafting import Retrieved
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import DraftRequest, NodeOutputs, Observation, PromptChunk
+from outpace.core.tree import DraftTree, Topology
+from outpace.drafters.matrix_fill import MatrixFill
+from outpace.drafters.transition_matrix import TransitionMatrix
+from outpace.engine import engine, round
+from outpace.engine.session import Session
+from outpace.shaping import grafted
+from outpace.shaping.graft_template import grafted_paths, retrieval_plan
+from outpace.shaping.grafted import GraftedProposer
+from outpace.shaping.grafting import graft
+from outpace.testing import OracleDrafter, ToyTarget, decode
+from tests.unit.drafters.requests import draft_request
+from tests.unit.engine.doubles import CharDetokenizer
+
+CPU = torch.device("cpu")
+VOCAB = 40
+STEPS = 4
+PHASES = ("draft_ms", "forward_ms", "verify_ms", "commit_ms", "observe_ms")
+
+
+class Clock:
+    """A clock that stands still but for parts that take time: milliseconds by their names."""
+
+    def __init__(self) -> None:
+        self.now, self.takes = 100.0, dict[str, float]()
+
+    def part(self, name: str) -> None:
+        self.now += self.takes.get(name, 0.0) / 1e3
+
+
+class TimedTarget(ToyTarget):
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(VOCAB)
+        self._clock = clock
+
+    def forward(self, *arguments: Any, **options: Any) -> list[NodeOutputs]:
+        self._clock.part("forward")
+        return super().forward(*arguments, **options)
+
+    def commit(self, slot: int, path: Sequence[int]) -> None:
+        self._clock.part("commit")
+        super().commit(slot, path)
+
+
+class TimedDetokenizer(CharDetokenizer):
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def push(self, token: int) -> str:
+        self._clock.part("push")
+        return super().push(token)
+
+
+class TimedBase(OracleDrafter):
+    """Drafts nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__([], budget=4)
+        self._clock = clock
+
+    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None:
+        self._clock.part("prefill")
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        self._clock.part("propose")
+        return super().propose(states, requests)
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
+        self._clock.part("observe")
+
+
+class TimedFill(MatrixFill):
+    """Knows nothing."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
+        self._clock = clock
+
+    def prepare(self, *arguments: Any) -> list[Retrieved]:
+        self._clock.part("prepare")
+        return super().prepare(*arguments)
+
+    def observe(self, *arguments: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    for module in (engine, round, grafted):
+        monkeypatch.setattr(module, "perf_counter", lambda: clock.now)
+    return clock
+
+
+def run(clock: Clock, batch: int = 1, is_filled: bool = True) -> list[Session]:
+    base = TimedBase(clock)
+    proposer = GraftedProposer(base, TimedFill(clock), CPU) if is_filled else base
+    params = SamplingParams(max_new_tokens=STEPS + 1)
+    timed = engine.Engine(TimedTarget(clock), lambda: TimedDetokenizer(clock))
+    return decode(timed, [[1, 2]] * batch, [params] * batch, [proposer] * batch)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("part", "phases"),
+    [
+        ("propose", {"draft_ms"}),
+        ("prepare", {"draft_ms", "graft_ms"}),
+        ("forward", {"forward_ms"}),
+        ("commit", {"commit_ms"}),
+        ("push", {"commit_ms"}),
+        ("observe", {"observe_ms"}),
+        ("prefill", set()),
+    ],
+)
+def test_time_is_found_in_its_phase(clock: Clock, part: str, phases: set[str], batch: int) -> None:
+    """Guards against learning counted as drafting, drafting as retrieval, and requests of a batch that are told a share
+    of a phase, or nothing of what their company's tokens took."""
+    clock.takes = {part: 10.0}
+    for session in run(clock, batch):
+        assert session.metrics.steps == STEPS
+        spent = 10.0 * STEPS * (batch if part in ("commit", "push") else 1)
+        for phase in (*PHASES, "graft_ms"):
+            assert getattr(session.metrics, phase) == pytest.approx(spent if phase in phases else 0.0), phase
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_phases_add_up_to_the_round(clock: Clock, batch: int) -> None:
+    """Guards against a phase counted twice or not at all: of a decoding nothing is left over and nothing missing."""
+    names = ("propose", "prepare", "forward", "commit", "push", "observe")
+    clock.takes = {name: 2.0**power for power, name in enumerate(names)}
+    for session in run(clock, batch):
+        metrics = session.metrics
+        first = 16.0 * (batch - 1 - session.request_id)  # the first tokens of those behind it, after its own
+        assert sum(getattr(metrics, phase) for phase in PHASES) + first == pytest.approx(metrics.decode_ms)
+        assert metrics.graft_ms == pytest.approx(2.0 * STEPS)
+
+
+@pytest.mark.parametrize("place", ["root", "tail"])
+def test_grafting_is_counted_whole_for_every_tree(clock: Clock, place: Any) -> None:
+    """Guards against a base's own drafting in the figure, trees left as they were without one, and nested grafts of
+    which only the last is counted."""
+    clock.takes = {"propose": 50.0, "prepare": 10.0}
+    inner = GraftedProposer(TimedBase(clock), TimedFill(clock), CPU, place)
+    outer = GraftedProposer(inner, TimedFill(clock), CPU, place)
+    requests = [draft_request([5], 0, 0), draft_request([6], 4, 4)]
+    for proposer, spent in ((inner, 10.0), (outer, 20.0)):
+        trees = proposer.propose([proposer.open() for _ in requests], requests)
+        assert [tree.graft_ms for tree in trees] == pytest.approx([spent, spent])
+
+
+def test_a_grafted_tree_keeps_what_was_counted() -> None:
+    """Guards against a merge that forgets the passes and the time of the tree it adds to."""
+    own = DraftTree(torch.tensor([5, 6]), Topology.chain(2), draft_passes=3, graft_ms=7.0)
+    found = Retrieved(torch.tensor([5, 8]), Topology.chain(2))
+    (tree,) = graft([own], [found], [draft_request([5], 2, 4)])
+    assert (tree.tokens.tolist(), tree.draft_passes, tree.retrieved, tree.graft_ms) == ([5, 6, 8], 3, 1, 7.0)
+
+
+def test_without_a_fill_nothing_is_grafted(clock: Clock) -> None:
+    """Guards against a retrieval time of methods that have none."""
+    clock.takes = {"propose": 3.0}
+    (session,) = run(clock, is_filled=False)
+    assert session.metrics.graft_ms == 0.0
+    assert session.metrics.draft_ms == pytest.approx(3.0 * STEPS)
