@@ -5,8 +5,8 @@ warm-up drafts the base tree with all gates open, so every round tells, for each
 what was drafted below was worth it. To close a gate at depth d after which `accepted` drafts were right costs
 max(0, accepted - d) tokens and saves the levels that would have been drafted below. Hence:
 
-- A gate closes as often as it can while the tokens it costs are at most LOSS of all tokens of the warm-up. So the
-  warm-up itself, decoded with these gates, would have had at most a share of 3 * LOSS fewer tokens per round.
+- A gate closes as often as it can while the tokens it costs are at most LOSS of all tokens of the warm-up. So the levels
+  that all gates together leave undrafted would have cost the warm-up itself at most 3 * LOSS of its tokens.
 - It is judged without the rounds that a gate above it ended.
 - Of all triples with depth 1 (one gate at the root, as in the paper) that one is taken which saves the most levels: the
   depths where confidence tells best, at equal loss, which rounds go on in vain.
