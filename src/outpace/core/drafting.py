@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -122,6 +122,18 @@ class Level:
     log_probs: Tensor
     cumulative: Tensor
     entropy: Tensor | None = None
+
+
+class Gates(NamedTuple):
+    """Where a draft may end, and what ends it (Graft, arXiv 2605.20104, section 3.1).
+
+    Attributes:
+        checkpoints: depths, ascending.
+        thresholds: probability at each of them that the confidence must exceed for drafting to go on.
+    """
+
+    checkpoints: tuple[int, ...]
+    thresholds: tuple[float, ...]
 
 
 class GrowingShape(Protocol):

@@ -31,7 +31,8 @@ class FillOptions(Options):
         place: "root": retrieval continues the pending token, by a template; "tail": the last drafted node, by a chain.
         reserved: share of the budget that is kept from the draft for retrieval, whatever the shape leaves free.
         retrieve_depth, retrieve_width: of the template at most; None for the paper's 9 levels of 8 ranks.
-        matrix, warm: as in `RecycleOptions`.
+        matrix, warm: as in `RecycleOptions`. With shape=gated the file's gates, if it has any, are taken too, but for
+            the checkpoints and thresholds that the options name.
     """
 
     fill: Literal["none", "matrix", "suffix", "both"] = "none"

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
+from outpace.core.drafting import Gates
 from outpace.drafters.common_options import MAX_BUDGET, FillOptions, Options, PlainOptions
 from outpace.drafters.frequency import EVERY_ID
 from outpace.shaping.beam import BeamConfig, SearchConfig
@@ -150,8 +151,11 @@ class NetOptions(LinearOptions):
 
     shape: str = "chain"
 
-    def tree(self) -> TreeConfig | None:
+    def tree(self, gates: Gates | None = None) -> TreeConfig | None:
         """The settings of the shape; None for a shape that has none.
+
+        Args:
+            gates: of a gated shape where the options name no others.
 
         Raises:
             ValueError: settings that the shape does not have, or bad ones.
@@ -162,7 +166,7 @@ class NetOptions(LinearOptions):
                 raise ValueError(f"shape={self.shape} does not take {', '.join(given)}")
             return None
         try:
-            return kind.model_validate(given)
+            return kind.model_validate(given if gates is None else gates._asdict() | given)
         except ValidationError as error:
             raise ValueError(first_complaint(error)) from error
 

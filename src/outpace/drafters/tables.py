@@ -21,12 +21,14 @@ class TableKind:
         what: it is, with its article.
         command: that makes one.
         names: of its tensors.
+        optional: names of tensors that it may hold beside them.
     """
 
     option: str
     what: str
     command: str
     names: frozenset[str]
+    optional: frozenset[str] = frozenset()
 
     @property
     def format(self) -> str:
@@ -69,7 +71,7 @@ def load_table(file: str | Path, kind: TableKind, vocab_size: int) -> dict[str, 
     try:
         with safe_open(path, framework="pt") as opened:
             about, names = opened.metadata() or {}, set(opened.keys())
-            if about.get("format") != kind.format or names != kind.names:
+            if about.get("format") != kind.format or not kind.names <= names <= kind.names | kind.optional:
                 raise ModelError(f"{kind.option}={path}: not {kind.what}; make one with `outpace {kind.command}`")
             tensors = {name: opened.get_tensor(name) for name in names}
     except (SafetensorError, OSError) as error:

@@ -23,8 +23,10 @@ from outpace.drafters.options import (
     MedusaOptions,
     NetOptions,
     TrainedOptions,
+    TreeConfig,
 )
 from outpace.drafters.surroundings import Surroundings
+from outpace.drafters.transition_matrix import load_gates
 from outpace.models.packed import PackedModel
 from outpace.nets.dart import DartNet
 from outpace.nets.dflash import DFlashNet
@@ -72,10 +74,28 @@ def _trained(kind: type[N], options: NetOptions, around: Surroundings, what: str
 
 def _shaped(source: LevelSource, options: NetOptions, around: Surroundings, budget: int) -> Proposer:
     budget = budget if options.budget is None else options.budget
-    tree = options.tree()
+    tree = _tree(options, around)
     if tree is None:
         return StaticProposer(source, STATIC[options.shape](), budget, around.device)
     return GrowingProposer(source, GROWING[options.shape](tree), budget)
+
+
+def _tree(options: NetOptions, around: Surroundings) -> TreeConfig | None:
+    """The settings of the shape; what the options leave open of its gates is as a warm-up calibrated it.
+
+    Raises:
+        InvalidRequest: the options name checkpoints or thresholds alone, and the file has another number of gates.
+    """
+    are_named = {"checkpoints", "thresholds"} <= (options.model_extra or {}).keys()
+    if options.shape != "gated" or options.warm is None or are_named:
+        return options.tree()
+    gates = load_gates(options.warm, around.vocab_size)
+    try:
+        return options.tree(gates)
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{error}; warm={options.warm} has {gates}: name checkpoints, thresholds and kept, as many of each"
+        ) from error
 
 
 def _check_sizes(config: Any, **wanted: int) -> None:

@@ -3,6 +3,10 @@ Graft, arXiv 2605.20104, section 3.2).
 
 Eight ids of 8 bytes per token of the vocabulary: 3.1 MB on the device for 49,152 tokens, 9.7 MB for 151,936. Shared by
 the requests of an engine that is paid once; private, once per open request, which also starts with a copy of it.
+
+The file of a warm-up is a safetensors file with the metadata format=outpace.warm and vocab_size, and the tensors
+tokens [N] int32, ascending, and successors [N, 8] int32, their rows. If the warm-up calibrated gates it also holds
+gate_checkpoints [G] int32, ascending depths, and gate_thresholds [G] float64, a probability for each.
 """
 
 from collections.abc import Sequence
@@ -11,12 +15,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from outpace.core.drafting import Gates
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.protocols import Needs, Observation, PromptChunk
 from outpace.drafters.tables import TableKind, load_table, save_table
 
 SUCCESSORS = 8
-KIND = TableKind("warm", "a transition matrix", "warmup", frozenset({"tokens", "successors"}))
+DEEPEST = 64
+"""Checkpoint of a gate."""
+GATE_NAMES = ("gate_checkpoints", "gate_thresholds")
+KIND = TableKind(
+    "warm", "a transition matrix", "warmup", frozenset({"tokens", "successors"}), optional=frozenset(GATE_NAMES)
+)
 Rows = tuple[Tensor, Tensor]
 """Tokens [N], and the rows of these tokens [N, 8]."""
 
@@ -129,8 +139,13 @@ def _teach(states: Sequence[TransitionMatrix], tokens: Sequence[Tensor], top_ids
         matrix.update(torch.cat([tokens[index] for index in members]), torch.cat([top_ids[index] for index in members]))
 
 
-def save_matrix(file: str | Path, matrix: TransitionMatrix) -> int:
+def save_matrix(file: str | Path, matrix: TransitionMatrix, gates: Gates | None = None) -> int:
     """Write the known rows as a safetensors file: 36 bytes for each, and the size of the target's vocabulary.
+
+    Args:
+        file: a new one.
+        matrix: whose rows.
+        gates: calibrated by the same warm-up; None for a file without any.
 
     Returns:
         How many they are.
@@ -139,7 +154,11 @@ def save_matrix(file: str | Path, matrix: TransitionMatrix) -> int:
         InvalidRequest: the file exists, or its folder does not.
     """
     tokens, rows = (part.to("cpu", torch.int32) for part in matrix.rows())
-    save_table(file, KIND, {"tokens": tokens, "successors": rows}, len(matrix.successors))
+    tensors = {"tokens": tokens, "successors": rows}
+    if gates is not None:
+        depths = torch.tensor(gates.checkpoints, dtype=torch.int32)
+        tensors |= zip(GATE_NAMES, (depths, torch.tensor(gates.thresholds, dtype=torch.float64)), strict=True)
+    save_table(file, KIND, tensors, len(matrix.successors))
     return len(tokens)
 
 
@@ -164,3 +183,28 @@ def load_matrix(file: str | Path | None, vocab_size: int, device: torch.device) 
             f"0 to {vocab_size - 1}; make one with `outpace {KIND.command}`"
         )
     return TransitionMatrix(vocab_size, device, (tokens.long(), rows.long()))
+
+
+def load_gates(file: str | Path, vocab_size: int) -> Gates | None:
+    """The gates of a file; None if it holds none.
+
+    Raises:
+        ModelError: no such file, another kind of file, one for another vocabulary, or no gates that could be.
+    """
+    table = load_table(file, KIND, vocab_size)
+    if not table.keys() & set(GATE_NAMES):
+        return None
+    depths, thresholds = (table.get(name, torch.empty(0)) for name in GATE_NAMES)
+    is_table = depths.dtype == torch.int32 and thresholds.dtype == torch.float64 and depths.dim() == 1
+    if (
+        not is_table
+        or depths.shape != thresholds.shape
+        or not len(depths)
+        or not bool((depths.diff() > 0).all() and depths[0] >= 1 and depths[-1] <= DEEPEST)
+        or not bool(((thresholds >= 0) & (thresholds <= 1)).all())
+    ):
+        raise ModelError(
+            f"{KIND.option}={file}: gate_checkpoints must be ascending int32 depths from 1 to {DEEPEST}, and "
+            f"gate_thresholds a float64 probability for each; make a file with `outpace {KIND.command}`"
+        )
+    return Gates(tuple(depths.tolist()), tuple(thresholds.tolist()))

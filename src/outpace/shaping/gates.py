@@ -55,7 +55,8 @@ class GatedConfig(CheckpointConfig):
 
     Attributes:
         thresholds: tau at each checkpoint, as probabilities; a gate of 0 never closes. The defaults are the paper's for
-            Qwen3-8B on HumanEval (table 11), which table 12 carries over to other texts.
+            Qwen3-8B on HumanEval (table 11), which table 12 carries over to other texts. A warm-up calibrates these and
+            the checkpoints for another drafter (`shaping.calibration`).
         prune: "early": a closed gate ends drafting, which saves its passes; "after": the whole tree is drafted,
             then pruned to as many nodes, the best of all depths, so that requests of a batch draft alike (batch mode,
             appendix D).
