@@ -183,7 +183,7 @@ METHODS = {
     ),
     "graft-domino": Method(trained.domino, GraftDominoOptions, "Graft on Domino, the same", "domino"),
 }
-BEST = {"smollm2-135m": "domino:shape=beam,budget=10,depth=4"}
+BEST = {"smollm2-135m": "outpace"}
 """What targets with shipped drafters draft with by default: the fastest on prompts kept for it (docs/log.md)."""
 
 

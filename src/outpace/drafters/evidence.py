@@ -87,8 +87,8 @@ class Evidence:
         return weights[BIAS] + weights[draft] + weights[matrix] + weights[text] + weights[noise]
 
 
-# What the clues were worth on 30 training prompts, Domino drafting for SmolLM2-135M-Instruct (docs/log.md): the bias; the
-# draft; the matrix; the text; the noise. Another model or drafter starts from them and learns its own.
+# What the clues were worth on 30 training prompts, Domino drafting for SmolLM2-135M-Instruct (docs/log.md): the bias,
+# the draft, the matrix, the text, the noise. Another model or drafter starts from them and learns its own.
 GREEDY = (
     *(0.68,),
     *(-2.11, -1.21, -0.10, -0.14, 0.27, 0.77, 1.32, 1.47, 1.74, 3.23, -2.53, -1.43),

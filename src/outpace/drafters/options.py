@@ -93,7 +93,7 @@ class OutpaceOptions(Options):
     beam: int = Field(default=10, ge=1, le=64)
     retrieve: Literal["both", "matrix", "text", "none"] = "both"
     floor: float = Field(default=0.0, ge=0, lt=1)
-    enough: float = Field(default=0.0, ge=0)
+    enough: float = Field(default=3.0, ge=0)
     noise: bool = True
     vocabulary: str | None = None
     matrix: Literal["shared", "private"] = "shared"
