@@ -1,0 +1,387 @@
+"""The union: what it asks of its draft, what it learns of a verified tree, and what requests share."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import DraftRequest, NodeOutputs, Observation, Proposer, Verdict
+from outpace.core.tree import DraftTree
+from outpace.drafters.best_first import Growth, Witnesses
+from outpace.drafters.catalog import build_proposer, matrix_of, parse_method
+from outpace.drafters.evidence import GREEDY, SAMPLED, SIZE, Clues, Evidence, ranked
+from outpace.drafters.options import OutpaceOptions
+from outpace.drafters.suffix import TextMatch
+from outpace.drafters.surroundings import Surroundings
+from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.drafters.union import Union, UnionPlan
+from outpace.engine.engine import Engine
+from outpace.shaping.beam import Beam, BeamConfig
+from outpace.shaping.growing import GrowingProposer
+from outpace.shaping.proposer import EmptyDraft
+from outpace.testing import ToyTarget, decode
+from tests.unit.drafters.learned import proposer_of, source_of
+from tests.unit.drafters.requests import draft_request, no_draft_model
+from tests.unit.drafters.test_samd import Trees
+from tests.unit.models.tiny import VOCAB as TINY_VOCAB
+from tests.unit.models.tiny import tiny_config, tiny_target
+from tests.unit.shaping.toy_source import ToySource, blend, node_paths
+
+VOCAB = 12
+CPU = torch.device("cpu")
+AROUND = Surroundings(VOCAB, CPU, no_draft_model)
+PROMPTS = [[1, 2], [4, 6, 4, 6, 4, 6, 4], [7, 1, 3]]
+PLAN = UnionPlan(drafted=6, floor=0.0, enough=None)
+
+
+class Recorded(Evidence):
+    """Evidence that remembers what it was taught."""
+
+    def __init__(self, prior: Sequence[float]) -> None:
+        super().__init__(prior)
+        self.verified: list[tuple[Clues, bool]] = []
+
+    def learn(self, verified: Sequence[tuple[Clues, bool]]) -> None:
+        self.verified += verified
+        super().learn(verified)
+
+
+class Watched:
+    """A draft whose calls are remembered: what it was asked, told, and in which states."""
+
+    def __init__(self, base: Proposer) -> None:
+        self._base = base
+        self.asked: list[tuple[Any, DraftRequest]] = []
+        self.told: list[tuple[str, Any]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._base, name)
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        self.asked += zip(states, requests, strict=True)
+        return self._base.propose(states, requests)
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
+        self.told += [("observe", state) for state in states]
+        self._base.observe(states, observations)
+
+    def close(self, state: Any) -> None:
+        self.told.append(("close", state))
+        self._base.close(state)
+
+    def rewind(self, state: Any, length: int) -> None:
+        self.told.append(("rewind", length))
+
+    def reset(self) -> None:
+        self.told.append(("reset", None))
+
+
+def toy_draft(share: float = 0.8) -> Any:
+    return GrowingProposer(ToySource(blend(share, VOCAB)), Beam(BeamConfig(depth=3, top_k=3)), 9)
+
+
+def known_matrix(seed: int = 0) -> TransitionMatrix:
+    matrix = TransitionMatrix(VOCAB, CPU)
+    rows = [torch.randperm(VOCAB, generator=torch.Generator().manual_seed(seed + token)) for token in range(VOCAB)]
+    matrix.update(torch.arange(VOCAB), torch.stack(rows))
+    return matrix
+
+
+def made(base: Any, plan: UnionPlan = PLAN, private: bool = False, matrix: TransitionMatrix | None = None) -> Union:
+    learner = MatrixLearner(matrix or known_matrix(), private)
+    return Union(base, learner, Recorded(GREEDY), Recorded(SAMPLED), plan, 10, CPU)
+
+
+def recorded(union: Union) -> tuple[Recorded, Recorded]:
+    """Its greedy and its sampled evidence."""
+    assert isinstance(union.greedy, Recorded)
+    assert isinstance(union.sampled, Recorded)
+    return union.greedy, union.sampled
+
+
+def outputs_of(count: int, seed: int = 1) -> NodeOutputs:
+    logits = torch.randn(count, VOCAB, generator=torch.Generator().manual_seed(seed))
+    top = logits.topk(VOCAB)
+    return NodeOutputs(logits, top.indices, top.values)
+
+
+def wishes(budget: int = 10, depth: int = 4, **params: Any) -> list[DraftRequest]:
+    return [draft_request(ids, budget, depth, seed, **params) for seed, ids in enumerate(PROMPTS)]
+
+
+def grown_alone(request: DraftRequest, draft: DraftTree | None, weights: Sequence[float]) -> tuple[DraftTree, Growth]:
+    """The tree of one request that shares nothing with others."""
+    text = TextMatch()
+    text.follow(request.ids)
+    witnesses = Witnesses(request.stream, known_matrix().successors, text, draft)
+    growth = witnesses.grow(Evidence(weights), request.budget, request.max_depth)
+    return growth.tree(CPU), growth
+
+
+def nodes_of(tree: DraftTree) -> list[tuple[int, int]]:
+    return list(zip(tree.topology.parents, tree.tokens.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_every_request_has_the_tree_that_it_would_have_alone(temperature: float) -> None:
+    """Guards against drafts, texts, noise or clues of a neighbour in the batch."""
+    union, requests = made(toy_draft()), wishes(temperature=temperature)
+    states = [union.open() for _ in requests]
+    trees = union.propose(states, requests)
+    for request, state, tree in zip(requests, states, trees, strict=True):
+        alone = toy_draft()
+        (draft,) = alone.propose([alone.open()], [replace(request, budget=6)])
+        expected, growth = grown_alone(request, draft, SAMPLED if temperature else GREEDY)
+        assert nodes_of(tree) == nodes_of(expected)
+        assert (tree.retrieved, tree.draft_passes) == (expected.retrieved, expected.draft_passes)
+        assert state.clues == growth.clues
+        assert 1 < tree.drafted < len(tree) == 11, "both must be in it"
+        assert tree.graft_ms > 0
+
+
+def test_what_was_verified_is_learned() -> None:
+    """Guards against learning from nodes that the target never judged, behind a wrong parent, and from a neighbour."""
+    union, requests = made(toy_draft()), wishes()[:2]
+    states = [union.open() for _ in requests]
+    trees = union.propose(states, requests)
+    observations, expected = [], list[tuple[Clues, bool]]()
+    for tree, state in zip(trees, states, strict=True):
+        deep = tree.topology.depths.index(2)
+        path = tree.topology.path(deep)
+        observations.append(Observation(tree, Verdict(path, 0), outputs_of(len(tree))))
+        for node in range(1, len(tree)):
+            if tree.topology.parents[node] in path:
+                expected.append((state.clues[node - 1], node in path))
+    union.observe(states, observations)
+    greedy, sampled = recorded(union)
+    assert greedy.verified == expected
+    assert {right for _, right in expected} == {True, False}
+    assert len(expected) < sum(len(tree) - 1 for tree in trees), "some stand behind a wrong parent"
+    assert sampled.verified == []
+
+
+def test_the_matrix_learns_and_the_draft_is_told() -> None:
+    """Guards against transitions that stay as they were, and a draft that misses what became of a round."""
+    base = Watched(toy_draft())
+    union, requests = made(base), wishes()
+    states = [union.open() for _ in requests]
+    trees = union.propose(states, requests)
+    found = [outputs_of(len(tree), seed) for seed, tree in enumerate(trees)]
+    verdict = Verdict((0,), 0)
+    union.observe(states, [Observation(tree, verdict, out) for tree, out in zip(trees, found, strict=True)])
+    last = int(trees[2].tokens[-1])
+    assert union.matrix.matrix.successors[last].tolist() == found[2].top_ids[-1, :8].tolist()
+    assert base.told == [("observe", state.of_base) for state in states]
+    union.close(states[1])
+    union.reset()
+    assert base.told[-2:] == [("close", states[1].of_base), ("reset", None)]
+
+
+def test_the_draft_is_left_out_where_retrieval_is_enough() -> None:
+    """Guards against drafts that are paid for and not needed, left out where they are, asked in the state of another
+    request, and trees that come back in the order in which they were made."""
+    requests = [draft_request(ids, budget, 4) for ids, budget in zip(PROMPTS, (10, 4, 7), strict=True)]
+    gains = [grown_alone(request, None, GREEDY)[1].gain for request in requests]
+    least, *others = sorted(gains)
+    for enough, asked in ((None, [0, 1, 2]), (others[0], [gains.index(least)]), (0.5 * least, []), (99.0, [0, 1, 2])):
+        base = Watched(toy_draft())
+        union = made(base, UnionPlan(drafted=4, floor=0.0, enough=enough))
+        states = [union.open() for _ in requests]
+        trees = union.propose(states, requests)
+        assert [state for state, _ in base.asked] == [states[index].of_base for index in asked]
+        assert [request.ids for _, request in base.asked] == [requests[index].ids for index in asked]
+        assert all((request.budget, request.max_depth) == (4, 4) for _, request in base.asked), "as many as it may have"
+        for index, (request, tree, state) in enumerate(zip(requests, trees, states, strict=True)):
+            assert int(tree.tokens[0]) == request.ids[-1]
+            assert bool(tree.draft_passes) == (index in asked)
+            if index not in asked:
+                expected, growth = grown_alone(request, None, GREEDY)
+                assert (nodes_of(tree), state.clues) == (nodes_of(expected), growth.clues)
+                assert tree.drafted == 1
+
+
+def test_a_request_with_a_small_budget_drafts_no_more() -> None:
+    """Guards against drafts that a request has no slots for."""
+    base = Watched(toy_draft())
+    union = made(base)
+    (tree,) = union.propose([union.open()], [draft_request([1, 2], 3, 2)])
+    assert base.asked[0][1].budget == 3
+    assert len(tree) == 4
+    assert tree.topology.max_depth <= 2
+
+
+def test_witnesses_that_are_not_asked_name_nothing() -> None:
+    """Guards against ablations that are none."""
+    text, both = [5, 6, 7, 5, 6], []
+    for uses_matrix in (False, True):
+        for uses_text in (False, True):
+            union = made(EmptyDraft(), UnionPlan(6, 0.0, None, uses_matrix, uses_text))
+            (tree,) = union.propose([union.open()], [draft_request(text, 10, 1)])
+            both.append(set(tree.tokens[1:].tolist()))
+    row = set(known_matrix().successors[6].tolist())
+    assert both == [set(), {7}, row, row | {7}]
+
+
+def test_a_floor_leaves_slots_empty() -> None:
+    """Guards against a floor that is not handed on."""
+    request = draft_request([5, 6, 7], 60, 4)
+    sizes = []
+    for floor in (0.0, 0.05, 0.99):
+        union = made(toy_draft(), UnionPlan(6, floor, None))
+        (tree,) = union.propose([union.open()], [request])
+        sizes.append(len(tree))
+    assert sizes[0] == 61 > sizes[1] > sizes[2] == 1
+
+
+def test_greedy_and_sampled_requests_teach_different_evidence() -> None:
+    """Guards against hit rates of one kind in the prices of the other, also where they share a batch."""
+    for heats in ((0.0, 0.0), (0.8, 0.8), (0.8, 0.0)):
+        union = made(toy_draft())
+        params = [SamplingParams(max_new_tokens=12, temperature=heat, seed=1) for heat in heats]
+        decode(Engine(ToyTarget(VOCAB, sharpness=4.0)), PROMPTS[:2], params, [union] * 2)
+        assert (union.greedy.weights != list(GREEDY)) == (0.0 in heats)
+        assert (union.sampled.weights != list(SAMPLED)) == (0.8 in heats)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_learned_is_what_the_engine_counts(temperature: float) -> None:
+    """Guards against clues that have lost their nodes on the way through the engine: every accepted token must have
+    taught, and none beside it as if it had been accepted."""
+    union = made(toy_draft())
+    params = [SamplingParams(max_new_tokens=40, temperature=temperature, seed=seed) for seed in range(3)]
+    sessions = decode(Engine(ToyTarget(VOCAB, sharpness=4.0)), PROMPTS, params, [union] * 3)
+    taught = recorded(union)[temperature > 0]
+    accepted = sum(session.metrics.accepted for session in sessions)
+    assert sum(right for _, right in taught.verified) == accepted > 20
+    assert accepted < len(taught.verified) <= sum(session.metrics.drafted for session in sessions)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_matrices_are_shared_or_private(private: bool) -> None:
+    """Guards against private requests that teach one another, shared ones that do not, and a warm-up that would save a
+    matrix which nobody teaches."""
+    union = made(EmptyDraft(), private=private)
+    teacher, pupil = union.open(), union.open()
+    request = draft_request([1, 2], 8, 1)
+    (before,) = union.propose([pupil], [request])
+    (tree,) = union.propose([teacher], [request])
+    union.observe([teacher], [Observation(tree, Verdict((0,), 0), outputs_of(len(tree)))])
+    union.greedy.reset()
+    (after,) = union.propose([pupil], [request])
+    assert (nodes_of(after) == nodes_of(before)) == private
+    assert matrix_of(union) is (None if private else union.matrix.matrix)
+
+
+def test_a_reset_forgets_what_requests_have_taught() -> None:
+    """Guards against prices or transitions of yesterday's requests in what should begin anew."""
+    union = made(toy_draft(), matrix=TransitionMatrix(VOCAB, CPU))
+    target = ToyTarget(VOCAB, sharpness=4.0)
+    params = [SamplingParams(max_new_tokens=12, temperature=heat, seed=1) for heat in (0.0, 1.0)]
+    runs = []
+    for number in range(3):
+        if number == 2:
+            union.reset()
+        taught = recorded(union)
+        for evidence in taught:
+            evidence.verified.clear()
+        decode(Engine(target), PROMPTS[:2], params, [union] * 2)
+        runs.append([list(evidence.verified) for evidence in taught])
+    assert runs[0] == runs[2] != runs[1]
+    union.reset()
+    assert (union.greedy.weights, union.sampled.weights) == (list(GREEDY), list(SAMPLED))
+    assert not union.matrix.matrix.successors.any()
+
+
+def test_a_rewound_conversation_matches_what_is_kept() -> None:
+    """Guards against matches in ids that were taken back, and a draft that still believes in them."""
+    base = Watched(EmptyDraft())
+    union = made(base, UnionPlan(6, 0.0, None, uses_matrix=False))
+    state = union.open()
+    (tree,) = union.propose([state], [draft_request([1, 2, 3, 4, 1, 2], 2, 9)])
+    assert node_paths(tree)[-1] == (3, 4)
+    union.rewind(state, 2)
+    assert base.told == [("rewind", 2)]
+    (tree,) = union.propose([state], [draft_request([1, 2, 7, 8, 1, 2], 2, 9)])
+    assert node_paths(tree)[-1] == (7, 8)
+
+
+class Moody(Evidence):
+    """Trusts the likeliest transitions every other time, for as long as two requests take a round; else nothing."""
+
+    def __init__(self) -> None:
+        super().__init__([0.0] * SIZE)
+        self._lessons = 0
+
+    def price(self, clues: Clues) -> float:
+        return 0.9 if self._lessons // 2 % 2 and clues[1] == ranked(0) else 0.01
+
+    def learn(self, verified: Sequence[tuple[Clues, bool]]) -> None:
+        self._lessons += 1
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "domino"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_trained_drafter_keeps_up_with_rounds_that_it_is_left_out_of(kind: str, temperature: float) -> None:
+    """Guards against features or rows of a net that go astray where retrieval stands in for it: its own trees must be
+    those that it drafts after the same ids when it drafts alone."""
+    target = tiny_target(tiny_config("llama"))
+    prompts = [[5, 6, 7, 8, 9, 10], [20, 21]]
+    params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in (1, 2)]
+    plain = decode(Engine(target), prompts, params, [EmptyDraft()] * 2)
+    alone, joined = (Trees(proposer_of("beam", source_of(kind, target))) for _ in range(2))
+    decode(Engine(target), prompts, params, [alone] * 2)
+    ids = [session.ids for session in plain]
+    matrix = TransitionMatrix(TINY_VOCAB, CPU)
+    for answer in ids:
+        right = torch.tensor(answer)
+        rows = (right[1:, None] + torch.arange(8)) % TINY_VOCAB  # what comes next, and seven others
+        matrix.update(right[:-1], rows)
+    union = Union(joined, MatrixLearner(matrix, private=True), Moody(), Moody(), UnionPlan(10, 0.0, 1.0), 10, CPU)
+    sessions = decode(Engine(target), prompts, params, [union] * 2)
+    assert [session.ids for session in sessions] == ids
+    rounds = sum(session.metrics.steps for session in sessions)
+    assert 4 < len(joined.trees) < rounds - 2, "it is asked in some rounds and not in others"
+    assert sum(session.metrics.accepted for session in sessions) > 8
+    common = joined.trees.keys() & alone.trees.keys()
+    assert len(common) > 4
+    for path in common:
+        assert joined.trees[path] == alone.trees[path]
+
+
+def test_without_a_draft_nothing_trained_is_needed() -> None:
+    """Guards against draft=none that looks for a drafter, and defaults that do not reach the proposer."""
+    spec = parse_method("outpace:draft=none,budget=9,matrix=private,floor=0.01")
+    assert spec.drafter is None
+    proposer = build_proposer(spec, AROUND)
+    assert isinstance(proposer, Union)
+    assert isinstance(proposer.base, EmptyDraft)
+    assert (proposer.budget, proposer.needs.top_k, proposer.needs.taps) == (9, 8, ())
+    assert matrix_of(proposer) is None
+    assert build_proposer(parse_method("outpace:draft=none"), AROUND).budget == 15
+    (session,) = decode(
+        Engine(ToyTarget(VOCAB, sharpness=4.0)), [PROMPTS[1]], [SamplingParams(max_new_tokens=20)], [proposer]
+    )
+    assert session.metrics.retrieved == session.metrics.drafted > 0 == session.metrics.draft_passes
+
+
+def test_options_that_cannot_be_are_refused() -> None:
+    """Guards against options that are read as something else, and drafters of another kind than is drafted with."""
+    for draft in ("domino", "dflash", "eagle3"):
+        assert parse_method(f"outpace:draft={draft}").drafter == draft
+    assert parse_method("outpace").drafter == OutpaceOptions().draft
+    for option in (
+        "draft=medusa", "drafted=0", "drafted=99999", "depth=0", "depth=65", "beam=0", "retrieve=all", "floor=1",
+        "floor=-0.1", "enough=-1", "matrix=ours", "budget=-1",
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest, match=option.partition("=")[0]):
+            parse_method(f"outpace:{option}")
+    with pytest.raises(InvalidRequest, match=r"outpace takes .*drafted.*, not 'shape=beam'"):
+        parse_method("outpace:shape=beam")
+    with pytest.raises(InvalidRequest, match="needs a trained drafter"):
+        build_proposer(parse_method("outpace:draft=eagle3"), AROUND)
+    with pytest.raises(ModelError, match="warm=nowhere"):
+        build_proposer(parse_method("outpace:draft=none,warm=nowhere"), AROUND)
