@@ -39,6 +39,7 @@ WHOLE = {
     "lookup": "lookup:budget=3",
     "samd": "samd:budget=8,threshold=2",
     "lookahead": "lookahead:budget=31,pool_from_prompt=true",
+    "outpace": "outpace:draft=none,budget=12",  # with drafters in test_union.py
 }  # methods that are no level sources: they make whole trees of one shape of their own
 SOURCES = (*KINDS, *MODELS, "recycle", *WHOLE)
 OPTIONS: dict[str, dict[str, Any]] = {

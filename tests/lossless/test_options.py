@@ -42,6 +42,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "top_p": {"temperature": 1.3, "top_p": 0.7},
 }
 DRAFTERS = ["oracle", "adversary-0", "adversary-1", "adversary-2", "lookup", "recycle-template", "samd", "lookahead"]
+DRAFTERS += ["outpace"]
 
 
 def requests(**options: Any) -> list[SamplingParams]:

@@ -12,9 +12,11 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Observation, Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.catalog import build_proposer, parse_method
+from outpace.drafters.evidence import GREEDY, SAMPLED, Evidence
 from outpace.drafters.matrix_fill import MatrixFill
 from outpace.drafters.surroundings import Surroundings
-from outpace.drafters.transition_matrix import TransitionMatrix
+from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.drafters.union import Union, UnionPlan
 from outpace.engine.engine import Engine
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import warp
@@ -70,6 +72,18 @@ def grafted(base: Callable[[], Proposer], private: bool = False, **options: Any)
     return make
 
 
+def union(share: float = 0.8, private: bool = False, budget: int = 12, **plan: Any) -> MakeProposer:
+    """A beam over a law that is right often, and what transitions and the text so far name beside it."""
+
+    def make(sequences: list[list[int]]) -> Proposer:
+        base = GrowingProposer(ToySource(blend(share, VOCAB)), Beam(BeamConfig(depth=3, top_k=3)), budget)
+        matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")), private)
+        wanted = UnionPlan(**{"drafted": 6, "floor": 0.0, "enough": None, **plan})
+        return Union(base, matrix, Evidence(GREEDY), Evidence(SAMPLED), wanted, budget, torch.device("cpu"))
+
+    return make
+
+
 def short_tree() -> Proposer:
     tree = FixedTree(FixedTreeConfig(depth=2, breadth=2, threshold=0.1, prune="leaves"))
     return GrowingProposer(ToySource(blend(0.8, VOCAB)), tree, 20)
@@ -106,6 +120,10 @@ METHODS: dict[str, MakeProposer] = {
     "toy-graft-root": grafted(
         lambda: GrowingProposer(ToySource(blend(0.8, VOCAB)), Beam(BeamConfig()), 12), reserved=0.5
     ),
+    "toy-union": union(),
+    "toy-union-private": union(share=0.5, private=True, floor=0.02, budget=30),
+    "toy-union-enough": union(share=1, enough=0.8),
+    "outpace": named("outpace:draft=none,budget=9"),
     "toy-gated": growing(lambda: Gated(GatedConfig(top_k=3, thresholds=(0.4, 0.3, 0.2)))),
     "toy-ddd": growing(lambda: DynamicDepth(DddConfig(top_k=2, checks=(1, 3), threshold=0.5)), share=0.9),
     "toy-svip": growing(lambda: Svip(SvipConfig(threshold=0.5)), share=1),
@@ -159,7 +177,7 @@ def test_every_method_says_what_plain_decoding_says(method: str, options: dict[s
     assert len(sessions) == len(PROMPTS) * options.get("n", 1)
     if method.startswith(("oracle", "adversary", "toy")):
         assert sum(session.metrics.accepted for session in sessions) > 0, "nothing was accepted, so nothing was tested"
-    if method.startswith("toy-graft"):
+    if method.startswith(("toy-graft", "toy-union")):
         assert sum(session.metrics.retrieved for session in sessions) > 0
 
 

@@ -9,6 +9,7 @@ import torch
 import outpace
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.tree import DraftTree
+from outpace.drafters.catalog import parse_method
 from outpace.drafters.frequency import save_vocabulary
 from outpace.drafters.ngrams import count_ngrams, save_ngrams
 from outpace.nets.dart import DartConfig, DartNet
@@ -61,6 +62,10 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "graft-dflash:budget=6,threshold=0.01",
         "graft-domino:budget=6,threshold=0.01,fill=both",
         "domino:shape=beam,budget=12,depth=3,top_k=3,fill=suffix,reserved=0.3",
+        "outpace:budget=12",
+        "outpace:draft=eagle3,budget=12,beam=3,depth=2,drafted=5",
+        "outpace:draft=dflash,budget=12,retrieve=none,noise=false",
+        "outpace:draft=eagle3,budget=12,enough=0.7,matrix=private",
         "dart",
         "dart:budget=12,depth=4,top_k=3",
         "dart:shape=beam,budget=12,depth=4,top_k=3",
@@ -81,8 +86,7 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path, drafters: dict[str, Path]) -> None:
     """Guards against a preset wired to the wrong embedding, head or hidden states: it would draft, and change nothing
     but speed; that it is lossless, and drafts, must hold whatever the weights."""
-    name = method.partition(":")[0].removeprefix("graft-")
-    folder = str(drafters[{"ddd": "eagle3", "echo": "eagle3", "graft": "eagle3"}.get(name, name)])
+    folder = str(drafters[parse_method(method).drafter or ""])
     model = outpace.load(str(target), method, drafter=folder, dtype="float32", device="cpu")
     expected = [model.generate(prompt, max_new_tokens=20, method="plain", **options).token_ids for prompt in PROMPTS]
     answers = model.generate(PROMPTS, max_new_tokens=20, **options)
@@ -98,14 +102,15 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "method", ["fr-spec", "eagle3", "dart", "medusa", "dflash", "domino", "linear", "fixed", "dynatree"]
+    "method",
+    ["fr-spec", "eagle3", "dart", "medusa", "dflash", "domino", "linear", "fixed", "dynatree", "outpace:retrieve=none"],
 )
 def test_frequent_tokens_alone_are_drafted(
     method: str, target: Path, drafters: dict[str, Path], vocabulary: Path
 ) -> None:
     """Guards against the option being dropped on the way, and against an answer restricted with the drafts."""
-    drafter = drafters.get("eagle3" if method == "fr-spec" else method)
-    name = f"{method}:vocabulary={vocabulary}"
+    drafter = drafters.get(parse_method(method).drafter or "")
+    name = f"{method}{',' if ':' in method else ':'}vocabulary={vocabulary}"
     model = outpace.load(str(target), name, drafter=str(drafter) if drafter else None, dtype="float32", device="cpu")
     proposer, drafted = model.proposer(name), []
     propose = proposer.propose
