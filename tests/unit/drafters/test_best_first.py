@@ -126,7 +126,8 @@ class World:
 
 def random_world(seed: int, heat: float) -> World:
     source = random.Random(seed)
-    ids = [source.randrange(source.choice([3, VOCAB])) for _ in range(source.randint(1, 14))]
+    letters = source.choice([2, 3, VOCAB])
+    ids = [source.randrange(letters) for _ in range(source.randint(1, 14))]
     rows = None
     if source.random() < 0.8:
         known = [token for token in range(VOCAB) if source.random() < 0.8]

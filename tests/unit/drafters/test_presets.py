@@ -12,6 +12,7 @@ from outpace.core.tree import DraftTree
 from outpace.drafters.catalog import parse_method
 from outpace.drafters.frequency import save_vocabulary
 from outpace.drafters.ngrams import count_ngrams, save_ngrams
+from outpace.drafters.union import Union
 from outpace.nets.dart import DartConfig, DartNet
 from outpace.nets.dflash import DFlashConfig, DFlashNet
 from outpace.nets.domino import DominoConfig, DominoNet
@@ -22,6 +23,8 @@ from outpace.nets.layouts.domino import write_domino
 from outpace.nets.layouts.eagle3_export import write_eagle3
 from outpace.nets.layouts.medusa import write_medusa
 from outpace.nets.medusa import MedusaConfig, MedusaNet
+from outpace.shaping.beam import Beam, BeamConfig
+from outpace.shaping.growing import GrowingProposer
 from tests.unit.drafters.learned import BLOCK, PROMPTS, SIZES, random_net
 from tests.unit.models.tiny import random_ids, save_tiny_model
 
@@ -92,6 +95,27 @@ def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path
     answers = model.generate(PROMPTS, max_new_tokens=20, **options)
     assert [answer.token_ids for answer in answers] == expected
     assert all(answer.metrics.drafted for answer in answers)
+
+
+def test_options_of_the_union_reach_it(target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against options that are read and then forgotten, of its draft's beam or of its own plan."""
+    model = outpace.load(str(target), "plain", drafter=str(drafters["eagle3"]), dtype="float32", device="cpu")
+    union = model.proposer("outpace:draft=eagle3,depth=2,beam=4,budget=9")
+    assert isinstance(union, Union)
+    assert isinstance(union.base, GrowingProposer)
+    assert isinstance(union.base.shape, Beam)
+    assert union.base.shape.config == BeamConfig(depth=2, top_k=4, beam=4)
+    assert union.budget == 9
+
+    def counts(options: str) -> tuple[int, int]:
+        method = f"outpace:draft=eagle3,budget=9{options}"
+        (answer,) = model.generate([PROMPTS[0]], max_new_tokens=20, method=method)
+        return answer.metrics.drafted - answer.metrics.retrieved, answer.metrics.draft_passes
+
+    always, passes = counts("")
+    assert counts(",drafted=1")[0] < always
+    assert counts(",floor=0.9")[0] < always
+    assert counts(",enough=0.001")[1] < passes
 
 
 @pytest.fixture(scope="module")

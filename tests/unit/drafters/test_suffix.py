@@ -51,6 +51,25 @@ def test_a_growing_text_matches_itself_as_brute_force_does(seed: int) -> None:
         assert match.continuation(9) == going_on[len(ids) :]
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_a_match_goes_on_with_tokens_that_are_not_decided(seed: int) -> None:
+    """Guards against matches that lose their length on the way, are taken into the text, or end where it ends."""
+    source = random.Random(seed)
+    for _ in range(40):
+        ids = [source.randrange(2 + seed % 3) for _ in range(source.randint(1, 12))]
+        match = TextMatch()
+        match.follow(ids)
+        place, drafted = match.place, list[int]()
+        for token in [*(source.randrange(2 + seed % 3) for _ in range(6)), 9]:
+            text = [*ids, *drafted]
+            ends = [(first_ends(ids, text[-length:]), length) for length in range(len(text), 0, -1)]
+            known = next(((ids[end], length) for end, length in ends if end is not None and end < len(ids)), None)
+            assert match.following(place) == known
+            place = match.step(place, token)
+            drafted.append(token)
+        assert match.following(place) is None, "9 never stood there"
+
+
 def test_a_text_that_repeats_itself_is_taken_to_go_on() -> None:
     """Guards against chains that end where the text does, which after a loop is at once."""
     match = TextMatch()

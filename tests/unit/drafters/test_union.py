@@ -9,7 +9,7 @@ import torch
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest, NodeOutputs, Observation, Proposer, Verdict
+from outpace.core.protocols import DraftRequest, Needs, NodeOutputs, Observation, PromptChunk, Proposer, Verdict
 from outpace.core.tree import DraftTree
 from outpace.drafters.best_first import Growth, Witnesses
 from outpace.drafters.catalog import build_proposer, matrix_of, parse_method
@@ -173,6 +173,7 @@ def test_the_matrix_learns_and_the_draft_is_told() -> None:
     found = [outputs_of(len(tree), seed) for seed, tree in enumerate(trees)]
     verdict = Verdict((0,), 0)
     union.observe(states, [Observation(tree, verdict, out) for tree, out in zip(trees, found, strict=True)])
+    assert union.needs == Needs(top_k=8)
     last = int(trees[2].tokens[-1])
     assert union.matrix.matrix.successors[last].tolist() == found[2].top_ids[-1, :8].tolist()
     assert base.told == [("observe", state.of_base) for state in states]
@@ -258,6 +259,20 @@ def test_what_is_learned_is_what_the_engine_counts(temperature: float) -> None:
     accepted = sum(session.metrics.accepted for session in sessions)
     assert sum(right for _, right in taught.verified) == accepted > 20
     assert accepted < len(taught.verified) <= sum(session.metrics.drafted for session in sessions)
+
+
+def test_a_prompt_teaches_before_the_first_round() -> None:
+    """Guards against prompts that only the draft is shown, and needs of one that hide those of the other."""
+    base = EmptyDraft()
+    base.needs = Needs(top_k=9, taps=(1, 2))
+    union = made(base, matrix=TransitionMatrix(VOCAB, CPU))
+    assert union.needs == Needs(top_k=9, taps=(1, 2))
+    state, found = union.open(), outputs_of(3)
+    union.prefill([state], [PromptChunk(torch.tensor([1, 2, 3]), found.top_ids)])
+    (tree,) = union.propose([state], [draft_request([1, 2, 3, 1], 8, 1)])
+    named = {*found.top_ids[0, :8].tolist(), 2}  # 2 followed 1 in the text
+    assert set(tree.tokens[1:].tolist()) <= named
+    assert len(tree) == 9
 
 
 @pytest.mark.parametrize("private", [False, True])
