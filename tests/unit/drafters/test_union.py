@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Needs, NodeOutputs, Observation, PromptChunk, Proposer, Verdict
 from outpace.core.tree import DraftTree
 from outpace.drafters.best_first import Growth, Witnesses
-from outpace.drafters.catalog import build_proposer, matrix_of, parse_method
-from outpace.drafters.evidence import GREEDY, SAMPLED, SIZE, Clues, Evidence, ranked
-from outpace.drafters.options import OutpaceOptions
+from outpace.drafters.catalog import matrix_of
+from outpace.drafters.evidence import GREEDY, SAMPLED, Clues, Evidence
 from outpace.drafters.suffix import TextMatch
-from outpace.drafters.surroundings import Surroundings
 from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.drafters.union import Union, UnionPlan
 from outpace.engine.engine import Engine
@@ -24,16 +21,11 @@ from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import ToyTarget, decode
-from tests.unit.drafters.learned import proposer_of, source_of
-from tests.unit.drafters.requests import draft_request, no_draft_model
-from tests.unit.drafters.test_samd import Trees
-from tests.unit.models.tiny import VOCAB as TINY_VOCAB
-from tests.unit.models.tiny import tiny_config, tiny_target
+from tests.unit.drafters.requests import draft_request
 from tests.unit.shaping.toy_source import ToySource, blend, node_paths
 
 VOCAB = 12
 CPU = torch.device("cpu")
-AROUND = Surroundings(VOCAB, CPU, no_draft_model)
 PROMPTS = [[1, 2], [4, 6, 4, 6, 4, 6, 4], [7, 1, 3]]
 PLAN = UnionPlan(drafted=6, floor=0.0, enough=None)
 
@@ -322,81 +314,3 @@ def test_a_rewound_conversation_matches_what_is_kept() -> None:
     assert base.told == [("rewind", 2)]
     (tree,) = union.propose([state], [draft_request([1, 2, 7, 8, 1, 2], 2, 9)])
     assert node_paths(tree)[-1] == (7, 8)
-
-
-class Moody(Evidence):
-    """Trusts the likeliest transitions every other time, for as long as two requests take a round; else nothing."""
-
-    def __init__(self) -> None:
-        super().__init__([0.0] * SIZE)
-        self._lessons = 0
-
-    def price(self, clues: Clues) -> float:
-        return 0.9 if self._lessons // 2 % 2 and clues[1] == ranked(0) else 0.01
-
-    def learn(self, verified: Sequence[tuple[Clues, bool]]) -> None:
-        self._lessons += 1
-
-
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "domino"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_a_trained_drafter_keeps_up_with_rounds_that_it_is_left_out_of(kind: str, temperature: float) -> None:
-    """Guards against features or rows of a net that go astray where retrieval stands in for it: its own trees must be
-    those that it drafts after the same ids when it drafts alone."""
-    target = tiny_target(tiny_config("llama"))
-    prompts = [[5, 6, 7, 8, 9, 10], [20, 21]]
-    params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in (1, 2)]
-    plain = decode(Engine(target), prompts, params, [EmptyDraft()] * 2)
-    alone, joined = (Trees(proposer_of("beam", source_of(kind, target))) for _ in range(2))
-    decode(Engine(target), prompts, params, [alone] * 2)
-    ids = [session.ids for session in plain]
-    matrix = TransitionMatrix(TINY_VOCAB, CPU)
-    for answer in ids:
-        right = torch.tensor(answer)
-        rows = (right[1:, None] + torch.arange(8)) % TINY_VOCAB  # what comes next, and seven others
-        matrix.update(right[:-1], rows)
-    union = Union(joined, MatrixLearner(matrix, private=True), Moody(), Moody(), UnionPlan(10, 0.0, 1.0), 10, CPU)
-    sessions = decode(Engine(target), prompts, params, [union] * 2)
-    assert [session.ids for session in sessions] == ids
-    rounds = sum(session.metrics.steps for session in sessions)
-    assert 4 < len(joined.trees) < rounds - 2, "it is asked in some rounds and not in others"
-    assert sum(session.metrics.accepted for session in sessions) > 8
-    common = joined.trees.keys() & alone.trees.keys()
-    assert len(common) > 4
-    for path in common:
-        assert joined.trees[path] == alone.trees[path]
-
-
-def test_without_a_draft_nothing_trained_is_needed() -> None:
-    """Guards against draft=none that looks for a drafter, and defaults that do not reach the proposer."""
-    spec = parse_method("outpace:draft=none,budget=9,matrix=private,floor=0.01")
-    assert spec.drafter is None
-    proposer = build_proposer(spec, AROUND)
-    assert isinstance(proposer, Union)
-    assert isinstance(proposer.base, EmptyDraft)
-    assert (proposer.budget, proposer.needs.top_k, proposer.needs.taps) == (9, 8, ())
-    assert matrix_of(proposer) is None
-    assert build_proposer(parse_method("outpace:draft=none"), AROUND).budget == 15
-    (session,) = decode(
-        Engine(ToyTarget(VOCAB, sharpness=4.0)), [PROMPTS[1]], [SamplingParams(max_new_tokens=20)], [proposer]
-    )
-    assert session.metrics.retrieved == session.metrics.drafted > 0 == session.metrics.draft_passes
-
-
-def test_options_that_cannot_be_are_refused() -> None:
-    """Guards against options that are read as something else, and drafters of another kind than is drafted with."""
-    for draft in ("domino", "dflash", "eagle3"):
-        assert parse_method(f"outpace:draft={draft}").drafter == draft
-    assert parse_method("outpace").drafter == OutpaceOptions().draft
-    for option in (
-        "draft=medusa", "drafted=0", "drafted=99999", "depth=0", "depth=65", "beam=0", "retrieve=all", "floor=1",
-        "floor=-0.1", "enough=-1", "matrix=ours", "budget=-1",
-    ):  # fmt: skip
-        with pytest.raises(InvalidRequest, match=option.partition("=")[0]):
-            parse_method(f"outpace:{option}")
-    with pytest.raises(InvalidRequest, match=r"outpace takes .*drafted.*, not 'shape=beam'"):
-        parse_method("outpace:shape=beam")
-    with pytest.raises(InvalidRequest, match="needs a trained drafter"):
-        build_proposer(parse_method("outpace:draft=eagle3"), AROUND)
-    with pytest.raises(ModelError, match="warm=nowhere"):
-        build_proposer(parse_method("outpace:draft=none,warm=nowhere"), AROUND)
