@@ -21,9 +21,9 @@ ModelName = Annotated[str, typer.Option("--model", "-m", help="Folder, GGUF file
 Method = Annotated[
     str | None,
     typer.Option(
-        help="plain, lookup, recycle, samd, lookahead, linear, fixed, dynatree, svip, eagle3, fr-spec, ddd, "
-        "echo, dflash, domino, medusa, dart; options as in recycle:budget=8. By default the best that ships with a "
-        "drafter for the model, else recycle."
+        help="plain, outpace, lookup, recycle, samd, lookahead, linear, fixed, dynatree, svip, eagle3, fr-spec, ddd, "
+        "echo, graft, dflash, graft-dflash, domino, graft-domino, medusa, dart; options as in recycle:budget=8. By "
+        "default outpace where a drafter ships for the model, else recycle."
     ),
 ]
 Drafter = Annotated[

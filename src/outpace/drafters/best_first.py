@@ -83,6 +83,8 @@ class Witnesses:
     def __init__(self, stream: Stream, rows: Tensor | None, text: TextMatch | None, draft: DraftTree | None) -> None:
         self._stream, self._rows, self._text = stream, rows, text
         self._start = NO_MATCH if text is None else text.place
+        params = stream.params
+        self._hears = not params.is_greedy and params.verification == "match"  # only then the keyed noise decides
         self._passes = 0 if draft is None else draft.draft_passes
         self._below: list[dict[int, tuple[int, float]]] = []  # per drafted node: its tokens' nodes and scores
         if draft is not None and len(draft) > 1:
@@ -138,7 +140,7 @@ class Witnesses:
             child, length = following
             source, clues = named.get(child) or (NOWHERE, (silent, UNRANKED, UNMATCHED, QUIET))
             named[child] = source, (clues[0], clues[1], matched(length), QUIET)
-        return named if self._stream.params.is_greedy else self._heard(named, depth)
+        return self._heard(named, depth) if self._hears else named
 
     def _heard(self, named: dict[int, tuple[int, Clues]], depth: int) -> dict[int, tuple[int, Clues]]:
         """The same with the noise that the target will draw with, for tokens whose score does not know it already."""

@@ -72,6 +72,9 @@ class SamdOptions(Options):
         return self.tree
 
 
+_OF_DRAFT = ("drafted", "depth", "beam", "enough", "noise", "vocabulary")
+
+
 class OutpaceOptions(Options):
     """Options of the union.
 
@@ -98,6 +101,16 @@ class OutpaceOptions(Options):
     vocabulary: str | None = None
     matrix: Literal["shared", "private"] = "shared"
     warm: str | None = None
+
+    @model_validator(mode="after")
+    def _check_draft(self) -> "OutpaceOptions":
+        if self.draft == "none":
+            for name in self.model_fields_set.intersection(_OF_DRAFT):
+                raise ValueError(f"{name}={getattr(self, name)}: does nothing with draft=none; choose a draft")
+        if self.retrieve not in ("both", "matrix"):
+            for name in self.model_fields_set.intersection(("matrix", "warm")):
+                raise ValueError(f"{name}={getattr(self, name)}: does nothing with retrieve={self.retrieve}")
+        return self
 
     @property
     def drafts_with(self) -> str:

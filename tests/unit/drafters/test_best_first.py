@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from outpace.core.params import SamplingParams
 from outpace.core.protocols import Stream
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.best_first import NOWHERE, Growth, Witnesses
@@ -266,21 +267,23 @@ def test_who_is_silent_names_nothing() -> None:
 
 
 def test_the_noise_is_that_of_the_targets_own_draw() -> None:
-    """Guards against noise of another seed, sample, position or token, and against drafts that hear it twice."""
+    """Guards against noise of another seed, sample, position or token, drafts that hear it twice, and rejection, which
+    it does not decide, hearing it."""
     ids = [4, 4, 1, 2]
     draft = draft_tree([(0, 5, 0.95)], 2)
     rows = rows_of({token: range(8) for token in range(VOCAB)})
-    for seed, heat in ((3, 0.7), (4, 0.7), (3, 0.0)):
-        stream = draft_request(ids, 0, 0, seed=seed, temperature=heat).stream
-        stream = Stream(stream.params, seed, 2, ids, 3)
+    for seed, heat, rule in ((3, 0.7, "match"), (4, 0.7, "match"), (3, 0.0, "match"), (3, 0.7, "rejection")):
+        params = SamplingParams(temperature=heat, verification=rule)
+        stream = Stream(params, seed, 2, ids, 3)
+        is_deaf = not heat or rule == "rejection"
         growth = World(stream, rows, False, draft, flat()).witnesses.grow(flat(), 200, 3)
         heard = set()
         for path, clues in zip(growth_paths(growth), growth.clues, strict=True):
             value = gumbel([noise_key(seed, 2, len(ids) + len(path) - 1)], torch.tensor([path[-1]]))
-            expected = QUIET if path == (5,) or not heat else noisy(float(value))
+            expected = QUIET if path == (5,) or is_deaf else noisy(float(value))
             assert clues[3] == expected, path
             heard.add(clues[3])
-        assert len(heard) > 3 if heat else heard == {QUIET}
+        assert heard == {QUIET} if is_deaf else len(heard) > 3
 
 
 def test_what_the_noise_speaks_for_gets_the_slots() -> None:

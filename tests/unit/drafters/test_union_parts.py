@@ -91,7 +91,8 @@ def test_options_that_cannot_be_are_refused() -> None:
     assert parse_method("outpace").drafter == OutpaceOptions().draft
     for option in (
         "draft=medusa", "drafted=0", "drafted=99999", "depth=0", "depth=65", "beam=0", "retrieve=all", "floor=1",
-        "floor=-0.1", "enough=-1", "matrix=ours", "budget=-1",
+        "floor=-0.1", "enough=-1", "matrix=ours", "budget=-1", "depth=2,draft=none", "enough=0,draft=none",
+        "warm=x,retrieve=text", "matrix=private,retrieve=none",
     ):  # fmt: skip
         with pytest.raises(InvalidRequest, match=option.partition("=")[0]):
             parse_method(f"outpace:{option}")
