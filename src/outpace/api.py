@@ -41,16 +41,17 @@ class Model:
         name: str,
         target: TransformersTarget,
         codec: TextCodec,
-        method: str,
+        method: str | None,
         budget: int | None = None,
         drafter: str | None = None,
     ) -> None:
-        self.name, self.target, self.codec, self.method, self.drafter = name, target, codec, method, drafter
+        self.name, self.target, self.codec, self.drafter = name, target, codec, drafter
         self.drafters = Shelf(name, target, codec, drafter)
+        self.method = default_method(name, self.drafters) if method is None else method
         self.engine = Engine(target, codec.new_detokenizer)
         self._budget = _checked_budget(budget)
         self._proposers: dict[str, Proposer] = {}
-        self.proposer(method)
+        self.proposer(self.method)
 
     def proposer(self, method: str) -> Proposer:
         """The proposer of a method such as "recycle:budget=8", built once and kept, with what it has learned."""
@@ -217,7 +218,7 @@ def load(
         model: a local folder or GGUF file, the name of a pulled model (`outpace models pull smollm2-135m`), or a
             hub id, looked for in this order.
         method: how to draft: a name of `drafters/catalog.py`, with options as in "recycle:budget=8"; None is the best
-            that ships with a drafter for this model (`outpace models list`), else "recycle".
+            for the drafter that is named, or ships for this model (`outpace models list`), else "recycle".
         drafter: folder or hub id of a trained drafter, or the name of one that ships, as in "smollm2-135m/domino"; for
             "linear", "fixed", "dynatree" and "svip" a draft model, named as `model` is, with the same tokenizer, or
             "early-exit:LAYERS" for the target's own first layers. None takes what ships for this model and method, and
@@ -236,8 +237,8 @@ def load(
     """
     if speculative_config is not None:
         method, drafter = from_speculative_config(speculative_config, method=method, drafter=drafter, budget=budget)
-    method = default_method(model, drafter) if method is None else method
-    parse_method(method)
+    if method is not None:
+        parse_method(method)
     _checked_budget(budget)
     target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs)
     return Model(model, target, codec, method, budget, drafter)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import nn
 
 from outpace.core.errors import InvalidRequest
 from outpace.core.protocols import Proposer
@@ -49,6 +50,11 @@ from outpace.drafters.surroundings import Surroundings
 from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix, load_matrix
 from outpace.drafters.union import Union, UnionPlan
 from outpace.models.shipped import shipped_for
+from outpace.nets.dart import DartNet
+from outpace.nets.dflash import DFlashNet
+from outpace.nets.domino import DominoNet
+from outpace.nets.eagle3 import Eagle3Net
+from outpace.nets.medusa import MedusaNet
 from outpace.shaping.dynatree import DynaTree
 from outpace.shaping.fixed import FixedTree
 from outpace.shaping.grafted import GraftedProposer
@@ -185,6 +191,14 @@ METHODS = {
 }
 BEST = {"smollm2-135m": "outpace"}
 """What targets with shipped drafters draft with by default: the fastest on prompts kept for it (docs/log.md)."""
+BEST_FOR: dict[type[nn.Module], str] = {
+    DominoNet: "outpace",
+    DFlashNet: "outpace:draft=dflash",
+    Eagle3Net: "outpace:draft=eagle3",
+    MedusaNet: "medusa",
+    DartNet: "dart",
+}
+"""The same where a drafter is named."""
 
 
 @dataclass(frozen=True)
@@ -230,17 +244,18 @@ def parse_method(text: str) -> MethodSpec:
         raise InvalidRequest(f"method={text!r}: {first_complaint(error)}") from error
 
 
-def default_method(target: str, drafter: str | None = None) -> str:
-    """The method to take where none is named: the best of those that ship with a drafter, else Token Recycling.
+def default_method(target: str, shelf: Shelf) -> str:
+    """The method to take where none is named: the best for the drafter net that was named, or for those that ship with
+    the target, else Token Recycling.
 
     Args:
         target: the name it is loaded by.
-        drafter: one that was named; what ships is then not used.
+        shelf: its drafters.
     """
+    if shelf.is_named:
+        return next((method for kind, method in BEST_FOR.items() if isinstance(shelf.named_net, kind)), "recycle")
     best = BEST.get(target)
-    if best is None or drafter is not None or parse_method(best).drafter not in shipped_for(target):
-        return "recycle"
-    return best
+    return "recycle" if best is None or parse_method(best).drafter not in shipped_for(target) else best
 
 
 def shelved_proposer(spec: MethodSpec, shelf: Shelf) -> Proposer:

@@ -56,6 +56,16 @@ class Shelf:
         if self._named is not None:  # a wrong name is told now, not at the first request
             self._read(self._named) if _is_net(self._named) else self.language_model()
 
+    @property
+    def is_named(self) -> bool:
+        """Whether a drafter was named; what ships is then not used."""
+        return self._named is not None
+
+    @property
+    def named_net(self) -> nn.Module | None:
+        """The trained net that was named; None if none was, or it is a language model."""
+        return self._read(self._named) if self._named is not None and _is_net(self._named) else None
+
     def around(self, kind: str | None) -> Surroundings:
         """What a method may ask for.
 
