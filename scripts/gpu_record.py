@@ -51,6 +51,7 @@ def main() -> None:
         "recycle": build_proposer(parse_method("recycle"), around),
         "linear": build_proposer(parse_method("linear"), around),
         "dynatree": build_proposer(parse_method("dynatree:budget=60"), around),
+        "outpace": build_proposer(parse_method("outpace:draft=none"), around),
         "oracle": OracleDrafter([plain.ids], budget=8),
     }
     methods = {}

@@ -53,6 +53,10 @@ def test_lossless(family: str, temperature: float) -> None:
         lambda known: build_proposer(parse_method("linear:budget=4"), around),
         lambda known: build_proposer(parse_method("fixed:budget=40"), around),
         lambda known: build_proposer(parse_method("dynatree:budget=40"), around),
+        lambda known: build_proposer(parse_method("dynatree:budget=40,fill=both"), around),
+        lambda known: build_proposer(parse_method("lookahead:budget=40"), around),
+        lambda known: build_proposer(parse_method("samd:budget=40"), around),
+        lambda known: build_proposer(parse_method("outpace:draft=none,budget=40"), around),
     ):
         assert_lossless(lambda: Engine(_target(family), prefill_chunk=16), make, prompts, params)
 
