@@ -10,6 +10,7 @@ from outpace.api import Model
 from outpace.bench.certificate import CertificatePlan, certify, count_kinds
 from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
+from outpace.drafters.catalog import parse_method
 from outpace.drafters.frequency import FILE_NAME, load_vocabulary
 from outpace.models.registry import pull
 from outpace.models.shipped import shipped_folder, shipped_for, size_of
@@ -17,7 +18,8 @@ from outpace.train.methods import settings_of
 
 TARGET = "smollm2-135m"
 KINDS = {"draft-lm", "dflash", "domino", "eagle3"}
-METHODS = ("dflash", "domino", "domino:shape=beam,budget=9", "eagle3:budget=9", "fr-spec:budget=5", "linear:budget=4")
+METHODS = ("dflash", "domino", "domino:shape=beam,budget=9", "eagle3:budget=9", "fr-spec:budget=5", "linear:budget=4",
+           "graft:budget=9", "outpace:budget=9")  # fmt: skip
 WHOLE = ("eagle3:vocabulary=all,budget=5", "domino:vocabulary=all", "domino:noise=false", "dynatree:budget=9")
 
 
@@ -36,7 +38,9 @@ def test_equal_in_float32(exact: Model, temperature: float) -> None:
     assert count_kinds(certify(exact, plan)) == {"equal": 2 * len(methods), "ties": 0, "bugs": 0}
 
 
-@pytest.mark.parametrize(("method", "least"), [("domino", 1.4), ("dflash", 1.4), ("eagle3:shape=chain", 1.25)])
+@pytest.mark.parametrize(
+    ("method", "least"), [("domino", 1.4), ("dflash", 1.4), ("eagle3:shape=chain", 1.25), ("outpace", 1.9)]
+)
 def test_a_shipped_drafter_drafts_well(exact: Model, method: str, least: float) -> None:
     """Guards against files that ship without what was learned, read with other taps, positions or labels."""
     runs = [exact.generate(exact.encode(item.prompt(0, [])), max_new_tokens=48, method=method)
@@ -47,7 +51,8 @@ def test_a_shipped_drafter_drafts_well(exact: Model, method: str, least: float) 
 
 def test_the_default_is_a_trained_drafter(exact: Model) -> None:
     """Guards against a default that leaves what ships aside."""
-    assert exact.method.partition(":")[0] == "domino"
+    assert exact.method == "outpace"
+    assert parse_method(exact.method).drafter == "domino"
 
 
 def test_what_ships_is_small_and_whole() -> None:

@@ -159,9 +159,6 @@ class Method:
 
 
 METHODS = {
-    "outpace": Method(
-        _outpace, OutpaceOptions, "the union: drafts, transitions and matches, the likeliest first", "domino"
-    ),
     "plain": Method(_plain, PlainOptions, "no drafts: the baseline, on the same engine"),
     "lookup": Method(_lookup, Options, "prompt lookup: what followed the same words before"),
     "recycle": Method(_recycle, RecycleOptions, "Token Recycling: the target's runner-up tokens"),
@@ -188,6 +185,9 @@ METHODS = {
         trained.dflash, GraftDFlashOptions, "Graft on DFlash: retrieval behind what is sure of a block", "dflash"
     ),
     "graft-domino": Method(trained.domino, GraftDominoOptions, "Graft on Domino, the same", "domino"),
+    "outpace": Method(
+        _outpace, OutpaceOptions, "the union: drafts, transitions and matches, the likeliest first", "domino"
+    ),
 }
 BEST = {"smollm2-135m": "outpace"}
 """What targets with shipped drafters draft with by default: the fastest on prompts kept for it (docs/log.md)."""
