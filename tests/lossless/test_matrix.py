@@ -1,4 +1,4 @@
-"""The contract as a matrix: every source x shape x options x batch on tiny random models says what plain decoding says.
+"""The contract as a matrix: every source x shape x fill x options x batch on tiny random models says what plain decoding says.
 
 All combinations run in `make test-all`; in `make test` a subset in which every two values still meet.
 """
@@ -11,11 +11,14 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
+from outpace.core.drafting import Fill
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.catalog import METHODS, build_proposer, parse_method
 from outpace.drafters.draft_lm import DraftLM
+from outpace.drafters.matrix_fill import MatrixFill
 from outpace.drafters.recycle import TokenRecycling
+from outpace.drafters.retrieval import JoinedFill, SuffixFill
 from outpace.drafters.surroundings import Surroundings
 from outpace.drafters.transition_matrix import TransitionMatrix
 from outpace.engine.engine import Engine
@@ -23,6 +26,8 @@ from outpace.engine.session import Session
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import draft_model_of, early_exit
 from outpace.models.target import TransformersTarget
+from outpace.shaping.graft_template import grafted_paths, retrieval_plan
+from outpace.shaping.grafted import GraftedProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import RecyclingTemplate
 from outpace.testing import decode
@@ -32,8 +37,10 @@ from tests.unit.drafters.learned import KINDS, proposer_of, source_of
 from tests.unit.drafters.requests import no_draft_model
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
 
-SHAPES = ("chain", "template", "fixed", "beam", "dynatree", "gated", "ddd", "svip", "echo")
+SHAPES = ("chain", "template", "fixed", "beam", "dynatree", "gated", "ddd", "svip", "echo", "cut")
 WITHOUT_SCORES = ("chain", "template")  # a growing shape needs scores
+FILLS = ("matrix", "private", "suffix", "both", "tail")
+CPU = torch.device("cpu")
 MODELS = ("draft-lm", "early-exit")
 WHOLE = {
     "lookup": "lookup:budget=3",
@@ -56,7 +63,7 @@ LIMITS = (15, 12, 18, 8)
 
 class Case(NamedTuple):
     """A cell of the matrix. `drafts` is "own" for what the random source says, "led" for what `LedSource` makes of it;
-    `noise` is whether sampled requests draft with their keyed noise."""
+    `noise` is whether sampled requests draft with their keyed noise, `fill` one of FILLS."""
 
     source: str
     shape: str
@@ -64,6 +71,7 @@ class Case(NamedTuple):
     noise: bool
     batch: int
     drafts: str
+    fill: str = "none"
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in self)
@@ -77,6 +85,9 @@ def supported() -> Iterator[Case]:
         drafts = ("own",) if source in WHOLE else ("own", "led")
         for rest in product(shapes, [options], [True, False] if has_noise else [True], (1, 4), drafts):
             yield Case(source, *rest)
+        if source not in WHOLE:  # what fills do wrong they do to neighbours and after their tokens were accepted
+            for shape, drafts, fill in product(shapes, drafts, FILLS):
+                yield Case(source, shape, options, True, 4, drafts, fill)
 
 
 CASES = list(supported())
@@ -115,8 +126,23 @@ def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Seq
     if case.drafts == "led":
         source = LedSource(source, sequences)
     if case.source == "recycle" and case.shape == "template":
-        return StaticProposer(source, RecyclingTemplate(), 16, torch.device("cpu"))
-    return proposer_of(case.shape, source)
+        base: Proposer = StaticProposer(source, RecyclingTemplate(), 16, CPU)
+    else:
+        base = proposer_of(case.shape, source, offers_pruned=case.fill != "none")
+    if case.fill == "none":
+        return base
+    # Gates leave slots free. Of the budgets of other shapes half is kept for the fill.
+    place: Any = "tail" if case.fill == "tail" else "root"
+    return GraftedProposer(base, fill_of(case.fill), CPU, place, 0.0 if case.shape == "gated" else 0.5)
+
+
+def fill_of(name: str) -> Fill:
+    if name == "suffix":
+        return SuffixFill(CPU)
+    if name == "both":
+        return JoinedFill([fill_of("suffix"), fill_of("matrix")])
+    paths = [(0,) * depth for depth in range(1, 5)] if name == "tail" else grafted_paths()
+    return MatrixFill(TransitionMatrix(VOCAB, CPU), retrieval_plan(paths), name == "private")
 
 
 @pytest.mark.parametrize(
@@ -135,8 +161,14 @@ def test_lossless(case: Case) -> None:
         assert got.metrics.drafted > 0 or (case.source == "lookup" and index), f"nothing was drafted for {index}"
         if not case.source.startswith(("eagle3", *MODELS)):
             assert got.metrics.draft_passes <= got.metrics.steps, "one pass per round"
+    if case.fill != "none" and (case.fill != "suffix" or case.shape != "gated"):
+        assert any(session.metrics.retrieved for session in sessions), "nothing was grafted"
     if case.drafts == "led":
-        assert all(session.metrics.accepted for session in sessions), "nothing was accepted, so nothing was committed"
+        accepted = [session.metrics.accepted > 0 for session in sessions]
+        is_enough = (
+            any if case.shape == "gated" else all
+        )  # of one or two nodes left none may be right in a short answer
+        assert is_enough(accepted), "nothing was accepted, so nothing was committed"
 
 
 def test_the_subset_covers_every_pair() -> None:
@@ -145,6 +177,7 @@ def test_the_subset_covers_every_pair() -> None:
     covered = set[Any]().union(*(pairs_of(case) for case in PAIRWISE))
     assert covered == wanted
     assert wanted > {(0, source, 1, shape) for source in (*KINDS, *MODELS) for shape in SHAPES}
+    assert wanted > {(1, shape, 6, fill) for shape in SHAPES for fill in ("none", *FILLS)}
     assert set[Any]().union(*(pairs_of(case) for case in PAIRWISE[:-1])) < wanted, "every case is there for a pair"
     assert len(PAIRWISE) < len(CASES) / 10
 

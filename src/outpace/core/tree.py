@@ -107,6 +107,8 @@ class DraftTree:
         retrieved: how many of its last nodes were retrieved to fill slots that drafting left free; no drafted node
             stands behind or below them.
         scores: [N] float32 on the host, cumulative keyed score of each node, 0 for the first; None if there are none.
+        pruned: how many of its last nodes were pruned, the best first: they are there for a fill that retrieves too
+            little for their slots, and none is in a tree that is verified.
         graft_ms: wall milliseconds that retrieving and merging took, for all trees proposed with it together.
     """
 
@@ -116,6 +118,7 @@ class DraftTree:
     draft_passes: int = 0
     retrieved: int = 0
     scores: Tensor | None = None
+    pruned: int = 0
     graft_ms: float = 0.0
 
     def __post_init__(self) -> None:

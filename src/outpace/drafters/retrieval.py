@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ class SuffixFill:
 
 
 class JoinedFill:
-    """Several fills; slots go to the first one's nodes, then to the next one's.
+    """Several fills; slots go to a node of each in turn.
 
     Args:
         fills: two or more.
@@ -100,15 +101,22 @@ class JoinedFill:
 
 
 def joined(parts: Sequence[Retrieved]) -> Retrieved:
-    """What several fills retrieved behind the same node, as one tree of it."""
-    tokens = torch.cat([parts[0].tokens[:1], *(part.tokens[1:] for part in parts)])
-    return Retrieved(tokens, _joined(tuple(part.topology.parents for part in parts)))
+    """What several fills retrieved behind the same node, as one tree of it, a node of each in turn."""
+    topology, order = _joined(tuple(part.topology for part in parts))
+    tokens = torch.cat([part.tokens for part in parts])
+    return Retrieved(tokens[order], topology)
 
 
 @lru_cache(maxsize=256)
-def _joined(parts: tuple[tuple[int, ...], ...]) -> Topology:
-    parents = [-1]
-    for own in parts:
-        start = len(parents) - 1
-        parents += [above + start if above else 0 for above in own[1:]]
-    return Topology.of(parents)
+def _joined(parts: tuple[Topology, ...]) -> tuple[Topology, list[int]]:
+    """The joint topology, and where each of its nodes stands among all nodes of the parts."""
+    starts = [0, *accumulate(len(part) for part in parts)]
+    parents, order = [-1], [0]
+    places = [[0] * len(part) for part in parts]
+    for node in range(1, max(len(part) for part in parts)):
+        for part, start, own in zip(parts, starts, places, strict=False):
+            if node < len(part):
+                own[node] = len(order)
+                parents.append(own[part.parents[node]])
+                order.append(start + node)
+    return Topology.of(parents), order

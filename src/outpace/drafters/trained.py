@@ -77,7 +77,7 @@ def _shaped(source: LevelSource, options: NetOptions, around: Surroundings, budg
     tree = _tree(options, around)
     if tree is None:
         return StaticProposer(source, STATIC[options.shape](), budget, around.device)
-    return GrowingProposer(source, GROWING[options.shape](tree), budget)
+    return GrowingProposer(source, GROWING[options.shape](tree), budget, options.fill != "none")
 
 
 def _tree(options: NetOptions, around: Surroundings) -> TreeConfig | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from outpace.core.drafting import Fill
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.tree import DraftTree
-from outpace.shaping.grafting import graft
+from outpace.shaping.grafting import Offer, free_slots, graft
 
 
 @dataclass(eq=False)
@@ -31,7 +31,8 @@ class GraftedProposer:
         base: drafts.
         fill: retrieves.
         place: "root": retrieval continues the pending token, and is on its way on the device while the base drafts;
-            "tail": it continues the last node of what the base drafted, for chains (Graft(TAIL), appendix F).
+            "tail": it continues the ends of what the base drafted, the likeliest first, in turn (Graft(TAIL), section
+            2.2; of a cut chain, appendix F).
         reserved: share of the budget that the base is not offered, for retrieval without pruning (Graft(ROOT),
             section 2.2).
         device: where tokens live.
@@ -78,12 +79,29 @@ class GraftedProposer:
         trees = self.base.propose(bases, offered)
         answered = perf_counter()
         if self._place == "root":
-            trees = graft(trees, retrieved, requests)
-        elif any(len(tree) <= request.budget for tree, request in zip(trees, requests, strict=True)):
-            retrieved = self.fill.prepare(fills, requests, [_last_path(tree) for tree in trees])
-            trees = graft(trees, retrieved, requests, [len(tree) - 1 for tree in trees])
+            offers = [[Offer(0, found)] for found in retrieved]
+        else:
+            offers = self._behind_ends(fills, requests, trees)
+        trees = graft(trees, offers, requests)
         graft_ms = (perf_counter() - answered + asked - started) * 1e3
         return [replace(tree, graft_ms=tree.graft_ms + graft_ms) for tree in trees]
+
+    def _behind_ends(
+        self, fills: Sequence[Any], requests: Sequence[DraftRequest], trees: Sequence[DraftTree]
+    ) -> list[list[Offer]]:
+        """What continues the ends of each tree, as many as there are free slots in it."""
+        rooms = free_slots(trees, requests)
+        ends = [(index, node) for index, tree in enumerate(trees) for node in _ends(tree, rooms[index])]
+        offers: list[list[Offer]] = [[] for _ in trees]
+        if ends:
+            members = [index for index, _ in ends]
+            paths = [_path_tokens(trees[index], node) for index, node in ends]
+            found = self.fill.prepare(
+                [fills[index] for index in members], [requests[index] for index in members], paths
+            )
+            for (index, node), one in zip(ends, found, strict=True):
+                offers[index].append(Offer(node, one))
+        return offers
 
     def observe(self, states: Sequence[GraftedState], observations: Sequence[Observation]) -> None:
         self.base.observe([state.of_base for state in states], observations)
@@ -94,6 +112,16 @@ class GraftedProposer:
         self.fill.reset()
 
 
-def _last_path(tree: DraftTree) -> Tensor:
-    """[D] tokens down to a tree's last node."""
-    return tree.tokens if tree.topology.is_chain else tree.tokens[list(tree.topology.path(len(tree) - 1))]
+def _ends(tree: DraftTree, count: int) -> list[int]:
+    """At most so many nodes of what was kept that have no child there, by score if there are any, else by number."""
+    kept = len(tree) - tree.pruned
+    ends = [node for node in range(kept) if all(child >= kept for child in tree.topology.children[node])]
+    if tree.scores is not None:
+        scores = tree.scores.tolist()
+        ends.sort(key=lambda node: -scores[node])
+    return ends[:count]
+
+
+def _path_tokens(tree: DraftTree, node: int) -> Tensor:
+    """[D] tokens down to a node."""
+    return tree.tokens[list(tree.topology.path(node))]

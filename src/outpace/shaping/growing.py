@@ -32,11 +32,13 @@ class GrowingProposer:
         source: what might come next, with scores.
         shape: which of it deserves a slot.
         budget: drafted nodes per tree by default.
+        offers_pruned: leave what the shape has pruned in the trees, for a fill (`DraftTree.pruned`).
     """
 
-    def __init__(self, source: LevelSource, shape: GrowingShape, budget: int) -> None:
+    def __init__(self, source: LevelSource, shape: GrowingShape, budget: int, offers_pruned: bool = False) -> None:
         self.source, self.shape, self.budget = source, shape, budget
         self.needs = source.needs
+        self._offers_pruned = offers_pruned
 
     def open(self) -> GrowingState:
         return GrowingState(self.source.open(), self.shape.open())
@@ -81,7 +83,7 @@ class GrowingProposer:
             nodes, above = added[onward], places[onward]
         kept = self.shape.kept(shapes, budgets)
         assert int(kept.sum()) <= int(budgets.sum()), "slots move between requests, and none is made"
-        return grove.trees(passes.tolist(), kept)
+        return grove.trees(passes.tolist(), kept.tolist(), budgets.tolist() if self._offers_pruned else [0] * len(kept))
 
     def _entropy(self, found: Candidates) -> Tensor | None:
         if not self.shape.wants_entropy:
@@ -139,18 +141,19 @@ class _Grove:
         self.scores = torch.cat([self.scores, scores])
         return numbers
 
-    def trees(self, passes: Sequence[int], kept: Tensor) -> list[DraftTree]:
-        """The trees, each of its best nodes if there are more than are kept [R]: a parent never scores less than its
-        child and comes before it, so what is kept is a tree."""
+    def trees(self, passes: Sequence[int], kept: Sequence[int], pruned: Sequence[int]) -> list[DraftTree]:
+        """The trees, each of its best nodes if there are more than are kept, and behind them up to so many of the next
+        best: a parent never scores less than its child and comes before it, so what is kept is a tree."""
         local = torch.empty(len(self.tokens), dtype=torch.int64)
         trees = []
         for owner in range(self._count):
             own = (self.owners == owner).nonzero()[:, 0]
-            best = self.scores[own].argsort(descending=True, stable=True)[: int(kept[owner]) + 1]
-            own = own[best.sort().values]
+            ranked = self.scores[own].argsort(descending=True, stable=True)
+            end = kept[owner] + 1
+            rest = ranked[end : end + pruned[owner]]
+            own = own[torch.cat([ranked[:end].sort().values, rest])]
             local[own] = torch.arange(len(own))
-            parents = [-1, *local[self.parents[own[1:]]].tolist()]
-            trees.append(
-                DraftTree(self.tokens[own], Topology.of(parents), None, passes[owner], scores=self.scores[own])
-            )
+            topology = Topology.of([-1, *local[self.parents[own[1:]]].tolist()])
+            tokens, scores = self.tokens[own], self.scores[own]
+            trees.append(DraftTree(tokens, topology, draft_passes=passes[owner], scores=scores, pruned=len(rest)))
         return trees

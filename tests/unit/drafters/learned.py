@@ -1,10 +1,12 @@
 """Trained drafters on tiny random nets, and the usual shapes at sizes of tests: what several tests build alike."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from outpace.core.drafting import GrowingShape
 from outpace.core.protocols import Proposer
 from outpace.drafters.block import BlockSource
 from outpace.drafters.dart import DartSource
@@ -17,6 +19,7 @@ from outpace.nets.domino import DominoConfig, DominoNet
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.medusa import MedusaConfig, MedusaNet
 from outpace.shaping.beam import Beam, BeamConfig
+from outpace.shaping.cut import Cut, CutConfig
 from outpace.shaping.ddd import DddConfig, DynamicDepth
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
 from outpace.shaping.echo import Echo, EchoConfig
@@ -28,6 +31,18 @@ from outpace.shaping.rank_paths import Chain, MedusaTemplate
 from outpace.shaping.svip import Svip, SvipConfig
 from tests.unit.models.tiny import VOCAB, random_ids
 
+GROWING: dict[str, tuple[Callable[[], GrowingShape], int]] = {
+    "beam": (lambda: Beam(BeamConfig(depth=4, top_k=3)), 10),
+    "fixed": (lambda: FixedTree(FixedTreeConfig(depth=3, breadth=2, threshold=0)), 9),
+    # A gate for each stage, none of which is always open.
+    "gated": (lambda: Gated(GatedConfig(depth=4, top_k=3, checkpoints=(1, 2, 3))), 10),
+    "ddd": (lambda: DynamicDepth(DddConfig(depth=5, top_k=3, checks=(2, 4))), 10),
+    "svip": (lambda: Svip(SvipConfig()), 8),
+    "echo": (lambda: Echo(EchoConfig(depth=3, top_k=3)), 10),
+    "cut": (lambda: Cut(CutConfig(threshold=0.01)), 8),
+    "dynatree": (lambda: DynaTree(DynaTreeConfig()), 12),
+}
+"""Shapes that grow, and their budgets."""
 SIZES: dict[str, Any] = {
     "hidden_size": 48, "intermediate_size": 64, "heads": 4, "kv_heads": 2, "head_dim": 8, "rms_eps": 1e-6,
     "rope_theta": 10000.0, "max_positions": 512, "vocab_size": VOCAB, "target_hidden_size": 48,
@@ -104,21 +119,10 @@ def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
     return BlockSource(random_net(block).to(target.device), embedding, head, *size, **options)
 
 
-def proposer_of(shape: str, source: Any, device: str = "cpu") -> Proposer:
+def proposer_of(shape: str, source: Any, device: str = "cpu", offers_pruned: bool = False) -> Proposer:
     if shape == "chain":
         return StaticProposer(source, Chain(), 8, torch.device(device))
     if shape == "template":
         return StaticProposer(source, MedusaTemplate(), 20, torch.device(device))
-    if shape == "beam":
-        return GrowingProposer(source, Beam(BeamConfig(depth=4, top_k=3)), 10)
-    if shape == "fixed":
-        return GrowingProposer(source, FixedTree(FixedTreeConfig(depth=3, breadth=2, threshold=0)), 9)
-    if shape == "gated":  # a gate for each stage, none of which is always open
-        return GrowingProposer(source, Gated(GatedConfig(depth=4, top_k=3, checkpoints=(1, 2, 3))), 10)
-    if shape == "ddd":
-        return GrowingProposer(source, DynamicDepth(DddConfig(depth=5, top_k=3, checks=(2, 4))), 10)
-    if shape == "svip":
-        return GrowingProposer(source, Svip(SvipConfig()), 8)
-    if shape == "echo":
-        return GrowingProposer(source, Echo(EchoConfig(depth=3, top_k=3)), 10)
-    return GrowingProposer(source, DynaTree(DynaTreeConfig()), 12)
+    growing, budget = GROWING[shape]
+    return GrowingProposer(source, growing(), budget, offers_pruned)

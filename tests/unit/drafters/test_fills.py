@@ -67,13 +67,14 @@ def test_a_match_follows_its_request() -> None:
     assert len(retrieved.tokens) == 1
 
 
-def test_fills_come_one_after_the_other() -> None:
-    """Guards against nodes of the second fill below nodes of the first."""
-    chain = Retrieved(torch.tensor([7, 1, 2]), Topology.chain(3))
+def test_fills_take_turns() -> None:
+    """Guards against nodes of the second fill below nodes of the first, and against a long chain of little worth that
+    leaves no slot to the other fill."""
+    chain = Retrieved(torch.tensor([7, 1, 2, 3, 8]), Topology.chain(5))
     fork = Retrieved(torch.tensor([7, 4, 5, 6]), Topology.of([-1, 0, 0, 1]))
     both = joined([chain, fork])
-    assert both.tokens.tolist() == [7, 1, 2, 4, 5, 6]
-    assert both.topology.parents == (-1, 0, 1, 0, 0, 3)
+    assert both.tokens.tolist() == [7, 1, 4, 2, 5, 3, 6, 8]
+    assert both.topology.parents == (-1, 0, 0, 1, 0, 3, 2, 5)
     nothing = joined([Retrieved(torch.tensor([UNKNOWN]), Topology.chain(1)), fork])
     assert (nothing.tokens.tolist()[1:], nothing.topology.parents) == ([4, 5, 6], (-1, 0, 0, 1))
 

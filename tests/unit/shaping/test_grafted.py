@@ -14,13 +14,15 @@ from outpace.drafters.matrix_fill import MatrixFill
 from outpace.drafters.transition_matrix import SUCCESSORS, TransitionMatrix
 from outpace.engine.engine import Engine
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
+from outpace.shaping.gates import Gated, GatedConfig
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
 from outpace.shaping.grafted import GraftedProposer
+from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import Chain
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from tests.unit.drafters.requests import draft_request
-from tests.unit.shaping.toy_source import ToySource, blend
+from tests.unit.shaping.toy_source import ToySource, blend, node_paths, table
 
 CPU = torch.device("cpu")
 V = 40
@@ -121,6 +123,40 @@ def test_the_tail_continues_the_chain() -> None:
     assert all(tree.topology.is_chain for tree in trees)
     last = int(trees[0].tokens[3])
     assert trees[0].tokens[4:].tolist() == [(last + step) % V for step in range(1, 5)]
+
+
+def test_the_tail_continues_every_end_of_a_tree() -> None:
+    """Guards against Graft(TAIL) as one chain below an arbitrary leaf, which leaves slots free: a tree pruned to five
+    nodes has four ends, and of seven free slots each gets one in turn, the likeliest first; what was pruned gets none."""
+    law = table({(): [0.0, 0.6, 0.3, 0.1], (1,): [0.0, 0.1, 0.7, 0.2]}, 4)
+    shape = Gated(GatedConfig(depth=4, top_k=3, checkpoints=(1, 2), thresholds=(0.1, 0.5), kept=(10, 25)))
+    base = GrowingProposer(ToySource(law), shape, 12, offers_pruned=True)
+    matrix = TransitionMatrix(20, CPU)
+    matrix.successors.copy_((torch.arange(20)[:, None] + torch.arange(4, 4 + SUCCESSORS)) % 20)
+    chain = retrieval_plan([(0,) * depth for depth in range(1, 9)])
+    proposer = GraftedProposer(base, MatrixFill(matrix, chain), CPU, "tail")
+    (tree,) = proposer.propose([proposer.open()], [draft_request([0], 12, 20)])
+    paths = node_paths(tree)
+    assert sorted(paths[: tree.drafted]) == [(), (1,), (1, 2), (1, 3), (2,), (3,)]
+    assert paths[tree.drafted :] == [(1, 2, 6), (2, 6), (1, 3, 7), (3, 7), (1, 2, 6, 10), (2, 6, 10), (1, 3, 7, 11)]
+
+
+def test_batch_mode_has_a_fixed_shape() -> None:
+    """Guards against slots that stay empty where the pending token has no transitions yet: pruned after drafting, every
+    request verifies exactly K nodes, as long as there are so many (appendix D)."""
+    shape = Gated(GatedConfig(depth=4, top_k=5, thresholds=(0.9, 0.9, 0.9), prune="after"))
+    base = GrowingProposer(ToySource(blend(0.3, V)), shape, 15, offers_pruned=True)
+    matrix = warm_matrix()
+    matrix.successors[7] = 0
+    proposer = GraftedProposer(base, MatrixFill(matrix, PLAN), CPU)
+    requests = [draft_request([1, 7], 15, 20), draft_request([2, 9], 15, 20)]
+    trees = proposer.propose([proposer.open() for _ in requests], requests)
+    assert [len(tree) - 1 for tree in trees] == [15, 15]
+    assert trees[0].retrieved == 0
+    assert trees[1].retrieved > 9
+    pruned = GrowingProposer(ToySource(blend(0.3, V)), shape, 15)
+    alone = pruned.propose([pruned.open() for _ in requests], requests)
+    assert [len(tree) - 1 for tree in alone] == [2, 2], "without a fill what was pruned is gone"
 
 
 @pytest.mark.parametrize(("share", "offered"), [(0.0, 9), (1 / 3, 6), (1.0, 0)])
