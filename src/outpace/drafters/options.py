@@ -66,6 +66,12 @@ class SamdOptions(Options):
     threshold: int = Field(default=THRESHOLD, ge=1)
     bias: int = Field(default=BIAS, ge=0)
 
+    @model_validator(mode="after")
+    def _check_corpus(self) -> "SamdOptions":
+        if self.corpus is None and "bias" in self.model_fields_set:
+            raise ValueError(f"bias={self.bias}: does nothing without a corpus; name one with corpus=FILE")
+        return self
+
     @property
     def drafts_with(self) -> str:
         """The method that drafts for it."""
