@@ -170,6 +170,11 @@ class NetOptions(LinearOptions):
 
     shape: str = "chain"
 
+    @property
+    def takes_gates(self) -> bool:
+        """Where both are named, nothing is left to take."""
+        return self.shape == "gated" and not {"checkpoints", "thresholds"} <= (self.model_extra or {}).keys()
+
     def tree(self, gates: Gates | None = None) -> TreeConfig | None:
         """The settings of the shape; None for a shape that has none.
 
