@@ -16,10 +16,8 @@ from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.tree import Topology
 from outpace.nets import convert
 from outpace.nets.dart import DartConfig, DartNet
-from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.layouts.dart import write_dart
 from outpace.nets.layouts.dflash import write_dflash
-from outpace.nets.layouts.eagle3_export import write_eagle3
 from outpace.nets.layouts.medusa import write_medusa
 from outpace.nets.medusa import MedusaConfig, MedusaNet
 from tests.unit.drafters.learned import random_net
@@ -322,66 +320,6 @@ def test_count_ngrams_writes_what_dart_reads(folder: str, tmp_path: Path) -> Non
         refused = _run("count-ngrams", "-m", folder, "-w", texts, "--out", str(tmp_path / "other"), "--keep", "0")
         assert isinstance(refused.exception, InvalidRequest)
         assert wanted in str(refused.exception)
-
-
-def test_warmup_writes_what_recycling_starts_from(folder: str, tmp_path: Path) -> None:
-    """Guards against a matrix saved empty or unread, rounds other than the prompts that were asked for, sizes that are
-    not the file's, and methods that have nothing to save."""
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(f'{{"turns": ["question {number}"], "raw": true}}\n' for number in range(7)))
-    options = ["warmup", "-m", folder, "--max-new-tokens", "6"]
-    reports = []
-    for limit, rounds in (("", 5), (":2", 2), (":0", 0)):
-        out = tmp_path / f"{rounds}.safetensors"
-        report = _last_json(_run(*options, "-w", f"{texts}{limit}", "--out", str(out)))
-        assert report["rounds"] == rounds
-        assert (report["file"], report["bytes"]) == (str(out), out.stat().st_size)
-        assert report["rows"] == len(load_file(out)["tokens"])
-        assert (report["of"], report["memory"]) == (264, 264 * 64)
-        reports.append(report)
-    assert reports[0]["rows"] > reports[1]["rows"] > reports[2]["rows"] == 0
-    answers = []
-    for method in ("recycle", f"recycle:warm={tmp_path / '5.safetensors'}"):
-        drafting = ["--method", method, "--max-new-tokens", "1", "--json"]
-        answers.append(_last_json(_run("generate", "question 1", "-m", folder, *drafting))["samples"][0]["token_ids"])
-    assert answers[0] == answers[1]
-    assert "checkpoints" not in reports[0]
-    assert load_file(tmp_path / "5.safetensors").keys() == {"tokens", "successors"}
-    for method in ("lookup", "recycle:matrix=private"):
-        refused = _run(*options, "-w", str(texts), "--out", str(tmp_path / "other"), "--method", method)
-        assert isinstance(refused.exception, InvalidRequest)
-        assert "keeps no transition matrix" in str(refused.exception)
-    assert isinstance(_run(*options, "-w", str(texts), "--out", str(out)).exception, InvalidRequest)
-
-
-def test_warmup_calibrates_the_gates_of_a_gated_method(folder: str, tmp_path: Path) -> None:
-    """Guards against gates that are reported and not written, or written and not closed; and against those of too few
-    rounds being written, or the defaults passed off as calibrated."""
-    net = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264)))
-    write_eagle3(net, tmp_path / "eagle3", "midlayer")
-    (tmp_path / "texts.jsonl").write_text('{"turns": ["a question"], "raw": true}\n' * 3)
-    method, reports = "graft:budget=6,depth=5,top_k=2,checkpoints=1/2/4", []
-    options = ["-m", folder, "--drafter", str(tmp_path / "eagle3"), "--dtype", "float32", "--max-new-tokens"]
-    for tokens in ("5", "60"):
-        out = tmp_path / tokens
-        naming = ["-w", str(tmp_path / "texts.jsonl"), "--out", str(out), "--method", method]
-        result = _run("warmup", *options, tokens, *naming)
-        reports.append(_last_json(result))
-        assert ("takes 100 rounds of drafting" in " ".join(result.stderr.split())) == (tokens == "5")
-        assert (reports[-1]["rows"], reports[-1]["bytes"]) == (len(load_file(out)["tokens"]), out.stat().st_size)
-    few, enough = reports
-    assert (few["calibrated"], enough["calibrated"]) == (False, True)
-    assert 0 < few["drafted_rounds"] < 100 <= enough["drafted_rounds"] < 180
-    assert (few["checkpoints"], few["thresholds"]) == ([1, 2, 4], [0.15, 0.13, 0.51])
-    assert "gate_checkpoints" not in load_file(tmp_path / "5")
-    kept = load_file(tmp_path / "60")
-    assert kept["gate_checkpoints"].tolist() == enough["checkpoints"]
-    assert kept["gate_thresholds"].tolist() == enough["thresholds"] == [0.99] * 3, "drafts of a random net are in vain"
-    passes = []
-    for gates in ("thresholds=0/0/0", "fill=matrix"):
-        drafting = ["--method", f"graft:budget=6,depth=5,top_k=2,warm={tmp_path / '60'},{gates}", "--json"]
-        passes.append(_last_json(_run("generate", "a question", *options, "20", *drafting))["samples"][0]["metrics"])
-    assert passes[0]["draft_passes"] > 4 * passes[1]["draft_passes"] > 0
 
 
 def test_tokenize_corpus_writes_what_samd_reads(folder: str, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,7 @@ from outpace.cli.options import (
     MaxModelLen,
     MaxNewTokens,
     ModelName,
+    Temperature,
     Workload,
     load_model,
     notes,
@@ -21,6 +22,11 @@ from outpace.cli.options import (
 )
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from outpace.api import Model
+    from outpace.drafters.transition_matrix import Calibration
+    from outpace.shaping.calibration import Recorder
 
 ROUNDS = 5
 """Prompts of a file that names no LIMIT: a round of the Graft paper's warm-up is one prompt, answered (its table 4)."""
@@ -30,41 +36,77 @@ def warmup(
     model: ModelName,
     workload: Workload,
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
-    method: Annotated[str, typer.Option(help="Method that answers, one with a transition matrix.")] = "recycle",
+    method: Annotated[
+        str, typer.Option(help="Method that answers, one with a transition matrix or with shape=gated.")
+    ] = "recycle",
     drafter: Drafter = None,
     budget: Budget = None,
     max_new_tokens: MaxNewTokens = 128,
+    temperature: Temperature = 0.0,
+    seed: Annotated[int, typer.Option(help="Key of the sampling noise.")] = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
 ) -> None:
     """Answer a workload's first prompts, 5 unless FILE:LIMIT says how many, and write what the method's transition
-    matrix learned, for the option warm=FILE; of a gated method, as graft, its gates too, calibrated for the drafter.
-    Take prompts that are not measured later."""
+    matrix learned, for the option warm=FILE; of a gated method, as graft, its gates too, calibrated for the drafter at
+    the budget and temperature given here. Take prompts that are not measured later."""
     from outpace.bench.warm import warm_up
     from outpace.bench.workload import read_workloads
     from outpace.drafters.catalog import matrix_of
-    from outpace.drafters.transition_matrix import save_matrix
-    from outpace.shaping.calibration import LEAST_ROUNDS, calibrated, gates_open
+    from outpace.drafters.tables import new_file
+    from outpace.drafters.transition_matrix import TransitionMatrix, save_matrix
+    from outpace.shaping.calibration import gates_open
 
+    new_file(out)  # answers take long: told before, not after them
+    params = SamplingParams(max_new_tokens, temperature, seed=seed)
     items = read_workloads(workload, limit=ROUNDS)
     loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, 1)
     proposer = loaded.proposer(method)
     matrix = matrix_of(proposer)
-    if matrix is None:
-        raise InvalidRequest(f"method={method!r}: it keeps no transition matrix; use recycle, with matrix=shared")
-    with progress_bar("warm-up", len(items)) as advance, gates_open(proposer) as recorder:
-        warm_up(loaded, {method: None}, items, SamplingParams(max_new_tokens), advance)
-    about = {"file": str(out), "rounds": len(items)}
-    gates = None
-    if recorder is not None:
-        gates = calibrated(recorder.rounds)
-        if gates is None:
-            notes.print(
-                f"gates: left as the method has them; to calibrate takes {LEAST_ROUNDS} rounds of drafting, not "
-                f"{len(recorder.rounds)}, and drafts of 4 levels or more"
+    with gates_open(proposer) as recorder:
+        if matrix is None and recorder is None:
+            raise InvalidRequest(
+                f"method={method!r}: it keeps no transition matrix and has no gates; use recycle, with matrix=shared, "
+                "or a drafter's method with shape=gated"
             )
-        about |= (gates or recorder.gates)._asdict()
-        about |= {"calibrated": gates is not None, "drafted_rounds": len(recorder.rounds)}
-    about |= {"rows": save_matrix(out, matrix, gates), "of": loaded.target.vocab_size}
-    print(json.dumps(about | {"bytes": out.expanduser().stat().st_size, "memory": matrix.nbytes}))
+        with progress_bar("warm-up", len(items)) as advance:
+            warm_up(loaded, {method: None}, items, params, advance)
+    about: dict[str, Any] = {"file": str(out), "rounds": len(items), "temperature": temperature}
+    calibration = None
+    if recorder is not None:
+        drafted = proposer.budget if budget is None else budget
+        calibration = _calibration(loaded, method, recorder, drafted, temperature)
+        gates = recorder.gates if calibration is None else calibration.gates
+        about |= {**gates._asdict(), "calibrated": calibration is not None, "drafted_rounds": len(recorder.rounds)}
+    if calibration is not None:
+        about |= {"drafter": calibration.drafter, "budget": calibration.budget}
+    if matrix is None and calibration is None:
+        raise InvalidRequest(
+            f"method={method!r}: nothing to write, for it keeps no transition matrix and no gates could be calibrated; "
+            f"name more prompts than {len(items)}, or a depth of 4 or more"
+        )
+    vocab_size = loaded.target.vocab_size
+    rows = TransitionMatrix(vocab_size, loaded.target.device) if matrix is None else matrix
+    about |= {"rows": save_matrix(out, rows, calibration), "of": vocab_size}
+    memory = 0 if matrix is None else matrix.nbytes
+    print(json.dumps(about | {"bytes": out.expanduser().stat().st_size, "memory": memory}))
+
+
+def _calibration(
+    loaded: "Model", method: str, recorder: "Recorder", budget: int, temperature: float
+) -> "Calibration | None":
+    """Gates from what was recorded, and for what; None, and a note, where that is too little."""
+    from outpace.drafters.catalog import parse_method
+    from outpace.drafters.transition_matrix import Calibration
+    from outpace.shaping.calibration import LEAST_ROUNDS, calibrated
+
+    gates = calibrated(recorder.rounds)
+    if gates is None:
+        notes.print(
+            f"gates: left as the method has them; to calibrate takes {LEAST_ROUNDS} rounds of drafting, not "
+            f"{len(recorder.rounds)}, and drafts of 4 levels or more"
+        )
+        return None
+    drafter = loaded.drafters.fingerprint(parse_method(method).drafter)
+    return Calibration(gates, drafter, budget, temperature)

@@ -30,9 +30,10 @@ class FillOptions(Options):
             request's own ids; "both", the match first; "none".
         place: "root": retrieval continues the pending token, by a template; "tail": the last drafted node, by a chain.
         reserved: share of the budget that is kept from the draft for retrieval, whatever the shape leaves free.
-        retrieve_depth, retrieve_width: of the template at most; None for the paper's 9 levels of 8 ranks.
-        matrix, warm: as in `RecycleOptions`. With shape=gated the file's gates, if it has any, are taken too, but for
-            the checkpoints and thresholds that the options name.
+        retrieve_depth, retrieve_width: of the template at most; None for the paper's 9 levels of 8 ranks. A tail is a
+            chain, so it has no width.
+        matrix, warm: as in `RecycleOptions`. With shape=gated the file's gates, if it has any, are taken too, whatever
+            fills, but for the checkpoints and thresholds that the options name.
     """
 
     fill: Literal["none", "matrix", "suffix", "both"] = "none"
@@ -43,11 +44,26 @@ class FillOptions(Options):
     matrix: Literal["shared", "private"] = "shared"
     warm: str | None = None
 
+    @property
+    def takes_gates(self) -> bool:
+        """Whether the gates of a warm-up's file take effect."""
+        return False
+
+    @property
+    def reads_matrix(self) -> bool:
+        """Whether the target's transitions fill."""
+        return self.fill in ("matrix", "both")
+
     @model_validator(mode="after")
     def _check_fill(self) -> "FillOptions":
         idle = {"none": (*_OF_MATRIX, "place", "reserved"), "suffix": _OF_MATRIX}.get(self.fill, ())
         for name in self.model_fields_set.intersection(idle):
-            raise ValueError(f"{name}={getattr(self, name)}: does nothing with fill={self.fill}; choose another fill")
+            if name != "warm" or not self.takes_gates:
+                given = f"{name}={getattr(self, name)}"
+                raise ValueError(f"{given}: does nothing with fill={self.fill}; choose another fill")
+        if self.place == "tail" and "retrieve_width" in self.model_fields_set:
+            given = f"retrieve_width={self.retrieve_width}"
+            raise ValueError(f"{given}: does nothing with place=tail, a chain of best successors; choose place=root")
         return self
 
 

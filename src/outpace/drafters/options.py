@@ -66,6 +66,12 @@ class SamdOptions(Options):
     threshold: int = Field(default=THRESHOLD, ge=1)
     bias: int = Field(default=BIAS, ge=0)
 
+    @model_validator(mode="after")
+    def _check_corpus(self) -> "SamdOptions":
+        if self.corpus is None and "bias" in self.model_fields_set:
+            raise ValueError(f"bias={self.bias}: does nothing without a corpus; name one with corpus=FILE")
+        return self
+
     @property
     def drafts_with(self) -> str:
         """The method that drafts for it."""
@@ -163,6 +169,11 @@ class NetOptions(LinearOptions):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     shape: str = "chain"
+
+    @property
+    def takes_gates(self) -> bool:
+        """Where both are named, nothing is left to take."""
+        return self.shape == "gated" and not {"checkpoints", "thresholds"} <= (self.model_extra or {}).keys()
 
     def tree(self, gates: Gates | None = None) -> TreeConfig | None:
         """The settings of the shape; None for a shape that has none.

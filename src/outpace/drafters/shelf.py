@@ -14,6 +14,7 @@ from outpace.models.load import resolve
 from outpace.models.shipped import find_drafter, shipped_for, shipped_names
 from outpace.models.target import TransformersTarget
 from outpace.models.text import TextCodec
+from outpace.nets.fingerprint import fingerprint
 from outpace.nets.load import is_net, load_net, locate
 
 LANGUAGE_MODEL = "draft-lm"
@@ -52,7 +53,7 @@ class Shelf:
         self._shipped = {kind: Place(str(folder), folder) for kind, folder in shipped_for(name).items()}
         self._named = None if drafter is None else _place_of(drafter)
         self._model: DraftModel | None = None
-        self._nets: dict[str, nn.Module] = {}
+        self._nets: dict[str, tuple[nn.Module, str]] = {}
         if self._named is not None:  # a wrong name is told now, not at the first request
             self._read(self._named) if _is_net(self._named) else self.language_model()
 
@@ -64,7 +65,7 @@ class Shelf:
     @property
     def named_net(self) -> nn.Module | None:
         """The trained net that was named; None if none was, or it is a language model."""
-        return self._read(self._named) if self._named is not None and _is_net(self._named) else None
+        return self._read(self._named)[0] if self._named is not None and _is_net(self._named) else None
 
     def around(self, kind: str | None) -> Surroundings:
         """What a method may ask for.
@@ -74,7 +75,13 @@ class Shelf:
         """
         target, place = self._target, self._place(kind)
         return Surroundings(
-            target.vocab_size, target.device, self.language_model, target, lambda: self.net(kind), _vocabulary_of(place)
+            target.vocab_size,
+            target.device,
+            self.language_model,
+            target,
+            lambda: self.net(kind),
+            _vocabulary_of(place),
+            lambda: self.fingerprint(kind),
         )
 
     def language_model(self) -> DraftModel:
@@ -98,6 +105,17 @@ class Shelf:
             InvalidRequest: no drafter was named, and none of this kind ships for the target.
             ModelError: its checkpoint cannot be read.
         """
+        return self._kept(kind)[0]
+
+    def fingerprint(self, kind: str | None) -> str:
+        """Which drafter `net` gives, whatever file it was read from.
+
+        Raises:
+            InvalidRequest, ModelError: as `net`.
+        """
+        return self._kept(kind)[1]
+
+    def _kept(self, kind: str | None) -> tuple[nn.Module, str]:
         place = self._place(kind)
         if place is None:
             raise InvalidRequest(
@@ -109,11 +127,13 @@ class Shelf:
     def _place(self, kind: str | None) -> Place | None:
         return self._named or (None if kind is None else self._shipped.get(kind))
 
-    def _read(self, place: Place) -> nn.Module:
+    def _read(self, place: Place) -> tuple[nn.Module, str]:
         if place.name not in self._nets:
-            net = load_net(place.name).to(self._target.device, self._target.dtype).eval()
+            net = load_net(place.name)
+            which = fingerprint(net)  # of what the file holds: neither cast nor packed
+            net = net.to(self._target.device, self._target.dtype).eval()
             pack_net(net)
-            self._nets[place.name] = net
+            self._nets[place.name] = net, which
         return self._nets[place.name]
 
 

@@ -23,6 +23,7 @@ class Surroundings:
             model.
         net: reads the trained drafter when first asked.
         vocabulary: file of the ids that this drafter drafts from unless an option says otherwise; None for all.
+        fingerprint: of the trained drafter, which is read for it when first asked.
     """
 
     vocab_size: int
@@ -31,6 +32,7 @@ class Surroundings:
     target: PackedModel | None = None
     net: Callable[[], nn.Module] | None = None
     vocabulary: Path | None = None
+    fingerprint: Callable[[], str] | None = None
 
     def default_budget(self, on_cpu: int, otherwise: int) -> int:
         """Beyond a handful of rows a CPU pass is compute-bound, so small trees win there (docs/log.md)."""

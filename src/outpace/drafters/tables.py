@@ -48,8 +48,8 @@ def as_ids(ids: Sequence[int], vocab_size: int) -> Tensor:
     return found
 
 
-def save_table(file: str | Path, kind: TableKind, tensors: Mapping[str, Tensor], vocab_size: int) -> None:
-    """Write tensors as a safetensors file, with the size of the target's vocabulary.
+def new_file(file: str | Path) -> Path:
+    """Where a table can be written.
 
     Raises:
         InvalidRequest: the file exists, or its folder does not.
@@ -57,8 +57,31 @@ def save_table(file: str | Path, kind: TableKind, tensors: Mapping[str, Tensor],
     path = Path(file).expanduser()
     if path.exists() or not path.parent.is_dir():
         raise InvalidRequest(f"{path}: exists already, or its folder does not; name a new file")
+    return path
+
+
+def save_table(
+    file: str | Path,
+    kind: TableKind,
+    tensors: Mapping[str, Tensor],
+    vocab_size: int,
+    about: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors as a safetensors file, with the size of the target's vocabulary.
+
+    Args:
+        file: a new one.
+        kind: of table.
+        tensors: by name.
+        vocab_size: of the target.
+        about: what else the file says of itself.
+
+    Raises:
+        InvalidRequest: the file exists, or its folder does not.
+    """
+    path = new_file(file)
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, path, {"format": kind.format, "vocab_size": str(vocab_size)})
+    save_file(contiguous, path, {**(about or {}), "format": kind.format, "vocab_size": str(vocab_size)})
 
 
 def load_table(file: str | Path, kind: TableKind, vocab_size: int) -> dict[str, Tensor]:
@@ -67,6 +90,11 @@ def load_table(file: str | Path, kind: TableKind, vocab_size: int) -> dict[str, 
     Raises:
         ModelError: no such file, another kind of file, or one for another vocabulary than the target's.
     """
+    return load_described(file, kind, vocab_size)[0]
+
+
+def load_described(file: str | Path, kind: TableKind, vocab_size: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """As `load_table`, and what the file says of itself."""
     path = Path(file).expanduser()
     try:
         with safe_open(path, framework="pt") as opened:
@@ -79,4 +107,4 @@ def load_table(file: str | Path, kind: TableKind, vocab_size: int) -> dict[str, 
     made_for = about.get("vocab_size")
     if made_for != str(vocab_size):
         raise ModelError(f"{kind.option}={path}: made for {made_for} ids, and the target has {vocab_size}")
-    return tensors
+    return tensors, about

@@ -84,12 +84,17 @@ def _tree(options: NetOptions, around: Surroundings) -> TreeConfig | None:
     """The settings of the shape; what the options leave open of its gates is as a warm-up calibrated it.
 
     Raises:
-        InvalidRequest: the options name checkpoints or thresholds alone, and the file has another number of gates.
+        InvalidRequest: the file has no gates for this drafter, or another number of them than the options name.
     """
-    are_named = {"checkpoints", "thresholds"} <= (options.model_extra or {}).keys()
-    if options.shape != "gated" or options.warm is None or are_named:
+    if not options.takes_gates or options.warm is None:
         return options.tree()
-    gates = load_gates(options.warm, around.vocab_size)
+    assert around.fingerprint is not None, "a gated method has a trained drafter"
+    gates = load_gates(options.warm, around.vocab_size, around.fingerprint())
+    if gates is None and not options.reads_matrix:
+        raise InvalidRequest(
+            f"warm={options.warm}: holds no gates, and with fill={options.fill} nothing else of it is used; make one "
+            "by `outpace warmup` with this method, or choose fill=matrix"
+        )
     try:
         return options.tree(gates)
     except ValueError as error:

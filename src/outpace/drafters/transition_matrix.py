@@ -6,11 +6,14 @@ the requests of an engine that is paid once; private, once per open request, whi
 
 The file of a warm-up is a safetensors file with the metadata format=outpace.warm and vocab_size, and the tensors
 tokens [N] int32, ascending, and successors [N, 8] int32, their rows. If the warm-up calibrated gates it also holds
-gate_checkpoints [G] int32, ascending depths, and gate_thresholds [G] float64, a probability for each.
+gate_checkpoints [G] int32, ascending depths, and gate_thresholds [G] float64, a probability for each, and its metadata
+say what for: gates_drafter, the drafter's fingerprint, without which they are not taken, gates_budget and
+gates_temperature. Transitions are the target's and serve any drafter; a file of gates alone has N = 0.
 """
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,17 +21,38 @@ from torch import Tensor
 from outpace.core.drafting import Gates
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.protocols import Needs, Observation, PromptChunk
-from outpace.drafters.tables import TableKind, load_table, save_table
+from outpace.drafters.tables import TableKind, load_described, load_table, save_table
 
 SUCCESSORS = 8
 DEEPEST = 64
 """Checkpoint of a gate."""
 GATE_NAMES = ("gate_checkpoints", "gate_thresholds")
+GATES_DRAFTER = "gates_drafter"
 KIND = TableKind(
     "warm", "a transition matrix", "warmup", frozenset({"tokens", "successors"}), optional=frozenset(GATE_NAMES)
 )
 Rows = tuple[Tensor, Tensor]
 """Tokens [N], and the rows of these tokens [N, 8]."""
+
+
+class Calibration(NamedTuple):
+    """Gates, and what a warm-up calibrated them for.
+
+    Attributes:
+        gates: where a draft may end.
+        drafter: fingerprint of whose drafts it saw; other drafters are refused, for their confidence is another.
+        budget, temperature: of these drafts; others are a matter of speed, and who reads the file may ask.
+    """
+
+    gates: Gates
+    drafter: str
+    budget: int
+    temperature: float
+
+    def about(self) -> dict[str, str]:
+        """Metadata of the file."""
+        given = {"gates_budget": str(self.budget), "gates_temperature": str(self.temperature)}
+        return given | {GATES_DRAFTER: self.drafter}
 
 
 class TransitionMatrix:
@@ -139,13 +163,13 @@ def _teach(states: Sequence[TransitionMatrix], tokens: Sequence[Tensor], top_ids
         matrix.update(torch.cat([tokens[index] for index in members]), torch.cat([top_ids[index] for index in members]))
 
 
-def save_matrix(file: str | Path, matrix: TransitionMatrix, gates: Gates | None = None) -> int:
+def save_matrix(file: str | Path, matrix: TransitionMatrix, calibration: Calibration | None = None) -> int:
     """Write the known rows as a safetensors file: 36 bytes for each, and the size of the target's vocabulary.
 
     Args:
         file: a new one.
         matrix: whose rows.
-        gates: calibrated by the same warm-up; None for a file without any.
+        calibration: of the same warm-up; None for a file without gates.
 
     Returns:
         How many they are.
@@ -155,10 +179,12 @@ def save_matrix(file: str | Path, matrix: TransitionMatrix, gates: Gates | None 
     """
     tokens, rows = (part.to("cpu", torch.int32) for part in matrix.rows())
     tensors = {"tokens": tokens, "successors": rows}
-    if gates is not None:
-        depths = torch.tensor(gates.checkpoints, dtype=torch.int32)
-        tensors |= zip(GATE_NAMES, (depths, torch.tensor(gates.thresholds, dtype=torch.float64)), strict=True)
-    save_table(file, KIND, tensors, len(matrix.successors))
+    if calibration is not None:
+        depths = torch.tensor(calibration.gates.checkpoints, dtype=torch.int32)
+        thresholds = torch.tensor(calibration.gates.thresholds, dtype=torch.float64)
+        tensors |= zip(GATE_NAMES, (depths, thresholds), strict=True)
+    about = None if calibration is None else calibration.about()
+    save_table(file, KIND, tensors, len(matrix.successors), about)
     return len(tokens)
 
 
@@ -185,13 +211,19 @@ def load_matrix(file: str | Path | None, vocab_size: int, device: torch.device) 
     return TransitionMatrix(vocab_size, device, (tokens.long(), rows.long()))
 
 
-def load_gates(file: str | Path, vocab_size: int) -> Gates | None:
+def load_gates(file: str | Path, vocab_size: int, drafter: str) -> Gates | None:
     """The gates of a file; None if it holds none.
+
+    Args:
+        file: as `save_matrix` wrote it.
+        vocab_size: of the target.
+        drafter: fingerprint of whose drafts they will end.
 
     Raises:
         ModelError: no such file, another kind of file, one for another vocabulary, or no gates that could be.
+        InvalidRequest: they were calibrated for another drafter, or the file does not say for which.
     """
-    table = load_table(file, KIND, vocab_size)
+    table, about = load_described(file, KIND, vocab_size)
     if not table.keys() & set(GATE_NAMES):
         return None
     depths, thresholds = (table.get(name, torch.empty(0)) for name in GATE_NAMES)
@@ -206,5 +238,14 @@ def load_gates(file: str | Path, vocab_size: int) -> Gates | None:
         raise ModelError(
             f"{KIND.option}={file}: gate_checkpoints must be ascending int32 depths from 1 to {DEEPEST}, and "
             f"gate_thresholds a float64 probability for each; make a file with `outpace {KIND.command}`"
+        )
+    made_for = about.get(GATES_DRAFTER)
+    if made_for != drafter:
+        said = (
+            "does not say for which drafter its gates are" if made_for is None else f"has gates for drafter {made_for}"
+        )
+        raise InvalidRequest(
+            f"{KIND.option}={file}: {said}, and this drafter is {drafter}; make a file with this drafter by `outpace "
+            f"{KIND.command}`, or name checkpoints= and thresholds="
         )
     return Gates(tuple(depths.tolist()), tuple(thresholds.tolist()))

@@ -116,11 +116,13 @@ def test_options_choose_the_fill() -> None:
         "graft:fill=none,retrieve_depth=3",
         "linear:fill=all",
         "graft:reserved=1",
+        "graft:place=tail,retrieve_width=2",
+        "graft-dflash:retrieve_width=2",
     ],
 )
 def test_options_that_would_do_nothing_are_refused(method: str) -> None:
     """Guards against an ablation that is none."""
-    with pytest.raises(InvalidRequest, match=r"does nothing with fill=|fill=all|reserved=1"):
+    with pytest.raises(InvalidRequest, match=r"does nothing with (fill|place)=|fill=all|reserved=1"):
         parse_method(method)
 
 

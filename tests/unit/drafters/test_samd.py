@@ -202,3 +202,10 @@ def test_options_name_the_other_drafter() -> None:
     assert parse_method("eagle3").drafter == "eagle3"
     with pytest.raises(InvalidRequest, match="tree=magic"):
         parse_method("samd:tree=magic")
+
+
+def test_a_bias_without_a_corpus_is_refused() -> None:
+    """Guards against a setting that looks as if it did something; its default stays out of sight."""
+    with pytest.raises(InvalidRequest, match=r"bias=2: does nothing without a corpus; name one with corpus=FILE"):
+        parse_method("samd:bias=2,threshold=3")
+    assert parse_method("samd:bias=2,corpus=FILE").budget is None

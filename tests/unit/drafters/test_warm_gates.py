@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 import outpace
 from outpace.core.drafting import Gates
 from outpace.core.errors import InvalidRequest, ModelError
-from outpace.drafters.transition_matrix import KIND, TransitionMatrix, load_gates, load_matrix, save_matrix
+from outpace.drafters.transition_matrix import KIND, Calibration, TransitionMatrix, load_gates, load_matrix, save_matrix
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.layouts.eagle3_export import write_eagle3
 from outpace.shaping.gates import GatedConfig
@@ -22,25 +23,42 @@ from tests.unit.models.tiny import save_tiny_model
 
 CPU = torch.device("cpu")
 GATES = Gates((1, 3, 4), (0.15, 0.0, 0.51))
+OTHER = "Eagle3Net-000000000000"
+
+
+def net(seed: float = 0.0) -> Eagle3Net:
+    made: Eagle3Net = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264)))
+    with torch.no_grad():
+        next(made.parameters()).add_(seed)
+    return made
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("target")))
+
+
+@pytest.fixture(scope="module")
+def model(target: str, tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
     folder = tmp_path_factory.mktemp("eagle3")
-    write_eagle3(random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264))), folder, "midlayer")
-    target = save_tiny_model(tmp_path_factory.mktemp("target"))
-    return outpace.load(str(target), "plain", drafter=str(folder), dtype="float32", device="cpu")
+    write_eagle3(net(), folder, "midlayer")
+    return outpace.load(target, "plain", drafter=str(folder), dtype="float32", device="cpu")
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return saved(tmp_path / "warm", GATES)
+def drafter(model: outpace.Model) -> str:
+    return model.drafters.fingerprint("eagle3")
 
 
-def saved(file: Path, gates: Gates | None, vocab_size: int = 264) -> Path:
+@pytest.fixture
+def file(tmp_path: Path, drafter: str) -> Path:
+    return saved(tmp_path / "warm", GATES, drafter)
+
+
+def saved(file: Path, gates: Gates | None, drafter: str = OTHER, vocab_size: int = 264) -> Path:
     matrix = TransitionMatrix(vocab_size, CPU)
     matrix.update(torch.tensor([5]), torch.arange(8)[None])
-    save_matrix(file, matrix, gates)
+    save_matrix(file, matrix, None if gates is None else Calibration(gates, drafter, 15, 0.5))
     return file
 
 
@@ -51,12 +69,12 @@ def settings(model: outpace.Model, method: str) -> Any:
     return base.shape.config  # type: ignore[attr-defined]
 
 
-def test_gates_are_kept_to_the_last_digit(file: Path, tmp_path: Path) -> None:
+def test_gates_are_kept_to_the_last_digit(file: Path, drafter: str, tmp_path: Path) -> None:
     """Guards against thresholds rounded on the way, a matrix unread for its company, and files of a warm-up without
     gates, or from before there were any, being refused."""
-    assert load_gates(file, 264) == GATES
+    assert load_gates(file, 264, drafter) == GATES
     assert load_matrix(file, 264, CPU).rows()[0].tolist() == [5]
-    assert load_gates(saved(tmp_path / "without", None), 264) is None
+    assert load_gates(saved(tmp_path / "without", None), 264, drafter) is None
 
 
 def test_a_files_gates_take_effect_unless_others_are_named(model: outpace.Model, file: Path, tmp_path: Path) -> None:
@@ -75,9 +93,9 @@ def test_a_files_gates_take_effect_unless_others_are_named(model: outpace.Model,
     assert not hasattr(settings(model, f"graft:shape=beam,reserved=0.5,warm={file}"), "checkpoints")
 
 
-def test_what_does_not_fit_the_files_gates_is_refused(model: outpace.Model, tmp_path: Path) -> None:
+def test_what_does_not_fit_the_files_gates_is_refused(model: outpace.Model, drafter: str, tmp_path: Path) -> None:
     """Guards against options and file mixed in silence where they have different numbers of gates."""
-    file = saved(tmp_path / "two", Gates((1, 3), (0.1, 0.2)))
+    file = saved(tmp_path / "two", Gates((1, 3), (0.1, 0.2)), drafter)
     for options in ("", ",thresholds=0.1/0.2/0.3", ",checkpoints=1/2/3"):
         with pytest.raises(InvalidRequest, match=r"must be .*; warm=.* has Gates.*: name checkpoints, thresholds and"):
             model.proposer(f"graft:warm={file}{options}")
@@ -108,15 +126,57 @@ def test_files_that_hold_no_gates_that_could_be_are_refused(depths: Any, thresho
         tensors["gate_thresholds"] = torch.tensor(thresholds, dtype=torch.float64)
     save_file(tensors, tmp_path / "bad", {"format": KIND.format, "vocab_size": "264"})
     with pytest.raises(ModelError, match="gate_checkpoints must be ascending int32 depths from 1 to 64, and"):
-        load_gates(tmp_path / "bad", 264)
+        load_gates(tmp_path / "bad", 264, OTHER)
 
 
 def test_files_of_others_are_refused(model: outpace.Model, tmp_path: Path) -> None:
     """Guards against gates of another vocabulary's warm-up, a file that is missing, and tensors nobody knows."""
     with pytest.raises(ModelError, match="made for 300 ids, and the target has 264"):
-        model.proposer(f"graft:warm={saved(tmp_path / 'other', GATES, 300)}")
+        model.proposer(f"graft:warm={saved(tmp_path / 'other', GATES, vocab_size=300)}")
     with pytest.raises(ModelError, match="cannot be read"):
         model.proposer(f"graft:warm={tmp_path / 'none'}")
     save_file({"tokens": torch.zeros(1), "more": torch.zeros(1)}, tmp_path / "more", {"format": KIND.format})
     with pytest.raises(ModelError, match="not a transition matrix"):
-        load_gates(tmp_path / "more", 264)
+        load_gates(tmp_path / "more", 264, OTHER)
+
+
+def test_gates_hold_for_the_drafter_they_were_calibrated_for(
+    model: outpace.Model, target: str, file: Path, drafter: str, tmp_path: Path
+) -> None:
+    """Guards against thresholds for another drafter's confidence taken in silence, or for nobody knows whose; against
+    the same drafter told for another since it runs in another dtype; and against transitions refused with the gates."""
+    with safe_open(file, framework="pt") as opened:
+        about = opened.metadata()
+    assert (about["gates_drafter"], about["gates_budget"], about["gates_temperature"]) == (drafter, "15", "0.5")
+    write_eagle3(net(0.01), tmp_path / "another", "midlayer")
+    another = outpace.load(target, "plain", drafter=str(tmp_path / "another"), dtype="float32", device="cpu")
+    own = another.drafters.fingerprint("eagle3")
+    assert own != drafter
+    with pytest.raises(
+        InvalidRequest, match=f"has gates for drafter {drafter}, and this drafter is {own}; make a file"
+    ):
+        another.proposer(f"graft:warm={file}")
+    assert settings(another, f"graft:warm={file},checkpoints=1/2,kept=8/24,thresholds=0/0").checkpoints == (1, 2)
+    assert another.proposer(f"recycle:warm={file}").budget
+    assert another.proposer(f"graft:shape=beam,reserved=0.5,warm={file}").budget
+    rounded = outpace.load(target, f"graft:warm={file}", drafter=str(model.drafter), dtype="bfloat16", device="cpu")
+    assert settings(rounded, rounded.method).checkpoints == GATES.checkpoints
+    save_file(load_file(file), tmp_path / "old", {"format": KIND.format, "vocab_size": "264"})
+    with pytest.raises(InvalidRequest, match=r"does not say for which drafter its gates are, .* checkpoints= and thr"):
+        model.proposer(f"graft:warm={tmp_path / 'old'}")
+    assert model.proposer(f"recycle:warm={tmp_path / 'old'}").budget
+
+
+def test_gates_are_taken_whatever_fills(model: outpace.Model, file: Path, tmp_path: Path) -> None:
+    """Guards against a calibration that methods without a matrix cannot use, and against files and options that then
+    have no effect at all."""
+    for method in ("graft:fill=none", "graft:fill=suffix", "eagle3:shape=gated"):
+        assert settings(model, f"{method},warm={file}").checkpoints == GATES.checkpoints
+    partly = settings(model, f"eagle3:shape=gated,warm={file},thresholds=0.2/0.3/0.4")
+    assert partly == GatedConfig(checkpoints=GATES.checkpoints, thresholds=(0.2, 0.3, 0.4))
+    for method in ("eagle3:", "graft:shape=beam,fill=none,", "eagle3:shape=gated,checkpoints=1/2/3,thresholds=0/0/0,"):
+        with pytest.raises(InvalidRequest, match=r"warm=.*: does nothing with fill=none; choose another fill"):
+            model.proposer(f"{method}warm={file}")
+    without = saved(tmp_path / "without", None)
+    with pytest.raises(InvalidRequest, match="holds no gates, and with fill=suffix nothing else of it is used"):
+        model.proposer(f"graft:fill=suffix,warm={without}")

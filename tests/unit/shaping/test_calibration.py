@@ -14,6 +14,7 @@ from outpace.core.protocols import NodeOutputs, Observation, Proposer, Verdict
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.matrix_fill import MatrixFill
 from outpace.engine.engine import Engine
+from outpace.sampling.noise import gumbel, noise_key
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.calibration import LEAST_ROUNDS, LOSS, Recorder, Round, calibrated, gates_open
 from outpace.shaping.echo import Echo, EchoConfig
@@ -188,3 +189,26 @@ def test_only_gates_with_thresholds_are_recorded() -> None:
     with gates_open(EmptyDraft()) as recorder:
         assert recorder is None
     assert isinstance(gated_proposer()[1].open(), GrowingState)
+
+
+def test_sampled_warm_ups_calibrate_from_keyed_scores() -> None:
+    """Guards against thresholds on the probability of a draft where gates see how sure it is to win under the noise of
+    the target's own draw: at temperature 1 these are two things."""
+    target, prompt, seed = ToyTarget(V, sharpness=4.0), [1, 2, 3], 11
+    base = GrowingProposer(ToySource(blend(1.0, V)), Gated(GatedConfig(depth=4, top_k=1)), 4)
+    with gates_open(base) as recorder:
+        params = SamplingParams(max_new_tokens=40, temperature=1.0, seed=seed)
+        (session,) = decode(Engine(target), [prompt], [params], [base])
+    assert recorder is not None
+    assert len(recorder.rounds) > 4
+    ids, plain = list(prompt), []
+    said = iter(session.generated)
+    ids.append(next(said))  # the pending token of the first round
+    for confidences, accepted in recorder.rounds:
+        law = target.logits(ids, len(ids)).log_softmax(dim=-1)
+        noise = gumbel([noise_key(seed, 0, len(ids))], torch.arange(V))[0]
+        assert confidences[0] == pytest.approx(float((law + noise).softmax(dim=-1).max()), rel=1e-4)
+        plain.append(float(law.exp().max()))
+        assert accepted == len(confidences), "who knows law and noise of the target is always right"
+        ids += [token for _, token in zip(range(accepted + 1), said, strict=False)]
+    assert all(abs(each.confidences[0] - own) > 0.01 for each, own in zip(recorder.rounds, plain, strict=True))
