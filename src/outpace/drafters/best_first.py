@@ -1,5 +1,6 @@
 """Best-first growth of one draft tree: of all tokens that are named below a node of it, the most likely joins next."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
@@ -23,12 +24,14 @@ from outpace.drafters.evidence import (
     ranked,
 )
 from outpace.drafters.suffix import NO_MATCH, Match, TextMatch
-from outpace.sampling.noise import gumbel, noise_key
+from outpace.sampling.noise import gumbel_of, noise_key
 
 NOWHERE = -1
 _Offer = tuple[float, int, int, int, int, Clues, int, Match]
 """Minus its price, a tie-breaker, the parent, the token, its node in the draft's tree, its clues, its depth, and where
 the parent stands in the text."""
+_Drafts = dict[int, tuple[int, float]]
+"""Tokens that the draft names below one of its nodes: their own nodes, and their scores below it."""
 
 
 @dataclass(eq=False)
@@ -59,42 +62,44 @@ class Growth:
         self.clues.append(clues)
         self.gain += price
 
-    def tree(self, device: torch.device) -> DraftTree:
-        """The tree; `clues` are brought into the order of its nodes, what was retrieved last."""
+    def tree(self, device: torch.device) -> tuple[DraftTree, list[Clues]]:
+        """The tree, what was retrieved last, and the clues in the order of its nodes."""
         order = sorted(range(len(self.tokens)), key=lambda node: self.drafted[node] == NOWHERE)
         place = {node: number for number, node in enumerate(order)}
         parents = [-1, *(place[self.parents[node]] for node in order[1:])]
-        self.clues = [self.clues[node - 1] for node in order[1:]]
         tokens = torch.tensor([self.tokens[node] for node in order], device=device)
         retrieved = sum(node == NOWHERE for node in self.drafted)
-        return DraftTree(tokens, Topology.of(parents), None, self.passes, retrieved)
+        tree = DraftTree(tokens, Topology.of(parents), None, self.passes, retrieved)
+        return tree, [self.clues[node - 1] for node in order[1:]]
 
 
 class Witnesses:
-    """Everything that names continuations of one request's ids.
+    """Everything that names continuations of one request's ids in one round. What was looked up for one tree is known
+    for the next one.
 
     Args:
         stream: the request.
         rows: [V, 8] the target's transitions on the host; None not to ask them.
         text: matches in the ids; None not to ask them.
-        draft: a tree with scores; None without one.
+        hears_noise: whether the noise counts with which the target will draw, if that decides what is accepted.
     """
 
-    def __init__(self, stream: Stream, rows: Tensor | None, text: TextMatch | None, draft: DraftTree | None) -> None:
+    def __init__(self, stream: Stream, rows: Tensor | None, text: TextMatch | None, hears_noise: bool = True) -> None:
         self._stream, self._rows, self._text = stream, rows, text
-        self._start = NO_MATCH if text is None else text.place
         params = stream.params
-        self._hears = not params.is_greedy and params.verification == "match"  # only then the keyed noise decides
-        self._passes = 0 if draft is None else draft.draft_passes
-        self._below: list[dict[int, tuple[int, float]]] = []  # per drafted node: its tokens' nodes and scores
-        if draft is not None and len(draft) > 1:
-            assert draft.scores is not None, "a draft without scores cannot be weighed"
-            tokens, scores = draft.tokens.tolist(), draft.scores.tolist()
-            self._below = [{} for _ in tokens]
-            for node, parent in enumerate(draft.topology.parents[1:], start=1):
-                self._below[parent].setdefault(tokens[node], (node, scores[node] - scores[parent]))
+        self._is_deaf = not hears_noise or params.is_greedy or params.verification != "match"
+        self._ranks: dict[int, dict[int, int]] = {}  # by token, the clues of its row
+        self._noise: dict[int, _Noise] = {}  # by depth
 
-    def grow(self, evidence: Evidence, budget: int, max_depth: int, floor: float = 0.0) -> Growth:
+    def grow(
+        self,
+        evidence: Evidence,
+        budget: int,
+        max_depth: int,
+        floor: float = 0.0,
+        draft: DraftTree | None = None,
+        enough: float = 0.0,
+    ) -> Growth:
         """The most likely tree.
 
         Args:
@@ -102,52 +107,90 @@ class Witnesses:
             budget: nodes at most, the pending token not counted.
             max_depth: of a node.
             floor: least price of a node.
+            draft: a tree with scores; None without one.
+            enough: gain that is asked for; as soon as it is out of reach the growth is left as it is.
         """
-        growth = Growth([self._stream.ids[-1]], passes=self._passes)
+        growth = Growth([self._stream.ids[-1]], passes=0 if draft is None else draft.draft_passes)
+        drafts = _drafts_below(draft)
         offers: list[_Offer] = []
         order = count()
-        node, price, depth, place = 0, 1.0, 0, self._start
+        node, price, depth = 0, 1.0, 0
+        place = NO_MATCH if self._text is None else self._text.place
         while len(growth.tokens) <= budget:
             if depth < max_depth:
-                named = self._named(growth.tokens[node], growth.drafted[node], depth, place)
-                for token, (below, clues) in named.items():
+                below = drafts.get(growth.drafted[node], {})
+                for token, source, clues in self._named(growth.tokens[node], depth, place, below):
                     worth = price * evidence.price(clues)
                     if worth >= floor:
-                        heappush(offers, (-worth, next(order), node, token, below, clues, depth + 1, place))
+                        heappush(offers, (-worth, next(order), node, token, source, clues, depth + 1, place))
             if not offers:
                 break
-            worth, _, parent, token, below, clues, depth, place = heappop(offers)
+            worth, _, parent, token, source, clues, depth, place = heappop(offers)
             node, price = len(growth.tokens), -worth
-            growth.add(parent, token, below, clues, price)
+            if growth.gain + price * (budget + 1 - node) < enough:  # what comes later is no dearer
+                break
+            growth.add(parent, token, source, clues, price)
             place = NO_MATCH if self._text is None else self._text.step(place, token)
         return growth
 
-    def _named(self, token: int, node: int, depth: int, place: Match) -> dict[int, tuple[int, Clues]]:
-        """What may follow a node: for each token its node in the draft's tree, and what speaks for it."""
-        below = self._below[node] if 0 <= node < len(self._below) else {}
-        silent = PASSED_OVER if below else UNDRAFTED
-        named = {
-            child: (source, (drafted(score), UNRANKED, UNMATCHED, QUIET)) for child, (source, score) in below.items()
-        }
-        if self._rows is not None:
-            row = self._rows[token].tolist()
-            if row[0] != row[1]:  # the ids of a row that was seen differ
-                for rank, child in enumerate(row):
-                    source, clues = named.get(child) or (NOWHERE, (silent, UNRANKED, UNMATCHED, QUIET))
-                    named[child] = source, (clues[0], ranked(rank), UNMATCHED, QUIET)
+    def _named(self, token: int, depth: int, place: Match, below: _Drafts) -> Iterator[tuple[int, int, Clues]]:
+        """What may follow a node: each token, its node in the draft's tree, and what speaks for it."""
+        ranks = self._ranked(token)
         following = None if self._text is None else self._text.following(place)
-        if following is not None:
-            child, length = following
-            source, clues = named.get(child) or (NOWHERE, (silent, UNRANKED, UNMATCHED, QUIET))
-            named[child] = source, (clues[0], clues[1], matched(length), QUIET)
-        return self._heard(named, depth) if self._hears else named
+        matches = {} if following is None else {following[0]: matched(following[1])}
+        noise = self._heard(depth)
+        silent = PASSED_OVER if below else UNDRAFTED
+        for child in below | ranks | matches:
+            if child in below:
+                source, score = below[child]
+                draft, heard = drafted(score), QUIET  # its score knows the noise already
+            else:
+                source, draft, heard = NOWHERE, silent, QUIET if noise is None else noise[child]
+            yield child, source, (draft, ranks.get(child, UNRANKED), matches.get(child, UNMATCHED), heard)
 
-    def _heard(self, named: dict[int, tuple[int, Clues]], depth: int) -> dict[int, tuple[int, Clues]]:
-        """The same with the noise that the target will draw with, for tokens whose score does not know it already."""
-        unheard = [child for child, (source, _) in named.items() if source == NOWHERE]
-        key = noise_key(self._stream.seed, self._stream.sample_index, self._stream.first_position + depth)
-        noise = gumbel([key], torch.tensor(unheard))[0].tolist()
-        for child, value in zip(unheard, noise, strict=True):
-            source, (draft, matrix, text, _) = named[child]
-            named[child] = source, (draft, matrix, text, noisy(value))
-        return named
+    def _ranked(self, token: int) -> dict[int, int]:
+        """The matrix's clue of each token that it names after one."""
+        if self._rows is None:
+            return {}
+        ranks = self._ranks.get(token)
+        if ranks is None:
+            row = self._rows[token].tolist()
+            was_seen = row[0] != row[1]  # its ids then differ
+            ranks = self._ranks[token] = {child: ranked(rank) for rank, child in enumerate(row)} if was_seen else {}
+        return ranks
+
+    def _heard(self, depth: int) -> "_Noise | None":
+        """The noise of the draw below nodes of a depth; None where nobody listens."""
+        if self._is_deaf:
+            return None
+        if depth not in self._noise:
+            self._noise[depth] = _Noise(self._stream, depth)
+        return self._noise[depth]
+
+
+class _Noise(dict[int, int]):
+    """What the noise of one of the target's own draws says of each token, worked out when it is asked.
+
+    Args:
+        stream: the request.
+        depth: of the node below which is drawn.
+    """
+
+    def __init__(self, stream: Stream, depth: int) -> None:
+        super().__init__()
+        self._key = noise_key(stream.seed, stream.sample_index, stream.first_position + depth)
+
+    def __missing__(self, token: int) -> int:
+        clue = self[token] = noisy(gumbel_of(self._key, token))
+        return clue
+
+
+def _drafts_below(draft: DraftTree | None) -> dict[int, _Drafts]:
+    """By node of a draft's tree, what it names below it."""
+    below: dict[int, _Drafts] = {}
+    if draft is not None and len(draft) > 1:
+        assert draft.scores is not None, "a draft without scores cannot be weighed"
+        tokens, scores = draft.tokens.tolist(), draft.scores.tolist()
+        for node, parent in enumerate(draft.topology.parents[1:], start=1):
+            below.setdefault(parent, {}).setdefault(tokens[node], (node, scores[node] - scores[parent]))
+    return below

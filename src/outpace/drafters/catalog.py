@@ -96,12 +96,14 @@ def _outpace(options: OutpaceOptions, around: Surroundings) -> Proposer:
         of_draft = options.model_dump(include={"depth", "beam", "noise", "vocabulary"}) | {"top_k": options.beam}
         method = METHODS[options.draft]
         base = method.build(method.options.model_validate({"shape": "beam", "budget": budget, **of_draft}), around)
+    may_skip = options.enough > 0 and "none" not in (options.draft, options.retrieve)  # and has something to skip
     plan = UnionPlan(
         options.drafted,
         options.floor,
-        options.enough or None,
+        options.enough if may_skip else None,
         options.retrieve in ("both", "matrix"),
         options.retrieve in ("both", "text"),
+        options.noise,
     )
     transitions = load_matrix(options.warm, around.vocab_size, torch.device("cpu"))
     matrix = MatrixLearner(transitions, options.matrix == "private")

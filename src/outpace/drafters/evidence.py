@@ -8,6 +8,7 @@ next slot always goes to the token most likely to be accepted, whoever brought i
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 
 from outpace.drafters.transition_matrix import SUCCESSORS
 
@@ -60,6 +61,10 @@ class Evidence:
         assert len(prior) == SIZE
         self._prior, self._step = tuple(prior), step
         self.reset()
+
+    def copy(self) -> "Evidence":
+        """Evidence of the same weights that learns for itself."""
+        return deepcopy(self)
 
     def reset(self) -> None:
         """Forget what was learned."""

@@ -78,7 +78,8 @@ class SamdOptions(Options):
         return self.tree
 
 
-_OF_DRAFT = ("drafted", "depth", "beam", "enough", "noise", "vocabulary")
+_OF_DRAFT = ("drafted", "depth", "beam", "enough", "vocabulary")
+_OF_TRANSITIONS = ("matrix", "warm")
 
 
 class OutpaceOptions(Options):
@@ -92,8 +93,9 @@ class OutpaceOptions(Options):
             in the request's own ids; "both"; "none".
         floor: least probability of acceptance that earns a slot; 0 uses the whole budget.
         enough: tokens that must be expected from retrieval alone for a round to do without a draft; 0 drafts always.
-        noise, vocabulary: as in `LinearOptions`.
-        matrix, warm: as in `RecycleOptions`.
+        noise: draft, and price what was retrieved, by the request's keyed noise at temperature > 0.
+        vocabulary: as in `LinearOptions`.
+        matrix, warm: as in `RecycleOptions`; private requests also learn for themselves what tokens are worth.
     """
 
     draft: Literal["domino", "dflash", "eagle3", "none"] = "domino"
@@ -113,9 +115,11 @@ class OutpaceOptions(Options):
         if self.draft == "none":
             for name in self.model_fields_set.intersection(_OF_DRAFT):
                 raise ValueError(f"{name}={getattr(self, name)}: does nothing with draft=none; choose a draft")
-        if self.retrieve not in ("both", "matrix"):
-            for name in self.model_fields_set.intersection(("matrix", "warm")):
-                raise ValueError(f"{name}={getattr(self, name)}: does nothing with retrieve={self.retrieve}")
+        idle = {"none": (*_OF_TRANSITIONS, "enough"), "text": _OF_TRANSITIONS}.get(self.retrieve, ())
+        for name in self.model_fields_set.intersection(idle):
+            raise ValueError(
+                f"{name}={getattr(self, name)}: does nothing with retrieve={self.retrieve}; choose another retrieve"
+            )
         return self
 
     @property

@@ -30,6 +30,8 @@ class UnionPlan:
         enough: tokens that a tree must be expected to gain without a draft for the draft to be left out; None to draft
             always.
         uses_matrix, uses_text: whether transitions and matches are asked.
+        hears_noise: whether the noise of the target's own draw counts. If so retrieved tokens are priced by it, and the
+            draft's scores must know it already.
     """
 
     drafted: int
@@ -37,6 +39,7 @@ class UnionPlan:
     enough: float | None
     uses_matrix: bool = True
     uses_text: bool = True
+    hears_noise: bool = True
 
 
 @dataclass(eq=False)
@@ -46,14 +49,17 @@ class UnionState:
     Attributes:
         of_base: its state in the draft.
         matrix: what it reads and teaches.
-        text: matches in its own ids.
-        evidence: that prices its tokens.
+        text: matches in its own ids; None if they are not asked.
+        greedy, sampled: what prices its tokens at temperature 0, and above.
+        evidence: the one of them that priced those of this round.
         clues: what spoke for each node of the tree of this round but the first.
     """
 
     of_base: Any
     matrix: TransitionMatrix
-    text: TextMatch
+    text: TextMatch | None
+    greedy: Evidence
+    sampled: Evidence
     evidence: Evidence
     clues: Sequence[Clues] = ()
 
@@ -87,14 +93,19 @@ class Union:
         self._plan, self._device = plan, device
 
     def open(self) -> UnionState:
-        return UnionState(self.base.open(), self.matrix.open(), TextMatch(), self.greedy)
+        greedy, sampled = self.greedy, self.sampled
+        if self.matrix.private:  # else its trees would depend on its neighbours all the same
+            greedy, sampled = greedy.copy(), sampled.copy()
+        text = TextMatch() if self._plan.uses_text else None
+        return UnionState(self.base.open(), self.matrix.open(), text, greedy, sampled, greedy)
 
     def close(self, state: UnionState) -> None:
         self.base.close(state.of_base)
 
     def rewind(self, state: UnionState, length: int) -> None:
         self.base.rewind(state.of_base, length)
-        state.text.rewind(length)
+        if state.text is not None:
+            state.text.rewind(length)
 
     def prefill(self, states: Sequence[UnionState], chunks: Sequence[PromptChunk]) -> None:
         self.base.prefill([state.of_base for state in states], chunks)
@@ -102,31 +113,45 @@ class Union:
 
     def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         started = perf_counter()
-        for state, request in zip(states, requests, strict=True):
-            state.text.follow(request.ids)
-            state.evidence = self.greedy if request.stream.params.is_greedy else self.sampled
+        witnesses = [self._witnesses(state, request) for state, request in zip(states, requests, strict=True)]
         grown: dict[int, Growth] = {}
         if self._plan.enough is not None:
-            sketches = enumerate(map(self._grow, states, requests))
-            grown = {index: growth for index, growth in sketches if growth.gain >= self._plan.enough}
+            for index, state in enumerate(states):
+                sketch = self._grow(state, requests[index], witnesses[index], enough=self._plan.enough)
+                if sketch.gain >= self._plan.enough:
+                    grown[index] = sketch
         rest = [index for index in range(len(states)) if index not in grown]
         offered = [replace(requests[index], budget=min(requests[index].budget, self._plan.drafted)) for index in rest]
         before = perf_counter()
         drafts = self.base.propose([states[index].of_base for index in rest], offered) if rest else []
         drafting_s = perf_counter() - before
         for index, draft in zip(rest, drafts, strict=True):
-            grown[index] = self._grow(states[index], requests[index], draft)
-        trees = [grown[index].tree(self._device) for index in range(len(states))]
+            grown[index] = self._grow(states[index], requests[index], witnesses[index], draft)
+        trees = []
         for index, state in enumerate(states):
-            state.clues = grown[index].clues
+            tree, state.clues = grown[index].tree(self._device)
+            trees.append(tree)
         graft_ms = (perf_counter() - started - drafting_s) * 1e3
         return [replace(tree, graft_ms=graft_ms) for tree in trees]
 
-    def _grow(self, state: UnionState, request: DraftRequest, draft: DraftTree | None = None) -> Growth:
-        plan = self._plan
-        rows = state.matrix.successors if plan.uses_matrix else None
-        witnesses = Witnesses(request.stream, rows, state.text if plan.uses_text else None, draft)
-        return witnesses.grow(state.evidence, request.budget, request.max_depth, plan.floor)
+    def _witnesses(self, state: UnionState, request: DraftRequest) -> Witnesses:
+        """What will be asked about a request in this round, brought up to date."""
+        state.evidence = state.greedy if request.stream.params.is_greedy else state.sampled
+        if state.text is not None:
+            state.text.follow(request.ids)
+        rows = state.matrix.successors if self._plan.uses_matrix else None
+        return Witnesses(request.stream, rows, state.text, self._plan.hears_noise)
+
+    def _grow(
+        self,
+        state: UnionState,
+        request: DraftRequest,
+        witnesses: Witnesses,
+        draft: DraftTree | None = None,
+        enough: float = 0.0,
+    ) -> Growth:
+        budget, depth, floor = request.budget, request.max_depth, self._plan.floor
+        return witnesses.grow(state.evidence, budget, depth, floor, draft, enough)
 
     def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
         self.base.observe([state.of_base for state in states], observations)

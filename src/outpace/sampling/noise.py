@@ -7,6 +7,7 @@ another backend can reproduce them.
 """
 
 import hashlib
+import math
 import struct
 from collections.abc import Sequence
 from enum import IntEnum
@@ -16,6 +17,8 @@ from torch import Tensor
 
 _MIX_1, _MIX_2 = 0x7FEB352D, 0x846CA68B - 2**32
 _TOKEN_STEP = 0x9E3779B9 - 2**32
+_WORD = 2**32 - 1
+_LARGEST = 1.0 - 2.0**-24
 
 
 class Purpose(IntEnum):
@@ -66,9 +69,27 @@ def uniform(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
     bits = noise_bits(keys, token_ids)
     # Read as unsigned: small values convert to float32 exactly, which keeps the fine resolution near 0.
     values = bits.to(torch.float32) + (bits < 0) * 2.0**32
-    return ((values + 0.5) * 2.0**-32).clamp_(max=1.0 - 2.0**-24)
+    return ((values + 0.5) * 2.0**-32).clamp_(max=_LARGEST)
 
 
 def gumbel(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
     """[R, M] standard Gumbel noise, -log(-log1p(-u)): fine-grained in the upper tail, where the argmax lives."""
     return uniform(keys, token_ids).neg_().log1p_().neg_().log_().neg_()
+
+
+def bits_of(key: tuple[int, int], token_id: int) -> int:
+    """The hash of one id, an unsigned word: `noise_bits` without tensors, whose calls cost more than a few hashes."""
+    first, second = key
+    return _mix_word(_mix_word(token_id * _TOKEN_STEP + first & _WORD) ^ second & _WORD)
+
+
+def gumbel_of(key: tuple[int, int], token_id: int) -> float:
+    """The same value as `gumbel` gives the id, but that nothing is rounded to float32 on the way."""
+    return -math.log(-math.log1p(-min((bits_of(key, token_id) + 0.5) * 2.0**-32, _LARGEST)))
+
+
+def _mix_word(bits: int) -> int:
+    """`_mix` in unbounded integers, reduced to 32 bits."""
+    bits = (bits ^ bits >> 16) * _MIX_1 & _WORD
+    bits = (bits ^ bits >> 15) * _MIX_2 & _WORD
+    return bits ^ bits >> 16

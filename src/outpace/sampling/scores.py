@@ -19,7 +19,7 @@ class Pool:
     """Which ids the columns of some logits stand for, where they are not the whole vocabulary.
 
     Attributes:
-        ids: [F, C] int64, in each row different ones.
+        ids: [F, C] int64, in each row different ones; the same in all rows of one stream at one depth.
         vocab_size: V.
     """
 
@@ -56,7 +56,7 @@ def keyed_scores(
 
     Args:
         logits: [F, V] float32 draft logits, in the target's ids.
-        streams: the request of each row.
+        streams: the request of each row; the same object in all rows of one request, or its noise is worked out anew.
         depths: depth of each row's node; the token after it stands `depth` places after the pending token's successor.
         noise: whether sampled requests draft with their noise.
         paths: per row the drafted tokens down to the node; read for requests with `has_processors`, which need it.
@@ -65,31 +65,61 @@ def keyed_scores(
     Returns:
         [F, V] float32 log-scores, each row normalised; -inf where the sampling parameters rule a token out.
     """
-    scores = torch.empty_like(logits)
     by_params: dict[SamplingParams, list[int]] = {}
     for row, stream in enumerate(streams):
         by_params.setdefault(stream.params, []).append(row)
-    for params, members in by_params.items():
-        rows, histories = logits[members], None
-        if params.has_processors and pool is not None:  # such options name ids wherever they are in the vocabulary
-            ids = pool.ids[members]
-            full = rows.new_full((len(rows), pool.vocab_size), -torch.inf).scatter_(1, ids, rows)
-            own = [streams[row] for row in members], [depths[row] for row in members]
-            along = None if paths is None else [paths[row] for row in members]
-            scores[members] = keyed_scores(full, *own, noise, along).gather(1, ids)
-            continue
-        if params.has_processors and paths is not None:
-            histories = [history_of(streams[row], paths[row]) for row in members]
-        if params.is_greedy or not noise:
-            scores[members] = torch.log_softmax(process(rows, params, histories or ()), dim=-1)
-            continue
-        keys = [
-            noise_key(streams[row].seed, streams[row].sample_index, streams[row].first_position + depths[row])
-            for row in members
-        ]
-        ids = torch.arange(logits.shape[-1], device=logits.device) if pool is None else pool.ids[members]
-        scores[members] = torch.log_softmax(warp(rows, params, histories, is_draft=True) + gumbel(keys, ids), dim=-1)
+    if len(by_params) == 1:
+        return _scores_alike(logits, streams, depths, noise, paths, pool)
+    scores = torch.empty_like(logits)
+    for members in by_params.values():
+        own = [streams[row] for row in members], [depths[row] for row in members]
+        along = None if paths is None else [paths[row] for row in members]
+        part = None if pool is None else Pool(pool.ids[members], pool.vocab_size)
+        scores[members] = _scores_alike(logits[members], *own, noise, along, part)
     return scores
+
+
+def _scores_alike(
+    logits: Tensor,
+    streams: Sequence[Stream],
+    depths: Sequence[int],
+    noise: bool,
+    paths: Sequence[Sequence[int]] | None,
+    pool: Pool | None,
+) -> Tensor:
+    """`keyed_scores` of rows with the same parameters."""
+    params, histories = streams[0].params, None
+    if params.has_processors and pool is not None:  # such options name ids wherever they are in the vocabulary
+        full = logits.new_full((len(logits), pool.vocab_size), -torch.inf).scatter_(1, pool.ids, logits)
+        return _scores_alike(full, streams, depths, noise, paths, None).gather(1, pool.ids)
+    if params.has_processors and paths is not None:
+        histories = [history_of(stream, path) for stream, path in zip(streams, paths, strict=True)]
+    if params.is_greedy or not noise:
+        return torch.log_softmax(process(logits, params, histories or ()), dim=-1)
+    law = warp(logits, params, histories, is_draft=True)
+    ids = torch.arange(logits.shape[1], device=logits.device) if pool is None else pool.ids
+    return torch.log_softmax(law + _noise_of(streams, depths, ids), dim=-1)
+
+
+def _noise_of(streams: Sequence[Stream], depths: Sequence[int], ids: Tensor) -> Tensor:
+    """[F, C] noise of the target's draw that each row awaits, or [1, C] if all await the same. It is worked out once
+    per draw: it costs more than all else that is done with a row.
+
+    Args:
+        streams, depths: as for `keyed_scores`.
+        ids: [C] of the columns of all rows, or [F, C], the same in all rows of one stream at one depth.
+    """
+    draws = [(id(stream), depth) for stream, depth in zip(streams, depths, strict=True)]
+    first: dict[tuple[int, int], int] = {}  # row of each draw
+    for row, draw in enumerate(draws):
+        first.setdefault(draw, row)
+    keys = [
+        noise_key(streams[row].seed, streams[row].sample_index, streams[row].first_position + depths[row])
+        for row in first.values()
+    ]
+    noise = gumbel(keys, ids if ids.ndim == 1 else ids[list(first.values())])  # [D, C]
+    place = {draw: number for number, draw in enumerate(first)}
+    return noise if len(place) == 1 else noise[[place[draw] for draw in draws]]
 
 
 def best_scores(

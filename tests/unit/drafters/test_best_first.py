@@ -72,7 +72,10 @@ class World:
     def witnesses(self) -> Witnesses:
         text = TextMatch()
         text.follow(self.stream.ids)
-        return Witnesses(self.stream, self.rows, text if self.asks_text else None, self.draft)
+        return Witnesses(self.stream, self.rows, text if self.asks_text else None)
+
+    def grow(self, budget: int, depth: int, floor: float = 0.0, enough: float = 0.0) -> Growth:
+        return self.witnesses.grow(self.evidence, budget, depth, floor, self.draft, enough)
 
     def named(self, path: Path, below: dict[Path, dict[int, float]]) -> dict[int, Clues]:
         """What follows a path and what speaks for it, by looking everything up again."""
@@ -157,7 +160,9 @@ WORLDS = st.builds(random_world, st.integers(0, 100_000), st.sampled_from([0.0, 
 def test_the_likeliest_of_all_candidates_make_the_tree(world: World, budget: int, depth: int, floor: float) -> None:
     """Guards against anything short of the best tree: a budget, depth or floor passed over, likelier candidates left
     out, witnesses of one token not added up or asked at another node, siblings twice, clues of other nodes."""
-    growth = world.witnesses.grow(world.evidence, budget, depth, floor)
+    witnesses = world.witnesses
+    witnesses.grow(world.evidence, 5, 2)  # what it looked up must serve the next tree
+    growth = witnesses.grow(world.evidence, budget, depth, floor, world.draft)
     candidates = world.candidates(depth)
     affordable = sorted((price for price, _ in candidates.values() if price >= floor), reverse=True)
     grown = [candidates[path] for path in growth_paths(growth)]
@@ -165,12 +170,12 @@ def test_the_likeliest_of_all_candidates_make_the_tree(world: World, budget: int
     assert [clues for _, clues in grown] == growth.clues
     assert growth.gain == pytest.approx(sum(affordable[:budget]))
 
-    tree = growth.tree(CPU)
+    tree, clues = growth.tree(CPU)
     paths = node_paths(tree)
     assert len(set(paths)) == len(paths) == len(grown) + 1, "no two siblings say the same"
     assert int(tree.tokens[0]) == world.stream.ids[-1]
     assert tree.topology.max_depth <= depth
-    assert [candidates[path][1] for path in paths[1:]] == growth.clues, "in the order of the nodes"
+    assert [candidates[path][1] for path in paths[1:]] == clues == growth.tree(CPU)[1], "in the order of the nodes"
     drafts = set() if world.draft is None else set(node_paths(world.draft))
     assert {path for path in paths[: tree.drafted] if path} <= drafts
     assert not drafts & set(paths[tree.drafted :]), "what is drafted comes first, and is not counted as retrieved"
@@ -202,14 +207,14 @@ def test_a_token_that_all_name_is_one_drafted_node() -> None:
     stream = draft_request([5, 6, 7, 5, 6], 0, 0).stream  # after 5 6 the text had 7
     draft = draft_tree([(0, 7, 0.95), (1, 8, 0.35)], 6)
     evidence = flat(bias=-3, first=2, sure=4, pair=2)
-    growth = World(stream, rows_of({6: [7, 2]}), True, draft, evidence).witnesses.grow(evidence, 30, 2)
+    growth = World(stream, rows_of({6: [7, 2]}), True, draft, evidence).grow(30, 2)
     assert growth_paths(growth).count((7,)) == 1
     assert growth_paths(growth)[0] == (7,)
     clues = dict(zip(growth_paths(growth), growth.clues, strict=True))
     assert clues[7,] == (drafted(math.log(0.95)), ranked(0), matched(2), QUIET)
     assert clues[2,] == (PASSED_OVER, ranked(1), UNMATCHED, QUIET)
     assert clues[7, 8][0] == drafted(math.log(0.35)), "the draft goes on below it"
-    assert growth.tree(CPU).drafted == 3
+    assert growth.tree(CPU)[0].drafted == 3
 
 
 def test_every_witness_goes_on_behind_every_other() -> None:
@@ -217,9 +222,9 @@ def test_every_witness_goes_on_behind_every_other() -> None:
     stream = draft_request([1, 2, 3, 0], 0, 0).stream
     draft = draft_tree([(0, 1, 0.95)], 0)
     trusting = flat(bias=-5, sure=9, first=9, single=9, pair=9, longer=12)
-    growth = World(stream, rows_of({3: [8]}), True, draft, trusting).witnesses.grow(trusting, 4, 9)
+    growth = World(stream, rows_of({3: [8]}), True, draft, trusting).grow(4, 9)
     assert growth_paths(growth) == [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 0)], "drafted, then as the text goes on"
-    growth = World(stream, rows_of({1: [6], 6: [4]}), False, draft, trusting).witnesses.grow(trusting, 3, 9)
+    growth = World(stream, rows_of({1: [6], 6: [4]}), False, draft, trusting).grow(3, 9)
     assert growth_paths(growth) == [(1,), (1, 6), (1, 6, 4)], "drafted, then the matrix twice"
 
 
@@ -230,15 +235,15 @@ def test_the_draft_comes_first_and_keeps_its_parents() -> None:
     draft = draft_tree([(0, 1, 0.95), (0, 2, 0.95), (1, 3, 0.95), (2, 4, 0.95)], 0, passes=2)
     evidence = flat(bias=-1, first=6, second=4, sure=2)
     world = World(stream, rows_of({0: [8, 7], 1: [8]}), False, draft, evidence)
-    growth = world.witnesses.grow(evidence, 8, 2)
+    growth = world.grow(8, 2)
     assert growth.drafted[1] == NOWHERE
     clues = dict(zip(growth_paths(growth), growth.clues, strict=True))
-    tree = growth.tree(CPU)
+    tree, ordered = growth.tree(CPU)
     paths = node_paths(tree)
     assert tree.retrieved == len(paths) - 5
     assert set(paths[1:5]) == {(1,), (2,), (1, 3), (2, 4)}
     assert {(8,), (1, 8)} <= set(paths[5:])
-    assert growth.clues == [clues[path] for path in paths[1:]]
+    assert ordered == [clues[path] for path in paths[1:]]
     assert tree.draft_passes == 2
 
 
@@ -246,7 +251,7 @@ def test_siblings_that_the_draft_says_twice_are_one() -> None:
     """Guards against a slot for a token that can never be reached, behind its own twin."""
     draft = draft_tree([(0, 3, 0.95), (0, 3, 0.55), (2, 4, 0.95)], 1)
     world = World(draft_request([1], 0, 0).stream, None, False, draft, flat())
-    growth = world.witnesses.grow(world.evidence, 9, 9)
+    growth = world.grow(9, 9)
     assert growth_paths(growth) == [(3,)]
     assert growth.clues == [(drafted(math.log(0.95)), UNRANKED, UNMATCHED, QUIET)]
 
@@ -256,14 +261,14 @@ def test_who_is_silent_names_nothing() -> None:
     stream = draft_request([1, 2, 3], 0, 0).stream
     for draft in (None, draft_tree([], 3, passes=1)):
         world = World(stream, rows_of({}), True, draft, flat())
-        growth = world.witnesses.grow(world.evidence, 9, 9)
+        growth = world.grow(9, 9)
         assert (growth.tokens, growth.clues, growth.gain) == ([3], [], 0.0)
-        assert len(growth.tree(CPU)) == 1
+        assert len(growth.tree(CPU)[0]) == 1
     zero = World(stream, rows_of({3: [0]}), False, None, flat())
-    assert len(growth_paths(zero.witnesses.grow(zero.evidence, 9, 1))) == 8, "a row that was seen may begin with 0"
-    scoreless = DraftTree.chain(torch.tensor([3, 4]))
+    assert len(growth_paths(zero.grow(9, 1))) == 8, "a row that was seen may begin with 0"
+    scoreless = World(stream, None, False, DraftTree.chain(torch.tensor([3, 4])), flat())
     with pytest.raises(AssertionError, match="a draft without scores cannot be weighed"):
-        Witnesses(stream, None, None, scoreless)
+        scoreless.grow(9, 9)
 
 
 def test_the_noise_is_that_of_the_targets_own_draw() -> None:
@@ -272,11 +277,14 @@ def test_the_noise_is_that_of_the_targets_own_draw() -> None:
     ids = [4, 4, 1, 2]
     draft = draft_tree([(0, 5, 0.95)], 2)
     rows = rows_of({token: range(8) for token in range(VOCAB)})
-    for seed, heat, rule in ((3, 0.7, "match"), (4, 0.7, "match"), (3, 0.0, "match"), (3, 0.7, "rejection")):
+    for seed, heat, rule, hears in (
+        (3, 0.7, "match", True), (4, 0.7, "match", True), (3, 0.0, "match", True), (3, 0.7, "rejection", True),
+        (3, 0.7, "match", False),
+    ):  # fmt: skip
         params = SamplingParams(temperature=heat, verification=rule)
         stream = Stream(params, seed, 2, ids, 3)
-        is_deaf = not heat or rule == "rejection"
-        growth = World(stream, rows, False, draft, flat()).witnesses.grow(flat(), 200, 3)
+        is_deaf = not heat or rule == "rejection" or not hears
+        growth = Witnesses(stream, rows, None, hears).grow(flat(), 200, 3, draft=draft)
         heard = set()
         for path, clues in zip(growth_paths(growth), growth.clues, strict=True):
             value = gumbel([noise_key(seed, 2, len(ids) + len(path) - 1)], torch.tensor([path[-1]]))
@@ -290,7 +298,7 @@ def test_what_the_noise_speaks_for_gets_the_slots() -> None:
     """Guards against a clue that is heard and changes nothing: of equal tokens the loudest comes first."""
     loud = Evidence([float(weight) if weight >= noisy(-1.0) else 0.0 for weight in range(SIZE)])
     stream = draft_request([2], 0, 0, seed=8, temperature=1.0).stream
-    growth = World(stream, rows_of({2: range(8)}), False, None, loud).witnesses.grow(loud, 8, 1)
+    growth = World(stream, rows_of({2: range(8)}), False, None, loud).grow(8, 1)
     values = gumbel([noise_key(8, 0, 1)], torch.tensor(growth.tokens[1:]))[0].tolist()
     kinds = [noisy(value) for value in values]
     assert kinds == sorted(kinds, reverse=True)

@@ -184,3 +184,15 @@ def test_a_reset_forgets_and_nobody_shares_weights() -> None:
     evidence.reset()
     assert evidence.price(SILENT) == before
     assert evidence.weights == list(GREEDY) == other.weights
+
+
+def test_a_copy_goes_on_from_there_and_alone() -> None:
+    """Guards against copies that share weights or prices, forget what was learned, or reset to something else."""
+    evidence = Evidence(GREEDY, step=0.3)
+    evidence.learn([(SILENT, True)] * 5)
+    price, copied = evidence.price(SILENT), evidence.copy()
+    assert copied.price(SILENT) == price
+    copied.learn([(SILENT, False)])
+    assert copied.price(SILENT) < price == evidence.price(SILENT)
+    copied.reset()
+    assert copied.weights == list(GREEDY) != evidence.weights

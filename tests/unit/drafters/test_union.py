@@ -105,13 +105,12 @@ def wishes(budget: int = 10, depth: int = 4, **params: Any) -> list[DraftRequest
     return [draft_request(ids, budget, depth, seed, **params) for seed, ids in enumerate(PROMPTS)]
 
 
-def grown_alone(request: DraftRequest, draft: DraftTree | None, weights: Sequence[float]) -> tuple[DraftTree, Growth]:
-    """The tree of one request that shares nothing with others."""
+def grown_alone(request: DraftRequest, draft: DraftTree | None, weights: Sequence[float]) -> Growth:
+    """What grows for one request that shares nothing with others."""
     text = TextMatch()
     text.follow(request.ids)
-    witnesses = Witnesses(request.stream, known_matrix().successors, text, draft)
-    growth = witnesses.grow(Evidence(weights), request.budget, request.max_depth)
-    return growth.tree(CPU), growth
+    witnesses = Witnesses(request.stream, known_matrix().successors, text)
+    return witnesses.grow(Evidence(weights), request.budget, request.max_depth, draft=draft)
 
 
 def nodes_of(tree: DraftTree) -> list[tuple[int, int]]:
@@ -127,10 +126,10 @@ def test_every_request_has_the_tree_that_it_would_have_alone(temperature: float)
     for request, state, tree in zip(requests, states, trees, strict=True):
         alone = toy_draft()
         (draft,) = alone.propose([alone.open()], [replace(request, budget=6)])
-        expected, growth = grown_alone(request, draft, SAMPLED if temperature else GREEDY)
+        expected, clues = grown_alone(request, draft, SAMPLED if temperature else GREEDY).tree(CPU)
         assert nodes_of(tree) == nodes_of(expected)
         assert (tree.retrieved, tree.draft_passes) == (expected.retrieved, expected.draft_passes)
-        assert state.clues == growth.clues
+        assert state.clues == clues
         assert 1 < tree.drafted < len(tree) == 11, "both must be in it"
         assert tree.graft_ms > 0
 
@@ -178,7 +177,7 @@ def test_the_draft_is_left_out_where_retrieval_is_enough() -> None:
     """Guards against drafts that are paid for and not needed, left out where they are, asked in the state of another
     request, and trees that come back in the order in which they were made."""
     requests = [draft_request(ids, budget, 4) for ids, budget in zip(PROMPTS, (10, 4, 7), strict=True)]
-    gains = [grown_alone(request, None, GREEDY)[1].gain for request in requests]
+    gains = [grown_alone(request, None, GREEDY).gain for request in requests]
     least, *others = sorted(gains)
     for enough, asked in ((None, [0, 1, 2]), (others[0], [gains.index(least)]), (0.5 * least, []), (99.0, [0, 1, 2])):
         base = Watched(toy_draft())
@@ -192,8 +191,8 @@ def test_the_draft_is_left_out_where_retrieval_is_enough() -> None:
             assert int(tree.tokens[0]) == request.ids[-1]
             assert bool(tree.draft_passes) == (index in asked)
             if index not in asked:
-                expected, growth = grown_alone(request, None, GREEDY)
-                assert (nodes_of(tree), state.clues) == (nodes_of(expected), growth.clues)
+                expected, clues = grown_alone(request, None, GREEDY).tree(CPU)
+                assert (nodes_of(tree), state.clues) == (nodes_of(expected), clues)
                 assert tree.drafted == 1
 
 
@@ -208,12 +207,15 @@ def test_a_request_with_a_small_budget_drafts_no_more() -> None:
 
 
 def test_witnesses_that_are_not_asked_name_nothing() -> None:
-    """Guards against ablations that are none."""
+    """Guards against ablations that are none, and automata that are built and never asked."""
     text, both = [5, 6, 7, 5, 6], []
     for uses_matrix in (False, True):
         for uses_text in (False, True):
             union = made(EmptyDraft(), UnionPlan(6, 0.0, None, uses_matrix, uses_text))
-            (tree,) = union.propose([union.open()], [draft_request(text, 10, 1)])
+            state = union.open()
+            (tree,) = union.propose([state], [draft_request(text, 10, 1)])
+            union.rewind(state, 2)
+            assert (state.text is not None) == uses_text
             both.append(set(tree.tokens[1:].tolist()))
     row = set(known_matrix().successors[6].tolist())
     assert both == [set(), {7}, row, row | {7}]
@@ -268,18 +270,25 @@ def test_a_prompt_teaches_before_the_first_round() -> None:
 
 
 @pytest.mark.parametrize("private", [False, True])
-def test_matrices_are_shared_or_private(private: bool) -> None:
-    """Guards against private requests that teach one another, shared ones that do not, and a warm-up that would save a
+def test_what_is_learned_is_shared_or_private(private: bool) -> None:
+    """Guards against private requests that teach one another, by transitions or by what tokens are worth, also after
+    they have ended; shared ones that do not; and a warm-up that would save a
     matrix which nobody teaches."""
     union = made(EmptyDraft(), private=private)
     teacher, pupil = union.open(), union.open()
     request = draft_request([1, 2], 8, 1)
     (before,) = union.propose([pupil], [request])
     (tree,) = union.propose([teacher], [request])
-    union.observe([teacher], [Observation(tree, Verdict((0,), 0), outputs_of(len(tree)))])
-    union.greedy.reset()
+    for _ in range(20):
+        union.observe([teacher], [Observation(tree, Verdict((0,), 0), outputs_of(len(tree)))])
+    assert teacher.evidence.weights != list(GREEDY)
     (after,) = union.propose([pupil], [request])
     assert (nodes_of(after) == nodes_of(before)) == private
+    for state in (pupil, union.open()):
+        assert (state.greedy.weights == list(GREEDY)) == private
+        assert state.sampled.weights == list(SAMPLED)
+    union.propose([teacher], [draft_request([1, 2], 8, 1, temperature=1.0)])
+    assert teacher.evidence is teacher.sampled, "a conversation may go on at another temperature"
     assert matrix_of(union) is (None if private else union.matrix.matrix)
 
 

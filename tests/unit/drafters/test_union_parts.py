@@ -1,12 +1,15 @@
 """What the union is built of: trained drafters that sit out rounds, none at all, and options that cannot be."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.params import SamplingParams
+from outpace.core.protocols import PromptChunk
+from outpace.drafters.best_first import Growth, Witnesses
 from outpace.drafters.catalog import build_proposer, matrix_of, parse_method
 from outpace.drafters.evidence import SIZE, Clues, Evidence, ranked
 from outpace.drafters.options import OutpaceOptions
@@ -17,7 +20,7 @@ from outpace.engine.engine import Engine
 from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import ToyTarget, decode
 from tests.unit.drafters.learned import proposer_of, source_of
-from tests.unit.drafters.requests import no_draft_model
+from tests.unit.drafters.requests import draft_request, no_draft_model
 from tests.unit.drafters.test_samd import Trees
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
 
@@ -26,14 +29,14 @@ AROUND = Surroundings(12, CPU, no_draft_model)
 
 
 class Moody(Evidence):
-    """Trusts the likeliest transitions every other time, for as long as two requests take a round; else nothing."""
+    """Trusts the likeliest transitions in every other round; else nothing."""
 
     def __init__(self) -> None:
         super().__init__([0.0] * SIZE)
         self._lessons = 0
 
     def price(self, clues: Clues) -> float:
-        return 0.9 if self._lessons // 2 % 2 and clues[1] == ranked(0) else 0.01
+        return 0.9 if self._lessons % 2 and clues[1] == ranked(0) else 0.01
 
     def learn(self, verified: Sequence[tuple[Clues, bool]]) -> None:
         self._lessons += 1
@@ -84,6 +87,33 @@ def test_without_a_draft_nothing_trained_is_needed() -> None:
     assert session.metrics.retrieved == session.metrics.drafted > 0 == session.metrics.draft_passes
 
 
+def test_without_a_draft_a_tree_is_grown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a sketch of every tree where there is no draft that could be left out."""
+    grow, grown = Witnesses.grow, list[Growth]()
+
+    def counted(*given: Any, **named: Any) -> Growth:
+        grown.append(grow(*given, **named))
+        return grown[-1]
+
+    monkeypatch.setattr(Witnesses, "grow", counted)
+    union = build_proposer(parse_method("outpace:draft=none"), AROUND)
+    union.propose([union.open() for _ in range(3)], [draft_request([1, 2, 1, seed], 9, 3) for seed in range(3)])
+    assert len(grown) == 3
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_noise_is_heard_by_all_or_none(noise: bool) -> None:
+    """Guards against retrieval that listens to the noise where the draft was told not to, and the other way round:
+    whether trees depend on a request's seed must be what the option says."""
+    union = build_proposer(parse_method(f"outpace:draft=none,noise={noise}"), AROUND)
+    union.prefill([union.open()], [PromptChunk(torch.arange(12), torch.arange(12).repeat(12, 1))])
+    trees = set()
+    for seed in range(6):
+        (tree,) = union.propose([union.open()], [draft_request([1, 2], 6, 3, seed, temperature=0.8)])
+        trees.add(tuple(tree.tokens.tolist()))
+    assert (len(trees) > 1) == noise
+
+
 def test_options_that_cannot_be_are_refused() -> None:
     """Guards against options that are read as something else, and drafters of another kind than is drafted with."""
     for draft in ("domino", "dflash", "eagle3"):
@@ -93,6 +123,7 @@ def test_options_that_cannot_be_are_refused() -> None:
         "draft=medusa", "drafted=0", "drafted=99999", "depth=0", "depth=65", "beam=0", "retrieve=all", "floor=1",
         "floor=-0.1", "enough=-1", "matrix=ours", "budget=-1", "depth=2,draft=none", "enough=0,draft=none",
         "warm=x,retrieve=text", "matrix=private,retrieve=none",
+        "enough=2,retrieve=none", "enough=0,retrieve=none",
     ):  # fmt: skip
         with pytest.raises(InvalidRequest, match=option.partition("=")[0]):
             parse_method(f"outpace:{option}")

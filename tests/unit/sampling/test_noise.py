@@ -1,12 +1,13 @@
 """Keyed noise: the same key gives the same bits for ever, other keys give independent ones, and the law is right."""
 
 import itertools
+import random
 
 import pytest
 import torch
 
 from outpace.sampling import noise
-from outpace.sampling.noise import Purpose, gumbel, noise_bits, noise_key, uniform
+from outpace.sampling.noise import Purpose, bits_of, gumbel, gumbel_of, noise_bits, noise_key, uniform
 from tests.statistics import chi_square_p
 
 LAW = [0.4, 0.25, 0.15, 0.1, 0.06, 0.04]
@@ -62,6 +63,36 @@ def test_the_hash_equals_its_definition_in_plain_integers() -> None:
     tokens = [*range(32), 50256, 151935, 262143]
     expected = [[reference_bits(key, token) for token in tokens] for key in keys]
     assert noise_bits(keys, torch.tensor(tokens)).tolist() == expected
+
+
+def test_one_id_is_hashed_as_all_are() -> None:
+    """Guards against a second noise: trees would be priced by other bits than the target draws with. Large ids and
+    extreme keys wrap around where small ones do not."""
+    source = random.Random(1)
+    keys = [noise_key(source.randrange(2**63), source.randrange(9), source.randrange(2**20)) for _ in range(60)]
+    keys += [(-(2**31), 2**31 - 1), (2**31 - 1, -(2**31)), (0, 0), (-1, -1)]
+    tokens = [
+        *TOKEN_IDS,
+        *(source.randrange(2**31) for _ in range(100)),
+        *(source.randrange(50_000) for _ in range(100)),
+    ]
+    expected = (noise_bits(keys, torch.tensor(tokens)).long() % 2**32).tolist()
+    assert [[bits_of(key, token) for token in tokens] for key in keys] == expected
+
+    values, shares = gumbel(keys, torch.tensor(tokens)), uniform(keys, torch.tensor(tokens)).double()
+    found = torch.tensor([[gumbel_of(key, token) for token in tokens] for key in keys], dtype=torch.float64)
+    # u is rounded to 2**-24 of it in float32, of which g makes this; g itself has a few last places of float32.
+    rounding = 2.0**-24 * shares / ((1 - shares) * -torch.log1p(-shares)) + 2.0**-22 * (1 + values.abs())
+    assert bool(((found - values).abs() <= rounding).all())
+
+
+@pytest.mark.parametrize("bits", [0, 1, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1])
+def test_extreme_bits_of_one_id_give_the_same_noise(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against noise of one id that is infinite, or other than a tensor's, where u is next to 0 or 1."""
+    signed = bits - 2**32 if bits >= 2**31 else bits
+    monkeypatch.setattr(noise, "noise_bits", lambda keys, ids: torch.tensor([[signed]], dtype=torch.int32))
+    monkeypatch.setattr(noise, "bits_of", lambda key, token: bits)
+    assert gumbel_of((0, 0), 0) == pytest.approx(float(gumbel([(0, 0)], torch.zeros(1, dtype=torch.int64))), abs=1e-5)
 
 
 def test_noise_does_not_depend_on_what_is_asked_beside_it() -> None:

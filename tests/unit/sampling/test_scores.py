@@ -8,8 +8,12 @@ from torch import Tensor
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Stream
+from outpace.sampling import scores as scores_module
 from outpace.sampling.draw import draw_keyed
+from outpace.sampling.noise import gumbel, noise_key
+from outpace.sampling.process import history_of
 from outpace.sampling.scores import Pool, best_scores, keyed_scores
+from outpace.sampling.warp import warp
 
 VOCAB = 30
 FIRST = 17
@@ -120,3 +124,68 @@ def test_the_best_of_a_pool_are_named_in_the_targets_ids(params: SamplingParams)
     assert best_scores(logits[:, ids], streams, [2] * 5, 99, pool=pool).tokens.shape == (5, 7)
     whole = best_scores(logits, streams, [2] * 5, 3)
     assert torch.equal(whole.tokens, keyed_scores(logits, streams, [2] * 5).topk(3, dim=-1).indices)
+
+
+WIDE = 1003  # no multiple of any vector's length
+
+
+def level_of_trees(every: list[SamplingParams]) -> tuple[list[Stream], list[int], list[list[int]], Tensor]:
+    """Rows of a level as sources ask for it, nodes of a request side by side: streams, depths, paths and pool ids.
+    Requests that differ in nothing but their ids still have the same key."""
+    streams, depths, paths, ids = list[Stream](), list[int](), list[list[int]](), list[Tensor]()
+    for number, params in enumerate(every):
+        own, pool = stream(params, number // 2), torch.randperm(WIDE, generator=torch.Generator().manual_seed(number))
+        for node in range(1 + number % 4):
+            streams.append(own)
+            depths.append(2)
+            paths.append([node, 3])
+            ids.append(pool[:321])
+    return streams, depths, paths, torch.stack(ids)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(
+    "every",
+    [
+        [SAMPLED[0]] * 4,
+        [SAMPLED[3]],
+        [*SAMPLED, SamplingParams(), *SAMPLED],
+        [SamplingParams(repetition_penalty=1.2, temperature=0.9, min_p=0.01), SAMPLED[1]] * 2,
+    ],
+)
+def test_scores_are_those_of_every_row_by_itself(every: list[SamplingParams], pooled: bool) -> None:
+    """Guards against noise shared by rows that await other draws or score other ids: to the bit, each row has the
+    plain formula's scores."""
+    streams, depths, paths, ids = level_of_trees(every)
+    depths[-1] += 1
+    width = ids.shape[1] if pooled else WIDE
+    logits = random_logits(len(streams), vocab=width)
+    found = keyed_scores(logits, streams, depths, True, paths, Pool(ids, WIDE) if pooled else None)
+    for row, own in enumerate(streams):
+        columns = ids[row] if pooled else torch.arange(WIDE)
+        full = torch.full((1, WIDE), -math.inf).index_copy(1, columns, logits[row : row + 1])
+        params, history = own.params, history_of(own, paths[row])
+        if params.is_greedy:
+            expected = torch.log_softmax(logits[row], dim=-1)
+        elif params.has_processors:
+            noise = gumbel([noise_key(own.seed, 0, FIRST + depths[row])], torch.arange(WIDE))
+            expected = torch.log_softmax(warp(full, params, [history], is_draft=True) + noise, dim=-1)[0, columns]
+        else:
+            noise = gumbel([noise_key(own.seed, 0, FIRST + depths[row])], columns)
+            expected = torch.log_softmax(warp(logits[row : row + 1], params, is_draft=True) + noise, dim=-1)[0]
+        assert torch.equal(found[row], expected), row
+
+
+def test_noise_is_worked_out_once_per_draw(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a beam that pays for the same noise at each of its nodes: it is most of the price of a row."""
+    made = []
+
+    def counted(keys: list[tuple[int, int]], ids: Tensor) -> Tensor:
+        made.append(len(keys))
+        return gumbel(keys, ids)
+
+    monkeypatch.setattr(scores_module, "gumbel", counted)
+    own, other = stream(SAMPLED[0], 1), stream(SAMPLED[0], 2)
+    keyed_scores(random_logits(9), [own] * 5 + [other] * 4, [3] * 5 + [2] * 3 + [3])
+    keyed_scores(random_logits(7), [own] * 7, [3] * 7)
+    assert made == [3, 1]
