@@ -1,4 +1,5 @@
-"""The contract as a matrix: every source x shape x fill x options x batch on tiny random models says what plain decoding says.
+"""The contract as a matrix: what any source x shape x fill x options x batch says on tiny random models, plain decoding
+says.
 
 All combinations run in `make test-all`; in `make test` a subset in which every two values still meet.
 """
@@ -86,8 +87,8 @@ def supported() -> Iterator[Case]:
         for rest in product(shapes, [options], [True, False] if has_noise else [True], (1, 4), drafts):
             yield Case(source, *rest)
         if source not in WHOLE:  # what fills do wrong they do to neighbours and after their tokens were accepted
-            for shape, drafts, fill in product(shapes, drafts, FILLS):
-                yield Case(source, shape, options, True, 4, drafts, fill)
+            for shape, own, fill in product(shapes, drafts, FILLS):
+                yield Case(source, shape, options, True, 4, own, fill)
 
 
 CASES = list(supported())

@@ -27,8 +27,8 @@ class FillOptions(Options):
 
     Attributes:
         fill: what retrieves: "matrix", the target's transitions; "suffix", what followed the longest match in the
-            request's own ids; "both", the match first; "none".
-        place: "root": retrieval continues the pending token, by a template; "tail": the last drafted node, by a chain.
+            request's own ids; "both", a token of each in turn; "none".
+        place: "root": retrieval continues the pending token, by a template; "tail": the ends of the draft, by chains.
         reserved: share of the budget that is kept from the draft for retrieval, whatever the shape leaves free.
         retrieve_depth, retrieve_width: of the template at most; None for the paper's 9 levels of 8 ranks. A tail is a
             chain, so it has no width.

@@ -17,7 +17,7 @@ from outpace.engine.session import Session
 from outpace.shaping import grafted
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
 from outpace.shaping.grafted import GraftedProposer
-from outpace.shaping.grafting import graft
+from outpace.shaping.grafting import Offer, graft
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from tests.unit.drafters.requests import draft_request
 from tests.unit.engine.doubles import CharDetokenizer
@@ -163,7 +163,7 @@ def test_a_grafted_tree_keeps_what_was_counted() -> None:
     """Guards against a merge that forgets the passes and the time of the tree it adds to."""
     own = DraftTree(torch.tensor([5, 6]), Topology.chain(2), draft_passes=3, graft_ms=7.0)
     found = Retrieved(torch.tensor([5, 8]), Topology.chain(2))
-    (tree,) = graft([own], [found], [draft_request([5], 2, 4)])
+    (tree,) = graft([own], [[Offer(0, found)]], [draft_request([5], 2, 4)])
     assert (tree.tokens.tolist(), tree.draft_passes, tree.retrieved, tree.graft_ms) == ([5, 6, 8], 3, 1, 7.0)
 
 

@@ -127,7 +127,7 @@ def test_the_tail_continues_the_chain() -> None:
 
 def test_the_tail_continues_every_end_of_a_tree() -> None:
     """Guards against Graft(TAIL) as one chain below an arbitrary leaf, which leaves slots free: a tree pruned to five
-    nodes has four ends, and of seven free slots each gets one in turn, the likeliest first; what was pruned gets none."""
+    nodes has four ends, and of seven free slots each gets one in turn, the likeliest first; what was pruned none."""
     law = table({(): [0.0, 0.6, 0.3, 0.1], (1,): [0.0, 0.1, 0.7, 0.2]}, 4)
     shape = Gated(GatedConfig(depth=4, top_k=3, checkpoints=(1, 2), thresholds=(0.1, 0.5), kept=(10, 25)))
     base = GrowingProposer(ToySource(law), shape, 12, offers_pruned=True)
