@@ -1,19 +1,32 @@
 """What a GPU must show before its figures count: right logits in a tree, equal tokens, the noise's bits."""
 
+from collections.abc import Callable, Sequence
+from typing import Literal
+
 import pytest
 import torch
 
+from outpace.core.drafting import Fill
 from outpace.core.params import SamplingParams
+from outpace.core.protocols import Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.catalog import build_proposer, parse_method
+from outpace.drafters.evidence import GREEDY, SAMPLED, Evidence
+from outpace.drafters.matrix_fill import MatrixFill
+from outpace.drafters.retrieval import JoinedFill, SuffixFill
 from outpace.drafters.surroundings import Surroundings
+from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.drafters.union import Union, UnionPlan
 from outpace.engine.engine import Engine
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import early_exit
 from outpace.models.target import TransformersTarget
 from outpace.sampling.noise import noise_bits, noise_key
+from outpace.shaping.graft_template import grafted_paths, retrieval_plan
+from outpace.shaping.grafted import GraftedProposer
 from outpace.testing import AdversaryDrafter, assert_lossless
-from tests.unit.models.tiny import FAMILIES, open_with, path_tokens, random_ids, stock_model, tiny_config
+from tests.unit.drafters.learned import proposer_of, source_of
+from tests.unit.models.tiny import FAMILIES, VOCAB, open_with, path_tokens, random_ids, stock_model, tiny_config
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -59,6 +72,41 @@ def test_lossless(family: str, temperature: float) -> None:
         lambda known: build_proposer(parse_method("outpace:draft=none,budget=40"), around),
     ):
         assert_lossless(lambda: Engine(_target(family), prefill_chunk=16), make, prompts, params)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("kind", "shape"),
+    [
+        ("eagle3", "gated"), ("eagle3", "echo"), ("eagle3-subset", "ddd"), ("dflash", "cut"), ("domino", "beam"),
+        ("domino-subset", "gated"), ("dart", "beam"), ("medusa", "template"),
+    ],
+)  # fmt: skip
+def test_lossless_with_drafters(kind: str, shape: str, temperature: float) -> None:
+    """Guards against drafters, retrieval and the union that mix tensors of host and device, or lose a token there."""
+    target = _target("llama")
+    device = target.device
+    prompts = [random_ids(length, length) for length in (5, 40, 17)]
+    params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in range(3)]
+
+    def base(offers_pruned: bool = True) -> Proposer:
+        return proposer_of(shape, source_of(kind, target), str(device), offers_pruned)
+
+    def grafted(place: Literal["root", "tail"], fills: Sequence[Fill]) -> GraftedProposer:
+        return GraftedProposer(base(), JoinedFill(fills), device, place, 0.4)
+
+    plan = retrieval_plan(grafted_paths())
+    makers: list[Callable[[], Proposer]] = [
+        lambda: base(False),
+        lambda: grafted("root", [MatrixFill(TransitionMatrix(VOCAB, device), plan), SuffixFill(device)]),
+        lambda: grafted("tail", [MatrixFill(TransitionMatrix(VOCAB, device), plan, private=True)]),
+    ]
+    if shape != "template":  # the union wants scores
+        matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")))
+        learned = Evidence(GREEDY), Evidence(SAMPLED)
+        makers.append(lambda: Union(base(False), matrix, *learned, UnionPlan(8, 0.0, 0.5), 12, device))
+    for make in makers:
+        assert_lossless(lambda: Engine(_target("llama"), prefill_chunk=16), lambda known: make(), prompts, params)
 
 
 def test_noise_has_the_same_bits_as_on_the_cpu() -> None:

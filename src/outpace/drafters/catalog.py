@@ -11,7 +11,7 @@ from torch import nn
 from outpace.core.errors import InvalidRequest
 from outpace.core.protocols import Proposer
 from outpace.drafters import trained
-from outpace.drafters.common_options import Options, PlainOptions
+from outpace.drafters.common_options import Options, PlainOptions, first_complaint
 from outpace.drafters.corpus import load_corpus
 from outpace.drafters.draft_lm import DraftLM
 from outpace.drafters.evidence import GREEDY, SAMPLED, Evidence
@@ -39,7 +39,6 @@ from outpace.drafters.options import (
     SamdOptions,
     SvipOptions,
     TrainedOptions,
-    first_complaint,
     option_names,
 )
 from outpace.drafters.recycle import TokenRecycling

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 MAX_BUDGET = 511
 
@@ -75,3 +75,11 @@ class PlainOptions(BaseModel):
     @property
     def budget(self) -> int | None:
         return None
+
+
+def first_complaint(error: ValidationError) -> str:
+    """The first thing wrong, in one line: which option, which value, what would be right."""
+    details = error.errors()[0]
+    message = str(details["msg"]).removeprefix("Value error, ")
+    field = ".".join(str(part) for part in details["loc"])
+    return f"{field}={details['input']}: {message[0].lower()}{message[1:]}" if field else message

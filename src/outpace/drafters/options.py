@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from outpace.core.drafting import Gates
-from outpace.drafters.common_options import MAX_BUDGET, FillOptions, Options, PlainOptions
+from outpace.drafters.common_options import MAX_BUDGET, FillOptions, Options, PlainOptions, first_complaint
 from outpace.drafters.frequency import EVERY_ID
 from outpace.shaping.beam import BeamConfig, SearchConfig
 from outpace.shaping.cut import CutConfig
@@ -91,7 +91,8 @@ class OutpaceOptions(Options):
         depth, beam: of its beam: drafted tokens on a path, and nodes of a level that are expanded.
         retrieve: what names tokens beside it: "matrix", the target's transitions; "text", what followed the same words
             in the request's own ids; "both"; "none".
-        floor: least probability of acceptance that earns a slot; 0 uses the whole budget.
+        floor: least probability of acceptance that earns a slot; 0 uses the whole budget. Alone every slot pays; where
+            rows are dear, as in large batches on a CPU, about 0.5 keeps a batch from being slower than plain.
         enough: tokens that must be expected from retrieval alone for a round to do without a draft; 0 drafts always.
         noise: draft, and price what was retrieved, by the request's keyed noise at temperature > 0.
         vocabulary: as in `LinearOptions`.
@@ -291,11 +292,3 @@ def option_names(kind: type[AnyOptions], shape: str | None = None) -> list[str]:
         tree = TREES.get(shape or kind.model_fields["shape"].default)
         names += list(tree.model_fields) if tree else []
     return names
-
-
-def first_complaint(error: ValidationError) -> str:
-    """The first thing wrong, in one line: which option, which value, what would be right."""
-    details = error.errors()[0]
-    message = str(details["msg"]).removeprefix("Value error, ")
-    field = ".".join(str(part) for part in details["loc"])
-    return f"{field}={details['input']}: {message[0].lower()}{message[1:]}" if field else message
