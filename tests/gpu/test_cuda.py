@@ -96,17 +96,17 @@ def test_lossless_with_drafters(kind: str, shape: str, temperature: float) -> No
         return GraftedProposer(base(), JoinedFill(fills), device, place, 0.4)
 
     plan = retrieval_plan(grafted_paths())
-    makers: list[Callable[[], Proposer]] = [
-        lambda: base(False),
-        lambda: grafted("root", [MatrixFill(TransitionMatrix(VOCAB, device), plan), SuffixFill(device)]),
-        lambda: grafted("tail", [MatrixFill(TransitionMatrix(VOCAB, device), plan, private=True)]),
+    makers: list[Callable[[list[list[int]]], Proposer]] = [
+        lambda known: base(False),
+        lambda known: grafted("root", [MatrixFill(TransitionMatrix(VOCAB, device), plan), SuffixFill(device)]),
+        lambda known: grafted("tail", [MatrixFill(TransitionMatrix(VOCAB, device), plan, private=True)]),
     ]
     if shape != "template":  # the union wants scores
         matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")))
         learned = Evidence(GREEDY), Evidence(SAMPLED)
-        makers.append(lambda: Union(base(False), matrix, *learned, UnionPlan(8, 0.0, 0.5), 12, device))
+        makers.append(lambda known: Union(base(False), matrix, *learned, UnionPlan(8, 0.0, 0.5), 12, device))
     for make in makers:
-        assert_lossless(lambda: Engine(_target("llama"), prefill_chunk=16), lambda known: make(), prompts, params)
+        assert_lossless(lambda: Engine(_target("llama"), prefill_chunk=16), make, prompts, params)
 
 
 def test_noise_has_the_same_bits_as_on_the_cpu() -> None:
