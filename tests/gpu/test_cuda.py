@@ -11,7 +11,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.catalog import build_proposer, parse_method
-from outpace.drafters.evidence import GREEDY, SAMPLED, Evidence
+from outpace.drafters.evidence import Evidence, priors
 from outpace.drafters.matrix_fill import MatrixFill
 from outpace.drafters.retrieval import JoinedFill, SuffixFill
 from outpace.drafters.surroundings import Surroundings
@@ -103,7 +103,7 @@ def test_lossless_with_drafters(kind: str, shape: str, temperature: float) -> No
     ]
     if shape != "template":  # the union wants scores
         matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")))
-        learned = Evidence(GREEDY), Evidence(SAMPLED)
+        learned = Evidence(priors()["greedy"]), Evidence(priors()["sampled"])
         makers.append(lambda known: Union(base(False), matrix, *learned, UnionPlan(8, 0.0, 0.5), 12, device))
     for make in makers:
         assert_lossless(lambda: Engine(_target("llama"), prefill_chunk=16), make, prompts, params)

@@ -115,7 +115,7 @@ def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Seq
         around = Surroundings(VOCAB, target.device, no_draft_model)
         return build_proposer(parse_method(WHOLE[case.source]), around)
     if case.source == "recycle":
-        source: Any = TokenRecycling(TransitionMatrix(VOCAB, target.device))
+        source: Any = TokenRecycling(TransitionMatrix(VOCAB, target.device, context=2))
     elif case.source == "draft-lm":
         config = tiny_config("qwen2", num_hidden_layers=2)
         model = draft_model_of(stock_model(config, ATTENTION_NAME), target.max_length, target.max_slots)
@@ -143,7 +143,7 @@ def fill_of(name: str) -> Fill:
     if name == "both":
         return JoinedFill([fill_of("suffix"), fill_of("matrix")])
     paths = [(0,) * depth for depth in range(1, 5)] if name == "tail" else grafted_paths()
-    return MatrixFill(TransitionMatrix(VOCAB, CPU), retrieval_plan(paths), name == "private")
+    return MatrixFill(TransitionMatrix(VOCAB, CPU, context=2), retrieval_plan(paths), name == "private")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Observation, Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.catalog import build_proposer, parse_method
-from outpace.drafters.evidence import GREEDY, SAMPLED, Evidence
+from outpace.drafters.evidence import Evidence, priors
 from outpace.drafters.matrix_fill import MatrixFill
 from outpace.drafters.surroundings import Surroundings
 from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
@@ -79,7 +79,15 @@ def union(share: float = 0.8, private: bool = False, budget: int = 12, **plan: A
         base = GrowingProposer(ToySource(blend(share, VOCAB)), Beam(BeamConfig(depth=3, top_k=3)), budget)
         matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")), private)
         wanted = UnionPlan(**{"drafted": 6, "floor": 0.0, "enough": None, **plan})
-        return Union(base, matrix, Evidence(GREEDY), Evidence(SAMPLED), wanted, budget, torch.device("cpu"))
+        return Union(
+            base,
+            matrix,
+            Evidence(priors()["greedy"]),
+            Evidence(priors()["sampled"]),
+            wanted,
+            budget,
+            torch.device("cpu"),
+        )
 
     return make
 

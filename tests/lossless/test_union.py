@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from outpace.core.params import SamplingParams
-from outpace.drafters.evidence import GREEDY, SAMPLED, Evidence
+from outpace.drafters.evidence import Evidence, priors
 from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.drafters.union import Union, UnionPlan
 from outpace.engine.engine import Engine
@@ -40,8 +40,8 @@ class LedMatrix(TransitionMatrix):
         copied.successors.copy_(self.successors)
         return copied
 
-    def update(self, tokens: torch.Tensor, top_ids: torch.Tensor) -> None:
-        super().update(tokens, top_ids)
+    def update(self, tokens: torch.Tensor, top_ids: torch.Tensor, before: torch.Tensor | None = None) -> None:
+        super().update(tokens, top_ids, before)
         for token, after in self._right.items():
             self.successors[token] = (after + torch.arange(8)) % VOCAB
 
@@ -55,7 +55,7 @@ def union_for(
 ) -> Union:
     base = EmptyDraft() if case.source == "none" else proposer_for(case, target, sequences)
     matrix = MatrixLearner(LedMatrix(sequences), private)
-    return Union(base, matrix, Evidence(GREEDY), Evidence(SAMPLED), PLANS[plan], 10, CPU)
+    return Union(base, matrix, Evidence(priors()["greedy"]), Evidence(priors()["sampled"]), PLANS[plan], 10, CPU)
 
 
 def assert_same(expected: Sequence[Session], sessions: Sequence[Session]) -> None:
@@ -119,7 +119,9 @@ def test_rejection_keeps_the_law() -> None:
     target = ToyTarget(8, seed=3, sharpness=1.5, max_slots=64)
     base = GrowingProposer(ToySource(blend(0.7, 8, seed=3, sharpness=1.5)), Beam(BeamConfig(depth=2, top_k=2)), 3)
     matrix = MatrixLearner(TransitionMatrix(8, CPU))
-    union = Union(base, matrix, Evidence(GREEDY), Evidence(SAMPLED), UnionPlan(3, 0.0, None), 5, CPU)
+    union = Union(
+        base, matrix, Evidence(priors()["greedy"]), Evidence(priors()["sampled"]), UnionPlan(3, 0.0, None), 5, CPU
+    )
     params = SamplingParams(max_new_tokens=3, temperature=1.0, n=2000, seed=17, verification="rejection")
     sessions = decode(Engine(target), [[1, 2]], [params], [union])
     first = target.probs([1, 2]).tolist()

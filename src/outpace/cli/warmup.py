@@ -25,7 +25,7 @@ from outpace.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from outpace.api import Model
-    from outpace.drafters.transition_matrix import Calibration
+    from outpace.drafters.warm_file import Calibration
     from outpace.shaping.calibration import Recorder
 
 ROUNDS = 5
@@ -55,7 +55,8 @@ def warmup(
     from outpace.bench.workload import read_workloads
     from outpace.drafters.catalog import matrix_of
     from outpace.drafters.tables import new_file
-    from outpace.drafters.transition_matrix import TransitionMatrix, save_matrix
+    from outpace.drafters.transition_matrix import TransitionMatrix
+    from outpace.drafters.warm_file import save_matrix
     from outpace.shaping.calibration import gates_open
 
     new_file(out)  # answers take long: told before, not after them
@@ -98,7 +99,7 @@ def _calibration(
 ) -> "Calibration | None":
     """Gates from what was recorded, and for what; None, and a note, where that is too little."""
     from outpace.drafters.catalog import parse_method
-    from outpace.drafters.transition_matrix import Calibration
+    from outpace.drafters.warm_file import Calibration
     from outpace.shaping.calibration import LEAST_ROUNDS, calibrated
 
     gates = calibrated(recorder.rounds)

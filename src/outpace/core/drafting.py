@@ -22,12 +22,15 @@ class Frontier:
         owners: index of each node's request, ascending.
         parents: place of each node's parent in the frontier before this one; -1 for pending tokens.
         wants_entropy: the shape reads `Candidates.entropy`.
+        before: [F] int64, the token before each node, for sources under a static shape; None under others, whose
+            sources have none that reads it.
     """
 
     tokens: Tensor
     owners: Sequence[int]
     parents: Sequence[int]
     wants_entropy: bool = False
+    before: Tensor | None = None
 
     def groups(self) -> dict[int, range]:
         """The places of each request's nodes."""

@@ -10,6 +10,10 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree
 
+NO_TOKEN = -1
+"""Instead of an id: none stands before a text's first, and none can be drawn where a request's options leave none to
+choose. No node holds it, so every walk ends there."""
+
 
 @dataclass(frozen=True)
 class Needs:
@@ -84,11 +88,13 @@ class PromptChunk:
         tokens: [C] int64.
         top_ids: [C, k] if the proposer needs them.
         features: [C, taps * H] if the proposer needs them.
+        before: the id before the first of them; NO_TOKEN at the beginning of a prompt.
     """
 
     tokens: Tensor
     top_ids: Tensor | None = None
     features: Tensor | None = None
+    before: int = NO_TOKEN
 
 
 class Target(Protocol):
@@ -164,6 +170,11 @@ class Stream:
         """Absolute position of the token that is drawn after node 0."""
         return len(self.ids)
 
+    @property
+    def before(self) -> int:
+        """The id before node 0; NO_TOKEN without one."""
+        return self.ids[-2] if len(self.ids) > 1 else NO_TOKEN
+
 
 @dataclass(frozen=True)
 class DraftRequest:
@@ -186,11 +197,17 @@ class DraftRequest:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """One verified tree, told to the proposer: retrieval learns from rejected nodes too."""
+    """One verified tree, told to the proposer: retrieval learns from rejected nodes too.
+
+    Attributes:
+        tree, verdict, outputs: what was proposed, what became of it, and the target's answer at its nodes.
+        before: the id before the pending token; NO_TOKEN without one.
+    """
 
     tree: DraftTree
     verdict: Verdict
     outputs: NodeOutputs
+    before: int = NO_TOKEN
 
 
 class Proposer(Protocol):

@@ -1,35 +1,39 @@
 """Best-first growth of one draft tree: of all tokens that are named below a node of it, the most likely joins next."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
 import torch
-from torch import Tensor
 
 from outpace.core.protocols import Stream
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.evidence import (
+    OUTRANKED,
     PASSED_OVER,
     QUIET,
     UNDRAFTED,
     UNMATCHED,
+    UNPAIRED,
     UNRANKED,
     Clues,
     Evidence,
     drafted,
     matched,
     noisy,
+    paired,
     ranked,
 )
 from outpace.drafters.suffix import NO_MATCH, Match, TextMatch
+from outpace.drafters.transition_matrix import TransitionMatrix
 from outpace.sampling.noise import gumbel_of, noise_key
 
 NOWHERE = -1
-_Offer = tuple[float, int, int, int, int, Clues, int, Match]
-"""Minus its price, a tie-breaker, the parent, the token, its node in the draft's tree, its clues, its depth, and where
-the parent stands in the text."""
+_Offer = tuple[float, int, int, int, int, int, Match]
+"""Minus its price, a tie-breaker, the parent, the token, its node in the draft's tree, its depth, and where the parent
+stands in the text."""
+Named = dict[int, Clues]
+"""Tokens that are named below a node, and what speaks for each."""
 _Drafts = dict[int, tuple[int, float]]
 """Tokens that the draft names below one of its nodes: their own nodes, and their scores below it."""
 
@@ -42,7 +46,7 @@ class Growth:
         tokens: of each node.
         parents: of each node, -1 for the first.
         drafted: node of the draft's tree that each node is; NOWHERE for one that was retrieved.
-        clues: of each node but the first.
+        named: below each node, in their order; the last ones may not have been asked for.
         gain: how many of its nodes are expected to be accepted: the sum of their prices.
         passes: forward passes of a draft model that it took.
     """
@@ -50,27 +54,26 @@ class Growth:
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
     drafted: list[int] = field(default_factory=lambda: [0])
-    clues: list[Clues] = field(default_factory=list)
+    named: list[Named] = field(default_factory=list)
     gain: float = 0.0
     passes: int = 0
 
-    def add(self, parent: int, token: int, drafted: int, clues: Clues, price: float) -> None:
+    def add(self, parent: int, token: int, drafted: int, price: float) -> None:
         """Add a node."""
         self.parents.append(parent)
         self.tokens.append(token)
         self.drafted.append(drafted)
-        self.clues.append(clues)
         self.gain += price
 
-    def tree(self, device: torch.device) -> tuple[DraftTree, list[Clues]]:
-        """The tree, what was retrieved last, and the clues in the order of its nodes."""
+    def tree(self, device: torch.device) -> tuple[DraftTree, list[Named]]:
+        """The tree, what was retrieved last, and what was named below each of its nodes."""
         order = sorted(range(len(self.tokens)), key=lambda node: self.drafted[node] == NOWHERE)
         place = {node: number for number, node in enumerate(order)}
         parents = [-1, *(place[self.parents[node]] for node in order[1:])]
         tokens = torch.tensor([self.tokens[node] for node in order], device=device)
         retrieved = sum(node == NOWHERE for node in self.drafted)
         tree = DraftTree(tokens, Topology.of(parents), None, self.passes, retrieved)
-        return tree, [self.clues[node - 1] for node in order[1:]]
+        return tree, [self.named[node] if node < len(self.named) else {} for node in order]
 
 
 class Witnesses:
@@ -79,16 +82,19 @@ class Witnesses:
 
     Args:
         stream: the request.
-        rows: [V, 8] the target's transitions on the host; None not to ask them.
+        matrix: the target's transitions, on the host; None not to ask them.
         text: matches in the ids; None not to ask them.
         hears_noise: whether the noise counts with which the target will draw, if that decides what is accepted.
     """
 
-    def __init__(self, stream: Stream, rows: Tensor | None, text: TextMatch | None, hears_noise: bool = True) -> None:
-        self._stream, self._rows, self._text = stream, rows, text
+    def __init__(
+        self, stream: Stream, matrix: TransitionMatrix | None, text: TextMatch | None, hears_noise: bool = True
+    ) -> None:
+        self._stream, self._matrix, self._text = stream, matrix, text
         params = stream.params
         self._is_deaf = not hears_noise or params.is_greedy or params.verification != "match"
-        self._ranks: dict[int, dict[int, int]] = {}  # by token, the clues of its row
+        self._pairs: dict[tuple[int, int], dict[int, int]] = {}  # by pair of tokens, the clues of its row
+        self._ranks: dict[int, dict[int, int]] = {}  # by token, the same
         self._noise: dict[int, _Noise] = {}  # by depth
 
     def grow(
@@ -117,44 +123,61 @@ class Witnesses:
         node, price, depth = 0, 1.0, 0
         place = NO_MATCH if self._text is None else self._text.place
         while len(growth.tokens) <= budget:
+            named: Named = {}
             if depth < max_depth:
                 below = drafts.get(growth.drafted[node], {})
-                for token, source, clues in self._named(growth.tokens[node], depth, place, below):
-                    worth = price * evidence.price(clues)
-                    if worth >= floor:
-                        heappush(offers, (-worth, next(order), node, token, source, clues, depth + 1, place))
+                before = growth.tokens[growth.parents[node]] if node else self._stream.before
+                named = self._named(before, growth.tokens[node], depth, place, below)
+                for token, share in zip(named, evidence.prices(list(named.values())), strict=True):
+                    if price * share >= floor:
+                        source = below[token][0] if token in below else NOWHERE
+                        heappush(offers, (-price * share, next(order), node, token, source, depth + 1, place))
+            growth.named.append(named)
             if not offers:
                 break
-            worth, _, parent, token, source, clues, depth, place = heappop(offers)
+            worth, _, parent, token, source, depth, place = heappop(offers)
             node, price = len(growth.tokens), -worth
             if growth.gain + price * (budget + 1 - node) < enough:  # what comes later is no dearer
                 break
-            growth.add(parent, token, source, clues, price)
+            growth.add(parent, token, source, price)
             place = NO_MATCH if self._text is None else self._text.step(place, token)
         return growth
 
-    def _named(self, token: int, depth: int, place: Match, below: _Drafts) -> Iterator[tuple[int, int, Clues]]:
-        """What may follow a node: each token, its node in the draft's tree, and what speaks for it."""
-        ranks = self._ranked(token)
+    def _named(self, before: int, token: int, depth: int, place: Match, below: _Drafts) -> Named:
+        """What may follow a node that holds a token, and stands behind another."""
+        pairs, ranks = self._paired(before, token), self._ranked(token)
         following = None if self._text is None else self._text.following(place)
         matches = {} if following is None else {following[0]: matched(following[1])}
         noise = self._heard(depth)
-        silent = PASSED_OVER if below else UNDRAFTED
-        for child in below | ranks | matches:
+        undrafted = PASSED_OVER if below else UNDRAFTED
+        unpaired = OUTRANKED if pairs else UNPAIRED
+        named: Named = {}
+        for child in below | pairs | ranks | matches:
             if child in below:
-                source, score = below[child]
-                draft, heard = drafted(score), QUIET  # its score knows the noise already
+                draft, heard = drafted(below[child][1]), QUIET  # its score knows the noise already
             else:
-                source, draft, heard = NOWHERE, silent, QUIET if noise is None else noise[child]
-            yield child, source, (draft, ranks.get(child, UNRANKED), matches.get(child, UNMATCHED), heard)
+                draft, heard = undrafted, QUIET if noise is None else noise[child]
+            retrieved = pairs.get(child, unpaired), ranks.get(child, UNRANKED), matches.get(child, UNMATCHED)
+            named[child] = (draft, *retrieved, heard)
+        return named
+
+    def _paired(self, before: int, token: int) -> dict[int, int]:
+        """The clue of each token that the row of two tokens names; none where there is no such row."""
+        if self._matrix is None or self._matrix.pairs is None:
+            return {}
+        pairs = self._pairs.get((before, token))
+        if pairs is None:
+            row = self._matrix.pairs.row(before, token) or []
+            pairs = self._pairs[before, token] = {child: paired(rank) for rank, child in enumerate(row)}
+        return pairs
 
     def _ranked(self, token: int) -> dict[int, int]:
-        """The matrix's clue of each token that it names after one."""
-        if self._rows is None:
+        """The clue of each token that the row of one token names."""
+        if self._matrix is None:
             return {}
         ranks = self._ranks.get(token)
         if ranks is None:
-            row = self._rows[token].tolist()
+            row = self._matrix.successors[token].tolist()
             was_seen = row[0] != row[1]  # its ids then differ
             ranks = self._ranks[token] = {child: ranked(rank) for rank, child in enumerate(row)} if was_seen else {}
         return ranks

@@ -14,7 +14,7 @@ from outpace.drafters import trained
 from outpace.drafters.common_options import Options, PlainOptions, first_complaint
 from outpace.drafters.corpus import load_corpus
 from outpace.drafters.draft_lm import DraftLM
-from outpace.drafters.evidence import GREEDY, SAMPLED, Evidence
+from outpace.drafters.evidence import Evidence, priors
 from outpace.drafters.fills import filled
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.lookup import CONTINUATION, PromptLookup
@@ -46,8 +46,9 @@ from outpace.drafters.retrieval import JoinedFill
 from outpace.drafters.samd import SamDecoding
 from outpace.drafters.shelf import LANGUAGE_MODEL, Shelf
 from outpace.drafters.surroundings import Surroundings
-from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix, load_matrix
+from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.drafters.union import Union, UnionPlan
+from outpace.drafters.warm_file import load_matrix
 from outpace.models.shipped import shipped_for
 from outpace.nets.dart import DartNet
 from outpace.nets.dflash import DFlashNet
@@ -73,7 +74,7 @@ def _lookup(options: Options, around: Surroundings) -> Proposer:
 
 def _recycle(options: RecycleOptions, around: Surroundings) -> Proposer:
     budget = around.default_budget(6, 80) if options.budget is None else options.budget
-    matrix = load_matrix(options.warm, around.vocab_size, around.device)
+    matrix = load_matrix(options.warm, around.vocab_size, around.device, options.context)
     source = TokenRecycling(matrix, options.matrix == "private")
     shape = Chain() if options.shape == "chain" else RecyclingTemplate()
     return StaticProposer(source, shape, budget, around.device)
@@ -104,9 +105,10 @@ def _outpace(options: OutpaceOptions, around: Surroundings) -> Proposer:
         options.retrieve in ("both", "text"),
         options.noise,
     )
-    transitions = load_matrix(options.warm, around.vocab_size, torch.device("cpu"))
+    transitions = load_matrix(options.warm, around.vocab_size, torch.device("cpu"), options.context)
     matrix = MatrixLearner(transitions, options.matrix == "private")
-    return Union(base, matrix, Evidence(GREEDY), Evidence(SAMPLED), plan, budget, around.device)
+    greedy, sampled = (Evidence(priors()[kind]) for kind in ("greedy", "sampled"))
+    return Union(base, matrix, greedy, sampled, plan, budget, around.device)
 
 
 def _lookahead(options: LookaheadOptions, around: Surroundings) -> Proposer:

@@ -19,7 +19,7 @@ class Options(BaseModel):
     budget: int | None = Field(default=None, ge=0, le=MAX_BUDGET)
 
 
-_OF_MATRIX = ("retrieve_depth", "retrieve_width", "matrix", "warm")
+_OF_MATRIX = ("retrieve_depth", "retrieve_width", "context", "matrix", "warm")
 
 
 class FillOptions(Options):
@@ -32,8 +32,8 @@ class FillOptions(Options):
         reserved: share of the budget that is kept from the draft for retrieval, whatever the shape leaves free.
         retrieve_depth, retrieve_width: of the template at most; None for the paper's 9 levels of 8 ranks. A tail is a
             chain, so it has no width.
-        matrix, warm: as in `RecycleOptions`. With shape=gated the file's gates, if it has any, are taken too, whatever
-            fills, but for the checkpoints and thresholds that the options name.
+        context, matrix, warm: as in `RecycleOptions`. With shape=gated the file's gates, if it has any, are taken too,
+            whatever fills, but for the checkpoints and thresholds that the options name.
     """
 
     fill: Literal["none", "matrix", "suffix", "both"] = "none"
@@ -41,6 +41,7 @@ class FillOptions(Options):
     reserved: float = Field(default=0.0, ge=0, lt=1)
     retrieve_depth: int | None = Field(default=None, ge=1, le=9)
     retrieve_width: int | None = Field(default=None, ge=1, le=8)
+    context: int = Field(default=1, ge=1, le=2)
     matrix: Literal["shared", "private"] = "shared"
     warm: str | None = None
 

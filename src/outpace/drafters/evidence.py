@@ -1,24 +1,31 @@
 """One currency for drafted and retrieved tokens: how likely each is to be accepted, by all that speaks for it.
 
 A draft model, the transition matrix and the text so far may all name the same token, or different ones. Trees of the
-papers keep a share of the slots for each. Here a token's log-odds of being what the target says next are a sum of
-weights, one for what each witness says of it, which is a logistic regression learned from every verified tree: so the
-next slot always goes to the token most likely to be accepted, whoever brought it.
+papers keep a share of the slots for each. Here the next slot always goes to the token most likely to be accepted,
+whoever brought it: a conditional logit (McFadden 1974) over the tokens that are named below a node and "none of them",
+in which a token's score is a sum of weights, one for what each witness says of it. The prices of siblings therefore
+never sum to more than 1.
 """
 
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import lru_cache
+from importlib.resources import files
 
 from outpace.drafters.transition_matrix import SUCCESSORS
 
-Clues = tuple[int, int, int, int]
-"""What draft, matrix, text and noise say of one token: indices of weights."""
+Clues = tuple[int, int, int, int, int]
+"""What draft, rows of pairs, rows of tokens, text and noise say of one token: indices of weights."""
 
 BIAS = 0
 _DRAFTED = 1  # and the nine after it: by tenths of the probability that the draft gives the token below its parent
 PASSED_OVER, UNDRAFTED = 11, 12  # the draft names other tokens below this parent; none at all
-_RANKED = 13
+_PAIRED = 13
+OUTRANKED = _PAIRED + SUCCESSORS  # the row of the last two tokens names others
+UNPAIRED = OUTRANKED + 1  # there is no such row
+_RANKED = UNPAIRED + 1
 UNRANKED = _RANKED + SUCCESSORS
 _MATCHED = UNRANKED + 1
 MATCHES = (1, 2, 3, 5, 9)  # least lengths of the kinds of match
@@ -32,6 +39,11 @@ SIZE = QUIET + 1
 def drafted(log_prob: float) -> int:
     """The draft's clue: its conditional log-probability, or keyed score, of the token."""
     return _DRAFTED + min(9, int(10 * math.exp(min(log_prob, 0.0))))
+
+
+def paired(rank: int) -> int:
+    """The matrix's clue: the token's rank from 0 in the row of the two tokens before it."""
+    return _PAIRED + rank
 
 
 def ranked(rank: int) -> int:
@@ -54,12 +66,13 @@ class Evidence:
 
     Args:
         prior: [SIZE] weights to start from and to return to.
-        step: size of a step of stochastic gradient descent on the log-loss of one verified token.
+        rate: of Adagrad's steps (Duchi et al. 2011) on the log-loss of what was said below one node.
+        trust: sum of squared gradients that each weight of the prior is taken to have seen.
     """
 
-    def __init__(self, prior: Sequence[float], step: float = 0.02) -> None:
+    def __init__(self, prior: Sequence[float], rate: float = 0.1, trust: float = 1.0) -> None:
         assert len(prior) == SIZE
-        self._prior, self._step = tuple(prior), step
+        self._prior, self._rate, self._trust = tuple(prior), rate, trust
         self.reset()
 
     def copy(self) -> "Evidence":
@@ -69,42 +82,59 @@ class Evidence:
     def reset(self) -> None:
         """Forget what was learned."""
         self.weights = list(self._prior)
+        self._squares = [self._trust] * SIZE
         self._known: dict[Clues, float] = {}
 
-    def price(self, clues: Clues) -> float:
-        """Probability that a token is accepted, given that its parent is."""
-        price = self._known.get(clues)
-        if price is None:
-            price = self._known[clues] = 1.0 / (1.0 + math.exp(-self._log_odds(clues)))
-        return price
+    def prices(self, named: Sequence[Clues]) -> list[float]:
+        """Probability of each token that is named below a node to be accepted, given that the node is.
 
-    def learn(self, verified: Sequence[tuple[Clues, bool]]) -> None:
-        """Learn from tokens whose parents were accepted, and whether they were."""
-        for clues, was_right in verified:
-            change = self._step * (was_right - 1.0 / (1.0 + math.exp(-self._log_odds(clues))))
-            for clue in (BIAS, *clues):
-                self.weights[clue] += change
-        self._known.clear()
+        Args:
+            named: what speaks for each of them.
+        """
+        odds = [self._odds(clues) for clues in named]
+        total = 1.0 + sum(odds)  # 1 for none of them
+        return [one / total for one in odds]
 
-    def _log_odds(self, clues: Clues) -> float:
-        draft, matrix, text, noise = clues
-        weights = self.weights
-        return weights[BIAS] + weights[draft] + weights[matrix] + weights[text] + weights[noise]
+    def learn(self, verified: Sequence[tuple[Sequence[Clues], int | None]]) -> None:
+        """Learn from accepted nodes: what spoke for each token that was named below one, and which of them the target
+        said; None for another token."""
+        for named, said in verified:
+            slopes: dict[int, float] = {}
+            for place, (clues, price) in enumerate(zip(named, self.prices(named), strict=True)):
+                miss = price - (place == said)
+                for clue in (BIAS, *clues):
+                    slopes[clue] = slopes.get(clue, 0.0) + miss
+            for clue, slope in slopes.items():
+                self._squares[clue] += slope * slope
+                self.weights[clue] -= self._rate * slope / math.sqrt(self._squares[clue])
+            self._known.clear()
+
+    def _odds(self, clues: Clues) -> float:
+        """Of a token against none of those that are named."""
+        odds = self._known.get(clues)
+        if odds is None:
+            weights = self.weights
+            odds = self._known[clues] = math.exp(weights[BIAS] + sum(weights[clue] for clue in clues))
+        return odds
 
 
-# What the clues were worth on 30 training prompts, Domino drafting for SmolLM2-135M-Instruct (docs/log.md): the bias,
-# the draft, the matrix, the text, the noise. Another model or drafter starts from them and learns its own.
-GREEDY = (
-    *(0.68,),
-    *(-2.11, -1.21, -0.10, -0.14, 0.27, 0.77, 1.32, 1.47, 1.74, 3.23, -2.53, -1.43),
-    *(1.86, 0.52, -0.01, 0.0, -0.13, -0.35, -0.21, -0.49, 0.13),
-    *(-0.95, 0.17, 1.04, 1.43, 1.70, -2.09),
-    *(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
-)
-SAMPLED = (
-    *(0.24,),
-    *(-1.65, -0.74, -0.22, 0.25, 0.24, 0.63, 1.03, 1.29, 1.52, 2.44, -2.34, -1.22),
-    *(1.21, 0.57, 0.52, 0.19, -0.11, -0.32, -0.15, -0.40, -0.27),
-    *(-0.75, 0.41, 1.00, 1.07, 1.43, -1.94),
-    *(-0.85, -0.84, -0.07, 0.30, 0.62, 1.06, 0.08),
-)
+_LAYOUT = {
+    "bias": 1, "drafted": 10, "passed_over": 1, "undrafted": 1, "paired": SUCCESSORS, "outranked": 1, "unpaired": 1,
+    "ranked": SUCCESSORS, "unranked": 1, "matched": len(MATCHES), "unmatched": 1, "noisy": NOISES, "quiet": 1,
+}  # fmt: skip
+
+
+def named_weights(weights: Sequence[float]) -> dict[str, list[float]]:
+    """Weights [SIZE] by what they are of, as files hold them."""
+    rest = list(weights)
+    return {name: [rest.pop(0) for _ in range(count)] for name, count in _LAYOUT.items()}
+
+
+@lru_cache(maxsize=1)
+def priors() -> Mapping[str, tuple[float, ...]]:
+    """What the clues were worth where `scripts/fit_evidence.py` measured it, for "greedy" and for "sampled" requests:
+    [SIZE] each. Another model or drafter starts from them and learns its own. The file says what they were fitted on.
+    """
+    content = json.loads((files("outpace") / "data" / "evidence.json").read_text(encoding="utf-8"))
+    kinds: dict[str, dict[str, list[float]]] = content["weights"]
+    return {kind: tuple(weight for name in _LAYOUT for weight in named[name]) for kind, named in kinds.items()}

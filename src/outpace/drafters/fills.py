@@ -7,7 +7,7 @@ from outpace.drafters.matrix_fill import MatrixFill
 from outpace.drafters.options import AnyOptions
 from outpace.drafters.retrieval import JoinedFill, SuffixFill
 from outpace.drafters.surroundings import Surroundings
-from outpace.drafters.transition_matrix import load_matrix
+from outpace.drafters.warm_file import load_matrix
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
 from outpace.shaping.grafted import GraftedProposer
 
@@ -37,5 +37,5 @@ def _matrix_fill(options: FillOptions, around: Surroundings) -> Fill:
     depth, width = options.retrieve_depth or CHAIN, options.retrieve_width or CHAIN
     paths = [(0,) * length for length in range(1, CHAIN + 1)] if options.place == "tail" else grafted_paths()
     chosen = [path for path in paths if len(path) <= depth and max(path) < width]
-    matrix = load_matrix(options.warm, around.vocab_size, around.device)
+    matrix = load_matrix(options.warm, around.vocab_size, around.device, options.context)
     return MatrixFill(matrix, retrieval_plan(chosen), options.matrix == "private")

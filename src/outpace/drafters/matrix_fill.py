@@ -24,24 +24,29 @@ class MatrixFill(MatrixLearner):
         device = matrix.successors.device
         self._topology, self._order = plan.topology, plan.order.to(device)
         self._levels = [(places.to(device), ranks.to(device)) for places, ranks in plan.levels]
-        self._parents = torch.tensor(plan.topology.parents[1:], dtype=torch.int64, device=device)
 
     def prepare(
         self, states: Sequence[TransitionMatrix], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
     ) -> list[Retrieved]:
-        roots = torch.stack([path[-1] for path in paths]).to(self._order.device)  # [R]
+        known = paths[0].new_tensor([request.stream.before for request in requests])
+        before = torch.stack([known[index] if len(path) == 1 else path[-2] for index, path in enumerate(paths)])
+        roots = torch.stack([path[-1] for path in paths])  # [R]
+        before, roots = before.to(self._order.device), roots.to(self._order.device)
         found: dict[int, Tensor] = {}
         for matrix, members in by_matrix(states).items():
-            found |= zip(members, self._read(matrix, roots[members]), strict=True)
+            found |= zip(members, self._read(matrix, before[members], roots[members]), strict=True)
         return [Retrieved(found[index], self._topology) for index in range(len(states))]
 
-    def _read(self, matrix: TransitionMatrix, roots: Tensor) -> Tensor:
-        """[R, E + 1] tokens of the template below each root, in its order."""
-        levels = [roots[:, None]]
+    def _read(self, matrix: TransitionMatrix, before: Tensor, roots: Tensor) -> Tensor:
+        """[R, E + 1] tokens of the template below each root, which stands behind the token `before`, in its order."""
+        level, above = roots[:, None], before[:, None]
+        levels = [level]
         for places, ranks in self._levels:
-            levels.append(matrix.successors[levels[-1][:, places], ranks])  # [R, F]
-        tokens = torch.cat(levels, dim=1)[:, self._order]
-        above = matrix.successors[tokens[:, self._parents], :2]  # [R, E, 2]
-        # Ids of a row that was seen differ. What stands below a node that is unknown is left out with it.
-        tokens[:, 1:].masked_fill_(above[..., 0] == above[..., 1], UNKNOWN)
-        return tokens
+            parents, above = level[:, places], above[:, places]  # [R, F]
+            rows = matrix.after(above, parents.clamp(min=0))  # [R, F, 8]
+            level = rows.gather(2, ranks.expand(len(rows), -1)[..., None])[..., 0]
+            # Ids of a row that was seen differ. What stands below a node that is unknown is left out with it.
+            level = level.masked_fill(rows[..., 0] == rows[..., 1], UNKNOWN)
+            levels.append(level)
+            above = parents
+        return torch.cat(levels, dim=1)[:, self._order]

@@ -40,13 +40,16 @@ class RecycleOptions(Options):
 
     Attributes:
         shape: which tree.
+        context: tokens that a row of the transition matrix is keyed by: 1, as in the paper, or 2, which backs off to 1
+            where a pair was not seen.
         matrix: "shared" by all requests; "private": each learns for itself, in as much memory again (64 bytes per token
-            of the vocabulary).
+            of the vocabulary, and 5.2 MB with context=2).
         warm: file of the transitions to start from, and to return to when what was learned is forgotten, made by
             `outpace warmup`; None for none.
     """
 
     shape: Literal["template", "chain"] = "template"
+    context: int = Field(default=1, ge=1, le=2)
     matrix: Literal["shared", "private"] = "shared"
     warm: str | None = None
 
@@ -79,7 +82,7 @@ class SamdOptions(Options):
 
 
 _OF_DRAFT = ("drafted", "depth", "beam", "enough", "vocabulary")
-_OF_TRANSITIONS = ("matrix", "warm")
+_OF_TRANSITIONS = ("context", "matrix", "warm")
 
 
 class OutpaceOptions(Options):
@@ -96,7 +99,7 @@ class OutpaceOptions(Options):
         enough: tokens that must be expected from retrieval alone for a round to do without a draft; 0 drafts always.
         noise: draft, and price what was retrieved, by the request's keyed noise at temperature > 0.
         vocabulary: as in `LinearOptions`.
-        matrix, warm: as in `RecycleOptions`; private requests also learn for themselves what tokens are worth.
+        context, matrix, warm: as in `RecycleOptions`; private requests also learn for themselves what tokens are worth.
     """
 
     draft: Literal["domino", "dflash", "eagle3", "none"] = "domino"
@@ -108,6 +111,7 @@ class OutpaceOptions(Options):
     enough: float = Field(default=3.0, ge=0)
     noise: bool = True
     vocabulary: str | None = None
+    context: int = Field(default=2, ge=1, le=2)
     matrix: Literal["shared", "private"] = "shared"
     warm: str | None = None
 

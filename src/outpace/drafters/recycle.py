@@ -17,10 +17,11 @@ class TokenRecycling(MatrixLearner):
         return [request.max_depth for request in requests]
 
     def expand(self, states: Sequence[TransitionMatrix], frontier: Frontier, width: int) -> Candidates:
+        assert frontier.before is not None, "transitions are read under a static shape"
         if not self.private:
-            return Candidates(self.matrix.successors[frontier.tokens, :width])
+            return Candidates(self.matrix.after(frontier.before, frontier.tokens)[:, :width])
         rows = [
-            states[owner].successors[frontier.tokens[nodes.start : nodes.stop], :width]
+            states[owner].after(frontier.before[nodes.start : nodes.stop], frontier.tokens[nodes.start : nodes.stop])
             for owner, nodes in frontier.groups().items()
         ]
-        return Candidates(torch.cat(rows))
+        return Candidates(torch.cat(rows)[:, :width])

@@ -26,7 +26,7 @@ from outpace.drafters.options import (
     TreeConfig,
 )
 from outpace.drafters.surroundings import Surroundings
-from outpace.drafters.transition_matrix import load_gates
+from outpace.drafters.warm_file import load_gates
 from outpace.models.packed import PackedModel
 from outpace.nets.dart import DartNet
 from outpace.nets.dflash import DFlashNet

@@ -1,58 +1,38 @@
 """The transition matrix: which ids the target ranked highest after each token (Token Recycling, arXiv 2408.08696;
-Graft, arXiv 2605.20104, section 3.2).
+Graft, arXiv 2605.20104, section 3.2), or after each pair of tokens, which the papers do not have.
 
-Eight ids of 8 bytes per token of the vocabulary: 3.1 MB on the device for 49,152 tokens, 9.7 MB for 151,936. Shared by
-the requests of an engine that is paid once; private, once per open request, which also starts with a copy of it.
-
-The file of a warm-up is a safetensors file with the metadata format=outpace.warm and vocab_size, and the tensors
-tokens [N] int32, ascending, and successors [N, 8] int32, their rows. If the warm-up calibrated gates it also holds
-gate_checkpoints [G] int32, ascending depths, and gate_thresholds [G] float64, a probability for each, and its metadata
-say what for: gates_drafter, the drafter's fingerprint, without which they are not taken, gates_budget and
-gates_temperature. Transitions are the target's and serve any drafter; a file of gates alone has N = 0.
+Eight ids of 8 bytes per token of the vocabulary: 3.1 MB on the device for 49,152 tokens, 9.7 MB for 151,936. Rows of
+pairs take 5.2 MB more (`pair_rows`). Shared by the requests of an engine that is paid once; private, once per open
+request, which also starts with a copy of it.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import Gates
-from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.errors import InvalidRequest
 from outpace.core.protocols import Needs, Observation, PromptChunk
-from outpace.drafters.tables import TableKind, load_described, load_table, save_table
+from outpace.drafters.pair_rows import PairRows, last_of
 
 SUCCESSORS = 8
-DEEPEST = 64
-"""Checkpoint of a gate."""
-GATE_NAMES = ("gate_checkpoints", "gate_thresholds")
-GATES_DRAFTER = "gates_drafter"
-KIND = TableKind(
-    "warm", "a transition matrix", "warmup", frozenset({"tokens", "successors"}), optional=frozenset(GATE_NAMES)
-)
-Rows = tuple[Tensor, Tensor]
-"""Tokens [N], and the rows of these tokens [N, 8]."""
 
 
-class Calibration(NamedTuple):
-    """Gates, and what a warm-up calibrated them for.
+class Rows(NamedTuple):
+    """What is known of the target's transitions.
 
     Attributes:
-        gates: where a draft may end.
-        drafter: fingerprint of whose drafts it saw; other drafters are refused, for their confidence is another.
-        budget, temperature: of these drafts; others are a matter of speed, and who reads the file may ask.
+        tokens: [N] int64, ascending.
+        successors: [N, 8] their rows.
+        pairs: [P, 2] int64 of tokens, ascending; the first may be NO_TOKEN.
+        pair_successors: [P, 8] their rows.
     """
 
-    gates: Gates
-    drafter: str
-    budget: int
-    temperature: float
-
-    def about(self) -> dict[str, str]:
-        """Metadata of the file."""
-        given = {"gates_budget": str(self.budget), "gates_temperature": str(self.temperature)}
-        return given | {GATES_DRAFTER: self.drafter}
+    tokens: Tensor
+    successors: Tensor
+    pairs: Tensor
+    pair_successors: Tensor
 
 
 class TransitionMatrix:
@@ -65,51 +45,78 @@ class TransitionMatrix:
         vocab_size: V.
         device: where the target runs, so that drafting needs no host read.
         known: rows that it starts with and returns to when it is reset.
+        context: how many tokens a row is keyed by: 1, or 2, backing off to 1 where a pair was not seen.
+
+    Attributes:
+        successors: [V, 8] int64, rows by the last token.
+        pairs: rows by the last two; None with a context of 1.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, known: Rows | None = None) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, known: Rows | None = None, context: int = 1) -> None:
         if vocab_size < SUCCESSORS:
             raise InvalidRequest(
                 f"a transition matrix needs a vocabulary of at least {SUCCESSORS} tokens, not {vocab_size}"
             )
         self.successors = torch.zeros(vocab_size, SUCCESSORS, dtype=torch.int64, device=device)
-        self._known = None if known is None else (known[0].to(device), known[1].to(device))
+        self.pairs = PairRows(vocab_size, SUCCESSORS, device) if context == 2 else None
+        self._known = None if known is None else Rows(*(part.to(device) for part in known))
         self.reset()
 
     @property
     def nbytes(self) -> int:
         """Memory on the device."""
-        return self.successors.nbytes
+        return self.successors.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
+
+    @property
+    def context(self) -> int:
+        """How many tokens a row is keyed by."""
+        return 1 if self.pairs is None else 2
 
     def copy(self) -> "TransitionMatrix":
         """A matrix of the same content that learns for itself."""
-        copied = TransitionMatrix(len(self.successors), self.successors.device, self._known)
+        copied = TransitionMatrix(len(self.successors), self.successors.device, self._known, self.context)
         copied.successors.copy_(self.successors)
+        if self.pairs is not None and copied.pairs is not None:
+            copied.pairs.copy_(self.pairs)
         return copied
 
     def reset(self) -> None:
         """Forget what was learned since it was made; what it was made with it keeps."""
         self.successors.zero_()
+        if self.pairs is not None:
+            self.pairs.clear()
         if self._known is not None:
-            tokens, rows = self._known
-            self.successors[tokens] = rows
+            self.successors[self._known.tokens] = self._known.successors
+            if self.pairs is not None:
+                before, tokens = self._known.pairs.unbind(1)
+                self.pairs.update(before, tokens, self._known.pair_successors)
 
     def rows(self) -> Rows:
-        """The rows that are known, tokens ascending."""
+        """All that is known."""
         tokens = self.successors.any(dim=1).nonzero()[:, 0]
-        return tokens, self.successors[tokens]
+        none = self.successors[:0]
+        pairs = (none[:, :2], none) if self.pairs is None else self.pairs.known()
+        return Rows(tokens, self.successors[tokens], *pairs)
 
-    def update(self, tokens: Tensor, top_ids: Tensor) -> None:
-        """Refresh the rows of tokens [M] from the target's top ids [M, >= 8] after them.
+    def after(self, before: Tensor, tokens: Tensor) -> Tensor:
+        """[..., 8] ids after tokens [...] that stand behind the tokens `before` [...], the likeliest first.
 
-        Where a token appears more than once the last one wins, always: a plain indexed write leaves that open.
+        The pair's row where there is one, else the token's; zeros where neither was seen.
+        """
+        rows = self.successors[tokens]
+        return rows if self.pairs is None else self.pairs.read(before, tokens, rows)
+
+    def update(self, tokens: Tensor, top_ids: Tensor, before: Tensor | None = None) -> None:
+        """Refresh the rows of tokens [M], and of the pairs with those before them [M], from the target's top ids
+        [M, >= 8] after them.
+
+        Where a token or a pair appears more than once the last one wins, always. Without `before` no pair is known.
         """
         device = self.successors.device
-        tokens = tokens.to(device)
-        last = torch.zeros(len(self.successors), dtype=torch.int64, device=device)
-        order = torch.arange(1, len(tokens) + 1, device=device)
-        last.scatter_reduce_(0, tokens, order, reduce="amax")
-        self.successors[tokens] = top_ids[:, :SUCCESSORS].to(device)[last[tokens] - 1]
+        tokens, rows = tokens.to(device), top_ids[:, :SUCCESSORS].to(device)
+        self.successors[tokens] = rows[last_of(tokens, len(self.successors))]
+        if self.pairs is not None and before is not None:
+            self.pairs.update(before.to(device), tokens, rows)
 
 
 class MatrixLearner:
@@ -139,11 +146,14 @@ class MatrixLearner:
     def prefill(self, states: Sequence[TransitionMatrix], chunks: Sequence[PromptChunk]) -> None:
         seen = [chunk.top_ids for chunk in chunks if chunk.top_ids is not None]
         assert len(seen) == len(chunks), "needs.top_k asks for top ids at every prompt position"
-        _teach(states, [chunk.tokens for chunk in chunks], seen)
+        before = [_with(chunk.before, chunk.tokens[:-1]) for chunk in chunks]
+        _teach(states, [chunk.tokens for chunk in chunks], seen, before)
 
     def observe(self, states: Sequence[TransitionMatrix], observations: Sequence[Observation]) -> None:
-        tokens = [observation.tree.tokens for observation in observations]
-        _teach(states, tokens, [observation.outputs.top_ids for observation in observations])
+        trees = [observation.tree for observation in observations]
+        above = [tree.tokens[list(tree.topology.parents[1:])] for tree in trees]
+        before = [_with(one.before, tokens) for one, tokens in zip(observations, above, strict=True)]
+        _teach(states, [tree.tokens for tree in trees], [one.outputs.top_ids for one in observations], before)
 
     def reset(self) -> None:
         self.matrix.reset()
@@ -157,95 +167,14 @@ def by_matrix(states: Sequence[TransitionMatrix]) -> dict[TransitionMatrix, list
     return groups
 
 
-def _teach(states: Sequence[TransitionMatrix], tokens: Sequence[Tensor], top_ids: Sequence[Tensor]) -> None:
+def _with(first: int, rest: Tensor) -> Tensor:
+    """[1 + M] a token and the M after it."""
+    return torch.cat([rest.new_tensor([first]), rest])
+
+
+def _teach(
+    states: Sequence[TransitionMatrix], tokens: Sequence[Tensor], top_ids: Sequence[Tensor], before: Sequence[Tensor]
+) -> None:
     """One flattened update per matrix, in the order of requests."""
     for matrix, members in by_matrix(states).items():
-        matrix.update(torch.cat([tokens[index] for index in members]), torch.cat([top_ids[index] for index in members]))
-
-
-def save_matrix(file: str | Path, matrix: TransitionMatrix, calibration: Calibration | None = None) -> int:
-    """Write the known rows as a safetensors file: 36 bytes for each, and the size of the target's vocabulary.
-
-    Args:
-        file: a new one.
-        matrix: whose rows.
-        calibration: of the same warm-up; None for a file without gates.
-
-    Returns:
-        How many they are.
-
-    Raises:
-        InvalidRequest: the file exists, or its folder does not.
-    """
-    tokens, rows = (part.to("cpu", torch.int32) for part in matrix.rows())
-    tensors = {"tokens": tokens, "successors": rows}
-    if calibration is not None:
-        depths = torch.tensor(calibration.gates.checkpoints, dtype=torch.int32)
-        thresholds = torch.tensor(calibration.gates.thresholds, dtype=torch.float64)
-        tensors |= zip(GATE_NAMES, (depths, thresholds), strict=True)
-    about = None if calibration is None else calibration.about()
-    save_table(file, KIND, tensors, len(matrix.successors), about)
-    return len(tokens)
-
-
-def load_matrix(file: str | Path | None, vocab_size: int, device: torch.device) -> TransitionMatrix:
-    """A matrix with the rows of a file, to which `reset` returns; an empty one without a file.
-
-    Raises:
-        ModelError: no such file, another kind of file, one for another vocabulary, or no rows of it.
-    """
-    if file is None:
-        return TransitionMatrix(vocab_size, device)
-    table = load_table(file, KIND, vocab_size)
-    tokens, rows = table["tokens"], table["successors"]
-    is_table = (
-        tokens.dtype == rows.dtype == torch.int32 and tokens.dim() == 1 and rows.shape == (len(tokens), SUCCESSORS)
-    )
-    ids = torch.cat([tokens, rows.flatten()]) if is_table else tokens
-    is_sound = is_table and (not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < vocab_size))
-    if not is_sound or not bool((tokens.diff() > 0).all()) or not bool((rows.sort().values.diff() > 0).all()):
-        raise ModelError(
-            f"{KIND.option}={file}: must hold ascending int32 tokens, each with {SUCCESSORS} different int32 ids from "
-            f"0 to {vocab_size - 1}; make one with `outpace {KIND.command}`"
-        )
-    return TransitionMatrix(vocab_size, device, (tokens.long(), rows.long()))
-
-
-def load_gates(file: str | Path, vocab_size: int, drafter: str) -> Gates | None:
-    """The gates of a file; None if it holds none.
-
-    Args:
-        file: as `save_matrix` wrote it.
-        vocab_size: of the target.
-        drafter: fingerprint of whose drafts they will end.
-
-    Raises:
-        ModelError: no such file, another kind of file, one for another vocabulary, or no gates that could be.
-        InvalidRequest: they were calibrated for another drafter, or the file does not say for which.
-    """
-    table, about = load_described(file, KIND, vocab_size)
-    if not table.keys() & set(GATE_NAMES):
-        return None
-    depths, thresholds = (table.get(name, torch.empty(0)) for name in GATE_NAMES)
-    is_table = depths.dtype == torch.int32 and thresholds.dtype == torch.float64 and depths.dim() == 1
-    if (
-        not is_table
-        or depths.shape != thresholds.shape
-        or not len(depths)
-        or not bool((depths.diff() > 0).all() and depths[0] >= 1 and depths[-1] <= DEEPEST)
-        or not bool(((thresholds >= 0) & (thresholds <= 1)).all())
-    ):
-        raise ModelError(
-            f"{KIND.option}={file}: gate_checkpoints must be ascending int32 depths from 1 to {DEEPEST}, and "
-            f"gate_thresholds a float64 probability for each; make a file with `outpace {KIND.command}`"
-        )
-    made_for = about.get(GATES_DRAFTER)
-    if made_for != drafter:
-        said = (
-            "does not say for which drafter its gates are" if made_for is None else f"has gates for drafter {made_for}"
-        )
-        raise InvalidRequest(
-            f"{KIND.option}={file}: {said}, and this drafter is {drafter}; make a file with this drafter by `outpace "
-            f"{KIND.command}`, or name checkpoints= and thresholds="
-        )
-    return Gates(tuple(depths.tolist()), tuple(thresholds.tolist()))
+        matrix.update(*(torch.cat([part[index] for index in members]) for part in (tokens, top_ids, before)))

@@ -14,8 +14,8 @@ from torch import device
 
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.tree import DraftTree
-from outpace.drafters.best_first import Growth, Witnesses
-from outpace.drafters.evidence import Clues, Evidence
+from outpace.drafters.best_first import Growth, Named, Witnesses
+from outpace.drafters.evidence import Evidence
 from outpace.drafters.suffix import TextMatch
 from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
 
@@ -52,7 +52,7 @@ class UnionState:
         text: matches in its own ids; None if they are not asked.
         greedy, sampled: what prices its tokens at temperature 0, and above.
         evidence: the one of them that priced those of this round.
-        clues: what spoke for each node of the tree of this round but the first.
+        named: what was named below each node of the tree of this round.
     """
 
     of_base: Any
@@ -61,7 +61,7 @@ class UnionState:
     greedy: Evidence
     sampled: Evidence
     evidence: Evidence
-    clues: Sequence[Clues] = ()
+    named: Sequence[Named] = ()
 
 
 class Union:
@@ -129,7 +129,7 @@ class Union:
             grown[index] = self._grow(states[index], requests[index], witnesses[index], draft)
         trees = []
         for index, state in enumerate(states):
-            tree, state.clues = grown[index].tree(self._device)
+            tree, state.named = grown[index].tree(self._device)
             trees.append(tree)
         graft_ms = (perf_counter() - started - drafting_s) * 1e3
         return [replace(tree, graft_ms=graft_ms) for tree in trees]
@@ -139,8 +139,8 @@ class Union:
         state.evidence = state.greedy if request.stream.params.is_greedy else state.sampled
         if state.text is not None:
             state.text.follow(request.ids)
-        rows = state.matrix.successors if self._plan.uses_matrix else None
-        return Witnesses(request.stream, rows, state.text, self._plan.hears_noise)
+        matrix = state.matrix if self._plan.uses_matrix else None
+        return Witnesses(request.stream, matrix, state.text, self._plan.hears_noise)
 
     def _grow(
         self,
@@ -157,10 +157,12 @@ class Union:
         self.base.observe([state.of_base for state in states], observations)
         self.matrix.observe([state.matrix for state in states], observations)
         for state, observation in zip(states, observations, strict=True):
-            accepted = set(observation.verdict.path)
-            above = observation.tree.topology.parents[1:]
-            nodes = enumerate(zip(state.clues, above, strict=True), start=1)
-            verified = [(clues, node in accepted) for node, (clues, parent) in nodes if parent in accepted]
+            path, next_token = observation.verdict.path, observation.verdict.next_token
+            said = [*observation.tree.tokens[list(path[1:])].tolist(), next_token]
+            verified = []
+            for node, token in zip(path, said, strict=True):
+                if named := state.named[node]:
+                    verified.append((list(named.values()), list(named).index(token) if token in named else None))
             state.evidence.learn(verified)
 
     def reset(self) -> None:

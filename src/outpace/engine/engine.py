@@ -9,7 +9,7 @@ import torch
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample, TokenLogprob
 from outpace.core.params import MAX_SEED, SamplingParams
-from outpace.core.protocols import Chunk, Detokenizer, NodeOutputs, PromptChunk, Proposer, Target, Verdict
+from outpace.core.protocols import NO_TOKEN, Chunk, Detokenizer, NodeOutputs, PromptChunk, Proposer, Target, Verdict
 from outpace.core.tree import Topology
 from outpace.engine.kept import KeptSlot, KeptSlots
 from outpace.engine.round import by_proposer, keep_sound, logprobs, run_round
@@ -194,9 +194,11 @@ class Engine:
         outputs = self.target.prefill(chunks)
         for proposer, members in by_proposer(sessions).items():
             states = [sessions[index].state for index in members]
-            seen = [
-                PromptChunk(chunks[index].tokens, outputs[index].top_ids, outputs[index].features) for index in members
-            ]
+            seen = []
+            for index in members:
+                session, output = sessions[index], outputs[index]
+                before = session.prompt_ids[session.prefilled - 1] if session.prefilled else NO_TOKEN
+                seen.append(PromptChunk(chunks[index].tokens, output.top_ids, output.features, before))
             proposer.prefill(states, seen)
         for session, chunk, output in zip(sessions, chunks, outputs, strict=True):
             session.prefilled += len(chunk.tokens)

@@ -11,10 +11,10 @@ import torch
 
 from outpace.core.errors import InvalidRequest, NonFiniteLogits
 from outpace.core.events import TokenLogprob
-from outpace.core.protocols import DraftRequest, NodeOutputs, Observation, Proposer, Target, Verdict
+from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, Proposer, Target, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.session import Session
-from outpace.sampling.draw import NO_TOKEN, BatchDraw, RejectionDraw
+from outpace.sampling.draw import BatchDraw, RejectionDraw
 from outpace.sampling.logprobs import token_logprobs
 from outpace.verify.match import match
 from outpace.verify.rejection import rejection
@@ -165,7 +165,10 @@ def observe(
     for proposer, members in by_proposer(sessions).items():
         told = [index for index in members if index in verdicts]
         if told:
-            observations = [Observation(trees[index], verdicts[index], outputs[index]) for index in told]
+            observations = [
+                Observation(trees[index], verdicts[index], outputs[index], sessions[index].stream.before)
+                for index in told
+            ]
             proposer.observe([sessions[index].state for index in told], observations)
 
 

@@ -6,14 +6,11 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NodeOutputs, Stream
+from outpace.core.protocols import NO_TOKEN, NodeOutputs, Stream
 from outpace.core.tree import Topology
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
 from outpace.sampling.process import history_of
 from outpace.sampling.warp import warp
-
-NO_TOKEN = -1
-"""Drawn where a request's options leave no token to choose. No node holds it, so every walk ends there."""
 
 
 def draw_keyed(

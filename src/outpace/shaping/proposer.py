@@ -74,6 +74,7 @@ class StaticProposer:
             self.shape.plan(request.budget, max(limit, 0)) for request, limit in zip(requests, limits, strict=True)
         ]
         trees = [[torch.tensor([request.ids[-1]], device=self._device)] for request in requests]  # tokens by level
+        before = [torch.tensor([request.stream.before], device=self._device) for request in requests]  # those above
         passes = [0] * len(plans)
         starts = [0] * len(plans)  # where each request's nodes began in the frontier before
         for depth in range(max(len(plan.levels) for plan in plans)):
@@ -84,11 +85,17 @@ class StaticProposer:
             if depth:
                 above = [plans[index].levels[depth - 1][0] + starts[index] for index in growing]
                 parents = torch.cat(above).tolist()
-            frontier = Frontier(torch.cat([trees[index][-1] for index in growing]), owners, parents)
+            frontier = Frontier(
+                torch.cat([trees[index][-1] for index in growing]),
+                owners,
+                parents,
+                before=torch.cat([before[index] for index in growing]),
+            )
             found = self.source.expand(states, frontier, max(plans[index].width for index in growing))
             for index, tokens in zip(growing, found.tokens.split(sizes), strict=True):
                 passes[index] += found.passes
                 places, ranks = plans[index].levels[depth]
+                before[index] = trees[index][-1][places]
                 trees[index].append(tokens[places, ranks])  # [F]
                 starts[index] = owners.index(index)
         return [

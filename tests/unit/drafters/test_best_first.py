@@ -1,156 +1,44 @@
 """Best-first growth against brute force: all that anybody names below any path, and the likeliest of it."""
 
 import math
-import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Stream
-from outpace.core.tree import DraftTree, Topology
-from outpace.drafters.best_first import NOWHERE, Growth, Witnesses
+from outpace.core.tree import DraftTree
+from outpace.drafters.best_first import NOWHERE, Witnesses
 from outpace.drafters.evidence import (
     PASSED_OVER,
     QUIET,
     SIZE,
-    UNDRAFTED,
     UNMATCHED,
+    UNPAIRED,
     UNRANKED,
-    Clues,
     Evidence,
     drafted,
     matched,
     noisy,
     ranked,
 )
-from outpace.drafters.suffix import TextMatch
 from outpace.sampling.noise import gumbel, noise_key
 from tests.unit.drafters.requests import draft_request
-from tests.unit.drafters.test_suffix import first_ends
+from tests.unit.drafters.worlds import (
+    CPU,
+    DEPTH,
+    VOCAB,
+    WORLDS,
+    World,
+    clues_of,
+    draft_tree,
+    flat,
+    growth_paths,
+    rows_of,
+)
 from tests.unit.shaping.toy_source import node_paths
-
-VOCAB = 9
-DEPTH = 3  # to which brute force goes
-CPU = torch.device("cpu")
-Path = tuple[int, ...]
-
-
-def draft_tree(nodes: Sequence[tuple[int, int, float]], pending: int, passes: int = 1) -> DraftTree:
-    """A tree with scores, of (parent, token, probability below the parent)."""
-    scores = [0.0]
-    for parent, _, share in nodes:
-        scores.append(scores[parent] + math.log(share))
-    tokens = torch.tensor([pending, *(token for _, token, _ in nodes)])
-    topology = Topology.of([-1, *(parent for parent, _, _ in nodes)])
-    return DraftTree(tokens, topology, None, passes, scores=torch.tensor(scores))
-
-
-def rows_of(known: dict[int, Sequence[int]]) -> Tensor:
-    rows = torch.zeros(VOCAB, 8, dtype=torch.int64)
-    for token, row in known.items():
-        rows[token] = torch.tensor([*row, *(other for other in range(VOCAB) if other not in row)][:8])
-    return rows
-
-
-@dataclass
-class World:
-    """One request and everything that may name continuations of its ids."""
-
-    stream: Stream
-    rows: Tensor | None
-    asks_text: bool
-    draft: DraftTree | None
-    evidence: Evidence
-
-    @property
-    def witnesses(self) -> Witnesses:
-        text = TextMatch()
-        text.follow(self.stream.ids)
-        return Witnesses(self.stream, self.rows, text if self.asks_text else None)
-
-    def grow(self, budget: int, depth: int, floor: float = 0.0, enough: float = 0.0) -> Growth:
-        return self.witnesses.grow(self.evidence, budget, depth, floor, self.draft, enough)
-
-    def named(self, path: Path, below: dict[Path, dict[int, float]]) -> dict[int, Clues]:
-        """What follows a path and what speaks for it, by looking everything up again."""
-        ids, rows = self.stream.ids, self.rows
-        seen = [] if rows is None or not rows[(*ids, *path)[-1]].any() else rows[(*ids, *path)[-1]].tolist()
-        match = self._match([*ids, *path])
-        scores = below.get(path, {})
-        silent = PASSED_OVER if scores else UNDRAFTED
-        named: dict[int, Clues] = {}
-        for token in {*scores, *seen, *([match[0]] if match else [])}:
-            draft = drafted(scores[token]) if token in scores else silent
-            matrix = ranked(seen.index(token)) if token in seen else UNRANKED
-            text = matched(match[1]) if match and match[0] == token else UNMATCHED
-            noise = QUIET
-            if not self.stream.params.is_greedy and token not in scores:
-                key = noise_key(self.stream.seed, self.stream.sample_index, len(ids) + len(path))
-                noise = noisy(float(gumbel([key], torch.tensor([token]))))
-            named[token] = draft, matrix, text, noise
-        return named
-
-    def _match(self, ids: list[int]) -> tuple[int, int] | None:
-        """What followed the longest end of some ids whose first place in the text is not its end."""
-        text = list(self.stream.ids)
-        for length in range(len(ids) if self.asks_text else 0, 0, -1):
-            end = first_ends(text, ids[-length:])
-            if end is not None and end < len(text):
-                return text[end], length
-        return None
-
-    def below(self) -> dict[Path, dict[int, float]]:
-        """For each path of the draft the tokens below it and their conditional scores."""
-        below: dict[Path, dict[int, float]] = {}
-        if self.draft is not None and self.draft.scores is not None:
-            paths, scores = node_paths(self.draft), self.draft.scores.tolist()
-            for node, parent in enumerate(self.draft.topology.parents[1:], start=1):
-                below.setdefault(paths[parent], {}).setdefault(paths[node][-1], scores[node] - scores[parent])
-        return below
-
-    def candidates(self, depth: int) -> dict[Path, tuple[float, Clues]]:
-        """Price and clues of every path to a depth."""
-        below = self.below()
-
-        def walk(path: Path, price: float) -> Iterator[tuple[Path, tuple[float, Clues]]]:
-            if len(path) < depth:
-                for token, clues in self.named(path, below).items():
-                    worth = price * self.evidence.price(clues)
-                    yield (*path, token), (worth, clues)
-                    yield from walk((*path, token), worth)
-
-        return dict(walk((), 1.0))
-
-
-def random_world(seed: int, heat: float) -> World:
-    source = random.Random(seed)
-    letters = source.choice([2, 3, VOCAB])
-    ids = [source.randrange(letters) for _ in range(source.randint(1, 14))]
-    rows = None
-    if source.random() < 0.8:
-        known = [token for token in range(VOCAB) if source.random() < 0.8]
-        rows = rows_of({token: source.sample(range(VOCAB), 8) for token in known})
-    draft = None
-    if source.random() < 0.8:
-        nodes: list[tuple[int, int, float]] = []
-        taken: set[tuple[int, int]] = set()
-        for node in range(source.randint(0, 12)):
-            parent, token = source.randint(max(0, node - 4), len(nodes)), source.randrange(VOCAB)
-            if (parent, token) not in taken:
-                taken.add((parent, token))
-                nodes.append((parent, token, source.uniform(0.01, 0.99)))
-        draft = draft_tree(nodes, ids[-1], passes=source.randint(0, 3))
-    stream = draft_request(ids, 0, 0, seed=seed, temperature=heat).stream
-    return World(stream, rows, source.random() < 0.8, draft, Evidence([source.gauss(0, 1.2) for _ in range(SIZE)]))
-
-
-WORLDS = st.builds(random_world, st.integers(0, 100_000), st.sampled_from([0.0, 0.8]))
 
 
 @settings(max_examples=120, deadline=None)
@@ -166,40 +54,26 @@ def test_the_likeliest_of_all_candidates_make_the_tree(world: World, budget: int
     candidates = world.candidates(depth)
     affordable = sorted((price for price, _ in candidates.values() if price >= floor), reverse=True)
     grown = [candidates[path] for path in growth_paths(growth)]
-    assert [price for price, _ in grown] == affordable[:budget], "likeliest first, and nothing likelier is left"
-    assert [clues for _, clues in grown] == growth.clues
+    prices = [price for price, _ in grown]
+    assert prices == pytest.approx(affordable[:budget]), "likeliest first, and nothing likelier is left"
+    assert [clues for _, clues in grown] == clues_of(growth)
     assert growth.gain == pytest.approx(sum(affordable[:budget]))
 
-    tree, clues = growth.tree(CPU)
+    tree, named = growth.tree(CPU)
     paths = node_paths(tree)
     assert len(set(paths)) == len(paths) == len(grown) + 1, "no two siblings say the same"
     assert int(tree.tokens[0]) == world.stream.ids[-1]
     assert tree.topology.max_depth <= depth
-    assert [candidates[path][1] for path in paths[1:]] == clues == growth.tree(CPU)[1], "in the order of the nodes"
+    assert named == growth.tree(CPU)[1]
+    below, last = world.below(), [(), *growth_paths(growth)][-1]
+    for path, what in zip(paths, named, strict=True):
+        asked = len(path) < depth and (path != last or len(paths) <= budget)  # not below the node that filled the tree
+        assert what == (world.named(path, below) if asked else {})
     drafts = set() if world.draft is None else set(node_paths(world.draft))
     assert {path for path in paths[: tree.drafted] if path} <= drafts
     assert not drafts & set(paths[tree.drafted :]), "what is drafted comes first, and is not counted as retrieved"
     assert tree.draft_passes == (0 if world.draft is None else world.draft.draft_passes)
     assert tree.draft_probs is None
-
-
-def growth_paths(growth: Growth) -> list[Path]:
-    paths: list[Path] = [()]
-    for parent, token in zip(growth.parents[1:], growth.tokens[1:], strict=True):
-        paths.append((*paths[parent], token))
-    return paths[1:]
-
-
-def flat(**weights: float) -> Evidence:
-    """Evidence by which nothing counts but what is named."""
-    numbers = {
-        "bias": 0, "sure": drafted(0.0), "over": PASSED_OVER, "first": ranked(0), "second": ranked(1),
-        "single": matched(1), "pair": matched(2), "longer": matched(3),
-    }  # fmt: skip
-    prior = [0.0] * SIZE
-    for name, weight in weights.items():
-        prior[numbers[name]] = weight
-    return Evidence(prior)
 
 
 def test_a_token_that_all_name_is_one_drafted_node() -> None:
@@ -210,9 +84,9 @@ def test_a_token_that_all_name_is_one_drafted_node() -> None:
     growth = World(stream, rows_of({6: [7, 2]}), True, draft, evidence).grow(30, 2)
     assert growth_paths(growth).count((7,)) == 1
     assert growth_paths(growth)[0] == (7,)
-    clues = dict(zip(growth_paths(growth), growth.clues, strict=True))
-    assert clues[7,] == (drafted(math.log(0.95)), ranked(0), matched(2), QUIET)
-    assert clues[2,] == (PASSED_OVER, ranked(1), UNMATCHED, QUIET)
+    clues = dict(zip(growth_paths(growth), clues_of(growth), strict=True))
+    assert clues[7,] == (drafted(math.log(0.95)), UNPAIRED, ranked(0), matched(2), QUIET)
+    assert clues[2,] == (PASSED_OVER, UNPAIRED, ranked(1), UNMATCHED, QUIET)
     assert clues[7, 8][0] == drafted(math.log(0.35)), "the draft goes on below it"
     assert growth.tree(CPU)[0].drafted == 3
 
@@ -235,15 +109,16 @@ def test_the_draft_comes_first_and_keeps_its_parents() -> None:
     draft = draft_tree([(0, 1, 0.95), (0, 2, 0.95), (1, 3, 0.95), (2, 4, 0.95)], 0, passes=2)
     evidence = flat(bias=-1, first=6, second=4, sure=2)
     world = World(stream, rows_of({0: [8, 7], 1: [8]}), False, draft, evidence)
-    growth = world.grow(8, 2)
+    growth = world.grow(60, 2)
     assert growth.drafted[1] == NOWHERE
-    clues = dict(zip(growth_paths(growth), growth.clues, strict=True))
-    tree, ordered = growth.tree(CPU)
+    clues = dict(zip(growth_paths(growth), clues_of(growth), strict=True))
+    tree, named = growth.tree(CPU)
     paths = node_paths(tree)
     assert tree.retrieved == len(paths) - 5
     assert set(paths[1:5]) == {(1,), (2,), (1, 3), (2, 4)}
     assert {(8,), (1, 8)} <= set(paths[5:])
-    assert ordered == [clues[path] for path in paths[1:]]
+    above = zip(paths[1:], tree.topology.parents[1:], strict=True)
+    assert [named[parent][path[-1]] for path, parent in above] == [clues[path] for path in paths[1:]]
     assert tree.draft_passes == 2
 
 
@@ -253,7 +128,7 @@ def test_siblings_that_the_draft_says_twice_are_one() -> None:
     world = World(draft_request([1], 0, 0).stream, None, False, draft, flat())
     growth = world.grow(9, 9)
     assert growth_paths(growth) == [(3,)]
-    assert growth.clues == [(drafted(math.log(0.95)), UNRANKED, UNMATCHED, QUIET)]
+    assert clues_of(growth) == [(drafted(math.log(0.95)), UNPAIRED, UNRANKED, UNMATCHED, QUIET)]
 
 
 def test_who_is_silent_names_nothing() -> None:
@@ -262,7 +137,7 @@ def test_who_is_silent_names_nothing() -> None:
     for draft in (None, draft_tree([], 3, passes=1)):
         world = World(stream, rows_of({}), True, draft, flat())
         growth = world.grow(9, 9)
-        assert (growth.tokens, growth.clues, growth.gain) == ([3], [], 0.0)
+        assert (growth.tokens, growth.named, growth.gain) == ([3], [{}], 0.0)
         assert len(growth.tree(CPU)[0]) == 1
     zero = World(stream, rows_of({3: [0]}), False, None, flat())
     assert len(growth_paths(zero.grow(9, 1))) == 8, "a row that was seen may begin with 0"
@@ -286,11 +161,11 @@ def test_the_noise_is_that_of_the_targets_own_draw() -> None:
         is_deaf = not heat or rule == "rejection" or not hears
         growth = Witnesses(stream, rows, None, hears).grow(flat(), 200, 3, draft=draft)
         heard = set()
-        for path, clues in zip(growth_paths(growth), growth.clues, strict=True):
+        for path, clues in zip(growth_paths(growth), clues_of(growth), strict=True):
             value = gumbel([noise_key(seed, 2, len(ids) + len(path) - 1)], torch.tensor([path[-1]]))
             expected = QUIET if path == (5,) or is_deaf else noisy(float(value))
-            assert clues[3] == expected, path
-            heard.add(clues[3])
+            assert clues[4] == expected, path
+            heard.add(clues[4])
         assert heard == {QUIET} if is_deaf else len(heard) > 3
 
 

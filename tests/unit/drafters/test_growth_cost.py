@@ -8,7 +8,7 @@ from outpace.drafters import best_first
 from outpace.drafters.best_first import Witnesses
 from outpace.sampling.noise import gumbel_of, noise_key
 from tests.unit.drafters.requests import draft_request
-from tests.unit.drafters.test_best_first import DEPTH, VOCAB, WORLDS, World, flat, rows_of
+from tests.unit.drafters.worlds import DEPTH, VOCAB, WORLDS, World, flat, rows_of
 
 
 @settings(max_examples=60, deadline=None)

@@ -14,7 +14,8 @@ from outpace.core.protocols import Observation, PromptChunk, Proposer
 from outpace.drafters.catalog import build_proposer, matrix_of, parse_method
 from outpace.drafters.recycle import TokenRecycling
 from outpace.drafters.surroundings import Surroundings
-from outpace.drafters.transition_matrix import KIND, SUCCESSORS, TransitionMatrix, load_matrix, save_matrix
+from outpace.drafters.transition_matrix import SUCCESSORS, TransitionMatrix
+from outpace.drafters.warm_file import KIND, load_matrix, save_matrix
 from outpace.engine.engine import Engine
 from outpace.shaping.proposer import StaticProposer
 from outpace.shaping.rank_paths import RecyclingTemplate

@@ -35,10 +35,10 @@ class Moody(Evidence):
         super().__init__([0.0] * SIZE)
         self._lessons = 0
 
-    def price(self, clues: Clues) -> float:
-        return 0.9 if self._lessons % 2 and clues[1] == ranked(0) else 0.01
+    def prices(self, named: Sequence[Clues]) -> list[float]:
+        return [0.9 if self._lessons % 2 and clues[2] == ranked(0) else 0.01 for clues in named]
 
-    def learn(self, verified: Sequence[tuple[Clues, bool]]) -> None:
+    def learn(self, verified: Sequence[tuple[Sequence[Clues], int | None]]) -> None:
         self._lessons += 1
 
 

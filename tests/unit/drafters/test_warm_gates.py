@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 import outpace
 from outpace.core.drafting import Gates
 from outpace.core.errors import InvalidRequest, ModelError
-from outpace.drafters.transition_matrix import KIND, Calibration, TransitionMatrix, load_gates, load_matrix, save_matrix
+from outpace.drafters.transition_matrix import TransitionMatrix
+from outpace.drafters.warm_file import KIND, Calibration, load_gates, load_matrix, save_matrix
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.layouts.eagle3_export import write_eagle3
 from outpace.shaping.gates import GatedConfig

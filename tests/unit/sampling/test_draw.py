@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NodeOutputs, Stream
+from outpace.core.protocols import NO_TOKEN, NodeOutputs, Stream
 from outpace.core.tree import Topology
-from outpace.sampling.draw import NO_TOKEN, BatchDraw, RejectionDraw, draw_keyed
+from outpace.sampling.draw import BatchDraw, RejectionDraw, draw_keyed
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
 from outpace.sampling.process import History
 from outpace.sampling.warp import warp
