@@ -6,7 +6,8 @@ from typing import Any
 
 from outpace.api import Model
 from outpace.bench.certificate import Certifier, Finding, method_runner
-from outpace.bench.environment import environment, memory_mb
+from outpace.bench.environment import environment
+from outpace.bench.memory import held_mb
 from outpace.bench.records import TurnRun, group_figures, prompt_figures
 from outpace.bench.warm import warm_up
 from outpace.bench.workload import WorkItem, fingerprint, in_groups
@@ -74,6 +75,7 @@ class BenchRun:
         self.model, self.plan = model, plan
         self._certifier = Certifier(model)
         self._references: dict[int, TransformersReference] = {}
+        self._held_mb: dict[str, float] = {}
         self._groups = in_groups(plan.items, plan.batch_size)
         self._shared = environment(model.target.device, model.target.dtype) | {"model": model.name}
         self._shared["batch_size"] = plan.batch_size
@@ -148,7 +150,6 @@ class BenchRun:
 
     def _measure(self, number: int, group: Sequence[WorkItem], order: Sequence[str]) -> list[Record]:
         runs: dict[str, list[list[TurnRun]]] = {method: [] for method in order}  # by turns, then prompts
-        memory = dict.fromkeys(order, 0.0)
         prompts: list[list[list[int]]] = []
         answers: list[list[str]] = [[] for _ in group]
         for turn in range(len(group[0].turns)):
@@ -156,7 +157,6 @@ class BenchRun:
             prompts.append([self.model.encode(item.prompt(turn, before)) for item, before in said])
             for method in order:
                 runs[method].append(self._run(method, prompts[-1], self.plan.params))
-                memory[method] = max(memory[method], memory_mb(self.model.target.device))
             # All methods continue the conversation that plain decoding had, so that turns stay comparable.
             for before, run in zip(answers, runs[PLAIN][-1], strict=True):
                 before.append(run.text)
@@ -169,7 +169,11 @@ class BenchRun:
                 record: Record = {"id": item.id, "dataset": item.dataset, "method": method}
                 record |= {"options": _options(self.plan, method)} | prompt_figures(own[method])
                 record |= {"group": {"number": number} | group_figures(runs[method])}
-                record |= {"memory_mb": memory[method], "equal": finding.kind == "equal", "finding": asdict(finding)}
+                record |= {
+                    "memory_mb": self._memory(method),
+                    "equal": finding.kind == "equal",
+                    "finding": asdict(finding),
+                }
                 record |= {"sampling": asdict(self.plan.params)} | self._shared
                 records.append(record | {"index": number * self.plan.batch_size + place})
         return records
@@ -203,6 +207,14 @@ class BenchRun:
 
     def _budget(self, method: str) -> int | None:
         return self.plan.budget if parse_method(method).budget is None else None
+
+    def _memory(self, method: str) -> float:
+        """MiB that this method keeps, weights of the target included; asked once, for it hardly changes."""
+        if method not in self._held_mb:
+            model = self.model
+            own = (self._references,) if method == TRANSFORMERS else (model.target, model.proposer(method))
+            self._held_mb[method] = held_mb(*own)
+        return self._held_mb[method]
 
     def _reference(self, model: Model) -> TransformersReference:
         if id(model) not in self._references:
