@@ -23,7 +23,7 @@ lint: $(READY)
 
 bench: $(READY) ## The headline table on the built-in prompts
 	$(BIN)/outpace models pull smollm2-135m
-	$(BIN)/outpace bench --model smollm2-135m --workload builtin --methods transformers,plain,lookup,recycle --out runs/bench
+	$(BIN)/outpace bench --model smollm2-135m --workload builtin --methods transformers,plain,lookup,recycle --out runs/bench-$$(date +%F-%H%M%S)
 
 $(READY): pyproject.toml constraints/cpu.txt
 	$(PYTHON) -m venv .venv

@@ -5,12 +5,15 @@ from typing import TYPE_CHECKING, Any
 from outpace.core.errors import InvalidRequest, ModelError, NonFiniteLogits, OutpaceError, UnsupportedModel
 from outpace.core.events import Generation, RequestMetrics, Sample, StepEvent, TokenLogprob
 from outpace.core.params import SamplingParams
+from outpace.core.threads import wait_asleep
 
 if TYPE_CHECKING:
     from outpace.api import Model, load
     from outpace.chat import Chat
     from outpace.engine.stream import TokenStream
     from outpace.plugins.transformers import custom_generate
+
+wait_asleep()  # before torch is loaded, by whatever of this package is used
 
 __version__ = "0.1.0"
 

@@ -9,6 +9,7 @@ from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
+from outpace.core.threads import tell_of_spinning
 from outpace.drafters.catalog import default_method, parse_method, shelved_proposer
 from outpace.drafters.common_options import MAX_BUDGET
 from outpace.drafters.shelf import Shelf
@@ -241,6 +242,8 @@ def load(
         parse_method(method)
     _checked_budget(budget)
     target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs)
+    if target.device.type == "cpu":
+        tell_of_spinning()
     return Model(model, target, codec, method, budget, drafter)
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from outpace import cli
+from outpace.bench.runner import BenchRun
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.tree import Topology
 from outpace.nets import convert
@@ -124,6 +125,33 @@ def test_bench_in_batches(folder: str, tmp_path: Path) -> None:
         assert [figures[name] for name in ("prompts", "groups", "batch_size", "equal")] == [3, 2, 2, 1.0]
     records = [json.loads(line) for line in (tmp_path / "records.jsonl").read_text().splitlines()]
     assert [record["group"]["size"] for record in records] == [2, 2, 2, 2, 1, 1]
+
+
+def test_bench_that_is_stopped_goes_on(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against records written at the end only, silence on the way, and a second run of what is done."""
+    options = ["bench", "-m", folder, "-w", "builtin:3", "--methods", "recycle", "--max-new-tokens", "8"]
+    options += ["--out", str(tmp_path)]
+    monkeypatch.setattr(sys.modules["outpace.cli.bench"], "SECONDS_BETWEEN_LINES", 0)
+    measure, measured = BenchRun._measure, list[int]()
+
+    def interrupted(run: BenchRun, number: int, *rest: Any) -> Any:
+        measured.append(number)
+        if measured == [0, 1]:
+            raise KeyboardInterrupt
+        return measure(run, number, *rest)
+
+    monkeypatch.setattr(BenchRun, "_measure", interrupted)
+    assert _run(*options).exit_code != 0
+    assert len((tmp_path / "records.jsonl").read_text().splitlines()) == 2
+    result = _run(*options)
+    assert "2 records are there already, of 6" in result.stderr
+    assert "2/3 prompts: recycle" in result.stderr
+    summary = _last_json(result)["methods"]
+    assert summary["recycle"]["prompts"] == len((tmp_path / "records.jsonl").read_text().splitlines()) / 2 == 3
+    assert _last_json(_run(*options))["methods"] == summary
+    assert measured == [0, 1, 1, 2]
+    refused = _run(*options, "--temperature", "1")
+    assert "its records were made with temperature=0.0, and this run has 1.0" in str(refused.exception)
 
 
 def test_bench_against_stock_generate(folder: str) -> None:

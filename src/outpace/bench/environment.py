@@ -25,15 +25,6 @@ def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def memory_mb(device: torch.device) -> float:
-    """Memory in use: the process on a CPU, the peak since the last call on a GPU."""
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        return float(peak) / 2**20
-    return float(psutil.Process().memory_info().rss) / 2**20
-
-
 def _cpu_name() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

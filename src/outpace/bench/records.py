@@ -1,9 +1,7 @@
 """What is recorded: the counts of a prompt's turns, and the times of the group it was decoded in."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 PHASES = ("draft_ms", "forward_ms", "verify_ms", "commit_ms", "observe_ms")
@@ -77,15 +75,6 @@ def group_figures(turns: Sequence[Sequence[TurnRun]]) -> dict[str, Any]:
         "end_to_end_ms": end_to_end_ms,
         "tokens_per_second": 1e3 * decoded / decode_ms if decoded else None,
     }
-
-
-def write_records(records: Sequence[dict[str, Any]], folder: Path) -> Path:
-    """Append records to `folder/records.jsonl`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "records.jsonl"
-    with path.open("a") as file:
-        file.writelines(json.dumps(record) + "\n" for record in records)
-    return path
 
 
 def _decoded(run: TurnRun) -> int:

@@ -8,9 +8,7 @@ from rich.table import Table
 from scipy.stats import bootstrap
 
 from outpace.bench.records import PHASES
-from outpace.bench.runner import PLAIN
-
-Record = dict[str, Any]
+from outpace.bench.runner import PLAIN, Record
 
 
 def summarise(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
@@ -83,6 +81,16 @@ def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, A
         "bugs": kinds.count("bug"),
         "unclassified": kinds.count("unchecked") + kinds.count("different"),
     }
+
+
+def line(summary: dict[str, dict[str, Any]]) -> str:
+    """The summary in one line, for whoever waits."""
+    return "; ".join(
+        f"{method} {_number(row['speedup'], 2, 'x')} at {row['tokens_per_step']:.2f} tokens per step, "
+        f"{row['equal']:.0%} equal"
+        for method, row in summary.items()
+        if method != PLAIN
+    )
 
 
 def table(summary: dict[str, dict[str, Any]], title: str) -> Table:

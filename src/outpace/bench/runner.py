@@ -1,22 +1,24 @@
 """Runs methods against each other, interleaved group by group of prompts; one record per prompt and method."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from outpace.api import Model
 from outpace.bench.certificate import Certifier, Finding, method_runner
-from outpace.bench.environment import environment, memory_mb
+from outpace.bench.environment import environment
+from outpace.bench.memory import held_mb
 from outpace.bench.records import TurnRun, group_figures, prompt_figures
 from outpace.bench.warm import warm_up
-from outpace.bench.workload import WorkItem, in_groups
+from outpace.bench.workload import WorkItem, fingerprint, in_groups
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
-from outpace.drafters.catalog import parse_method
+from outpace.drafters.catalog import learns, parse_method
 from outpace.models.reference import TransformersReference
 
 PLAIN, TRANSFORMERS = "plain", "transformers"
 WARM_UP_TOKENS = 8
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -73,34 +75,81 @@ class BenchRun:
         self.model, self.plan = model, plan
         self._certifier = Certifier(model)
         self._references: dict[int, TransformersReference] = {}
+        self._held_mb: dict[str, float] = {}
+        self._groups = in_groups(plan.items, plan.batch_size)
+        self._shared = environment(model.target.device, model.target.dtype) | {"model": model.name}
+        self._shared["batch_size"] = plan.batch_size
 
-    def records(self, on_item: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What records depend on, the machine and the versions included."""
+        plan = self.plan
+        chosen = {"methods": plan.methods, "budget": plan.budget, "drafter": self.model.drafter, "check": plan.check}
+        chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
+        return self._shared | chosen | {"max_model_len": self.model.target.max_length}
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """How many records each group has."""
+        return [len(group) * len(self.plan.methods) for group in self._groups]
+
+    def records(self, on_item: Callable[[], None] = lambda: None) -> list[Record]:
         """Warm up, then decode every group with every method; records in the order of prompts and methods."""
-        plan, records = self.plan, []
-        shared = environment(self.model.target.device, self.model.target.dtype) | {"model": self.model.name}
-        shared["batch_size"] = plan.batch_size
-        groups = in_groups(plan.items, plan.batch_size)
-        first = [self.model.encode(item.prompt(0, [])) for item in groups[0]]
+        return [record for group in self.groups(on_item=on_item) for record in group]
+
+    def groups(self, done: Sequence[Record] = (), on_item: Callable[[], None] = lambda: None) -> Iterator[list[Record]]:
+        """The records of each group as soon as it is decoded.
+
+        Args:
+            done: records of the first groups, from a run that was stopped. Methods that learn from prompt to prompt
+                decode these again, unmeasured, so that counts are those of a run in one piece.
+            on_item: called after each prompt.
+        """
+        plan = self.plan
+        first_new = len({record["group"]["number"] for record in done})
+        if first_new == len(self._groups):
+            return
+        first = [self.model.encode(item.prompt(0, [])) for item in self._groups[0]]
         short = SamplingParams(max_new_tokens=WARM_UP_TOKENS)
         for method in plan.methods:
             self._run(method, first, short)
         self.model.reset()
         budgets = {method: self._budget(method) for method in plan.methods if method not in (PLAIN, TRANSFORMERS)}
         warm_up(self.model, budgets, plan.warm_items, plan.params, on_item)
-        for number, group in enumerate(groups):
+        self._learn_again(done, on_item)
+        for number, group in list(enumerate(self._groups))[first_new:]:
             # Each method takes its turn at going first, so that a drifting machine favours none of them.
             shift = number % len(plan.methods)
             order = plan.methods[shift:] + plan.methods[:shift]
-            records += self._measure(number, group, order, shared)
+            yield self._measure(number, group, order)
             for _ in group:
                 on_item()
-        return records
 
-    def _measure(
-        self, number: int, group: Sequence[WorkItem], order: Sequence[str], shared: dict[str, Any]
-    ) -> list[dict[str, Any]]:
+    def _learn_again(self, done: Sequence[Record], on_item: Callable[[], None]) -> None:
+        """Show methods that learn the prompts of groups that are done."""
+        drafting = [method for method in self.plan.methods if method not in (PLAIN, TRANSFORMERS)]
+        learning = [method for method in drafting if learns(self.model.proposer(method))]
+        answers: dict[int, list[list[str]]] = {}
+        for record in done:
+            if record["method"] == PLAIN:
+                answers.setdefault(record["group"]["number"], []).append(self._said(record))
+        for number, said in answers.items():
+            group = self._groups[number]
+            for turn in range(len(group[0].turns)):
+                pairs = zip(group, said, strict=True)
+                prompts = [self.model.encode(item.prompt(turn, before[:turn])) for item, before in pairs]
+                for method in learning:
+                    self._run(method, prompts, self.plan.params)
+            for _ in group:
+                on_item()
+
+    def _said(self, record: Record) -> list[str]:
+        """The texts of a record's answers."""
+        answers = zip(record["token_ids"], record["finish_reasons"], strict=True)
+        return [self.model.codec.decode(ids[:-1] if why == "stop" else ids) for ids, why in answers]
+
+    def _measure(self, number: int, group: Sequence[WorkItem], order: Sequence[str]) -> list[Record]:
         runs: dict[str, list[list[TurnRun]]] = {method: [] for method in order}  # by turns, then prompts
-        memory = dict.fromkeys(order, 0.0)
         prompts: list[list[list[int]]] = []
         answers: list[list[str]] = [[] for _ in group]
         for turn in range(len(group[0].turns)):
@@ -108,7 +157,6 @@ class BenchRun:
             prompts.append([self.model.encode(item.prompt(turn, before)) for item, before in said])
             for method in order:
                 runs[method].append(self._run(method, prompts[-1], self.plan.params))
-                memory[method] = max(memory[method], memory_mb(self.model.target.device))
             # All methods continue the conversation that plain decoding had, so that turns stay comparable.
             for before, run in zip(answers, runs[PLAIN][-1], strict=True):
                 before.append(run.text)
@@ -118,11 +166,15 @@ class BenchRun:
             own = {method: [turn[place] for turn in turns] for method, turns in runs.items()}
             for method in self.plan.methods:
                 finding = self._compare(asked, own[PLAIN], own[method], method)
-                record: dict[str, Any] = {"id": item.id, "dataset": item.dataset, "method": method}
+                record: Record = {"id": item.id, "dataset": item.dataset, "method": method}
                 record |= {"options": _options(self.plan, method)} | prompt_figures(own[method])
                 record |= {"group": {"number": number} | group_figures(runs[method])}
-                record |= {"memory_mb": memory[method], "equal": finding.kind == "equal", "finding": asdict(finding)}
-                record |= {"sampling": asdict(self.plan.params)} | shared
+                record |= {
+                    "memory_mb": self._memory(method),
+                    "equal": finding.kind == "equal",
+                    "finding": asdict(finding),
+                }
+                record |= {"sampling": asdict(self.plan.params)} | self._shared
                 records.append(record | {"index": number * self.plan.batch_size + place})
         return records
 
@@ -155,6 +207,14 @@ class BenchRun:
 
     def _budget(self, method: str) -> int | None:
         return self.plan.budget if parse_method(method).budget is None else None
+
+    def _memory(self, method: str) -> float:
+        """MiB that this method keeps, weights of the target included; asked once, for it hardly changes."""
+        if method not in self._held_mb:
+            model = self.model
+            own = (self._references,) if method == TRANSFORMERS else (model.target, model.proposer(method))
+            self._held_mb[method] = held_mb(*own)
+        return self._held_mb[method]
 
     def _reference(self, model: Model) -> TransformersReference:
         if id(model) not in self._references:

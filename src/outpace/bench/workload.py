@@ -1,8 +1,9 @@
 """Prompts to measure on: JSON lines with an id, a dataset name and one or more turns."""
 
+import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -81,6 +82,12 @@ def read_workloads(specs: list[str], max_turns: int | None = None, limit: int | 
         raise InvalidRequest(f"max_turns={max_turns}: must be at least 1")
     items = [item for spec in specs for item in read_workload(spec, limit)]
     return tuple(replace(item, turns=item.turns[:max_turns]) for item in items)
+
+
+def fingerprint(items: Sequence[WorkItem]) -> str:
+    """How many prompts there are, and a short name of what they say."""
+    digest = hashlib.sha256(json.dumps([asdict(item) for item in items]).encode())
+    return f"{len(items)} prompts, sha256 {digest.hexdigest()[:16]}"
 
 
 def in_groups(items: Sequence[WorkItem], size: int) -> list[Sequence[WorkItem]]:

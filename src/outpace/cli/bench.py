@@ -1,9 +1,11 @@
 """`outpace bench`: methods against each other."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -30,9 +32,15 @@ from outpace.cli.options import (
     Workload,
     console,
     load_model,
+    notes,
     progress_bar,
 )
 from outpace.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from outpace.bench.runner import BenchRun
+
+SECONDS_BETWEEN_LINES = 30
 
 
 def bench(
@@ -63,7 +71,10 @@ def bench(
     ] = None,
     batch_size: Annotated[int, typer.Option(help="Prompts that are decoded together.")] = 1,
     max_turns: MaxTurns = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for records.jsonl and summary.json.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for records.jsonl and summary.json; a run that was stopped goes on there."),
+    ] = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
@@ -71,7 +82,6 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Race methods against plain decoding, interleaved prompt by prompt or batch by batch; the last line is JSON."""
-    from outpace.bench.records import write_records
     from outpace.bench.report import summarise, table
     from outpace.bench.runner import BenchPlan, BenchRun, split_methods, usual_methods, with_baseline
     from outpace.bench.workload import read_workloads
@@ -100,13 +110,35 @@ def bench(
         plan = replace(plan, methods=with_baseline(chosen))
     run = BenchRun(loaded, plan)
     with progress_bar("bench", len(items) + len(warm_items)) as advance:
-        records = run.records(advance)
+        records = _race(run, out, advance)
     summary = summarise(records)
     if out is not None:
-        write_records(records, out)
         (out / "summary.json").write_text(json.dumps({"methods": summary}, indent=2))
     if not as_json:
         where = f"{records[0]['hardware']}, {records[0]['threads']} threads, {records[0]['dtype']}"
         title = f"{model}, {len(items)} prompts, batch size {batch_size}, {where}"
         Console(width=max(console.width, 240)).print(table(summary, title))
     print(json.dumps({"methods": summary}))
+
+
+def _race(run: "BenchRun", out: Path | None, advance: Callable[[], None]) -> list[dict[str, Any]]:
+    """All records of a run, each group's kept as soon as it is there, with a line now and then on how it goes."""
+    from outpace.bench.folder import RunFolder
+    from outpace.bench.report import line, summarise
+
+    folder = None if out is None else RunFolder(out, run.settings)
+    records = [] if folder is None else folder.read(run.group_sizes)
+    if records:
+        said = f"{out}: {len(records)} records are there already, of {sum(run.group_sizes)}"
+        notes.print(said, highlight=False, markup=False, soft_wrap=True)
+    last = monotonic()
+    for group in run.groups(records, advance):
+        if folder is not None:
+            folder.append(group)
+        records += group
+        if monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = monotonic()
+            prompts = len({record["index"] for record in records})
+            said = f"{prompts}/{len(run.plan.items)} prompts: {line(summarise(records))}"
+            notes.print(said, highlight=False, markup=False, soft_wrap=True)
+    return records

@@ -147,7 +147,8 @@ class GrowingShape(Protocol):
     in cumulative ones. `grow` returns two masks [F, C]: candidates that become nodes, and those among them to be
     expanded in turn. `kept` says, once all trees have grown, how many drafted nodes of each are kept [R] int64, the
     best by cumulative score. A request may be given what others leave: all together never keep more than the sum of
-    the budgets. `observe` is told what became of a tree, `close` that a request has ended.
+    the budgets. `observe` is told what became of a tree, `end_answer` that an answer of a conversation has ended, maybe
+    again before the next one begins, `close` that a request has ended.
 
     Attributes:
         width: candidates per node that it looks at.
@@ -172,6 +173,8 @@ class GrowingShape(Protocol):
     def kept(self, states: Sequence[Any], budgets: Tensor) -> Tensor: ...
 
     def observe(self, state: Any, observation: Observation) -> None: ...
+
+    def end_answer(self, state: Any) -> None: ...
 
     def reset(self) -> None: ...
 

@@ -76,9 +76,14 @@ class Topology:
         """[N, N] bool: entry (i, j) is true when j is i or an ancestor of i."""
         if self.is_chain:
             return torch.ones(len(self), len(self), dtype=torch.bool).tril()
+        # Pointer jumping: every step doubles how far up nodes have seen, so a tree takes the logarithm of its depth.
         mask = torch.eye(len(self), dtype=torch.bool)
-        for node in range(1, len(self.parents)):
-            mask[node] |= mask[self.parents[node]]
+        jump = torch.tensor((0, *self.parents[1:]))  # [N] ancestor `distance` levels up, the root where there is none
+        distance = 1
+        while distance <= self.max_depth:
+            mask |= mask[jump]
+            jump = jump[jump]
+            distance *= 2
         return mask
 
     def path(self, node: int) -> tuple[int, ...]:

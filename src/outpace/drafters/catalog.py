@@ -282,3 +282,13 @@ def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
     elif isinstance(proposer, StaticProposer):
         reader = proposer.source
     return reader.matrix if isinstance(reader, MatrixLearner) and not reader.private else None
+
+
+def learns(proposer: Proposer) -> bool:
+    """Whether what a proposer drafts depends on the requests it had before."""
+    if isinstance(proposer, SamDecoding):
+        return learns(proposer.other)
+    base = proposer.base if isinstance(proposer, GraftedProposer) else proposer
+    shape = base.shape if isinstance(base, GrowingProposer) else None
+    carries = isinstance(shape, DynaTree) and shape.config.history == "authors"
+    return carries or matrix_of(proposer) is not None

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -13,6 +14,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
 )
+from transformers.utils import CONFIG_NAME
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
@@ -31,6 +33,7 @@ DTYPES = {
 # The short names that vLLM and common usage accept for the same dtypes.
 DTYPE_ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 DEFAULT_MAX_LENGTH = 4096
+HUB_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,10 @@ def read_config(source: Source) -> PretrainedConfig:
     """Read a model's configuration.
 
     Raises:
-        ModelError: there is none under that name.
+        ModelError: there is none under that name, or the hub cannot be asked.
     """
+    if not Path(source.path).exists():
+        _ask_hub(source.name)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
     except Exception as error:
@@ -201,6 +206,20 @@ def _eos_token_ids(generation: GenerationConfig | None, config: PretrainedConfig
         if ids is not None:
             return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
     return ()
+
+
+def _ask_hub(name: str) -> None:
+    """Ask once for a model that is no file here. Transformers would ask a hub that is out of reach for 40 seconds."""
+    try:
+        if not isinstance(try_to_load_from_cache(name, CONFIG_NAME), str):
+            get_hf_file_metadata(hf_hub_url(name, CONFIG_NAME), timeout=HUB_TIMEOUT_S)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        known = ", ".join(sorted({*pulled(), *BUILT_IN}))
+        raise ModelError(
+            f"{name}: no model found: no folder or GGUF file of this name, no pulled or built-in model ({known}), none "
+            f"in the hub's cache, and {constants.ENDPOINT} was asked: {reason}"
+        ) from error
 
 
 def _check_gguf(path: Path) -> None:

@@ -16,6 +16,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Proposer
+from outpace.core.threads import tell_of_spinning
 from outpace.drafters.catalog import METHODS, build_proposer, parse_method
 from outpace.drafters.common_options import MAX_BUDGET
 from outpace.drafters.surroundings import Surroundings
@@ -103,6 +104,8 @@ class CustomGenerate:
         requests = self._requests(prompts, options)
         longest = max(map(len, prompts)) + options["max_new_tokens"]
         target = borrow_target(model, longest, len(prompts), self._pack)
+        if target.device.type == "cpu":
+            tell_of_spinning()
         engine = Engine(target)
         proposer = self._proposer(target)
         rows: dict[int, Session] = {}

@@ -33,6 +33,9 @@ class PlainShape:
     def observe(self, state: Any, observation: Observation) -> None:
         pass
 
+    def end_answer(self, state: Any) -> None:
+        pass
+
     def reset(self) -> None:
         pass
 

@@ -49,6 +49,7 @@ class GrowingProposer:
 
     def rewind(self, state: GrowingState, length: int) -> None:
         self.source.rewind(state.of_source, length)
+        self.shape.end_answer(state.of_shape)  # a state is rewound between the answers of a conversation
 
     def prefill(self, states: Sequence[GrowingState], chunks: Sequence[PromptChunk]) -> None:
         self.source.prefill([state.of_source for state in states], chunks)

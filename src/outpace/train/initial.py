@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from outpace.models.frozen import FrozenTarget
 from outpace.nets.domino import DominoHead
 
 N = TypeVar("N", bound=nn.Module)
@@ -33,7 +34,7 @@ def initialise(net: N, seed: int) -> N:
     return net
 
 
-def wake(head: DominoHead, embedding: Tensor, seed: int) -> None:
+def wake(head: DominoHead, target: FrozenTarget, seed: int) -> None:
     """Let Domino's causal head learn from its first step on; the paper says nothing of its beginning.
 
     With small weights everywhere W2 sees next to nothing of the state and the state hears next to nothing of W2: the
@@ -42,11 +43,13 @@ def wake(head: DominoHead, embedding: Tensor, seed: int) -> None:
 
     Args:
         head: is changed.
-        embedding: [V, H] of the target; the state's input weights suit its scale.
+        target: what feeds the head; the state's input weights suit the scale of its embeddings, which Gemma's layers
+            receive times the root of their size.
         seed: of the weights.
     """
     generator = torch.Generator().manual_seed(seed)
-    scale = 1 / float(embedding.float().square().mean().sqrt().clamp_min(1e-6))
+    fed = target.embed(torch.arange(target.vocab_size, device=target.device))  # [V, H]
+    scale = 1 / float(fed.float().square().mean().sqrt().clamp_min(1e-6))
     of_input, of_state = head.gate_weights()
     of_low_rank = head.embed_proj[0].weight
     assert isinstance(of_low_rank, Tensor)

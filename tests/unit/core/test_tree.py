@@ -1,11 +1,26 @@
 """Draft trees: validation, depths, ancestor mask and paths, against definitions spelled out by brute force."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from outpace.core.tree import DraftTree, Topology
+
+
+class Counting(TorchDispatchMode):
+    """Counts tensor operations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operations += 1
+        return func(*args, **(kwargs or {}))
 
 
 @st.composite
@@ -59,6 +74,16 @@ def test_the_mask_is_exactly_the_ancestor_relation(parents: list[int]) -> None:
     expected = [[other in ancestors(parents, node) for other in range(len(parents))] for node in range(len(parents))]
     assert mask.dtype == torch.bool
     assert mask.tolist() == expected
+
+
+def test_the_mask_of_a_large_tree_takes_few_operations() -> None:
+    """Guards against a mask made node by node: five tensor operations per node, 300 for 61 nodes, in every round."""
+    parents = [-1, *(node // 4 for node in range(52)), *range(52, 60)]  # 61 nodes, the last ones a chain
+
+    with Counting() as counting:
+        mask = Topology(tuple(parents)).ancestor_mask
+    assert mask.tolist() == [[other in ancestors(parents, node) for other in range(61)] for node in range(61)]
+    assert counting.operations <= 20  # 13 for this depth
 
 
 @given(parent_lists())

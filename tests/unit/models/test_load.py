@@ -1,10 +1,12 @@
 """From a name to a target: what is found first, and what is said when nothing usable is found."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 
 import outpace
 from outpace.core.errors import InvalidRequest, ModelError, UnsupportedModel
@@ -51,6 +53,23 @@ def test_a_path_that_does_not_exist_is_not_sought_on_the_hub(name: str) -> None:
     """Guards against a mistyped path answered with an error about hub authentication."""
     with pytest.raises(ModelError, match="no such folder or GGUF file"):
         resolve(name)
+
+
+@pytest.mark.parametrize("name", ["gpt-17", "owner/gpt-17", "gpt 17"])
+def test_an_unknown_name_is_answered_at_once(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against 40 seconds of retries where the hub is out of reach, and an error that names half the places."""
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(home / "hub"))
+    stored = home / "models" / "mine"
+    stored.mkdir(parents=True)
+    (stored / "outpace.json").write_text("{}")
+    with pytest.raises(
+        ModelError, match=rf"{name}: no model found: .*\(mine, smollm2-135m\).* the hub's cache, and http"
+    ):
+        load_target(name, "auto", "cpu", None, 1)
+    assert not waits
 
 
 def test_a_built_in_model_that_was_not_pulled_says_how() -> None:

@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from outpace.core.errors import ModelError
+from outpace.models.frozen import FrozenTarget
 from outpace.train.anchors import all_anchors
 from outpace.train.objectives.domino import (
     DominoNetSettings,
@@ -18,6 +19,7 @@ from outpace.train.objectives.domino import (
     Strategy,
     build_domino,
 )
+from tests.unit.models.tiny import tiny_config, tiny_target
 from tests.unit.train import blocks, pairs, tiny
 
 STRATEGIES: tuple[Strategy, ...] = ("curriculum", "teacher-forcing", "training-time-test")
@@ -187,6 +189,20 @@ def test_the_curriculum_keeps_the_base_strong(seed: int) -> None:
     before, after = (pairs.played(one).tokens_per_step for one in (fresh(seed), anchored))
     assert before < 1.1
     assert after > before + 0.64
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "gemma2"])
+def test_a_new_head_hears_its_tokens_whatever_their_scale(family: str) -> None:
+    """Guards against gates scaled for the raw embedding and fed with Gemma's, times the root of H: at H = 48 more than
+    half of them would begin saturated, at Gemma's 1,152 nine in ten, and learn nothing."""
+    target = FrozenTarget(tiny_target(tiny_config(family, vocab_size=tiny.VOCAB), max_length=64))
+    head = build_domino(
+        DominoNetSettings(**blocks.NET | HEAD), DominoObjectiveSettings(), target, tiny.facts(), 0
+    ).net.head
+    fed = target.embed(torch.arange(tiny.VOCAB)).float()  # [V, H]
+    heard = fed @ head.gate_weights()[0].detach().T  # [V, 3G]
+    assert heard.square().mean().sqrt().item() == pytest.approx(1.0, rel=0.15)
+    assert (heard.abs() > 4).float().mean() < 0.01
 
 
 def test_training_on_own_drafts_works_too() -> None:

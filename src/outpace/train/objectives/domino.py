@@ -209,6 +209,6 @@ def build_domino(
     """
     config = build(DominoConfig, block_fields(net, target, facts), "net")
     made = initialise(DominoNet(config), seed)
-    wake(made.head, target.embedding, seed)
+    wake(made.head, target, seed)
     made = made.to(target.device)
     return DominoObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))

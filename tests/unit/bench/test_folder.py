@@ -1,0 +1,106 @@
+"""A run that is stopped and taken up: nothing lost, nothing counted otherwise, nothing mixed."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outpace
+from outpace.api import Model
+from outpace.bench.folder import RECORDS, RunFolder
+from outpace.bench.runner import BenchPlan, BenchRun
+from outpace.bench.workload import WorkItem
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+from tests.unit.models.tiny import save_tiny_model
+
+METHODS = (
+    "plain",
+    "lookup",
+    "recycle:budget=6",
+    "samd:budget=6",
+    "lookahead",
+    "dynatree:history=authors,max_depth=6",
+    "outpace:draft=none,budget=6",
+)
+SAID = ("abc", "the cat", "0101", "abcabc", "xyz", "the dog")
+ITEMS = tuple(WorkItem(str(number), "letters", (text, text[::-1]), raw=True) for number, text in enumerate(SAID))
+PLAN = BenchPlan(METHODS, ITEMS, SamplingParams(max_new_tokens=12), batch_size=2)
+COUNTS = (
+    "id",
+    "method",
+    "token_ids",
+    "steps",
+    "drafted",
+    "draft_passes",
+    "accepted",
+    "retrieved",
+    "accepted_per_depth",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    folder = save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048)
+    return outpace.load(str(folder), "plain", drafter="early-exit:1", dtype="float32", device="cpu", max_num_seqs=2)
+
+
+def counts(records: Sequence[dict[str, Any]]) -> list[Any]:
+    return [[record[name] for name in COUNTS] for record in json.loads(json.dumps(records))]
+
+
+def test_a_run_that_is_taken_up_counts_as_one_in_one_piece(model: Model, tmp_path: Path) -> None:
+    """Guards against an hour of records lost with one kill, half a record read as one, and methods that learn from
+    prompt to prompt beginning anew in the middle."""
+    whole = BenchRun(model, PLAN).records()
+    run = BenchRun(model, PLAN)
+    folder = RunFolder(tmp_path / "run", run.settings)
+    for group in islice(run.groups(), 2):
+        folder.append(group)
+    file = folder.path / RECORDS
+    text = file.read_text()
+    assert len(text.splitlines()) == 2 * 2 * len(METHODS)
+    file.write_text(text[: len(text) - 2 * len(text.splitlines()[-1])])  # killed while the second group was written
+
+    done = list[int]()
+    again = BenchRun(model, PLAN)
+    folder = RunFolder(tmp_path / "run", again.settings)
+    records = folder.read(again.group_sizes)
+    assert len(records) == len(file.read_text().splitlines()) == 2 * len(METHODS)
+    for group in again.groups(records, lambda: done.append(1)):
+        folder.append(group)
+    assert counts(folder.read(again.group_sizes)) == counts(whole)
+    assert len(done) == len(ITEMS)
+    assert list(again.groups(folder.read(again.group_sizes))) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"methods": METHODS[:2]}, "methods"),
+        ({"items": ITEMS[:4]}, "prompts"),
+        ({"warm_items": ITEMS[:1]}, "warm"),
+        ({"budget": 3}, "budget"),
+        ({"batch_size": 1}, "batch_size"),
+        ({"params": SamplingParams(max_new_tokens=12, temperature=0.5, seed=0)}, "temperature"),
+    ],
+)
+def test_records_of_other_settings_are_refused_by_name(
+    model: Model, tmp_path: Path, changes: dict[str, Any], field: str
+) -> None:
+    """Guards against one table made of two experiments."""
+    RunFolder(tmp_path, BenchRun(model, PLAN).settings)
+    RunFolder(tmp_path, BenchRun(model, PLAN).settings)
+    with pytest.raises(InvalidRequest, match=f"its records were made with {field}=.*; choose a new folder"):
+        RunFolder(tmp_path, BenchRun(model, replace(PLAN, **changes)).settings)
+
+
+def test_records_without_settings_are_refused(model: Model, tmp_path: Path) -> None:
+    """Guards against records of nobody knows what, to which others are added."""
+    (tmp_path / RECORDS).write_text("{}\n")
+    with pytest.raises(InvalidRequest, match="do not say their settings"):
+        RunFolder(tmp_path, BenchRun(model, PLAN).settings)

@@ -1,0 +1,56 @@
+"""What a method is said to hold: everything of its own, nothing of its neighbours', each byte once."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import outpace
+from outpace.bench.memory import held_mb
+from outpace.bench.runner import BenchPlan, BenchRun
+from outpace.bench.workload import WorkItem
+from outpace.core.params import SamplingParams
+from outpace.drafters.catalog import matrix_of
+from outpace.models.linear import PackedLinear
+from tests.unit.models.tiny import save_tiny_model
+
+ITEMS = (WorkItem("0", "letters", ("abc",), raw=True),)
+MIB = 2**20
+
+
+def measured(folder: str, drafter: str, *methods: str) -> tuple[outpace.Model, dict[str, float]]:
+    """A model that has raced methods, and the memory that was recorded of each."""
+    model = outpace.load(folder, "plain", drafter=drafter, dtype="float32", device="cpu", max_num_seqs=1)
+    records = BenchRun(model, BenchPlan(methods, ITEMS, SamplingParams(max_new_tokens=4))).records()
+    return model, {record["method"]: record["memory_mb"] for record in records}
+
+
+def test_plain_decoding_holds_no_drafter(tmp_path: Path) -> None:
+    """Guards against memory of the whole process, in which every method's drafter is loaded before plain decodes."""
+    folder, drafter = (str(save_tiny_model(tmp_path / name, eos_token_id=None)) for name in ("target", "drafter"))
+    model, alone = measured(folder, drafter, "plain")
+    assert alone["plain"] == held_mb(model.target, model.proposer("plain"))
+    model, together = measured(folder, drafter, "linear", "recycle", "plain")
+    assert together["plain"] == pytest.approx(alone["plain"], abs=0.01)
+    matrix = matrix_of(model.proposer("recycle"))
+    assert matrix is not None
+    assert together["recycle"] - together["plain"] == pytest.approx(matrix.nbytes / MIB, abs=0.02)
+    own = held_mb(model.drafters.language_model())
+    assert own > 0.1
+    assert together["linear"] - together["plain"] == pytest.approx(own, abs=0.02)
+
+
+def test_bytes_are_counted_once() -> None:
+    """Guards against views that count again, packed weights and arrays that count nothing, and circles."""
+    weight = torch.zeros(1024, 256)
+    assert held_mb([weight, weight.T, weight[5:], nn.Parameter(weight)]) == pytest.approx(1.0, abs=0.001)
+    assert held_mb(weight[5:]) == pytest.approx(1.0, abs=0.001)
+    assert held_mb(PackedLinear(weight, None)) == pytest.approx(1.0, abs=0.01)
+    assert held_mb({"ends": np.zeros(2**17)}) == pytest.approx(1.0, abs=0.001)
+    assert held_mb([[0] * 2**17]) == pytest.approx(1.0, abs=0.001)
+    circle: list[object] = [weight]
+    circle.append(circle)
+    assert held_mb(circle, weight) == pytest.approx(1.0, abs=0.001)
+    assert held_mb(torch.empty(2**20, device="meta")) == 0.0
