@@ -70,7 +70,7 @@ class Evidence:
         trust: sum of squared gradients that each weight of the prior is taken to have seen.
     """
 
-    def __init__(self, prior: Sequence[float], rate: float = 0.1, trust: float = 1.0) -> None:
+    def __init__(self, prior: Sequence[float], rate: float = 0.1, trust: float = 10.0) -> None:
         assert len(prior) == SIZE
         self._prior, self._rate, self._trust = tuple(prior), rate, trust
         self.reset()
