@@ -26,6 +26,7 @@ bench: $(READY) ## The headline table on the built-in prompts
 	$(BIN)/outpace bench --model smollm2-135m --workload builtin --methods transformers,plain,lookup,recycle --out runs/bench-$$(date +%F-%H%M%S)
 
 $(READY): pyproject.toml constraints/cpu.txt
+	@echo "setting up .venv: torch, transformers and others, a minute or two"
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[bench,dev]"
 	@touch $(READY)

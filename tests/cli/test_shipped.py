@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from outpace import cli
 from outpace.bench import demo
+from outpace.bench.workload import read_workload
 from tests.unit.api.shipment import install, load, ship
 
 
@@ -59,7 +61,15 @@ def test_commands_without_a_method_take_the_models_default(has_drafters: bool) -
 def test_the_demo_shows_the_default(
     has_drafters: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Guards against a demo that fails where nothing ships, or leaves out what does."""
+    """Guards against a demo that fails where nothing ships, or leaves out what does; against minutes of silence before
+    a text that comes at once, and speeds that wait for the last run."""
+    pieces: list[str] = []
+
+    def printed(text: str, **options: Any) -> None:
+        pieces.append(text)
+        print(text, **options)
+
+    monkeypatch.setattr(demo, "print", printed, raising=False)
     monkeypatch.setattr(demo, "load", lambda name, **options: load("tiny", max_num_seqs=1))
     monkeypatch.setattr(demo, "ROUNDS", 1)
     monkeypatch.setattr(demo, "TOKENS", 20)
@@ -67,6 +77,28 @@ def test_the_demo_shows_the_default(
         demo.main()
     shown = capsys.readouterr().out
     assert end.value.code == 0, shown
-    assert ("domino:budget=3" in shown) == has_drafters
-    assert all(method in shown for method in ("plain", "lookup", "recycle"))
-    assert "equal, all" in shown
+    methods = ["plain", "lookup", "recycle", *(["domino:budget=3"] if has_drafters else [])]
+    places = [shown.index(f"per step, equal: {method}\n") for method in methods]
+    assert [shown.index("as you saw it"), *places, shown.index("output against plain")] == sorted(
+        [shown.index("as you saw it"), *places, shown.index("output against plain")]
+    )
+    assert ("domino" in shown) == has_drafters
+    assert "equal, all 20 tokens" in shown
+    model = load("tiny", max_num_seqs=1)
+    first, second = (model.encode(item.prompt(0, [])) for item in read_workload("builtin:2"))
+    texts = [model.generate(prompt, max_new_tokens=20, method="plain").text for prompt in (first, second)]
+    assert "".join(pieces) == "".join(texts)
+    assert len(pieces) >= 20, "piece by piece"
+
+
+def test_the_demo_is_short_on_a_slow_machine() -> None:
+    """Guards against a demo of eight minutes: two prompts must fit in two, at 20 tokens per second and at 3."""
+    for speed in (3.0, 20.0, 60.0, 400.0):
+        said = min(demo.TOKENS, int(speed * demo.SHOW_SECONDS))
+        rounds, tokens = demo.affordable(4, said, speed)
+        assert said / speed + 4 * rounds * tokens / speed <= 60
+        assert 1 <= rounds <= 3
+        assert tokens >= min(said, demo.FEWEST_TOKENS) > 20
+    assert demo.affordable(4, 160, 400.0) == (3, 160)
+    assert demo.affordable(4, 160, 20.0) == (1, 160)
+    assert demo.affordable(4, 160, 10.0) == (1, 80)

@@ -1,10 +1,13 @@
 """`make demo`: a real model and prompts, plain against speculative decoding, with the equality of every run.
 
-The methods are those that need nothing and, where a drafter ships, the model's default, which drafts with it.
+The methods are those that need nothing and, where a drafter ships, the model's default, which drafts with it. Text
+appears as plain decoding says it, a line as soon as a run has ended. On a slow machine runs are fewer and shorter, so
+that a prompt takes less than a minute.
 """
 
 import statistics
 import sys
+from time import perf_counter
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -12,11 +15,13 @@ from transformers.utils import logging
 
 from outpace.api import Model, load
 from outpace.bench.certificate import Certifier, Finding, method_runner
-from outpace.bench.runner import usual_methods
+from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, usual_methods
 from outpace.bench.workload import WorkItem, read_workload
 from outpace.core.params import SamplingParams
 
-ROUNDS, TOKENS = 3, 160
+ROUNDS, TOKENS, FEWEST_TOKENS = 3, 160, 32
+SHOW_SECONDS, RACE_SECONDS = 12.0, 32.0
+"""For plain decoding's text, and for all measured runs if none were faster than plain decoding; of each prompt."""
 
 
 def main() -> None:
@@ -24,40 +29,44 @@ def main() -> None:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     console = Console(width=100)
+    console.print("Loading SmolLM2-135M-Instruct", highlight=False)
     model = load("smollm2-135m", max_num_seqs=1)
-    params = SamplingParams(max_new_tokens=TOKENS)
     dtype = str(model.target.dtype).removeprefix("torch.")
     console.print(f"[bold]SmolLM2-135M-Instruct[/bold] on {model.target.device}, {dtype}, greedy\n")
     bugs = 0
     for item in read_workload("builtin:2"):
-        bugs += _race(console, model, item, params)
+        bugs += _race(console, model, item)
     sys.exit(1 if bugs else 0)
 
 
-def _race(console: Console, model: Model, item: WorkItem, params: SamplingParams) -> int:
+def _race(console: Console, model: Model, item: WorkItem) -> int:
     prompt = model.encode(item.prompt(0, []))
     console.print(f"[bold]Prompt[/bold] {item.turns[0]}\n", markup=True, highlight=False)
     methods = usual_methods(model)
+    rounds, tokens = affordable(len(methods), *_show(console, model, prompt))
+    params = SamplingParams(max_new_tokens=tokens)
+    for method in methods:  # drafters are read, kernels warm up
+        model.generate(prompt, SamplingParams(max_new_tokens=WARM_UP_TOKENS), method=method)
     times: dict[str, list[float]] = {method: [] for method in methods}
     runs = {}
-    for turn in range(ROUNDS + 1):
+    for _ in range(rounds):
+        model.reset()  # no method has seen this prompt before
         for method in methods:
-            runs[method] = model.generate(prompt, params, method=method)
-            if turn:  # the first round warms up, and Token Recycling starts with an empty matrix
-                times[method].append(runs[method].metrics.tpot_ms)
-        if turn == 0:
-            model.reset()
-            console.print(f"[bold]Answer[/bold] {runs['plain'].text}\n", markup=True, highlight=False)
+            run = runs[method] = model.generate(prompt, params, method=method)
+            times[method].append(run.metrics.tpot_ms)
+            said = "equal" if run.token_ids == runs[PLAIN].token_ids else "differs"
+            line = f"{1e3 / run.metrics.tpot_ms:6.1f} tokens/s, {run.metrics.tokens_per_step:.2f} per step, {said}"
+            console.print(f"{line}: {method}", highlight=False, markup=False)
     certifier = Certifier(model)
     method_column = Column("method", overflow="fold")  # options are part of the name
     table = Table(method_column, "tokens/s", "speedup", "tokens per step", "output against plain decoding")
     bugs = 0
     for method in methods:
         finding = certifier.classify(
-            prompt, params, runs["plain"].token_ids, runs[method].token_ids, method_runner(method, None)
+            prompt, params, runs[PLAIN].token_ids, runs[method].token_ids, method_runner(method, None)
         )
         bugs += finding.kind == "bug"
-        ratio = statistics.median(base / own for base, own in zip(times["plain"], times[method], strict=True))
+        ratio = statistics.median(base / own for base, own in zip(times[PLAIN], times[method], strict=True))
         table.add_row(
             method,
             f"{1e3 / statistics.median(times[method]):.1f}",
@@ -66,8 +75,41 @@ def _race(console: Console, model: Model, item: WorkItem, params: SamplingParams
             _verdict(finding, runs[method].metrics.new_tokens),
         )
     console.print(table)
-    console.print(f"Medians of {ROUNDS} interleaved runs. This model's default is {model.method}.\n", highlight=False)
+    console.print(
+        f"Medians of {rounds} interleaved rounds, at most {tokens} tokens each. This model's default is "
+        f"{model.method}.\n",
+        highlight=False,
+    )
     return bugs
+
+
+def _show(console: Console, model: Model, prompt: list[int]) -> tuple[int, float]:
+    """Print plain decoding's answer as it comes; its tokens, and tokens per second."""
+    console.print("[bold]Answer[/bold] ", end="")
+    started = perf_counter()
+    with model.stream(prompt, max_new_tokens=TOKENS, method=PLAIN) as stream:
+        for event in stream:
+            print(event.text, end="", flush=True)
+            if perf_counter() - started > SHOW_SECONDS:
+                stream.stop()
+    assert stream.result is not None
+    metrics = stream.result.metrics
+    speed = 1e3 / metrics.tpot_ms
+    console.print(f"\n\n{speed:6.1f} tokens/s as you saw it, plain decoding; now every method:", highlight=False)
+    return metrics.new_tokens, speed
+
+
+def affordable(methods: int, tokens: int, speed: float) -> tuple[int, int]:
+    """How many rounds there is time for, and of how many tokens.
+
+    Args:
+        methods: that are raced.
+        tokens: of a whole run.
+        speed: tokens per second, of the slowest.
+    """
+    total = speed * RACE_SECONDS / methods  # tokens of each method
+    rounds = min(max(int(total / tokens), 1), ROUNDS)
+    return rounds, min(tokens, max(int(total / rounds), FEWEST_TOKENS))
 
 
 def _verdict(finding: Finding, tokens: int) -> str:
