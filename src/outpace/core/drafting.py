@@ -118,6 +118,8 @@ class Level:
         log_probs: [F, C] keyed score of each candidate, best first.
         cumulative: [F, C] the same summed along the path, each level by the shape's weight for it.
         entropy: [F] of each parent's law, for shapes that want it.
+        ends: [F, C] bool, candidates behind which nothing can be said; None if there are none. Nothing is drafted below
+            them, whether a shape expands them or not.
     """
 
     depth: int
@@ -125,6 +127,7 @@ class Level:
     log_probs: Tensor
     cumulative: Tensor
     entropy: Tensor | None = None
+    ends: Tensor | None = None
 
 
 class Gates(NamedTuple):

@@ -166,6 +166,11 @@ class Stream:
     eos_token_ids: tuple[int, ...] = ()
 
     @property
+    def ending_ids(self) -> tuple[int, ...]:
+        """Ids behind which nothing can be said: they end the request, or, before `min_new_tokens`, cannot be chosen."""
+        return () if self.params.ignore_eos else self.eos_token_ids
+
+    @property
     def first_position(self) -> int:
         """Absolute position of the token that is drawn after node 0."""
         return len(self.ids)
@@ -200,7 +205,8 @@ class Observation:
     """One verified tree, told to the proposer: retrieval learns from rejected nodes too.
 
     Attributes:
-        tree, verdict, outputs: what was proposed, what became of it, and the target's answer at its nodes.
+        tree, verdict, outputs: what was proposed, but for nodes below a token that ends the request, what became of it,
+            and the target's answer at its nodes.
         before: the id before the pending token; NO_TOKEN without one.
     """
 

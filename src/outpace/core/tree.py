@@ -1,7 +1,7 @@
 """Draft trees: the one data structure that every method proposes and every verifier walks."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import torch
@@ -141,6 +141,29 @@ class DraftTree:
 
     def __len__(self) -> int:
         return len(self.topology)
+
+    def without_unsayable(self, ends: Collection[int], tokens: Sequence[int]) -> "DraftTree":
+        """The tree without the nodes below a drafted token that ends the request: nobody will ever say them.
+
+        Args:
+            ends: ids that end it.
+            tokens: the tree's, on the host.
+        """
+        if not any(token in ends for token in tokens[1:]):
+            return self
+        parents, kept, place = self.topology.parents, [0], {0: 0}
+        for node, above in enumerate(parents[1:], start=1):
+            if above in place and (above == 0 or tokens[above] not in ends):
+                place[node] = len(kept)
+                kept.append(node)
+        return replace(
+            self,
+            tokens=self.tokens[kept],
+            topology=Topology.of([-1, *(place[parents[node]] for node in kept[1:])]),
+            draft_probs=None if self.draft_probs is None else self.draft_probs[kept],
+            retrieved=sum(node >= self.drafted for node in kept),
+            scores=None if self.scores is None else self.scores[[node for node in kept if node < len(self.scores)]],
+        )
 
     @property
     def drafted(self) -> int:

@@ -124,7 +124,7 @@ class Witnesses:
         place = NO_MATCH if self._text is None else self._text.place
         while len(growth.tokens) <= budget:
             named: Named = {}
-            if depth < max_depth:
+            if depth < max_depth and (not node or growth.tokens[node] not in self._stream.ending_ids):
                 below = drafts.get(growth.drafted[node], {})
                 before = growth.tokens[growth.parents[node]] if node else self._stream.before
                 named = self._named(before, growth.tokens[node], depth, place, below)

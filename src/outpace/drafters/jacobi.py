@@ -77,13 +77,14 @@ class JacobiWindow:
         sizes: of it.
         ids: the request's, from which tokens are drawn that nothing is known about.
         source: draws them.
+        finals: ids behind which nothing can be said; they are not drawn.
 
     Attributes:
         rows: by level, oldest first; the first token of the first row is the pending token.
     """
 
-    def __init__(self, sizes: Sizes, ids: Sequence[int], source: random.Random) -> None:
-        self._sizes, self._source = sizes, source
+    def __init__(self, sizes: Sizes, ids: Sequence[int], source: random.Random, finals: Sequence[int] = ()) -> None:
+        self._sizes, self._source, self._finals = sizes, source, finals
         self.rows: list[list[int]] = [[]]
         self._fill(ids)
 
@@ -115,5 +116,6 @@ class JacobiWindow:
     def _fill(self, ids: Sequence[int]) -> None:
         # A filling window loses a column per round, so it begins with more.
         width = self._sizes.window + self._sizes.level - 1 - len(self.rows)
+        ids = [token for token in ids if token not in self._finals] or ids
         for row in self.rows:
             row += [self._source.choice(ids) for _ in range(width - len(row))]

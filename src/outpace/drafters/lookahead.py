@@ -20,7 +20,8 @@ What differs from the authors' code:
 - Where the window runs out of tokens, ids of the request's own text are put, drawn from a generator per request.
 
 At any temperature the next row is the target's argmax (the first of `top_ids`): the trajectory is that of greedy
-decoding, and verification alone decides what is said.
+decoding, and verification alone decides what is said. A token that ends the request ends n-grams; the window, which
+could say nothing behind it, goes on with the next best.
 """
 
 import random
@@ -44,6 +45,7 @@ class LookaheadState:
         window: None before the first tree and after a rewind, which leaves it at places that are no more.
         ends: node of each column's last level in the tree of this round, of the first columns if not all have room.
         ids: the request's in this round.
+        finals: ids behind which nothing can be said.
         seen: ids whose n-grams the pool has, if it takes any from the text.
     """
 
@@ -52,6 +54,7 @@ class LookaheadState:
     window: JacobiWindow | None = None
     ends: list[int] = field(default_factory=list)
     ids: Sequence[int] = ()
+    finals: Sequence[int] = ()
     seen: int = 0
     source: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -86,15 +89,16 @@ class Lookahead:
         return [self._tree(state, request) for state, request in zip(states, requests, strict=True)]
 
     def observe(self, states: Sequence[LookaheadState], observations: Sequence[Observation]) -> None:
-        tops = torch.cat([observation.outputs.top_ids[:, 0] for observation in observations]).tolist()
+        wanted = 1 + max(len(state.finals) for state in states)
+        tops = torch.cat([observation.outputs.top_ids[:, :wanted] for observation in observations]).tolist()
         for state, observation in zip(states, observations, strict=True):
             top, tops = tops[: len(observation.tree)], tops[len(observation.tree) :]
             if state.window is None:
                 continue
-            after = [top[node] for node in state.ends]
             if state.window.is_full:
-                for key, rest in state.window.ngrams(after):
+                for key, rest in state.window.ngrams([top[node][0] for node in state.ends]):
                     state.pool.add(key, rest)
+            after = [_onward(top[node], state.finals) for node in state.ends]
             state.window.advance(after, observation.verdict.accepted_drafts, state.ids)
 
     def reset(self) -> None:
@@ -115,7 +119,8 @@ class Lookahead:
                 place = branches.add(place, [level_0[column]])
             state.ends.append(branches.add(place, [row[column] for row in columns]))
         for rest in state.pool.after(ids[-1]):
-            branches.add(0, rest[:depth])
+            last = next((place for place, token in enumerate(rest) if token in state.finals), depth)
+            branches.add(0, rest[: min(last + 1, depth)])
         return branches.tree()
 
     def _window(self, state: LookaheadState, request: DraftRequest) -> JacobiWindow:
@@ -124,13 +129,18 @@ class Lookahead:
         if state.sizes != sizes:
             state.sizes, state.pool, state.window, state.seen = sizes, NGramPool(sizes.guess), None, 0
         if state.window is None:
-            state.window = JacobiWindow(sizes, ids, state.source)
+            state.window = JacobiWindow(sizes, ids, state.source, request.stream.ending_ids)
         if self._pool_from_prompt:
             for end in range(max(state.seen, sizes.level - 1), len(ids)):
                 state.pool.add(ids[end - sizes.level + 1], tuple(ids[end - sizes.level + 2 : end + 1]))
             state.seen = len(ids)
-        state.ids = ids
+        state.ids, state.finals = ids, request.stream.ending_ids
         return state.window
+
+
+def _onward(top: Sequence[int], finals: Sequence[int]) -> int:
+    """The best token that does not end the request: the window is to go on."""
+    return next((token for token in top if token not in finals), top[0])
 
 
 class _Branches:

@@ -36,12 +36,11 @@ def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
         finite on its path, or whose options leave no token there, gains none and has `error` set.
     """
     clock = [perf_counter()]
-    trees = propose(target, sessions)
+    trees, tokens = sayable(propose(target, sessions), sessions)
     clock.append(perf_counter())
     taps = [session.proposer.needs.taps for session in sessions]
     outputs = target.forward([_slot(session) for session in sessions], trees, taps)
     clock.append(perf_counter())
-    tokens = [tree.tokens.tolist() for tree in trees]
     verdicts = keep_sound(sessions, outputs, verify(sessions, trees, tokens, outputs))
     clock.append(perf_counter())
     emitted: Emitted = []
@@ -90,6 +89,16 @@ def propose(target: Target, sessions: Sequence[Session]) -> list[DraftTree]:
                 )
             trees[index] = tree
     return [trees[index] for index in range(len(sessions))]
+
+
+def sayable(trees: Sequence[DraftTree], sessions: Sequence[Session]) -> tuple[list[DraftTree], list[list[int]]]:
+    """The trees without what no request can ever say, whoever proposed it, and their tokens on the host."""
+    kept, tokens = [], []
+    for tree, session in zip(trees, sessions, strict=True):
+        said = tree.tokens.tolist()
+        kept.append(tree.without_unsayable(session.stream.ending_ids, said))
+        tokens.append(said if kept[-1] is tree else kept[-1].tokens.tolist())
+    return kept, tokens
 
 
 def verify(

@@ -93,6 +93,8 @@ class Beam(PlainShape):
             scores = level.cumulative[mine]  # [F', C]
             scores = scores.masked_fill(scores.isnan(), -torch.inf)  # of nodes below which nothing is allowed
             if self.goes_on(states[owner], level.depth, scores):
+                if level.ends is not None:  # their places in the beam are for others
+                    scores = scores.masked_fill(level.ends[mine], -torch.inf)
                 best = scores.flatten().topk(min(self.beam, scores.numel())).indices
                 expanded[mine[best // scores.shape[1]], best % scores.shape[1]] = True
         return selected, expanded

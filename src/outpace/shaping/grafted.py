@@ -91,7 +91,8 @@ class GraftedProposer:
     ) -> list[list[Offer]]:
         """What continues the ends of each tree, as many as there are free slots in it."""
         rooms = free_slots(trees, requests)
-        ends = [(index, node) for index, tree in enumerate(trees) for node in _ends(tree, rooms[index])]
+        finals = [request.stream.ending_ids for request in requests]
+        ends = [(index, node) for index, tree in enumerate(trees) for node in _ends(tree, rooms[index], finals[index])]
         offers: list[list[Offer]] = [[] for _ in trees]
         if ends:
             members = [index for index, _ in ends]
@@ -112,10 +113,12 @@ class GraftedProposer:
         self.fill.reset()
 
 
-def _ends(tree: DraftTree, count: int) -> list[int]:
-    """At most so many nodes of what was kept that have no child there, by score if there are any, else by number."""
-    kept = len(tree) - tree.pruned
+def _ends(tree: DraftTree, count: int, finals: Sequence[int]) -> list[int]:
+    """At most so many nodes of what was kept that have no child there, by score if there are any, else by number;
+    none whose token is one of `finals`, behind which nothing can be said."""
+    kept, tokens = len(tree) - tree.pruned, tree.tokens.tolist()
     ends = [node for node in range(kept) if all(child >= kept for child in tree.topology.children[node])]
+    ends = [node for node in ends if not node or tokens[node] not in finals]
     if tree.scores is not None:
         scores = tree.scores.tolist()
         ends.sort(key=lambda node: -scores[node])

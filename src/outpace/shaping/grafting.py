@@ -73,7 +73,8 @@ def graft(
         if tree.draft_probs is not None:
             raise ValueError("draft_probs: retrieved nodes are chosen, and this tree's were drawn; leave it ungrafted")
         tokens, drafted = drafted[: len(tree)], drafted[len(tree) :]
-        hybrid = _Hybrid(tree, tokens, rooms[index], requests[index].max_depth)
+        request = requests[index]
+        hybrid = _Hybrid(tree, tokens, rooms[index], request.max_depth, request.stream.ending_ids)
         queues = []
         for below, one in offers[index]:
             queues.append(_queue(below, one.topology, options[: len(one.topology)]))
@@ -102,9 +103,9 @@ class _Hybrid:
     and 0.84 ms.
     """
 
-    def __init__(self, tree: DraftTree, tokens: Sequence[int], room: int, max_depth: int) -> None:
+    def __init__(self, tree: DraftTree, tokens: Sequence[int], room: int, max_depth: int, ends: Sequence[int]) -> None:
         count = len(tree) - tree.pruned
-        self._tree, self._all, self._room, self._max_depth = tree, tokens, room, max_depth
+        self._tree, self._all, self._room, self._max_depth, self._ends = tree, tokens, room, max_depth, ends
         self._parents, self._tokens = list(tree.topology.parents[:count]), list(tokens[:count])
         self._depths = list(tree.topology.depths[:count])
         self._sources = list(range(count))  # its node in what was drafted, or RETRIEVED
@@ -130,10 +131,14 @@ class _Hybrid:
         for turn in zip_longest(*queues):
             for places, node, above, token in filter(None, turn):
                 place = places[above]
-                if place >= 0 and token != UNKNOWN and self._depths[place] < self._max_depth:
+                if place >= 0 and token != UNKNOWN and self._may_go_on(place):
                     places[node] = self._place(place, token, RETRIEVED)
             if not self._room:
                 return
+
+    def _may_go_on(self, place: int) -> bool:
+        """Whether anything can be said behind a node."""
+        return self._depths[place] < self._max_depth and (not place or self._tokens[place] not in self._ends)
 
     def restore(self) -> None:
         """Add pruned nodes, the best first; one that was retrieved as well has been drafted too."""

@@ -59,6 +59,7 @@ class GrowingProposer:
         limits = torch.tensor(self.source.begin(sources, requests))  # [R]
         grove = _Grove([request.ids[-1] for request in requests])
         budgets = torch.tensor([request.budget for request in requests])  # [R]
+        endings = _endings(requests)
         room = budgets * RERANKED_ROOM if self.shape.reranks else budgets.clone()
         self.shape.begin(shapes, budgets.tolist())
         nodes = ((room > 0) & (limits > 0)).nonzero()[:, 0]  # [F] to expand
@@ -74,13 +75,16 @@ class GrowingProposer:
             passes[owners.unique()] += found.passes
             tokens, log_probs = found.tokens.cpu(), found.log_probs.cpu()  # [F, C]
             cumulative = grove.scores[nodes, None] + self.shape.weight(depth) * log_probs
-            level = Level(depth, owners, log_probs, cumulative, self._entropy(found))
+            ends = (tokens[:, :, None] == endings[owners, None]).any(dim=2) if endings.numel() else None  # [F, C]
+            level = Level(depth, owners, log_probs, cumulative, self._entropy(found), ends)
             selected, expanded = self.shape.grow(shapes, level)
             selected = within_room(selected & torch.isfinite(level.cumulative), level, room)
             places, ranks = selected.nonzero(as_tuple=True)  # [M]
             added = grove.add(nodes[places], tokens[places, ranks], level.cumulative[places, ranks])
             room -= torch.bincount(owners[places], minlength=len(room))
             onward = expanded[places, ranks] & (room > 0)[owners[places]] & (depth < limits)[owners[places]]
+            if ends is not None:
+                onward &= ~ends[places, ranks]
             nodes, above = added[onward], places[onward]
         kept = self.shape.kept(shapes, budgets)
         assert int(kept.sum()) <= int(budgets.sum()), "slots move between requests, and none is made"
@@ -100,6 +104,13 @@ class GrowingProposer:
     def reset(self) -> None:
         self.source.reset()
         self.shape.reset()
+
+
+def _endings(requests: Sequence[DraftRequest]) -> Tensor:
+    """[R, E] the ids behind which nothing can be said, -1 where a request has fewer than another."""
+    ids = [request.stream.ending_ids for request in requests]
+    most = max(map(len, ids), default=0)
+    return torch.tensor([[*own, *[-1] * (most - len(own))] for own in ids], dtype=torch.int64)
 
 
 def within_room(selected: Tensor, level: Level, room: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Draft trees: validation, depths, ancestor mask and paths, against definitions spelled out by brute force."""
 
+import random
 from typing import Any
 
 import pytest
@@ -119,6 +120,27 @@ def test_two_trees_with_the_same_depths_are_different_topologies() -> None:
     assert first.path(3) == (0, 1, 3)
     assert second.path(3) == (0, 2, 3)
     assert Topology.of((-1, 0, 0, 2)) is second
+
+
+@given(parent_lists(), st.randoms(use_true_random=False))
+def test_what_cannot_be_said_is_cut(parents: list[int], source: random.Random) -> None:
+    """Guards against a node left behind an end, one lost beside it, and scores, laws and counts of other nodes."""
+    count = len(parents)
+    tokens, drafted = [source.randrange(4) for _ in parents], source.randint(1, count)
+    scores, laws = torch.rand(drafted), torch.rand(count, 4)
+    tree = DraftTree(torch.tensor(tokens), Topology.of(parents), laws, 2, count - drafted, scores)
+    cut = tree.without_unsayable((0, 3), tokens)
+    ended = [any(tokens[above] in (0, 3) for above in ancestors(parents, node)[1:] if above) for node in range(count)]
+    kept = [node for node in range(count) if not ended[node]]
+    assert cut.tokens.tolist() == [tokens[node] for node in kept]
+    for place, node in enumerate(kept):
+        assert [kept[above] for above in cut.topology.path(place)] == ancestors(parents, node)[::-1]
+    assert cut.draft_probs is not None
+    assert cut.scores is not None
+    assert torch.equal(cut.draft_probs, laws[kept])
+    assert torch.equal(cut.scores, scores[[node for node in kept if node < drafted]])
+    assert (cut.retrieved, cut.draft_passes) == (sum(node >= drafted for node in kept), 2)
+    assert (cut is tree) == (not any(token in (0, 3) for token in tokens[1:]))
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float32])

@@ -1,0 +1,128 @@
+"""Nothing is drafted or verified behind a token that ends the request: it can never be said."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core.drafting import Candidates, Frontier
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import DraftRequest, NodeOutputs, Proposer, Stream
+from outpace.core.tree import DraftTree
+from outpace.drafters.evidence import Evidence, priors
+from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.drafters.union import Union, UnionPlan
+from outpace.engine.engine import Engine
+from outpace.shaping.beam import Beam, BeamConfig
+from outpace.shaping.fixed import FixedTree, FixedTreeConfig
+from outpace.shaping.growing import GrowingProposer
+from outpace.shaping.proposer import EmptyDraft
+from outpace.testing import ToyTarget, decode
+from tests.lossless.test_toy import EOS, METHODS, PROMPTS, VOCAB, requests
+from tests.unit.shaping.toy_source import ToySource, ToyState, blend, node_paths
+
+SHALLOW = {"plain", "lookup", "lookahead-2", "toy-gated", "toy-svip", "toy-echo"}
+"""Methods that draft too little here to put anything behind an EOS."""
+
+
+class Watched(ToyTarget):
+    """Counts the nodes it is asked to verify, and those of them that stand below one of EOS."""
+
+    verified = below = 0
+
+    def forward(
+        self, slots: Sequence[int], trees: Sequence[DraftTree], taps: Sequence[tuple[int, ...]] = ()
+    ) -> list[NodeOutputs]:
+        for tree in trees:
+            paths = node_paths(tree)
+            self.verified += len(paths) - 1
+            self.below += sum(bool({*path[:-1]} & {*EOS}) for path in paths)
+        return super().forward(slots, trees, taps)
+
+
+def raced(method: str, params: list[SamplingParams]) -> tuple[Watched, int]:
+    """A target that has verified a method's drafts, whose answers are plain decoding's, and the rounds it took."""
+    answers: list[list[list[int]]] = []
+    for make in (lambda _: EmptyDraft(), METHODS[method]):
+        target = Watched(VOCAB, sharpness=4.0, max_length=64, max_slots=3, eos_token_ids=EOS)
+        engine = Engine(target, prefill_chunk=4)
+        proposer: Proposer = make([list(ids) for ids in answers[0]] if answers else [])
+        sessions = decode(engine, PROMPTS, params, [proposer] * len(PROMPTS))
+        answers.append([session.ids for session in sessions])
+    assert answers[0] == answers[1]
+    return target, sum(session.metrics.steps for session in sessions)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nothing_is_verified_behind_an_end(method: str) -> None:
+    """Guards against rows of a pass spent on what can never be said: 380 of 4,935 in these runs were."""
+    target, _ = raced(method, requests())
+    assert target.below == 0
+    assert target.verified > 0 or method == "plain"
+    ignoring, _ = raced(method, requests(ignore_eos=True))
+    assert ignoring.below > 0 or method in SHALLOW, "where EOS goes by, drafts go on behind it"
+
+
+class Asked(ToySource):
+    """Notes the drafted tokens below which it was asked for more."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.expanded: list[int] = []
+
+    def expand(self, states: Sequence[ToyState], frontier: Frontier, width: int) -> Candidates:
+        drafted = zip(frontier.tokens.tolist(), frontier.parents, strict=True)
+        self.expanded += [token for token, parent in drafted if parent >= 0]
+        return super().expand(states, frontier, width)
+
+
+def request(eos: tuple[int, ...], budget: int, **params: Any) -> DraftRequest:
+    return DraftRequest(Stream(SamplingParams(**params), 0, 0, [1, 2], 2, eos), budget, 6)
+
+
+def beam(source: ToySource) -> Proposer:
+    return GrowingProposer(source, Beam(BeamConfig(depth=4, top_k=4)), 10)
+
+
+def fixed(source: ToySource) -> Proposer:
+    return GrowingProposer(source, FixedTree(FixedTreeConfig(depth=6, breadth=2, threshold=0)), 10)
+
+
+def union(source: ToySource) -> Proposer:
+    base = GrowingProposer(source, Beam(BeamConfig(depth=4, top_k=4)), 40)
+    matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")), False)
+    evidence = [Evidence(priors()[name]) for name in ("greedy", "sampled")]
+    return Union(base, matrix, evidence[0], evidence[1], UnionPlan(40, 0.0, None), 10, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("make", [beam, fixed, union])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_slots_behind_an_end_go_to_others(make: Any, temperature: float) -> None:
+    """Guards against trees that are cut afterwards only: the draft's passes would be spent and the slots be empty."""
+    source = Asked(blend(0.8, VOCAB))
+    proposer = make(source)
+    free = request((), 10, temperature=temperature)
+    (tree,) = proposer.propose([proposer.open()], [free])
+    best = int(tree.tokens[next(iter(tree.topology.children[0]))])
+    assert best in source.expanded, "the first child goes on"
+    source.expanded.clear()
+    (cut,) = proposer.propose([proposer.open()], [request((best, VOCAB - 1), 10, temperature=temperature)])
+    assert (best,) in node_paths(cut), "the end itself may be said"
+    assert not any({*path[:-1]} & {best, VOCAB - 1} for path in node_paths(cut))
+    assert not {best, VOCAB - 1} & {*source.expanded}
+    assert len(cut) == len(tree) == 11
+    (ignoring,) = proposer.propose(
+        [proposer.open()], [request((best, VOCAB - 1), 10, temperature=temperature, ignore_eos=True)]
+    )
+    assert node_paths(ignoring) == node_paths(tree)
+
+
+def test_requests_of_a_batch_have_ends_of_their_own() -> None:
+    """Guards against one request's EOS that ends its neighbours' drafts, and against pads taken for an id."""
+    proposer = beam(ToySource(blend(0.8, VOCAB)))
+    wishes = [request((), 10), request((4,), 10), request((0, 3, 7), 10)]
+    together = proposer.propose([proposer.open() for _ in wishes], wishes)
+    for wish, tree in zip(wishes, together, strict=True):
+        (alone,) = proposer.propose([proposer.open()], [wish])
+        assert node_paths(tree) == node_paths(alone)
