@@ -17,6 +17,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
+from outpace.models.exactness import probe
 from outpace.models.load import load_target
 from outpace.models.target import TransformersTarget
 from outpace.models.text import ChatMessage, TextCodec
@@ -34,6 +35,7 @@ class Model:
         method: the default method.
         drafter: name of the drafter that was given for all methods, if one was.
         drafters: what the methods draft with.
+        exactness: whether tokens keep their bits in any company on this machine, which was probed at load.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Model:
         self.drafters = Shelf(name, target, codec, drafter)
         self.method = default_method(name, self.drafters) if method is None else method
         self.engine = Engine(target, codec.new_detokenizer)
+        self.exactness = probe(target)
         self._budget = _checked_budget(budget)
         self._proposers: dict[str, Proposer] = {}
         self.proposer(self.method)

@@ -78,7 +78,7 @@ class BenchRun:
         """Warm up, then decode every group with every method; records in the order of prompts and methods."""
         plan, records = self.plan, []
         shared = environment(self.model.target.device, self.model.target.dtype) | {"model": self.model.name}
-        shared["batch_size"] = plan.batch_size
+        shared |= {"batch_size": plan.batch_size, "exactness": asdict(self.model.exactness)}
         groups = in_groups(plan.items, plan.batch_size)
         first = [self.model.encode(item.prompt(0, [])) for item in groups[0]]
         short = SamplingParams(max_new_tokens=WARM_UP_TOKENS)
@@ -158,7 +158,7 @@ class BenchRun:
 
     def _reference(self, model: Model) -> TransformersReference:
         if id(model) not in self._references:
-            dtype = str(model.target.dtype).removeprefix("torch.")
+            dtype = str(model.target.rounded_to).removeprefix("torch.")
             self._references[id(model)] = TransformersReference(model.name, dtype, str(model.target.device))
         return self._references[id(model)]
 
