@@ -54,6 +54,14 @@ def test_every_form_of_a_prompt_means_the_same_ids(model: outpace.Model) -> None
     assert isinstance(model.generate([text], max_new_tokens=5), list), "a list of one prompt is answered by a list"
 
 
+def test_a_model_says_how_exact_it_is_here(model: outpace.Model) -> None:
+    """Guards against a promise in the documentation alone: what was probed on this machine is there to be read."""
+    assert model.exactness.kind in ("bitwise", "rounding")
+    assert model.exactness.is_bitwise == (model.exactness.kind == "bitwise")
+    assert model.exactness.reason
+    assert_nothing_runs(model)
+
+
 def test_a_result_is_consistent_in_itself(model: outpace.Model) -> None:
     """Guards against text, ids and counts that belong to different tokens, and against the seed of the wrong sample."""
     generation = model.generate("abc", max_new_tokens=30, temperature=1.0, seed=8, n=3)
