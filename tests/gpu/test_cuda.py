@@ -20,6 +20,7 @@ from outpace.drafters.union import Union, UnionPlan
 from outpace.engine.engine import Engine
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import early_exit
+from outpace.models.exactness import probe
 from outpace.models.target import TransformersTarget
 from outpace.sampling.noise import noise_bits, noise_key
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
@@ -34,6 +35,11 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def _target(family: str) -> TransformersTarget:
     model = stock_model(tiny_config(family), ATTENTION_NAME).to("cuda")  # type: ignore[arg-type]
     return TransformersTarget(model, max_length=256, max_slots=4, eos_token_ids=())
+
+
+def test_a_gpu_promises_no_bits() -> None:
+    """Guards against the CPU's promise on kernels that were never asked."""
+    assert probe(_target("llama")).kind == "rounding"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -70,8 +70,8 @@ def differing_passes(target: TransformersTarget) -> Iterator[str]:
     """Passes through the first layers, as many as it takes to have one of every kind, in which a token has other
     hidden states, keys, values or logits than decoded alone."""
     decoder, config = first_layers(target.decoder, target.config, _until_every_kind(target.decoder))
-    kv = target.kv
-    model = PackedModel(decoder, target.head, config, kv.capacity, _SLOTS, kv.keys.dtype, kv.values.dtype)
+    longest, kv = min(target.max_length, _PROMPT + max(_TREES)), target.kv
+    model = PackedModel(decoder, target.head, config, longest, _SLOTS, kv.keys.dtype, kv.values.dtype)
     ids = torch.randint(target.vocab_size, (max(_TREES),), generator=torch.Generator().manual_seed(0))
     slots = [model.open_slot() for _ in range(_SLOTS)]
     prompts = [_chain(slot, ids[slot : _PROMPT - slot]) for slot in slots]

@@ -200,6 +200,13 @@ def test_batches_are_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "batch" in probe(tiny_target(tiny_config("llama"))).reason
 
 
+@pytest.mark.parametrize("limit", [1, 20])
+def test_a_context_shorter_than_the_probes_is_enough(limit: int) -> None:
+    """Guards against positions that a model has not, in a probe that is longer than any of its requests."""
+    config = tiny_config("gpt2", max_position_embeddings=limit)
+    assert probe(tiny_target(config, max_length=limit)).milliseconds > 0
+
+
 def test_what_is_not_packed_is_not_called_exact() -> None:
     """Guards against a promise for stock layers, for float64, which has no packed ones, and for other devices."""
     config = tiny_config("llama")
