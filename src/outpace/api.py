@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Any, cast
 
 from outpace.chat import Chat
@@ -51,18 +52,24 @@ class Model:
         self.engine = Engine(target, codec.new_detokenizer)
         self._budget = _checked_budget(budget)
         self._proposers: dict[str, Proposer] = {}
+        self._building = Lock()
         self.proposer(self.method)
 
     def proposer(self, method: str) -> Proposer:
         """The proposer of a method such as "recycle:budget=8", built once and kept, with what it has learned."""
-        if method not in self._proposers:
-            self._proposers[method] = shelved_proposer(parse_method(method), self.drafters)
+        with self._building:  # by one thread, or a draft model would be read twice
+            if method not in self._proposers:
+                self._proposers[method] = shelved_proposer(parse_method(method), self.drafters)
         return self._proposers[method]
 
     def reset(self) -> None:
         """Make every method forget what it learned from earlier requests."""
-        for proposer in self._proposers.values():
-            proposer.reset()
+
+        def forget(slot: int | None) -> None:
+            for proposer in self._proposers.values():
+                proposer.reset()
+
+        self.engine.between_steps(forget)
 
     def generate(
         self,
@@ -95,8 +102,8 @@ class Model:
         try:
             for prompt in batch:
                 sessions.append(self._add(prompt, params, method, budget, options))
-            while any(session.finish_reason is None for group in sessions for session in group):
-                self.engine.step()
+            own = [session for group in sessions for session in group]
+            self.engine.run_until(lambda: all(session.has_ended for session in own), own)
         except BaseException:
             for group in sessions:
                 for session in group:
@@ -170,7 +177,13 @@ class Model:
         The first `prompt_length` ids are the prompt.
         """
         params = self._resolved(params)
-        return decision_margin(self.target, ids, params, params.seed or 0, 0, tokens, prompt_length)
+
+        def compare(slot: int | None) -> Margin:
+            if slot is None:
+                raise InvalidRequest("all slots are taken: wait for a request to end or load with more max_num_seqs")
+            return decision_margin(self.target, ids, params, params.seed or 0, 0, tokens, prompt_length, slot)
+
+        return self.engine.between_steps(compare)
 
     def _resolved(self, params: SamplingParams) -> SamplingParams:
         """The parameters with bad words as ids."""

@@ -6,8 +6,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from outpace.core.errors import InvalidRequest
-
 
 class SlotKV:
     """Keys and values of all layers and requests, each [layers, slots, kv_heads, capacity, head_dim].
@@ -38,24 +36,6 @@ class SlotKV:
         self.values = torch.empty(shape, dtype=value_dtype, device=device)
         self.capacity = capacity
         self.lengths = [0] * slots
-        self._free = list(range(slots))[::-1]
-
-    def open(self) -> int:
-        """Take a free slot, empty.
-
-        Raises:
-            InvalidRequest: all slots are taken.
-        """
-        if not self._free:
-            raise InvalidRequest(f"all {len(self.lengths)} slots are taken: close one or load with more max_num_seqs")
-        slot = self._free.pop()
-        self.lengths[slot] = 0
-        return slot
-
-    def close(self, slot: int) -> None:
-        """Give a slot back."""
-        assert slot not in self._free, f"slot {slot} is closed twice"
-        self._free.append(slot)
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget committed rows from `length` on."""

@@ -59,7 +59,7 @@ class Candidates:
 class LevelSource(Protocol):
     """A source that is asked level by level, once per level for all requests.
 
-    `begin` starts a round and says how deep each request may be drafted.
+    `begin` starts a round and says how deep each request may be drafted; `open` and `rewind` are as a `Proposer`'s.
 
     Attributes:
         needs: what it wants of the target.
@@ -67,9 +67,7 @@ class LevelSource(Protocol):
 
     needs: Needs
 
-    def open(self) -> Any: ...
-
-    def close(self, state: Any) -> None: ...
+    def open(self, slot: int) -> Any: ...
 
     def rewind(self, state: Any, length: int) -> None: ...
 
@@ -205,7 +203,8 @@ class Fill(Protocol):
     """Retrieves what takes the slots that drafting left free (Graft, arXiv 2605.20104, section 3.2).
 
     `prepare` says what may come after each request's ids and a path of drafted tokens behind them: `paths` holds, per
-    request, the tokens from the pending one to the node that is continued. No host read is needed for it.
+    request, the tokens from the pending one to the node that is continued. No host read is needed for it. `open` and
+    `rewind` are as a `Proposer`'s.
 
     Attributes:
         needs: what it wants of the target; no taps.
@@ -213,9 +212,7 @@ class Fill(Protocol):
 
     needs: Needs
 
-    def open(self) -> Any: ...
-
-    def close(self, state: Any) -> None: ...
+    def open(self, slot: int) -> Any: ...
 
     def rewind(self, state: Any, length: int) -> None: ...
 

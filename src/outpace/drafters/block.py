@@ -94,11 +94,9 @@ class BlockSource:
         self._sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
         self._positions = [config.draft_step(depth).position for depth in range(1, self.depth + 1)]
 
-    def open(self) -> BlockState:
-        return BlockState(self.slots.kv.open())
-
-    def close(self, state: BlockState) -> None:
-        self.slots.kv.close(state.slot)
+    def open(self, slot: int) -> BlockState:
+        self.slots.kv.truncate(slot, 0)
+        return BlockState(slot)
 
     def rewind(self, state: BlockState, length: int) -> None:
         self.slots.kv.truncate(state.slot, length)

@@ -60,8 +60,9 @@ class DartSource(PairSource[DartState]):
         self._continuity = continuity
         self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, net.config.vocab_size)
 
-    def open(self) -> DartState:
-        return DartState(self.slots.kv.open(), self._no_features())
+    def open(self, slot: int) -> DartState:
+        self.slots.kv.truncate(slot, 0)
+        return DartState(slot, self._no_features())
 
     def expand(self, states: Sequence[DartState], frontier: Frontier, width: int) -> Candidates:
         members = [states[owner] for owner in frontier.groups()]

@@ -70,8 +70,9 @@ class EagleSource(PairSource[EagleState]):
             assert head is not None, "a net without a head uses the target's"
             self._head = head if vocabulary is None else head.restricted(vocabulary)
 
-    def open(self) -> EagleState:
-        return EagleState(self.slots.kv.open(), self._no_features())
+    def open(self, slot: int) -> EagleState:
+        self.slots.kv.truncate(slot, 0)
+        return EagleState(slot, self._no_features())
 
     def expand(self, states: Sequence[EagleState], frontier: Frontier, width: int) -> Candidates:
         groups = frontier.groups()

@@ -57,11 +57,8 @@ class MedusaSource:
             size = net.config.vocab_size
             self._scorers = [head_of(weight, ids, vocabulary, size) for weight in net.vocabulary_layers()]
 
-    def open(self) -> MedusaState:
+    def open(self, slot: int) -> MedusaState:
         return MedusaState()
-
-    def close(self, state: MedusaState) -> None:
-        state.hidden = None
 
     def rewind(self, state: MedusaState, length: int) -> None:
         state.hidden = None  # a conversation goes on with at least one more prompt id, which brings the next one

@@ -127,11 +127,8 @@ class MatrixLearner:
         self.needs = Needs(top_k=SUCCESSORS)
         self.matrix, self.private = matrix, private
 
-    def open(self) -> TransitionMatrix:
+    def open(self, slot: int) -> TransitionMatrix:
         return self.matrix.copy() if self.private else self.matrix
-
-    def close(self, state: TransitionMatrix) -> None:
-        pass
 
     def rewind(self, state: TransitionMatrix, length: int) -> None:
         pass  # what follows a token was true wherever it stood

@@ -92,12 +92,12 @@ class Union:
         self.needs = Needs(max(base.needs.top_k, matrix.needs.top_k), base.needs.taps)
         self._plan, self._device = plan, device
 
-    def open(self) -> UnionState:
+    def open(self, slot: int) -> UnionState:
         greedy, sampled = self.greedy, self.sampled
         if self.matrix.private:  # else its trees would depend on its neighbours all the same
             greedy, sampled = greedy.copy(), sampled.copy()
         text = TextMatch() if self._plan.uses_text else None
-        return UnionState(self.base.open(), self.matrix.open(), text, greedy, sampled, greedy)
+        return UnionState(self.base.open(slot), self.matrix.open(slot), text, greedy, sampled, greedy)
 
     def close(self, state: UnionState) -> None:
         self.base.close(state.of_base)

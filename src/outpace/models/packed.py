@@ -1,7 +1,7 @@
 """A decoder on slots: rows of many requests in one packed pass, each request behind its own keys and values."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -84,28 +84,24 @@ def tapped(decoder: nn.Module, taps: Iterable[int]) -> Iterator[dict[int, Tensor
     """
     _, layers = layers_of(decoder)
     features: dict[int, Tensor] = {}
-    handles = []
-    for tap in sorted(set(taps)):
-        if not 0 <= tap <= len(layers):
-            raise InvalidRequest(
-                f"tap {tap}: the target has hidden states 0 to {len(layers)}, the last one what its LM head reads"
-            )
+    with ExitStack() as hooks:
+        for tap in sorted(set(taps)):
+            if not 0 <= tap <= len(layers):
+                raise InvalidRequest(
+                    f"tap {tap}: the target has hidden states 0 to {len(layers)}, the last one what its LM head reads"
+                )
 
-        def before(module: nn.Module, args: Any, kwargs: Any, tap: int = tap) -> None:
-            features[tap] = (args[0] if args else kwargs["hidden_states"])[0]
+            def before(module: nn.Module, args: Any, kwargs: Any, tap: int = tap) -> None:
+                features[tap] = (args[0] if args else kwargs["hidden_states"])[0]
 
-        def after(module: nn.Module, args: Any, output: Any, tap: int = tap) -> None:
-            features[tap] = output.last_hidden_state[0]
+            def after(module: nn.Module, args: Any, output: Any, tap: int = tap) -> None:
+                features[tap] = output.last_hidden_state[0]
 
-        if tap < len(layers):
-            handles.append(layers[tap].register_forward_pre_hook(before, with_kwargs=True))
-        else:
-            handles.append(decoder.register_forward_hook(after))
-    try:
+            if tap < len(layers):
+                hooks.callback(layers[tap].register_forward_pre_hook(before, with_kwargs=True).remove)
+            else:
+                hooks.callback(decoder.register_forward_hook(after).remove)
         yield features
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class PackedModel:
@@ -151,12 +147,6 @@ class PackedModel:
     def embedding(self) -> nn.Embedding:
         """The decoder's input embedding."""
         return cast(nn.Embedding, self.decoder.get_input_embeddings())  # type: ignore[operator]
-
-    def open_slot(self) -> int:
-        return self.kv.open()
-
-    def close_slot(self, slot: int) -> None:
-        self.kv.close(slot)
 
     def rewind_slot(self, slot: int, length: int) -> None:
         """Forget what a slot holds from `length` on."""

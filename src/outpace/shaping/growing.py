@@ -40,11 +40,10 @@ class GrowingProposer:
         self.needs = source.needs
         self._offers_pruned = offers_pruned
 
-    def open(self) -> GrowingState:
-        return GrowingState(self.source.open(), self.shape.open())
+    def open(self, slot: int) -> GrowingState:
+        return GrowingState(self.source.open(slot), self.shape.open())
 
     def close(self, state: GrowingState) -> None:
-        self.source.close(state.of_source)
         self.shape.close(state.of_shape)
 
     def rewind(self, state: GrowingState, length: int) -> None:

@@ -17,7 +17,7 @@ class EmptyDraft:
         self.needs = Needs()
         self.budget = 0
 
-    def open(self) -> None:
+    def open(self, slot: int) -> None:
         return None
 
     def close(self, state: None) -> None:
@@ -56,11 +56,11 @@ class StaticProposer:
         self.needs = source.needs
         self._device = device
 
-    def open(self) -> Any:
-        return self.source.open()
+    def open(self, slot: int) -> Any:
+        return self.source.open(slot)
 
     def close(self, state: Any) -> None:
-        self.source.close(state)
+        pass
 
     def rewind(self, state: Any, length: int) -> None:
         self.source.rewind(state, length)

@@ -79,7 +79,7 @@ def searched(logits: Tensor, ids: Sequence[int], budget: int, law: Law | None) -
 
 def search(logits: Sequence[Tensor], requests: Sequence[Any], continuity: Continuity | None) -> list[DraftTree]:
     proposer = GrowingProposer(GuessSource(logits, continuity), Beam(SearchConfig()), 60)
-    return proposer.propose([proposer.open() for _ in requests], requests)
+    return proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
 
 
 @pytest.mark.parametrize("continuity", [None, CONTINUITY], ids=["alone", "ngrams"])

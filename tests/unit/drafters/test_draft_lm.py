@@ -15,7 +15,7 @@ from outpace.core.drafting import Frontier
 from outpace.core.errors import InvalidRequest, ModelError, UnsupportedModel
 from outpace.core.protocols import PromptChunk
 from outpace.drafters.draft_lm import DraftLM
-from outpace.models.draft import DraftModel, Growth, early_exit
+from outpace.models.draft import Growth, early_exit
 from tests.unit.drafters.requests import draft_request
 from tests.unit.models.tiny import (
     FAMILIES,
@@ -138,11 +138,11 @@ def test_draft_rows_after_many_rounds_equal_a_fresh_prefill(pair: Model) -> None
             slot = stream._session.state.of_source.slot if "linear" not in method else stream._session.state.slot
             length = draft.length(slot)
             assert length >= len(prompt) + len(emitted) - 2, "at most a leaf and the pending token are missing"
-            fresh = draft.open_slot()
+            fresh = 1 - slot
+            draft.rewind_slot(fresh, 0)
             draft.fill([fresh], [torch.tensor((prompt + emitted)[:length])])
             for rows in (draft.kv.keys, draft.kv.values):
                 torch.testing.assert_close(rows[:, slot, :, :length], rows[:, fresh, :, :length], atol=1e-4, rtol=1e-4)
-            draft.close_slot(fresh)
 
 
 def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:
@@ -150,7 +150,7 @@ def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:
     draft = pair.drafters.language_model()
     source = DraftLM(draft, pair.target.vocab_size)
     request = draft_request(PROMPTS[1], 20, 8)
-    state = source.open()
+    state = source.open(0)
     source.prefill([state], [PromptChunk(torch.tensor(PROMPTS[1][:20]))])
     assert source.begin([state], [request]) == [8]
     root = source.expand([state], Frontier(torch.tensor([PROMPTS[1][-1]]), [0], [-1]), 3)
@@ -158,15 +158,13 @@ def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:
     second = source.expand([state], Frontier(first.tokens[[0, 2], 1], [0] * 2, [0, 2]), 2)
     third = source.expand([state], Frontier(second.tokens[1, :1], [0], [1]), 2)
     path = [int(root.tokens[0, 2]), int(first.tokens[2, 1]), int(second.tokens[1, 0])]
-    source.close(state)
     for depth, (found, place) in enumerate(((root, 0), (first, 2), (second, 1), (third, 0))):
-        alone, ids = source.open(), PROMPTS[1] + path[:depth]
+        alone, ids = source.open(1), PROMPTS[1] + path[:depth]
         source.begin([alone], [draft_request(ids, 20, 8)])
         expected = source.expand([alone], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 2)
         assert found.log_probs is not None
         assert expected.log_probs is not None
         torch.testing.assert_close(found.log_probs[place, :2], expected.log_probs[0], atol=1e-4, rtol=1e-4)
-        source.close(alone)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -174,7 +172,7 @@ def test_early_exit_is_the_targets_first_layers(family: str) -> None:
     """Guards against a copy that costs memory, a layer too many, or a target that lost its own layers."""
     target = tiny_target(tiny_config(family))
     draft = early_exit(target, 2)
-    slot = draft.open_slot()
+    slot = 0
     draft.fill([slot], [torch.tensor(PROMPTS[1])])
     wanted, _ = open_with(target, PROMPTS[1])
     keys, values = committed_rows(target, wanted)
@@ -248,14 +246,3 @@ def test_what_cannot_draft_is_refused_at_load(folder: Path, tmp_path: Path) -> N
     byte_tokenizer().save_pretrained(tmp_path / "mamba")
     with pytest.raises(UnsupportedModel, match=r"mamba.*rolled back"):
         load(folder, tmp_path / "mamba")
-
-
-def test_draft_slots_come_back(pair: Model) -> None:
-    """Guards against a draft slot lost with every cancelled request, which ends in 'all slots are taken'."""
-    draft: DraftModel = pair.drafters.language_model()
-    for _ in range(2 * draft.max_slots):
-        with pair.stream(PROMPTS[0], method="dynatree", max_new_tokens=50) as stream:
-            next(stream)
-    slots = [draft.open_slot() for _ in range(draft.max_slots)]
-    for slot in slots:
-        draft.close_slot(slot)

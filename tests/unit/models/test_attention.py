@@ -40,7 +40,7 @@ class Rows:
     def attend(self, fresh: Sequence[int], before: Sequence[int], topology: Topology) -> Tensor:
         """[N, H, D] outputs of fresh rows behind committed ones."""
         kv = SlotKV(1, 1, self.groups, 256, DIM, torch.float32, torch.float64, torch.device("cpu"))
-        slot = kv.open()
+        slot = 0
         kv.keys[0, slot, :, : len(before)] = self.keys[:, list(before)].float()
         kv.values[0, slot, :, : len(before)] = self.values[:, list(before)].double()
         kv.lengths[slot] = len(before)
@@ -96,7 +96,7 @@ def test_scores_are_capped_before_they_are_masked(compute: Any, softcap: float |
     rows = Rows(2, 9, torch.float32)
     count = 9 + len(TREE)
     kv = SlotKV(1, 1, 2, 64, DIM, torch.float32, torch.float64 if compute is _attend_on_cpu else torch.float32, CPU)
-    slot = kv.open()
+    slot = 0
     kv.keys[0, slot, :, :count], kv.values[0, slot, :, :count] = rows.keys, rows.values
     kv.lengths[slot] = 9
     segment = Segment(kv, slot, 0, TREE.depth_tensor + 9, TREE.ancestor_mask)
@@ -114,7 +114,7 @@ def test_one_row_that_must_not_see_all_scratch_rows_is_masked() -> None:
     """Guards against a single row, computed as four, whose mask no longer fits the padded scores."""
     rows = Rows(2, 3, torch.float32)
     kv = SlotKV(1, 1, 2, 64, DIM, torch.float32, torch.float64, CPU)
-    slot = kv.open()
+    slot = 0
     kv.keys[0, slot, :, :6], kv.values[0, slot, :, :6] = rows.keys[:, :6], rows.values[:, :6]
     kv.lengths[slot] = 3
     visible = torch.tensor([[True, False, True]])

@@ -92,7 +92,6 @@ def path_error(model: PreTrainedModel, target: TransformersTarget, tree: DraftTr
     """Largest distance between a tree row's logits and those of stock transformers on the path alone."""
     slot, _ = open_with(target, PROMPT)
     (outputs,) = target.forward([slot], [tree])
-    target.close_slot(slot)
     worst = 0.0
     for node in range(len(tree)):
         with torch.inference_mode():
@@ -158,11 +157,9 @@ def test_kv_after_a_branching_commit_equals_a_fresh_prefill(family: str, variant
         slot, _ = open_with(target, PROMPT)
         target.forward([slot], [tree])
         target.commit(slot, tree.topology.path(node))
-        fresh, _ = open_with(target, [*PROMPT, *path_tokens(tree, node)])
+        fresh, _ = open_with(target, [*PROMPT, *path_tokens(tree, node)], slot=1)
         for kept, wanted in zip(committed_rows(target, slot), committed_rows(target, fresh), strict=True):
             torch.testing.assert_close(kept, wanted, atol=1e-4, rtol=1e-4)
-        target.close_slot(slot)
-        target.close_slot(fresh)
 
 
 @each_family
@@ -171,7 +168,7 @@ def test_chunked_prefill_equals_one_shot_prefill(family: str, chunk: int) -> Non
     """Guards against chunks placed at wrong positions, or blind to the chunks before them."""
     target = tiny_target(tiny_config(family))
     whole, expected = open_with(target, PROMPT)
-    pieces, actual = open_with(target, PROMPT, chunk)
+    pieces, actual = open_with(target, PROMPT, chunk, slot=1)
     torch.testing.assert_close(actual.logits, expected.logits, atol=1e-4, rtol=0)
     for kept, wanted in zip(committed_rows(target, pieces), committed_rows(target, whole), strict=True):
         torch.testing.assert_close(kept, wanted, atol=1e-4, rtol=1e-4)
@@ -182,8 +179,7 @@ def test_top_ids_of_prompt_positions_are_those_of_stock_logits(family: str) -> N
     """Guards against prompt top ids shifted by a position, which would teach a retrieval method wrong successors."""
     config = tiny_config(family)
     target = tiny_target(config)
-    slot = target.open_slot()
-    (output,) = target.prefill([Chunk(slot, torch.tensor(PROMPT), want_top=True, is_last=False)])
+    (output,) = target.prefill([Chunk(0, torch.tensor(PROMPT), want_top=True, is_last=False)])
     with torch.inference_mode():
         expected = stock_model(config)(torch.tensor([PROMPT])).logits[0].topk(4).indices
     assert output.top_ids is not None
@@ -213,14 +209,13 @@ def test_requests_packed_in_one_pass_have_the_bits_they_have_alone(family: str, 
     target = tiny_target(wide_config(family), DTYPES[dtype], max_slots=8)
     prompts = [random_ids(length, seed=length) for length in (3, 40, 17, 1, 64)]
     trees = [random_tree(parents, seed=index) for index, parents in enumerate([(-1,), *TREES.values()][:5])]
-    slots = [target.open_slot() for _ in prompts]
+    slots = list(range(len(prompts)))
     chunks = [Chunk(slot, torch.tensor(prompt), True, True) for slot, prompt in zip(slots, prompts, strict=True)]
     together = target.prefill(chunks)
     packed = target.forward(slots, trees)
     for prompt, tree, first, outputs in zip(prompts, trees, together, packed, strict=True):
-        slot, last = open_with(target, prompt)
+        slot, last = open_with(target, prompt, slot=7)
         (alone,) = target.forward([slot], [tree])
-        target.close_slot(slot)
         assert first.last is not None
         assert_same_bits(first.last, last)
         assert_same_bits(outputs, alone)
@@ -248,7 +243,6 @@ def test_a_tree_row_equals_plain_decoding_bit_for_bit(family: str, variant: str,
                 assert torch.equal(outputs.top_ids[node], alone.top_ids[0]), f"{shape}, node {node}"
                 assert torch.equal(outputs.top_logits[node], alone.top_logits[0]), f"{shape}, node {node}"
             target.kv.truncate(slot, len(prompt))
-        target.close_slot(slot)
 
 
 @each_family
@@ -270,11 +264,9 @@ def test_speculation_leaves_the_bits_of_plain_decoding_in_the_cache(family: str,
 
 
 def _rows_at_the_end(target: TransformersTarget, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of the request that just ended, in the slot the next one gets; the last token was never written."""
-    slot = target.open_slot()
-    target.close_slot(slot)
+    """Rows of the request that just ended, the only one; the last token was never written."""
     rows = len(ids) - 1
-    return target.kv.keys[:, slot, :, :rows], target.kv.values[:, slot, :, :rows]
+    return target.kv.keys[:, 0, :, :rows], target.kv.values[:, 0, :, :rows]
 
 
 def _needs_packed_kernels(dtype: torch.dtype) -> None:

@@ -152,9 +152,11 @@ def random_ids(count: int, seed: int, vocab: int = VOCAB) -> list[int]:
     return ids
 
 
-def open_with(target: TransformersTarget, prompt: Sequence[int], chunk: int = 256) -> tuple[int, NodeOutputs]:
+def open_with(
+    target: TransformersTarget, prompt: Sequence[int], chunk: int = 256, slot: int = 0
+) -> tuple[int, NodeOutputs]:
     """A slot filled with a prompt in chunks, and the outputs at the prompt's last position."""
-    slot = target.open_slot()
+    target.rewind_slot(slot, 0)
     for start in range(0, len(prompt), chunk):
         tokens = torch.tensor(prompt[start : start + chunk])
         (output,) = target.prefill([Chunk(slot, tokens, want_top=False, is_last=start + chunk >= len(prompt))])

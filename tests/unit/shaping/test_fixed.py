@@ -22,7 +22,7 @@ HALVES = [0.125, 0.5, 0.25, 0.125]
 
 def draft(config: FixedTreeConfig, law: Mapping[Path, Sequence[float]], vocab: int, budget: int = 500) -> DraftTree:
     proposer = GrowingProposer(ToySource(table(law, vocab)), FixedTree(config), budget)
-    (tree,) = proposer.propose([proposer.open()], [draft_request([0], budget, 64)])
+    (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], budget, 64)])
     return tree
 
 

@@ -54,10 +54,9 @@ def node_paths(tree: DraftTree) -> list[Path]:
 
 @dataclass(eq=False)
 class ToyState:
-    """One request: its wish of this round, and whether it is still open."""
+    """One request: its wish of this round."""
 
     request: DraftRequest | None = None
-    is_open: bool = True
 
 
 class ToySource:
@@ -81,22 +80,17 @@ class ToySource:
         self._limits: list[int] = []
         self._before: list[tuple[int, Path]] = []
 
-    def open(self) -> ToyState:
+    def open(self, slot: int) -> ToyState:
         return ToyState()
-
-    def close(self, state: ToyState) -> None:
-        assert state.is_open, "closed twice"
-        state.is_open = False
 
     def rewind(self, state: ToyState, length: int) -> None:
         pass
 
     def prefill(self, states: Sequence[ToyState], chunks: Sequence[PromptChunk]) -> None:
-        assert all(state.is_open for state in states)
+        pass
 
     def begin(self, states: Sequence[ToyState], requests: Sequence[DraftRequest]) -> list[int]:
         for state, request in zip(states, requests, strict=True):
-            assert state.is_open, "a closed request is drafted for"
             state.request = request
         self.said, self._before = {}, []
         self._limits = [min(request.max_depth, self._limit) for request in requests]
@@ -117,8 +111,7 @@ class ToySource:
         return Candidates(tokens, log_probs, 1, entropy)
 
     def observe(self, states: Sequence[ToyState], observations: Sequence[Observation]) -> None:
-        for state, observation in zip(states, observations, strict=True):
-            assert state.is_open, "a closed request is observed"
+        for observation in observations:
             assert len(observation.outputs.top_ids) == len(observation.tree)
 
     def reset(self) -> None:
