@@ -89,8 +89,8 @@ def test_lossless_with_drafters(kind: str, shape: str, temperature: float) -> No
     prompts = [random_ids(length, length) for length in (5, 40, 17)]
     params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in range(3)]
 
-    def base(offers_pruned: bool = True) -> Proposer:
-        return proposer_of(shape, source_of(kind, target), str(device), offers_pruned)
+    def base(is_filled: bool = True) -> Proposer:
+        return proposer_of(shape, source_of(kind, target), str(device), is_filled)
 
     def grafted(place: Literal["root", "tail"], fills: Sequence[Fill]) -> GraftedProposer:
         return GraftedProposer(base(), JoinedFill(fills), device, place, 0.4)

@@ -198,6 +198,9 @@ class Proposer(Protocol):
     `close` takes it back; `rewind` says that only the first `length` ids it has seen still hold, when a conversation
     goes on from there; `reset` forgets what was learned across requests.
 
+    The trees of a request that was opened `alone` depend on nothing but its own ids and parameters: not on what others
+    said before or say beside it. So it is where rejection decides, for there the tree has a say in what is said.
+
     Attributes:
         needs: what it wants of the target.
         budget: drafted nodes per tree unless a request asks for another number.
@@ -206,7 +209,7 @@ class Proposer(Protocol):
     needs: Needs
     budget: int
 
-    def open(self) -> Any: ...
+    def open(self, alone: bool = False) -> Any: ...
 
     def close(self, state: Any) -> None: ...
 

@@ -14,7 +14,7 @@ from outpace.drafters import trained
 from outpace.drafters.common_options import Options, PlainOptions, first_complaint
 from outpace.drafters.corpus import load_corpus
 from outpace.drafters.draft_lm import DraftLM
-from outpace.drafters.evidence import GREEDY, SAMPLED, Evidence
+from outpace.drafters.evidence import GREEDY, REJECTED, SAMPLED, Evidence
 from outpace.drafters.fills import filled
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.lookup import CONTINUATION, PromptLookup
@@ -106,7 +106,8 @@ def _outpace(options: OutpaceOptions, around: Surroundings) -> Proposer:
     )
     transitions = load_matrix(options.warm, around.vocab_size, torch.device("cpu"))
     matrix = MatrixLearner(transitions, options.matrix == "private")
-    return Union(base, matrix, Evidence(GREEDY), Evidence(SAMPLED), plan, budget, around.device)
+    evidence = Evidence(GREEDY), Evidence(SAMPLED)
+    return Union(base, matrix, *evidence, plan, budget, around.device, Evidence(REJECTED))
 
 
 def _lookahead(options: LookaheadOptions, around: Surroundings) -> Proposer:
@@ -120,22 +121,22 @@ def _draft_lm(options: LinearOptions, around: Surroundings) -> DraftLM:
 
 def _linear(options: LinearOptions, around: Surroundings) -> Proposer:
     budget = around.default_budget(4, 8) if options.budget is None else options.budget
-    return StaticProposer(_draft_lm(options, around), Chain(), budget, around.device)
+    return StaticProposer(_draft_lm(options, around), Chain(), budget, around.device, options.fill != "none")
 
 
 def _fixed(options: FixedOptions, around: Surroundings) -> Proposer:
     budget = around.default_budget(15, 255) if options.budget is None else options.budget
-    return GrowingProposer(_draft_lm(options, around), FixedTree(options), budget)
+    return GrowingProposer(_draft_lm(options, around), FixedTree(options), budget, options.fill != "none")
 
 
 def _svip(options: SvipOptions, around: Surroundings) -> Proposer:
     budget = options.depth if options.budget is None else options.budget
-    return GrowingProposer(_draft_lm(options, around), Svip(options), budget)
+    return GrowingProposer(_draft_lm(options, around), Svip(options), budget, options.fill != "none")
 
 
 def _dynatree(options: DynaTreeOptions, around: Surroundings) -> Proposer:
     budget = around.default_budget(15, 255) if options.budget is None else options.budget
-    return GrowingProposer(_draft_lm(options, around), DynaTree(options), budget)
+    return GrowingProposer(_draft_lm(options, around), DynaTree(options), budget, options.fill != "none")
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class DraftLM:
         self._head = None if kept is None else model.head.restricted(kept)
         self.model, self._vocab_size, self._noise = model, vocab_size, noise
 
-    def open(self) -> DraftState:
+    def open(self, alone: bool = False) -> DraftState:
         return DraftState(self.model.open_slot())
 
     def close(self, state: DraftState) -> None:
@@ -106,9 +106,9 @@ class DraftLM:
             streams += [stream] * len(nodes)
             depths += [state.scratch.depth] * len(nodes)
             paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
-        asked = frontier.wants_entropy
-        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, asked)
-        return Candidates(best.tokens, best.log_probs, 1, best.entropy)
+        asked = frontier.wants_entropy, frontier.draws
+        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, *asked)
+        return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)
 
     def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
         """Logits in the target's ids, or of those that a pool names."""

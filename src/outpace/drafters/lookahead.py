@@ -70,7 +70,7 @@ class Lookahead:
         self.needs = Needs()
         self.budget, self._pool_from_prompt = budget, pool_from_prompt
 
-    def open(self) -> LookaheadState:
+    def open(self, alone: bool = False) -> LookaheadState:
         return LookaheadState()
 
     def close(self, state: LookaheadState) -> None:

@@ -41,7 +41,7 @@ class RecycleOptions(Options):
     Attributes:
         shape: which tree.
         matrix: "shared" by all requests; "private": each learns for itself, in as much memory again (64 bytes per token
-            of the vocabulary).
+            of the vocabulary). Sampled requests that are verified by rejection always do, from `warm` alone.
         warm: file of the transitions to start from, and to return to when what was learned is forgotten, made by
             `outpace warmup`; None for none.
     """
@@ -96,7 +96,7 @@ class OutpaceOptions(Options):
         enough: tokens that must be expected from retrieval alone for a round to do without a draft; 0 drafts always.
         noise: draft, and price what was retrieved, by the request's keyed noise at temperature > 0.
         vocabulary: as in `LinearOptions`.
-        matrix, warm: as in `RecycleOptions`; private requests also learn for themselves what tokens are worth.
+        matrix, warm: as in `RecycleOptions`; requests that learn for themselves do so of what tokens are worth, too.
     """
 
     draft: Literal["domino", "dflash", "eagle3", "none"] = "domino"
@@ -143,7 +143,9 @@ class LinearOptions(FillOptions):
     """Options of whatever drafts with a model.
 
     Attributes:
-        noise: draft with the request's keyed noise at temperature > 0.
+        noise: draft with the request's keyed noise at temperature > 0. Under rejection that noise says nothing: there
+            chains, Medusa's template and fixed trees with prune=expansion are drawn from the drafter's law, with noise
+            of their own, unless they are filled; other trees are the likeliest by that law.
         vocabulary: file of the only ids to draft, made by `outpace rank-vocabulary`; "all" for no such limit; None for
             the drafter's own file, if it brings one.
     """

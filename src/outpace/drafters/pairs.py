@@ -75,7 +75,7 @@ class PairSource(ABC, Generic[S]):
         self._target_ids = net.target_ids(torch.arange(config.draft_vocab_size, device=self._device))
 
     @abstractmethod
-    def open(self) -> S: ...
+    def open(self, alone: bool = False) -> S: ...
 
     @abstractmethod
     def _write(self, states: Sequence[S], ids: Sequence[Sequence[int]]) -> Tensor:

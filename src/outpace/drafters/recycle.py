@@ -17,7 +17,7 @@ class TokenRecycling(MatrixLearner):
         return [request.max_depth for request in requests]
 
     def expand(self, states: Sequence[TransitionMatrix], frontier: Frontier, width: int) -> Candidates:
-        if not self.private:
+        if all(state is self.matrix for state in states):
             return Candidates(self.matrix.successors[frontier.tokens, :width])
         rows = [
             states[owner].successors[frontier.tokens[nodes.start : nodes.stop], :width]

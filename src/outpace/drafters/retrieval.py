@@ -26,7 +26,7 @@ class SuffixFill:
         self.needs = Needs()
         self._device = device
 
-    def open(self) -> TextMatch:
+    def open(self, alone: bool = False) -> TextMatch:
         return TextMatch()
 
     def close(self, state: TextMatch) -> None:
@@ -68,8 +68,8 @@ class JoinedFill:
         self.fills = tuple(fills)
         self.needs = Needs(max(fill.needs.top_k for fill in fills))
 
-    def open(self) -> tuple[Any, ...]:
-        return tuple(fill.open() for fill in self.fills)
+    def open(self, alone: bool = False) -> tuple[Any, ...]:
+        return tuple(fill.open(alone) for fill in self.fills)
 
     def close(self, state: tuple[Any, ...]) -> None:
         for fill, own in zip(self.fills, state, strict=True):

@@ -74,10 +74,10 @@ def _trained(kind: type[N], options: NetOptions, around: Surroundings, what: str
 
 def _shaped(source: LevelSource, options: NetOptions, around: Surroundings, budget: int) -> Proposer:
     budget = budget if options.budget is None else options.budget
-    tree = _tree(options, around)
+    tree, is_filled = _tree(options, around), options.fill != "none"
     if tree is None:
-        return StaticProposer(source, STATIC[options.shape](), budget, around.device)
-    return GrowingProposer(source, GROWING[options.shape](tree), budget, options.fill != "none")
+        return StaticProposer(source, STATIC[options.shape](), budget, around.device, is_filled)
+    return GrowingProposer(source, GROWING[options.shape](tree), budget, is_filled)
 
 
 def _tree(options: NetOptions, around: Surroundings) -> TreeConfig | None:

@@ -81,9 +81,13 @@ class TransitionMatrix:
         """Memory on the device."""
         return self.successors.nbytes
 
+    def fresh(self) -> "TransitionMatrix":
+        """A matrix of what this one was made with, that learns for itself."""
+        return TransitionMatrix(len(self.successors), self.successors.device, self._known)
+
     def copy(self) -> "TransitionMatrix":
         """A matrix of the same content that learns for itself."""
-        copied = TransitionMatrix(len(self.successors), self.successors.device, self._known)
+        copied = self.fresh()
         copied.successors.copy_(self.successors)
         return copied
 
@@ -120,14 +124,17 @@ class MatrixLearner:
 
     Args:
         matrix: shared by all requests, or what private ones start from.
-        private: every request has a matrix of its own, and forgets it when it ends.
+        private: every request has a matrix of its own, and forgets it when it ends; a request that is opened alone has
+            one in any case, of what the shared one was made with.
     """
 
     def __init__(self, matrix: TransitionMatrix, private: bool = False) -> None:
         self.needs = Needs(top_k=SUCCESSORS)
         self.matrix, self.private = matrix, private
 
-    def open(self) -> TransitionMatrix:
+    def open(self, alone: bool = False) -> TransitionMatrix:
+        if alone:
+            return self.matrix.fresh()
         return self.matrix.copy() if self.private else self.matrix
 
     def close(self, state: TransitionMatrix) -> None:

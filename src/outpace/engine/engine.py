@@ -63,7 +63,7 @@ class Engine:
             budget: drafted nodes per round; None takes the proposer's.
             keep: leave the slot open when the request ends, as `session.kept`, for the next turn to resume; `release`
                 closes it. A slot that another request needs is taken from the oldest kept one, whose conversation is
-                then written afresh at its next turn.
+                then written afresh at its next turn. Rejection keeps and resumes none (`SamplingParams.verification`).
             resume: the slot kept by the turn before, used up by this call. What it holds of the prompt's beginning is
                 not computed again; with another proposer, which has not seen it, the slot is released instead.
 
@@ -96,7 +96,7 @@ class Engine:
             session.ids = list(prompt)
             session.metrics.prompt_tokens = len(prompt)
             session.admitted_at = perf_counter()
-            session.keep = keep
+            session.keep = keep and not params.is_rejection
             sessions.append(session)
             if resume is not None and not self._resume(session, resume):
                 self._kept.release(resume)
@@ -123,7 +123,7 @@ class Engine:
                 self._kept.release_oldest()
             session = self._waiting.pop(0)
             session.slot = self.target.open_slot()
-            session.state = session.proposer.open()
+            session.state = session.proposer.open(session.params.is_rejection)
             self._running.append(session)
         filling = [session for session in self._running if session.is_filling]
         decoding = [session for session in self._running if not session.is_filling]
@@ -254,8 +254,9 @@ class Engine:
             session.proposer.close(state)
 
     def _resume(self, session: Session, kept: KeptSlot) -> bool:
-        """Go on in a kept slot, if it is still there and its state belongs to the session's proposer."""
-        if not kept.is_open or kept.proposer is not session.proposer:
+        """Go on in a kept slot, if it is still there and its state belongs to the session's proposer. Under rejection,
+        what a method learned in the turns before would have a say in what is said."""
+        if not kept.is_open or kept.proposer is not session.proposer or session.params.is_rejection:
             return False
         session.prefilled = session.metrics.reused_tokens = self._kept.take(kept, session.prompt_ids)
         session.slot, session.state = kept.slot, kept.state

@@ -51,8 +51,8 @@ class GraftedProposer:
         self.needs = Needs(max(base.needs.top_k, fill.needs.top_k), base.needs.taps)
         self._device, self._place, self._reserved = device, place, reserved
 
-    def open(self) -> GraftedState:
-        return GraftedState(self.base.open(), self.fill.open())
+    def open(self, alone: bool = False) -> GraftedState:
+        return GraftedState(self.base.open(alone), self.fill.open(alone))
 
     def close(self, state: GraftedState) -> None:
         self.base.close(state.of_base)

@@ -111,11 +111,11 @@ def test_tokens_of_a_wrong_shape_are_refused() -> None:
         DraftTree(torch.zeros(3, dtype=torch.int64), Topology.chain(2))
 
 
-@pytest.mark.parametrize("shape", [(2, 5), (3,), (4, 5), (1, 3, 5)])
-def test_draft_probs_without_one_row_per_node_are_refused(shape: tuple[int, ...]) -> None:
-    """Guards against probabilities stored per drafted token: row i is the law of node i's children."""
-    with pytest.raises(ValueError, match="draft_probs"):
-        DraftTree(torch.zeros(3, dtype=torch.int64), Topology.chain(3), torch.full(shape, 0.2))
+@pytest.mark.parametrize(("node", "shape"), [(0, (1, 5)), (3, (5,)), (-1, (5,)), (1, ())])
+def test_draft_probs_that_are_no_law_of_a_node_are_refused(node: int, shape: tuple[int, ...]) -> None:
+    """Guards against a batch dimension left on, and laws of nodes that are not there."""
+    with pytest.raises(ValueError, match=r"draft_probs\["):
+        DraftTree(torch.zeros(3, dtype=torch.int64), Topology.chain(3), {node: torch.full(shape, 0.2)})
 
 
 def test_a_chain_of_one_token_is_plain_decoding() -> None:

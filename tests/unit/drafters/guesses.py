@@ -26,7 +26,7 @@ class GuessSource:
         self.needs = Needs()
         self._waiting, self._continuity = list(logits), continuity
 
-    def open(self) -> GuessState:
+    def open(self, alone: bool = False) -> GuessState:
         return GuessState(self._waiting.pop(0))
 
     def close(self, state: GuessState) -> None:

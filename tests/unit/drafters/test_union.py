@@ -292,6 +292,26 @@ def test_what_is_learned_is_shared_or_private(private: bool) -> None:
     assert matrix_of(union) is (None if private else union.matrix.matrix)
 
 
+def test_a_request_alone_has_prices_and_transitions_of_its_own() -> None:
+    """Guards against prices of matching under rejection, what others taught in a request that is opened alone, and what
+    such a request has learned in others."""
+    union = made(EmptyDraft())
+    taught, request = union.open(), draft_request([1, 2], 8, 1, temperature=1.0)
+    lone = union.open(alone=True)
+    for state in (taught, lone):
+        for _ in range(20):
+            (tree,) = union.propose([state], [request])
+            union.observe([state], [Observation(tree, Verdict((0,), 0), outputs_of(len(tree)))])
+    again = union.open(alone=True)
+    assert again.sampled.weights == list(SAMPLED) != lone.sampled.weights
+    assert not again.matrix.successors.any()
+    assert bool(lone.matrix.successors.any())
+    assert union.sampled is taught.sampled
+    other = Union(EmptyDraft(), union.matrix, Evidence(GREEDY), Evidence(SAMPLED), UnionPlan(3, 0.0, None), 5, CPU,
+                  Evidence(GREEDY))  # fmt: skip
+    assert (other.open(alone=True).sampled.weights, other.open().sampled.weights) == (list(GREEDY), list(SAMPLED))
+
+
 def test_a_reset_forgets_what_requests_have_taught() -> None:
     """Guards against prices or transitions of yesterday's requests in what should begin anew."""
     union = made(toy_draft(), matrix=TransitionMatrix(VOCAB, CPU))

@@ -154,6 +154,22 @@ def test_another_method_starts_afresh() -> None:
     assert len(engine.target.committed) == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("method", ["plain", "recycle:budget=8", "outpace:draft=none,budget=8"])
+def test_turns_under_rejection_start_afresh(method: str) -> None:
+    """Guards against turns before that have a say in what rejection says: what a method learned in them shapes the
+    trees, and is there or not as the slot was kept or given up."""
+    params = SamplingParams(max_new_tokens=20, temperature=1.0, seed=3, verification="rejection")
+    engine, proposer, ids = Engine(ToyTarget(VOCAB, seed=13)), named(method, VOCAB), list(PROMPT)
+    kept = turn(engine, ids, SamplingParams(max_new_tokens=20), proposer).kept
+    for _ in range(3):
+        session = turn(engine, ids, params, proposer, kept)
+        (fresh,) = decode(Engine(ToyTarget(VOCAB, seed=13)), [ids], [params], [named(method, VOCAB)])
+        assert session.generated == fresh.generated
+        assert (session.metrics.reused_tokens, session.kept) == (0, None)
+        kept, ids = None, [*session.ids, 7]
+    assert not engine.target.committed  # type: ignore[attr-defined]
+
+
 def test_a_refused_turn_leaves_the_kept_slot_alone() -> None:
     """Guards against a slot lost, or resumed by nobody, when the next prompt cannot be served."""
     engine, params, plain = toy_engine(max_length=20), SamplingParams(max_new_tokens=4), EmptyDraft()

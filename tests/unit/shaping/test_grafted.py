@@ -47,7 +47,7 @@ class Told(EmptyDraft):
         super().__init__()
         self.needs, self.budget, self.heard = Needs(top_k=3, taps=(1, 4)), 9, list[tuple[str, Any]]()
 
-    def open(self) -> Any:
+    def open(self, alone: bool = False) -> Any:
         self.heard.append(("open", None))
         return "state"
 
@@ -130,7 +130,7 @@ def test_the_tail_continues_every_end_of_a_tree() -> None:
     nodes has four ends, and of seven free slots each gets one in turn, the likeliest first; what was pruned none."""
     law = table({(): [0.0, 0.6, 0.3, 0.1], (1,): [0.0, 0.1, 0.7, 0.2]}, 4)
     shape = Gated(GatedConfig(depth=4, top_k=3, checkpoints=(1, 2), thresholds=(0.1, 0.5), kept=(10, 25)))
-    base = GrowingProposer(ToySource(law), shape, 12, offers_pruned=True)
+    base = GrowingProposer(ToySource(law), shape, 12, is_filled=True)
     matrix = TransitionMatrix(20, CPU)
     matrix.successors.copy_((torch.arange(20)[:, None] + torch.arange(4, 4 + SUCCESSORS)) % 20)
     chain = retrieval_plan([(0,) * depth for depth in range(1, 9)])
@@ -145,7 +145,7 @@ def test_batch_mode_has_a_fixed_shape() -> None:
     """Guards against slots that stay empty where the pending token has no transitions yet: pruned after drafting, every
     request verifies exactly K nodes, as long as there are so many (appendix D)."""
     shape = Gated(GatedConfig(depth=4, top_k=5, thresholds=(0.9, 0.9, 0.9), prune="after"))
-    base = GrowingProposer(ToySource(blend(0.3, V)), shape, 15, offers_pruned=True)
+    base = GrowingProposer(ToySource(blend(0.3, V)), shape, 15, is_filled=True)
     matrix = warm_matrix()
     matrix.successors[7] = 0
     proposer = GraftedProposer(base, MatrixFill(matrix, PLAN), CPU)

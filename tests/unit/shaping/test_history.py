@@ -248,8 +248,8 @@ class Remembering(DynaTree):
         super().__init__(config)
         self.opened: list[DynaTreeState] = []
 
-    def open(self) -> DynaTreeState:
-        self.opened.append(super().open())
+    def open(self, alone: bool = False) -> DynaTreeState:
+        self.opened.append(super().open(alone))
         return self.opened[-1]
 
 
