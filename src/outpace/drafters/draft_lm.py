@@ -124,6 +124,7 @@ class DraftLM:
         for state, observation in zip(states, observations, strict=True):
             if len(state.scratch):
                 self.model.commit(state.slot, state.scratch.accepted(observation))
+                state.scratch.plant(0)  # the next tree may be none of this source's
 
     def _catch_up(self, state: DraftState) -> Growth:
         """The ids without rows, the pending token last."""

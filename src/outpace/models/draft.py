@@ -59,6 +59,15 @@ class DraftModel(PackedModel):
         super().__init__(decoder, head, config, max_length, max_slots, key_dtype=dtype, value_dtype=dtype)
         self.passes = self.rows = 0
 
+    def plain_tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name but for linear layers, which may be packed: embedding, norms, head."""
+        found = {
+            f"{name}.weight": module.weight
+            for name, module in self.decoder.named_modules()
+            if isinstance(module, nn.Embedding) or getattr(getattr(module, "weight", None), "ndim", 2) == 1
+        }
+        return {"head": self.head.weight, **found}
+
     def length(self, slot: int) -> int:
         """Committed ids of a slot."""
         return self.kv.lengths[slot]

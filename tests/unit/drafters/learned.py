@@ -121,8 +121,8 @@ def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
 
 def proposer_of(shape: str, source: Any, device: str = "cpu", is_filled: bool = False) -> Proposer:
     if shape == "chain":
-        return StaticProposer(source, Chain(), 8, torch.device(device))
+        return StaticProposer(source, Chain(), 8, torch.device(device), is_filled)
     if shape == "template":
-        return StaticProposer(source, MedusaTemplate(), 20, torch.device(device))
+        return StaticProposer(source, MedusaTemplate(), 20, torch.device(device), is_filled)
     growing, budget = GROWING[shape]
     return GrowingProposer(source, growing(), budget, is_filled)
