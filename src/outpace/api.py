@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from threading import Lock
 from typing import Any, cast
 
 from outpace.chat import Chat
@@ -18,6 +19,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
+from outpace.models.exactness import probe
 from outpace.models.load import load_target
 from outpace.models.target import TransformersTarget
 from outpace.models.text import ChatMessage, TextCodec
@@ -35,6 +37,7 @@ class Model:
         method: the default method.
         drafter: name of the drafter that was given for all methods, if one was.
         drafters: what the methods draft with.
+        exactness: whether tokens keep their bits in any company on this machine, which was probed at load.
     """
 
     def __init__(
@@ -50,20 +53,27 @@ class Model:
         self.drafters = Shelf(name, target, codec, drafter)
         self.method = default_method(name, self.drafters) if method is None else method
         self.engine = Engine(target, codec.new_detokenizer)
+        self.exactness = probe(target)
         self._budget = _checked_budget(budget)
         self._proposers: dict[str, Proposer] = {}
+        self._building = Lock()
         self.proposer(self.method)
 
     def proposer(self, method: str) -> Proposer:
         """The proposer of a method such as "recycle:budget=8", built once and kept, with what it has learned."""
-        if method not in self._proposers:
-            self._proposers[method] = shelved_proposer(parse_method(method), self.drafters)
+        with self._building:  # by one thread, or a draft model would be read twice
+            if method not in self._proposers:
+                self._proposers[method] = shelved_proposer(parse_method(method), self.drafters)
         return self._proposers[method]
 
     def reset(self) -> None:
         """Make every method forget what it learned from earlier requests."""
-        for proposer in self._proposers.values():
-            proposer.reset()
+
+        def forget(slot: int | None) -> None:
+            for proposer in self._proposers.values():
+                proposer.reset()
+
+        self.engine.between_steps(forget)
 
     def generate(
         self,
@@ -96,8 +106,8 @@ class Model:
         try:
             for prompt in batch:
                 sessions.append(self._add(prompt, params, method, budget, options))
-            while any(session.finish_reason is None for group in sessions for session in group):
-                self.engine.step()
+            own = [session for group in sessions for session in group]
+            self.engine.run_until(lambda: all(session.has_ended for session in own), own)
         except BaseException:
             for group in sessions:
                 for session in group:
@@ -171,7 +181,13 @@ class Model:
         The first `prompt_length` ids are the prompt.
         """
         params = self._resolved(params)
-        return decision_margin(self.target, ids, params, params.seed or 0, 0, tokens, prompt_length)
+
+        def compare(slot: int | None) -> Margin:
+            if slot is None:
+                raise InvalidRequest("all slots are taken: wait for a request to end or load with more max_num_seqs")
+            return decision_margin(self.target, ids, params, params.seed or 0, 0, tokens, prompt_length, slot)
+
+        return self.engine.between_steps(compare)
 
     def _resolved(self, params: SamplingParams) -> SamplingParams:
         """The parameters with bad words as ids."""

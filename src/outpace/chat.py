@@ -71,15 +71,17 @@ class Chat:
                 "one with reset(), in the terminal /reset, or load with a larger max_model_len"
             )
 
+        said = list(self.messages)
+
         def finish(session: Session) -> None:
             self._kept = session.kept
             if session.error is None:
-                self.messages += [asked, {"role": "assistant", "content": session.stopper.text}]
+                self.messages = [*said, asked, {"role": "assistant", "content": session.stopper.text}]
 
         (session,) = self._engine.add(prompt, self._params, self._proposer, self._budget, keep=True, resume=self._kept)
+        self._stream = stream = TokenStream(self._engine, session, finish)
         self._kept = None
-        self._stream = TokenStream(self._engine, session, finish)
-        return self._stream
+        return stream
 
     def reset(self) -> None:
         """Forget the conversation but for the system message. The slot stays: the opening is not computed again."""
@@ -100,6 +102,6 @@ class Chat:
         self.close()
 
     def _close_stream(self) -> None:
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.abandon()
+        if self._stream is not None:
+            self._stream.abandon()
+            self._stream = None

@@ -110,6 +110,7 @@ def test_bench_ends_with_one_json_line_and_keeps_records(folder: str, tmp_path: 
     assert len(records) == 3 * 3
     for record in records:
         assert record["versions"]["torch"]
+        assert record["exactness"]["kind"] in ("bitwise", "rounding")
         assert record["new_tokens"] == sum(len(ids) for ids in record["token_ids"])
         parts = sum(record[f"{phase}_ms"] for phase in ("draft", "forward", "verify", "commit", "observe"))
         assert parts <= record["decode_ms"] * 1.01
@@ -162,10 +163,15 @@ def test_bench_against_stock_generate(folder: str) -> None:
 
 
 def test_verify_passes_and_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a certificate that cannot fail: with wrong positions in trees it must exit with 1."""
+    """Guards against a certificate that cannot fail: with wrong positions in trees it must exit with 1. And against one
+    that does not say whether differences by rounding were to be expected."""
     options = ["verify", "-m", folder, "-w", "builtin:2", "--method", "recycle:budget=30", "--max-new-tokens", "24"]
     report = _last_json(_run(*options, "--json"))
     assert (report["equal"], report["bugs"], report["comparisons"]) == (4, 0, 4)
+    kind, reason = (report["exactness"][name] for name in ("kind", "reason"))
+    said = _run(*options)
+    assert f", {kind}, batch 1: 4 equal" in " ".join(said.stdout.split())
+    assert f"{kind}: {reason}" in said.stderr.splitlines()
     right = Topology.depth_tensor.func  # type: ignore[attr-defined]
     wrong = property(lambda self: right(self) if self.is_chain else right(self) * 2)
     monkeypatch.setattr(Topology, "depth_tensor", wrong)

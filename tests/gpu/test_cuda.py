@@ -20,6 +20,7 @@ from outpace.drafters.union import Union, UnionPlan
 from outpace.engine.engine import Engine
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import early_exit
+from outpace.models.exactness import probe
 from outpace.models.target import TransformersTarget
 from outpace.sampling.noise import noise_bits, noise_key
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
@@ -36,6 +37,11 @@ def _target(family: str) -> TransformersTarget:
     return TransformersTarget(model, max_length=256, max_slots=4, eos_token_ids=())
 
 
+def test_a_gpu_promises_no_bits() -> None:
+    """Guards against the CPU's promise on kernels that were never asked."""
+    assert probe(_target("llama")).kind == "rounding"
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_rows_of_a_tree_have_the_logits_of_their_paths(family: str) -> None:
@@ -46,9 +52,8 @@ def test_rows_of_a_tree_have_the_logits_of_their_paths(family: str) -> None:
     slot, _ = open_with(target, prompt)
     (outputs,) = target.forward([slot], [tree])
     for node in range(len(tree)):
-        other, alone = open_with(target, prompt + path_tokens(tree, node))
+        _, alone = open_with(target, prompt + path_tokens(tree, node), slot=1)
         torch.testing.assert_close(outputs.logits[node], alone.logits[0], atol=1e-3, rtol=1e-3)
-        target.close_slot(other)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -89,8 +94,8 @@ def test_lossless_with_drafters(kind: str, shape: str, temperature: float) -> No
     prompts = [random_ids(length, length) for length in (5, 40, 17)]
     params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in range(3)]
 
-    def base(offers_pruned: bool = True) -> Proposer:
-        return proposer_of(shape, source_of(kind, target), str(device), offers_pruned)
+    def base(is_filled: bool = True) -> Proposer:
+        return proposer_of(shape, source_of(kind, target), str(device), is_filled)
 
     def grafted(place: Literal["root", "tail"], fills: Sequence[Fill]) -> GraftedProposer:
         return GraftedProposer(base(), JoinedFill(fills), device, place, 0.4)

@@ -56,7 +56,7 @@ def raced(method: str, params: list[SamplingParams]) -> tuple[Watched, int]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_nothing_is_verified_behind_an_end(method: str) -> None:
-    """Guards against rows of a pass spent on what can never be said: 380 of 4,935 in these runs were."""
+    """Guards against rows of a pass spent on what can never be said: 385 of 4,977 in these runs were."""
     target, _ = raced(method, requests())
     assert target.below == 0
     assert target.verified > 0 or method == "plain"
@@ -103,17 +103,17 @@ def test_slots_behind_an_end_go_to_others(make: Any, temperature: float) -> None
     source = Asked(blend(0.8, VOCAB))
     proposer = make(source)
     free = request((), 10, temperature=temperature)
-    (tree,) = proposer.propose([proposer.open()], [free])
+    (tree,) = proposer.propose([proposer.open(0)], [free])
     best = int(tree.tokens[next(iter(tree.topology.children[0]))])
     assert best in source.expanded, "the first child goes on"
     source.expanded.clear()
-    (cut,) = proposer.propose([proposer.open()], [request((best, VOCAB - 1), 10, temperature=temperature)])
+    (cut,) = proposer.propose([proposer.open(0)], [request((best, VOCAB - 1), 10, temperature=temperature)])
     assert (best,) in node_paths(cut), "the end itself may be said"
     assert not any({*path[:-1]} & {best, VOCAB - 1} for path in node_paths(cut))
     assert not {best, VOCAB - 1} & {*source.expanded}
     assert len(cut) == len(tree) == 11
     (ignoring,) = proposer.propose(
-        [proposer.open()], [request((best, VOCAB - 1), 10, temperature=temperature, ignore_eos=True)]
+        [proposer.open(0)], [request((best, VOCAB - 1), 10, temperature=temperature, ignore_eos=True)]
     )
     assert node_paths(ignoring) == node_paths(tree)
 
@@ -122,7 +122,7 @@ def test_requests_of_a_batch_have_ends_of_their_own() -> None:
     """Guards against one request's EOS that ends its neighbours' drafts, and against pads taken for an id."""
     proposer = beam(ToySource(blend(0.8, VOCAB)))
     wishes = [request((), 10), request((4,), 10), request((0, 3, 7), 10)]
-    together = proposer.propose([proposer.open() for _ in wishes], wishes)
+    together = proposer.propose([proposer.open(slot) for slot in range(len(wishes))], wishes)
     for wish, tree in zip(wishes, together, strict=True):
-        (alone,) = proposer.propose([proposer.open()], [wish])
+        (alone,) = proposer.propose([proposer.open(0)], [wish])
         assert node_paths(tree) == node_paths(alone)

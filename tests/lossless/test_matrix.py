@@ -129,7 +129,7 @@ def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Seq
     if case.source == "recycle" and case.shape == "template":
         base: Proposer = StaticProposer(source, RecyclingTemplate(), 16, CPU)
     else:
-        base = proposer_of(case.shape, source, offers_pruned=case.fill != "none")
+        base = proposer_of(case.shape, source, is_filled=case.fill != "none")
     if case.fill == "none":
         return base
     # Gates leave slots free. Of the budgets of other shapes half is kept for the fill.

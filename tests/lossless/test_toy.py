@@ -98,7 +98,7 @@ def short_tree() -> Proposer:
 
 
 def short_chain() -> Proposer:
-    return StaticProposer(ToySource(blend(0.8, VOCAB), limit=2), Chain(), 8, torch.device("cpu"))
+    return StaticProposer(ToySource(blend(0.8, VOCAB), limit=2), Chain(), 8, torch.device("cpu"), is_filled=True)
 
 
 METHODS: dict[str, MakeProposer] = {
@@ -287,7 +287,7 @@ def test_the_samples_of_a_request_differ() -> None:
 
 
 class SampledDrafter(OracleDrafter):
-    """Two levels of two siblings each drawn independently from one known law, which the tree carries."""
+    """Two levels of two siblings each drawn without replacement from one known law, which the tree carries."""
 
     def __init__(self, law: torch.Tensor, seed: int = 0) -> None:
         super().__init__([], budget=6)
@@ -299,9 +299,9 @@ class SampledDrafter(OracleDrafter):
         for request in requests:
             size = (1, 3, 7)[min(request.max_depth, 2)]
             topology = Topology.of([-1, 0, 0, 1, 1, 2, 2][:size])
-            drawn = torch.multinomial(self._law, 6, replacement=True, generator=self._generator)[: size - 1]
-            tokens = torch.cat([torch.tensor([request.ids[-1]]), drawn])
-            trees.append(DraftTree(tokens, topology, self._law.expand(size, -1)))
+            pairs = torch.multinomial(self._law.expand(3, -1), 2, generator=self._generator)  # [3, 2]
+            tokens = torch.cat([torch.tensor([request.ids[-1]]), pairs.flatten()[: size - 1]])
+            trees.append(DraftTree(tokens, topology, dict.fromkeys(set(topology.parents[1:]), self._law)))
         return trees
 
 

@@ -66,7 +66,7 @@ def assert_same(expected: Sequence[Session], sessions: Sequence[Session]) -> Non
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("source", ["domino", "dflash", "eagle3", "none"])
+@pytest.mark.parametrize("source", ["domino", "dflash", "eagle3", "draft-lm", "none"])
 def test_lossless(source: str, options: str, plan: str) -> None:
     """Guards against features and rows of a drafter that go astray when a path is accepted of which it drafted only
     the beginning or nothing, in rounds that it was left out of, and against clues that choose what is said."""
@@ -82,7 +82,7 @@ def test_lossless(source: str, options: str, plan: str) -> None:
         assert any(metrics.accepted > metrics.accepted_retrieved for metrics in counts), "its own drafts are right too"
         passes = sum(metrics.draft_passes for metrics in counts)
         assert passes > 0
-        if plan == "enough" and source != "eagle3":
+        if plan == "enough" and source not in ("eagle3", "draft-lm"):
             assert passes < sum(metrics.steps for metrics in counts), "it was left out of some rounds"
 
 

@@ -7,7 +7,7 @@ import yaml
 
 import outpace
 from outpace.api import Model
-from outpace.bench.certificate import CertificatePlan, certify, count_kinds
+from outpace.bench.certificate import CertificatePlan, certify
 from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
 from outpace.drafters.catalog import parse_method
@@ -15,6 +15,7 @@ from outpace.drafters.frequency import FILE_NAME, load_vocabulary
 from outpace.models.registry import pull
 from outpace.models.shipped import shipped_folder, shipped_for, size_of
 from outpace.train.methods import settings_of
+from tests.real.certified import assert_certified
 
 TARGET = "smollm2-135m"
 KINDS = {"draft-lm", "dflash", "domino", "eagle3"}
@@ -35,7 +36,7 @@ def test_equal_in_float32(exact: Model, temperature: float) -> None:
     params = SamplingParams(max_new_tokens=24, temperature=temperature, seed=5)
     methods = METHODS if temperature else (*METHODS, *WHOLE)
     plan = CertificatePlan(methods, tuple(read_workload("builtin:2")), params, batch_sizes=(2,))
-    assert count_kinds(certify(exact, plan)) == {"equal": 2 * len(methods), "ties": 0, "bugs": 0}
+    assert_certified(exact, certify(exact, plan))
 
 
 @pytest.mark.parametrize(

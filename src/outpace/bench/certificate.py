@@ -90,7 +90,8 @@ class Certifier:
         precise_equal = self._agree_in_higher_precision(prompt, params, run)
         bound = ROUNDING_BOUND[self._dtype]
         is_tie = margin.smallest <= bound and precise_equal
-        note = "rounding" if is_tie else f"margin {margin.smallest:.3g} against a bound of {bound}"
+        rounding = "rounding, which the probe had not found" if self._model.exactness.is_bitwise else "rounding"
+        note = rounding if is_tie else f"margin {margin.smallest:.3g} against a bound of {bound}"
         if not precise_equal:
             note += "; the two runs differ in higher precision too"
         return Finding(

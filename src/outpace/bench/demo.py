@@ -32,7 +32,8 @@ def main() -> None:
     console.print("Loading SmolLM2-135M-Instruct", highlight=False)
     model = load("smollm2-135m", max_num_seqs=1)
     dtype = str(model.target.dtype).removeprefix("torch.")
-    console.print(f"[bold]SmolLM2-135M-Instruct[/bold] on {model.target.device}, {dtype}, greedy\n")
+    console.print(f"[bold]SmolLM2-135M-Instruct[/bold] on {model.target.device}, {dtype}, greedy")
+    console.print(f"[dim]{model.exactness}[/dim]\n", highlight=False)
     bugs = 0
     for item in read_workload("builtin:2"):
         bugs += _race(console, model, item)

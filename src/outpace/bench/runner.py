@@ -78,7 +78,8 @@ class BenchRun:
         self._held_mb: dict[str, float] = {}
         self._groups = in_groups(plan.items, plan.batch_size)
         self._shared = environment(model.target.device, model.target.dtype) | {"model": model.name}
-        self._shared["batch_size"] = plan.batch_size
+        exactness = {"kind": model.exactness.kind, "reason": model.exactness.reason}  # its time is no setting
+        self._shared |= {"batch_size": plan.batch_size, "exactness": exactness}
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -218,7 +219,7 @@ class BenchRun:
 
     def _reference(self, model: Model) -> TransformersReference:
         if id(model) not in self._references:
-            dtype = str(model.target.dtype).removeprefix("torch.")
+            dtype = str(model.target.rounded_to).removeprefix("torch.")
             self._references[id(model)] = TransformersReference(model.name, dtype, str(model.target.device))
         return self._references[id(model)]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from outpace.cache.slots import Segment
+from outpace.cache.slots import Segment, in_blocks
 
 # As many numbers of storage are read in the time that the calls of one more product take.
 _NUMBERS_PER_PRODUCT = 2**16
@@ -77,6 +77,7 @@ class Group:
         start, stop = segments[0].slot, segments[-1].slot + 1
         first, end = min(firsts), max(segment.end for segment in segments)
         self._slots, self._seen = slice(start, stop), slice(first, end)
+        self._key_blocks = slice(first, first + in_blocks(end - first))
         self.rows = torch.tensor([segment.start for segment in segments])
         self.slots = torch.tensor([segment.slot - start for segment in segments])
         self.row_of_slot = self.rows.new_full((stop - start,), segments[0].start)
@@ -90,8 +91,8 @@ class Group:
             self.hidden = ((where < starts) | (where >= ends))[:, None, None]
 
     def keys(self, layer: int) -> Tensor:
-        """[S * kv_heads, L, head_dim] view of the range."""
-        return self._kv.keys[layer, self._slots, :, self._seen].flatten(0, 1)
+        """[S * kv_heads, L in blocks, head_dim] view of the range."""
+        return self._kv.keys[layer, self._slots, :, self._key_blocks].flatten(0, 1)
 
     def values(self, layer: int) -> Tensor:
         """[S * kv_heads, L, head_dim] view of the range."""

@@ -6,18 +6,24 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from outpace.core.errors import InvalidRequest
+# Keys are multiplied in whole blocks: where threads share a product, a piece of fewer goes to another kernel.
+KEY_BLOCK = 16
+
+
+def in_blocks(length: int) -> int:
+    """The keys that a product over `length` of them reads, those of its last block included."""
+    return -(-length // KEY_BLOCK) * KEY_BLOCK
 
 
 class SlotKV:
-    """Keys and values of all layers and requests, each [layers, slots, kv_heads, capacity, head_dim].
+    """Keys and values of all layers and requests, each [layers, slots, kv_heads, capacity + KEY_BLOCK, head_dim].
 
     A pass writes its N rows behind the `lengths[slot]` committed ones; `commit` keeps the rows of one path. Rows
     behind the committed length are scratch and never read by a later pass before it has overwritten them.
 
     Args:
         layers, slots, kv_heads, head_dim: sizes.
-        capacity: rows per slot: the longest request plus the largest tree.
+        capacity: rows per slot: the longest request plus the largest tree. A block more is there to be read.
         key_dtype, value_dtype: what attention reads without converting.
         device: of the storage.
     """
@@ -33,29 +39,11 @@ class SlotKV:
         value_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (layers, slots, kv_heads, capacity, head_dim)
+        shape = (layers, slots, kv_heads, capacity + KEY_BLOCK, head_dim)
         self.keys = torch.empty(shape, dtype=key_dtype, device=device)
         self.values = torch.empty(shape, dtype=value_dtype, device=device)
         self.capacity = capacity
         self.lengths = [0] * slots
-        self._free = list(range(slots))[::-1]
-
-    def open(self) -> int:
-        """Take a free slot, empty.
-
-        Raises:
-            InvalidRequest: all slots are taken.
-        """
-        if not self._free:
-            raise InvalidRequest(f"all {len(self.lengths)} slots are taken: close one or load with more max_num_seqs")
-        slot = self._free.pop()
-        self.lengths[slot] = 0
-        return slot
-
-    def close(self, slot: int) -> None:
-        """Give a slot back."""
-        assert slot not in self._free, f"slot {slot} is closed twice"
-        self._free.append(slot)
 
     def truncate(self, slot: int, length: int) -> None:
         """Forget committed rows from `length` on."""
@@ -124,6 +112,11 @@ class Segment:
     def views(self) -> tuple[list[Tensor], list[Tensor]]:
         """Keys and values of the slot's rows, per layer [kv_heads, L, head_dim]: made for whoever is attended alone."""
         return self.kv.rows(self.slot, self.end)
+
+    @cached_property
+    def key_blocks(self) -> list[Tensor]:
+        """The keys of `views` and a block of whatever stands behind, per layer [kv_heads, L + KEY_BLOCK, head_dim]."""
+        return list(self.kv.keys[:, self.slot, :, : self.end + KEY_BLOCK].unbind())
 
     def sight(self, window: int | None) -> tuple[int, Tensor | None]:
         """What the fresh rows see through a sliding window, or without one.

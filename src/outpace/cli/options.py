@@ -73,6 +73,7 @@ def load_model(
     max_num_seqs: int,
     speculative_config: str | None = None,
 ) -> "Model":
+    """`outpace.load`, with a line on standard error that says how exact the model is on this machine."""
     try:
         config = None if speculative_config is None else json.loads(speculative_config)
     except json.JSONDecodeError as error:
@@ -83,7 +84,7 @@ def load_model(
         quieten_transformers()
         from outpace.api import load
 
-        return load(
+        loaded = load(
             model,
             method,
             drafter=drafter,
@@ -94,6 +95,8 @@ def load_model(
             max_model_len=max_model_len,
             max_num_seqs=max_num_seqs,
         )
+    notes.print(f"[dim]{loaded.exactness}[/dim]", highlight=False, soft_wrap=True)
+    return loaded
 
 
 def tokenized_turns(model: str, workload: list[str]) -> tuple[Iterator[list[int]], int, tuple[int, ...]]:

@@ -1,7 +1,7 @@
 """`outpace verify`: the losslessness certificate."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -100,7 +100,7 @@ def verify(
     dtype_name = str(loaded.target.dtype).removeprefix("torch.")
     if as_json:
         report = {"model": model, "method": certified, "dtype": dtype_name, "comparisons": len(cases), **kinds}
-        print(json.dumps({**report, "cases": cases}))
+        print(json.dumps({**report, "exactness": asdict(loaded.exactness), "cases": cases}))
     else:
         for case in cases:
             if case["kind"] != "equal":
@@ -110,8 +110,8 @@ def verify(
                     f"top-2 gap {case['top2']}, {case['note']}"
                 )
         console.print(
-            f"{'NOT LOSSLESS' if kinds['bugs'] else 'LOSSLESS'}: {certified} on {model} in {dtype_name}, batch "
-            f"{', '.join(map(str, batch_sizes))}: {kinds['equal']} equal, {kinds['ties']} ties, {kinds['bugs']} bugs "
-            f"of {len(cases)}"
+            f"{'NOT LOSSLESS' if kinds['bugs'] else 'LOSSLESS'}: {certified} on {model} in {dtype_name}, "
+            f"{loaded.exactness.kind}, batch {', '.join(map(str, batch_sizes))}: {kinds['equal']} equal, "
+            f"{kinds['ties']} ties, {kinds['bugs']} bugs of {len(cases)}"
         )
     raise typer.Exit(1 if kinds["bugs"] else 0)

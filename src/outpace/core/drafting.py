@@ -1,7 +1,7 @@
 """The contracts behind a proposer: sources say what might come next, shapes say what of it deserves a slot."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
@@ -24,6 +24,7 @@ class Frontier:
         wants_entropy: the shape reads `Candidates.entropy`.
         before: [F] int64, the token before each node, for sources under a static shape; None under others, whose
             sources have none that reads it.
+        draws: candidates of requests that are verified by rejection may be drawn rather than chosen.
     """
 
     tokens: Tensor
@@ -31,6 +32,7 @@ class Frontier:
     parents: Sequence[int]
     wants_entropy: bool = False
     before: Tensor | None = None
+    draws: bool = False
 
     def groups(self) -> dict[int, range]:
         """The places of each request's nodes."""
@@ -43,26 +45,29 @@ class Frontier:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Continuations of F frontier nodes, best first.
+    """Continuations of F frontier nodes, best first; where they were drawn, in the order of their draws.
 
     Attributes:
         tokens: [F, C] int64.
-        log_probs: [F, C] float32 keyed scores (log q when greedy); None from sources that have none.
+        log_probs: [F, C] float32 keyed scores (log q when greedy or drawn); None from sources that have none.
         passes: forward passes of a draft model that they took.
         entropy: [F] float32, in nats, of the law whose logarithms the scores of a node's candidates are: the keyed
             one, q's own when greedy. Where the frontier asks for it, from sources with scores.
+        draft_probs: by place in the frontier, the law [V] from which that node's candidates were drawn, each from what
+            the ones before it leave; the others' were chosen.
     """
 
     tokens: Tensor
     log_probs: Tensor | None = None
     passes: int = 0
     entropy: Tensor | None = None
+    draft_probs: Mapping[int, Tensor] = field(default_factory=dict)
 
 
 class LevelSource(Protocol):
     """A source that is asked level by level, once per level for all requests.
 
-    `begin` starts a round and says how deep each request may be drafted.
+    `begin` starts a round and says how deep each request may be drafted; `open` and `rewind` are as a `Proposer`'s.
 
     Attributes:
         needs: what it wants of the target.
@@ -70,9 +75,7 @@ class LevelSource(Protocol):
 
     needs: Needs
 
-    def open(self) -> Any: ...
-
-    def close(self, state: Any) -> None: ...
+    def open(self, slot: int, alone: bool = False) -> Any: ...
 
     def rewind(self, state: Any, length: int) -> None: ...
 
@@ -103,7 +106,8 @@ class RankPlan:
 
 
 class StaticShape(Protocol):
-    """Decides which nodes deserve a slot before drafting begins. Pure: it never sees a model."""
+    """Decides which nodes deserve a slot before drafting begins. Pure: it never sees a model. Below a node it takes the
+    first ranks, so that these may as well be drawn."""
 
     def plan(self, budget: int, max_depth: int) -> RankPlan: ...
 
@@ -157,13 +161,16 @@ class GrowingShape(Protocol):
         width: candidates per node that it looks at.
         reranks: it grows more nodes than the budget, of which the best by cumulative score are kept in the end.
         wants_entropy: it reads `Level.entropy`.
+        draws: which candidates become nodes depends on nothing but the levels above, and below a node they are the
+            first ones, so that they may be drawn: what is taken by its own score was not drawn from its law.
     """
 
     width: int
     reranks: bool
     wants_entropy: bool
+    draws: bool
 
-    def open(self) -> Any: ...
+    def open(self, alone: bool = False) -> Any: ...
 
     def close(self, state: Any) -> None: ...
 
@@ -214,7 +221,8 @@ class Fill(Protocol):
     """Retrieves what takes the slots that drafting left free (Graft, arXiv 2605.20104, section 3.2).
 
     `prepare` says what may come after each request's ids and a path of drafted tokens behind them: `paths` holds, per
-    request, the tokens from the pending one to the node that is continued. No host read is needed for it.
+    request, the tokens from the pending one to the node that is continued. No host read is needed for it. `open` and
+    `rewind` are as a `Proposer`'s.
 
     Attributes:
         needs: what it wants of the target; no taps.
@@ -222,9 +230,7 @@ class Fill(Protocol):
 
     needs: Needs
 
-    def open(self) -> Any: ...
-
-    def close(self, state: Any) -> None: ...
+    def open(self, slot: int, alone: bool = False) -> Any: ...
 
     def rewind(self, state: Any, length: int) -> None: ...
 

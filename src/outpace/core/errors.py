@@ -17,5 +17,9 @@ class UnsupportedModel(ModelError):
     """The model was read, but its architecture cannot be decoded losslessly by this engine."""
 
 
+class StateLost(OutpaceError, RuntimeError):
+    """An exception cut a step short, and what a request had reached could not be restored. Send it again."""
+
+
 class NonFiniteLogits(OutpaceError, ArithmeticError):
     """The target produced NaN or infinite logits, so no token can be chosen."""

@@ -64,7 +64,10 @@ class SamplingParams:
         n: samples per prompt; sample i differs from the others by its index in the noise key.
         stop: strings that end the text; the text stops before the first of them.
         eos_token_ids: ids that end the request; None means the model's own.
-        verification: "match" (same tokens as plain decoding, seed for seed) or "rejection" (same law).
+        verification: "match" (same tokens as plain decoding, seed for seed) or "rejection" (same law). There the tree
+            has a say in what is said. A sampled request that is verified by rejection therefore shares nothing with
+            others by which its trees would change, learns for itself from nothing, and starts every turn of a
+            conversation afresh: its answer depends on itself, its method and its seed alone.
         repetition_penalty: above 0; logits of tokens in prompt or answer are divided by it where positive and
             multiplied where negative, so that 1 changes nothing and more discourages. As in vLLM and transformers.
         presence_penalty: from -2 to 2, subtracted once from the logits of tokens in the answer (OpenAI, vLLM).
@@ -141,6 +144,11 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def is_rejection(self) -> bool:
+        """Whether chance of its own, not the target's keyed draw, accepts a draft: rejection at temperature > 0."""
+        return self.verification == "rejection" and not self.is_greedy
 
     @property
     def has_processors(self) -> bool:

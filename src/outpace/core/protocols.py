@@ -100,10 +100,14 @@ class PromptChunk:
 class Target(Protocol):
     """A model with a slot per request. Positions of a tree's nodes are committed length + depth.
 
+    Slots are numbered from 0. Which of them are in use is the engine's business: a request begins in a slot that was
+    rewound to 0, whatever another one has left there, and a step that an exception cut short is taken back by rewinding
+    its slots to what they held before.
+
     Attributes:
         vocab_size: V.
         max_length: tokens of one request, prompt and answer together.
-        max_slots: requests that can be open at a time.
+        max_slots: requests that can be decoded at a time.
         eos_token_ids: ids that end a request unless it names its own.
     """
 
@@ -111,10 +115,6 @@ class Target(Protocol):
     max_length: int
     max_slots: int
     eos_token_ids: tuple[int, ...]
-
-    def open_slot(self) -> int: ...
-
-    def close_slot(self, slot: int) -> None: ...
 
     def rewind_slot(self, slot: int, length: int) -> None:
         """Forget what a slot holds behind its first `length` committed tokens."""
@@ -217,9 +217,19 @@ class Observation:
 
 
 class Proposer(Protocol):
-    """Answers "which tree?" for a batch of requests. `open` makes the state that the engine keeps per request and
-    `close` takes it back; `rewind` says that only the first `length` ids it has seen still hold, when a conversation
-    goes on from there; `reset` forgets what was learned across requests.
+    """Answers "which tree?" for a batch of requests.
+
+    `open` makes the state that the engine keeps for a request in a slot of the target. A drafter with keys and values
+    of its own has them in its slot of the same number, which it empties first. `close` says that a request has ended;
+    nothing has to be given back, and requests that nobody waits for any more end without it. `reset` forgets what was
+    learned across requests.
+
+    `rewind` says that only the first `length` ids still hold: a conversation goes on from there, or an exception has
+    cut a step short. It may have come between any two lines of `prefill`, `propose`, `observe` or `rewind` itself, and
+    afterwards the state must be sound, though it may know less. What was learned across requests may stay.
+
+    The trees of a request that was opened `alone` depend on nothing but its own ids and parameters: not on what others
+    said before or say beside it. So it is where rejection decides, for there the tree has a say in what is said.
 
     Attributes:
         needs: what it wants of the target.
@@ -229,7 +239,7 @@ class Proposer(Protocol):
     needs: Needs
     budget: int
 
-    def open(self) -> Any: ...
+    def open(self, slot: int, alone: bool = False) -> Any: ...
 
     def close(self, state: Any) -> None: ...
 

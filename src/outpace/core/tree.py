@@ -1,6 +1,6 @@
 """Draft trees: the one data structure that every method proposes and every verifier walks."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -106,8 +106,9 @@ class DraftTree:
     Attributes:
         tokens: [N] int64; node 0 is the pending token. N = 1 is an empty draft, that is plain decoding.
         topology: the shape, N nodes.
-        draft_probs: [N, V], row i the distribution from which the children of node i were drawn independently of
-            one another; None says *point mass*: each token was chosen, not drawn. There is no third option.
+        draft_probs: by node, the distribution [V] from which its children were drawn: the first from it, each further
+            one from what the ones before it leave, all of them before anything below that depth was decided. Children
+            of a node that is missing are *point masses*: each token was chosen, not drawn. None if all are.
         draft_passes: forward passes of a draft model that it took.
         retrieved: how many of its last nodes were retrieved to fill slots that drafting left free; no drafted node
             stands behind or below them.
@@ -119,7 +120,7 @@ class DraftTree:
 
     tokens: Tensor
     topology: Topology
-    draft_probs: Tensor | None = None
+    draft_probs: Mapping[int, Tensor] | None = None
     draft_passes: int = 0
     retrieved: int = 0
     scores: Tensor | None = None
@@ -131,11 +132,14 @@ class DraftTree:
             raise ValueError(f"tokens must be int64 [N], got {self.tokens.dtype} {tuple(self.tokens.shape)}")
         if len(self.tokens) != len(self.topology):
             raise ValueError(f"{len(self.tokens)} tokens on a topology of {len(self.topology)} nodes")
-        if self.draft_probs is not None and (self.draft_probs.ndim != 2 or len(self.draft_probs) != len(self)):
-            raise ValueError(f"draft_probs must be [N, V] with N={len(self)}, got {tuple(self.draft_probs.shape)}")
+        for node, law in (self.draft_probs or {}).items():
+            if not 0 <= node < len(self) or law.ndim != 1:
+                raise ValueError(
+                    f"draft_probs[{node}]: must be [V] of a node below {len(self)}, got {tuple(law.shape)}"
+                )
 
     @staticmethod
-    def chain(tokens: Tensor, draft_probs: Tensor | None = None) -> "DraftTree":
+    def chain(tokens: Tensor, draft_probs: Mapping[int, Tensor] | None = None) -> "DraftTree":
         """A chain draft; tokens[0] is the pending token."""
         return DraftTree(tokens, Topology.chain(len(tokens)), draft_probs)
 
@@ -156,11 +160,12 @@ class DraftTree:
             if above in place and (above == 0 or tokens[above] not in ends):
                 place[node] = len(kept)
                 kept.append(node)
+        laws = {place[node]: law for node, law in (self.draft_probs or {}).items() if node in place}
         return replace(
             self,
             tokens=self.tokens[kept],
             topology=Topology.of([-1, *(place[parents[node]] for node in kept[1:])]),
-            draft_probs=None if self.draft_probs is None else self.draft_probs[kept],
+            draft_probs=laws or None,
             retrieved=sum(node >= self.drafted for node in kept),
             scores=None if self.scores is None else self.scores[[node for node in kept if node < len(self.scores)]],
         )

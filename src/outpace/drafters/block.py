@@ -94,11 +94,9 @@ class BlockSource:
         self._sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
         self._positions = [config.draft_step(depth).position for depth in range(1, self.depth + 1)]
 
-    def open(self) -> BlockState:
-        return BlockState(self.slots.kv.open())
-
-    def close(self, state: BlockState) -> None:
-        self.slots.kv.close(state.slot)
+    def open(self, slot: int, alone: bool = False) -> BlockState:
+        self.slots.kv.truncate(slot, 0)
+        return BlockState(slot)
 
     def rewind(self, state: BlockState, length: int) -> None:
         self.slots.kv.truncate(state.slot, length)
@@ -147,9 +145,9 @@ class BlockSource:
         if self._pool is not None:
             ids = [state.pool.expand(len(rows), -1) for state, rows in zip(members, above, strict=True)]
             pool = Pool(torch.cat(ids), self._head.vocab_size)
-        asked = frontier.wants_entropy
-        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, asked)
-        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy)
+        asked = frontier.wants_entropy, frontier.draws
+        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, *asked)
+        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
 
     def _extend_paths(self, state: BlockState, above: Sequence[int], tokens: Tensor) -> None:
         """Drafted tokens down to each node, for requests that look at them: reading them costs a host read."""

@@ -34,6 +34,7 @@ from outpace.drafters.options import (
     LinearOptions,
     LookaheadOptions,
     MedusaOptions,
+    ModelOptions,
     OutpaceOptions,
     RecycleOptions,
     SamdOptions,
@@ -55,13 +56,13 @@ from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.nets.eagle3 import Eagle3Net
 from outpace.nets.medusa import MedusaNet
-from outpace.shaping.dynatree import DynaTree
-from outpace.shaping.fixed import FixedTree
+from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
+from outpace.shaping.fixed import FixedTreeConfig
 from outpace.shaping.grafted import GraftedProposer
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import Chain, RecyclingTemplate
-from outpace.shaping.svip import Svip
+from outpace.shaping.svip import SvipConfig
 
 
 def _plain(options: Any, around: Surroundings) -> Proposer:
@@ -107,8 +108,8 @@ def _outpace(options: OutpaceOptions, around: Surroundings) -> Proposer:
     )
     transitions = load_matrix(options.warm, around.vocab_size, torch.device("cpu"), options.context)
     matrix = MatrixLearner(transitions, options.matrix == "private")
-    greedy, sampled = (Evidence(priors()[kind]) for kind in ("greedy", "sampled"))
-    return Union(base, matrix, greedy, sampled, plan, budget, around.device)
+    greedy, sampled, rejected = (Evidence(priors()[kind]) for kind in ("greedy", "sampled", "rejected"))
+    return Union(base, matrix, greedy, sampled, plan, budget, around.device, rejected)
 
 
 def _lookahead(options: LookaheadOptions, around: Surroundings) -> Proposer:
@@ -116,28 +117,17 @@ def _lookahead(options: LookaheadOptions, around: Surroundings) -> Proposer:
     return Lookahead(budget, options.pool_from_prompt)
 
 
-def _draft_lm(options: LinearOptions, around: Surroundings) -> DraftLM:
-    return DraftLM(around.draft_model(), around.vocab_size, options.noise, around.ranked_vocabulary(options.vocabulary))
-
-
-def _linear(options: LinearOptions, around: Surroundings) -> Proposer:
-    budget = around.default_budget(4, 8) if options.budget is None else options.budget
-    return StaticProposer(_draft_lm(options, around), Chain(), budget, around.device)
-
-
-def _fixed(options: FixedOptions, around: Surroundings) -> Proposer:
-    budget = around.default_budget(15, 255) if options.budget is None else options.budget
-    return GrowingProposer(_draft_lm(options, around), FixedTree(options), budget)
-
-
-def _svip(options: SvipOptions, around: Surroundings) -> Proposer:
-    budget = options.depth if options.budget is None else options.budget
-    return GrowingProposer(_draft_lm(options, around), Svip(options), budget)
-
-
-def _dynatree(options: DynaTreeOptions, around: Surroundings) -> Proposer:
-    budget = around.default_budget(15, 255) if options.budget is None else options.budget
-    return GrowingProposer(_draft_lm(options, around), DynaTree(options), budget)
+def _draft_lm(options: ModelOptions, around: Surroundings) -> Proposer:
+    vocabulary = around.ranked_vocabulary(options.vocabulary)
+    source = DraftLM(around.draft_model(), around.vocab_size, options.noise, vocabulary)
+    tree = options.tree()
+    if isinstance(tree, SvipConfig):
+        budget = tree.depth
+    elif isinstance(tree, FixedTreeConfig | DynaTreeConfig):
+        budget = around.default_budget(15, 255)
+    else:
+        budget = around.default_budget(4, 8) if tree is None else around.default_budget(15, 60)
+    return trained.shaped(source, options, around, budget)
 
 
 @dataclass(frozen=True)
@@ -156,10 +146,6 @@ class Method:
     summary: str
     drafter: str | None = None
 
-    @property
-    def uses_draft_model(self) -> bool:
-        return self.drafter == LANGUAGE_MODEL
-
 
 METHODS = {
     "plain": Method(_plain, PlainOptions, "no drafts: the baseline, on the same engine"),
@@ -167,12 +153,16 @@ METHODS = {
     "recycle": Method(_recycle, RecycleOptions, "Token Recycling: the target's runner-up tokens"),
     "samd": Method(_samd, SamdOptions, "SAM-Decoding: what followed the longest match, else another method's tree"),
     "lookahead": Method(_lookahead, LookaheadOptions, "lookahead decoding: n-grams of the target's Jacobi trajectory"),
-    "linear": Method(_linear, LinearOptions, "a draft model's chain: classic speculative decoding", LANGUAGE_MODEL),
-    "fixed": Method(_fixed, FixedOptions, "a draft model's tree of fixed depth and breadth", LANGUAGE_MODEL),
-    "dynatree": Method(
-        _dynatree, DynaTreeOptions, "DynaTree: a draft model's tree that follows its confidence", LANGUAGE_MODEL
+    "linear": Method(
+        _draft_lm, LinearOptions, "a draft model's chain, or any tree: classic speculative decoding", LANGUAGE_MODEL
     ),
-    "svip": Method(_svip, SvipOptions, "SVIP: a draft model's chain that ends where it is in doubt", LANGUAGE_MODEL),
+    "fixed": Method(_draft_lm, FixedOptions, "a draft model's tree of fixed depth and breadth", LANGUAGE_MODEL),
+    "dynatree": Method(
+        _draft_lm, DynaTreeOptions, "DynaTree: a draft model's tree that follows its confidence", LANGUAGE_MODEL
+    ),
+    "svip": Method(
+        _draft_lm, SvipOptions, "SVIP: a draft model's chain that ends where it is in doubt", LANGUAGE_MODEL
+    ),
     "eagle3": Method(trained.eagle3, EagleOptions, "EAGLE-3: the target's features extended token by token", "eagle3"),
     "fr-spec": Method(trained.fr_spec, FrSpecOptions, "FR-Spec: EAGLE-3 that drafts only frequent tokens", "eagle3"),
     "ddd": Method(trained.ddd, DddOptions, "DDD: EAGLE-3's beam, deeper while it holds much probability", "eagle3"),
@@ -219,6 +209,10 @@ class MethodSpec:
     def drafter(self) -> str | None:
         """Kind of the drafter it drafts with; None if it needs none."""
         return METHODS[getattr(self.options, "drafts_with", self.name)].drafter
+
+    @property
+    def uses_draft_model(self) -> bool:
+        return self.drafter == LANGUAGE_MODEL
 
 
 def parse_method(text: str) -> MethodSpec:

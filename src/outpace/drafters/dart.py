@@ -60,8 +60,9 @@ class DartSource(PairSource[DartState]):
         self._continuity = continuity
         self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, net.config.vocab_size)
 
-    def open(self) -> DartState:
-        return DartState(self.slots.kv.open(), self._no_features())
+    def open(self, slot: int, alone: bool = False) -> DartState:
+        self.slots.kv.truncate(slot, 0)
+        return DartState(slot, self._no_features())
 
     def expand(self, states: Sequence[DartState], frontier: Frontier, width: int) -> Candidates:
         members = [states[owner] for owner in frontier.groups()]
@@ -72,7 +73,7 @@ class DartSource(PairSource[DartState]):
                 state.draft = self._draft(state.asked, own)
         drafts = [state.draft for state in members if state.draft is not None]
         best = expand_depthwise(drafts, frontier, width, self._noise)
-        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy)
+        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
 
     def _draft(self, request: DraftRequest, logits: Tensor) -> Depthwise:
         if self._continuity is None:

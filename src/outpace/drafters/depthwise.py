@@ -96,9 +96,13 @@ def expand_depthwise(drafts: Sequence[Depthwise], frontier: Frontier, width: int
     ids = [guesses.ids for guesses in found if guesses.ids is not None]
     pool = Pool(torch.cat(ids), drafts[0].logits.shape[1]) if ids else None
     logits = torch.cat([guesses.logits for guesses in found])
-    tokens, log_probs, entropy = best_scores(logits, streams, depths, width, noise, paths, pool, frontier.wants_entropy)
+    asked = frontier.wants_entropy, frontier.draws
+    best = best_scores(logits, streams, depths, width, noise, paths, pool, *asked)
+    log_probs, laws = best.log_probs, best.draft_probs
     masses = [guesses.log_mass for guesses in found if guesses.log_mass is not None]
     if masses:
         log_probs = log_probs + torch.cat(masses)[:, None]
-    rows = torch.tensor(row_of, device=tokens.device)
-    return Best(tokens[rows], log_probs[rows], None if entropy is None else entropy[rows])
+    rows = torch.tensor(row_of, device=log_probs.device)
+    entropy = None if best.entropy is None else best.entropy[rows]
+    by_place = {place: laws[row] for place, row in enumerate(row_of) if row in laws}
+    return Best(best.tokens[rows], log_probs[rows], entropy, by_place)

@@ -53,15 +53,14 @@ class DraftLM:
         self._head = None if kept is None else model.head.restricted(kept)
         self.model, self._vocab_size, self._noise = model, vocab_size, noise
 
-    def open(self) -> DraftState:
-        return DraftState(self.model.open_slot())
-
-    def close(self, state: DraftState) -> None:
-        self.model.close_slot(state.slot)
+    def open(self, slot: int, alone: bool = False) -> DraftState:
+        self.model.rewind_slot(slot, 0)
+        return DraftState(slot)
 
     def rewind(self, state: DraftState, length: int) -> None:
         self.model.rewind_slot(state.slot, length)
         state.told = length
+        state.scratch.plant(0)
 
     def reset(self) -> None:
         pass  # nothing outlives a request
@@ -106,9 +105,9 @@ class DraftLM:
             streams += [stream] * len(nodes)
             depths += [state.scratch.depth] * len(nodes)
             paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
-        asked = frontier.wants_entropy
-        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, asked)
-        return Candidates(best.tokens, best.log_probs, 1, best.entropy)
+        asked = frontier.wants_entropy, frontier.draws
+        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, *asked)
+        return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)
 
     def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
         """Logits in the target's ids, or of those that a pool names."""
@@ -124,6 +123,7 @@ class DraftLM:
         for state, observation in zip(states, observations, strict=True):
             if len(state.scratch):
                 self.model.commit(state.slot, state.scratch.accepted(observation))
+                state.scratch.plant(0)  # its rows are kept or gone
 
     def _catch_up(self, state: DraftState) -> Growth:
         """The ids without rows, the pending token last."""

@@ -70,8 +70,9 @@ class EagleSource(PairSource[EagleState]):
             assert head is not None, "a net without a head uses the target's"
             self._head = head if vocabulary is None else head.restricted(vocabulary)
 
-    def open(self) -> EagleState:
-        return EagleState(self.slots.kv.open(), self._no_features())
+    def open(self, slot: int, alone: bool = False) -> EagleState:
+        self.slots.kv.truncate(slot, 0)
+        return EagleState(slot, self._no_features())
 
     def expand(self, states: Sequence[EagleState], frontier: Frontier, width: int) -> Candidates:
         groups = frontier.groups()
@@ -91,9 +92,9 @@ class EagleSource(PairSource[EagleState]):
             depths += [state.scratch.depth] * len(nodes)
             paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
         logits, pool = self._head.own_scores(hidden), pool_of(self._head, len(hidden))  # [F, K]
-        asked = frontier.wants_entropy
-        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, asked)
-        return Candidates(best.tokens, best.log_probs, 1, best.entropy)
+        asked = frontier.wants_entropy, frontier.draws
+        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, *asked)
+        return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)
 
     @torch.inference_mode()
     def _write(self, states: Sequence[EagleState], ids: Sequence[Sequence[int]]) -> Tensor:

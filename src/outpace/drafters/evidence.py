@@ -132,8 +132,10 @@ def named_weights(weights: Sequence[float]) -> dict[str, list[float]]:
 
 @lru_cache(maxsize=1)
 def priors() -> Mapping[str, tuple[float, ...]]:
-    """What the clues were worth where `scripts/fit_evidence.py` measured it, for "greedy" and for "sampled" requests:
-    [SIZE] each. Another model or drafter starts from them and learns its own. The file says what they were fitted on.
+    """What the clues were worth where `scripts/fit_evidence.py` measured it: [SIZE] for "greedy" requests, "sampled"
+    ones and for those that may be "rejected", where nobody hears the noise.
+
+    Another model or drafter starts from them and learns its own. The file says what they were fitted on.
     """
     content = json.loads((files("outpace") / "data" / "evidence.json").read_text(encoding="utf-8"))
     kinds: dict[str, dict[str, list[float]]] = content["weights"]

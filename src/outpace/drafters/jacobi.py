@@ -62,7 +62,7 @@ class NGramPool:
         found = self._found.setdefault(key, {})
         found.pop(rest, None)
         found[rest] = None
-        if len(found) > self._size:
+        while len(found) > self._size:  # one too many, or two after an interrupt
             del found[next(iter(found))]
 
     def after(self, key: int) -> list[NGram]:

@@ -73,7 +73,7 @@ class Lookahead:
         self.needs = Needs()
         self.budget, self._pool_from_prompt = budget, pool_from_prompt
 
-    def open(self) -> LookaheadState:
+    def open(self, slot: int, alone: bool = False) -> LookaheadState:
         return LookaheadState()
 
     def close(self, state: LookaheadState) -> None:
@@ -127,7 +127,8 @@ class Lookahead:
         """The window, and the pool with it, as the request's ids and budget want them."""
         ids, sizes = request.ids, Sizes.within(request.budget)
         if state.sizes != sizes:
-            state.sizes, state.pool, state.window, state.seen = sizes, NGramPool(sizes.guess), None, 0
+            state.pool, state.window, state.seen = NGramPool(sizes.guess), None, 0
+            state.sizes = sizes  # last: until then the pool is of no known size
         if state.window is None:
             state.window = JacobiWindow(sizes, ids, state.source, request.stream.ending_ids)
         if self._pool_from_prompt:

@@ -48,7 +48,7 @@ class PromptLookup:
         self.needs = Needs()
         self.budget = budget
 
-    def open(self) -> LookupState:
+    def open(self, slot: int, alone: bool = False) -> LookupState:
         return LookupState()
 
     def close(self, state: LookupState) -> None:

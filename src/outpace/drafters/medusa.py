@@ -57,11 +57,8 @@ class MedusaSource:
             size = net.config.vocab_size
             self._scorers = [head_of(weight, ids, vocabulary, size) for weight in net.vocabulary_layers()]
 
-    def open(self) -> MedusaState:
+    def open(self, slot: int, alone: bool = False) -> MedusaState:
         return MedusaState()
-
-    def close(self, state: MedusaState) -> None:
-        state.hidden = None
 
     def rewind(self, state: MedusaState, length: int) -> None:
         state.hidden = None  # a conversation goes on with at least one more prompt id, which brings the next one
@@ -94,7 +91,7 @@ class MedusaSource:
             self._guess(members)
         drafts = [state.draft for state in members if state.draft is not None]
         best = expand_depthwise(drafts, frontier, width, self._noise)
-        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy)
+        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
 
     @torch.inference_mode()
     def _guess(self, states: Sequence[MedusaState]) -> None:

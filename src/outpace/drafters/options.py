@@ -43,7 +43,8 @@ class RecycleOptions(Options):
         context: tokens that a row of the transition matrix is keyed by: 1, as in the paper, or 2, which backs off to 1
             where a pair was not seen.
         matrix: "shared" by all requests; "private": each learns for itself, in as much memory again (64 bytes per token
-            of the vocabulary, and 5.2 MB with context=2).
+            of the vocabulary, and 5.2 MB with context=2). Sampled requests that are verified by rejection always do,
+            from `warm` alone.
         warm: file of the transitions to start from, and to return to when what was learned is forgotten, made by
             `outpace warmup`; None for none.
     """
@@ -89,7 +90,8 @@ class OutpaceOptions(Options):
     """Options of the union.
 
     Attributes:
-        draft: what drafts; "none" for no trained drafter.
+        draft: what drafts: "linear" is a draft model, or the target's own first layers, a pass for each depth; "none"
+            for nothing.
         drafted: nodes that it drafts at most.
         depth, beam: of its beam: drafted tokens on a path, and nodes of a level that are expanded.
         retrieve: what names tokens beside it: "matrix", the target's transitions; "text", what followed the same words
@@ -98,11 +100,12 @@ class OutpaceOptions(Options):
             rows are dear, as in large batches on a CPU, about 0.5 keeps a batch from being slower than plain.
         enough: tokens that must be expected from retrieval alone for a round to do without a draft; 0 drafts always.
         noise: draft, and price what was retrieved, by the request's keyed noise at temperature > 0.
-        vocabulary: as in `LinearOptions`.
-        context, matrix, warm: as in `RecycleOptions`; private requests also learn for themselves what tokens are worth.
+        vocabulary: as in `ModelOptions`.
+        context, matrix, warm: as in `RecycleOptions`; requests that learn for themselves do so of what tokens are
+            worth, too.
     """
 
-    draft: Literal["domino", "dflash", "eagle3", "none"] = "domino"
+    draft: Literal["domino", "dflash", "eagle3", "linear", "none"] = "domino"
     drafted: int = Field(default=15, ge=1, le=MAX_BUDGET)
     depth: int = Field(default=3, ge=1, le=64)
     beam: int = Field(default=10, ge=1, le=64)
@@ -143,41 +146,24 @@ class LookaheadOptions(Options):
     pool_from_prompt: bool = False
 
 
-class LinearOptions(FillOptions):
-    """Options of whatever drafts with a model.
-
-    Attributes:
-        noise: draft with the request's keyed noise at temperature > 0.
-        vocabulary: file of the only ids to draft, made by `outpace rank-vocabulary`; "all" for no such limit; None for
-            the drafter's own file, if it brings one.
-    """
-
-    noise: bool = True
-    vocabulary: str | None = None
-
-
-class FixedOptions(FixedTreeConfig, LinearOptions):
-    pass
-
-
-class DynaTreeOptions(DynaTreeConfig, LinearOptions):
-    pass
-
-
-class SvipOptions(SvipConfig, LinearOptions):
-    pass
-
-
-class NetOptions(LinearOptions):
-    """Options of whatever drafts with a trained net. Those of its shape, as in TREES, may stand beside its own.
+class ModelOptions(FillOptions):
+    """Options of whatever drafts with a model: a language model or a trained net. Those of its shape, as in TREES, may
+    stand beside its own.
 
     Attributes:
         shape: which tree.
+        noise: draft with the request's keyed noise at temperature > 0. Under rejection that noise says nothing: there
+            chains, Medusa's template and fixed trees with prune=expansion are drawn from the drafter's law, with noise
+            of their own, unless they are filled; other trees are the likeliest by that law.
+        vocabulary: file of the only ids to draft, made by `outpace rank-vocabulary`; "all" for no such limit; None for
+            the drafter's own file, if it brings one.
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     shape: str = "chain"
+    noise: bool = True
+    vocabulary: str | None = None
 
     @property
     def takes_gates(self) -> bool:
@@ -204,12 +190,28 @@ class NetOptions(LinearOptions):
             raise ValueError(first_complaint(error)) from error
 
     @model_validator(mode="after")
-    def _check_tree(self) -> "NetOptions":
+    def _check_tree(self) -> "ModelOptions":
         self.tree()
         return self
 
 
-class TrainedOptions(NetOptions):
+class LinearOptions(ModelOptions):
+    shape: Literal["chain", Grown] = "chain"
+
+
+class FixedOptions(ModelOptions):
+    shape: Literal["fixed"] = "fixed"
+
+
+class DynaTreeOptions(ModelOptions):
+    shape: Literal["dynatree"] = "dynatree"
+
+
+class SvipOptions(ModelOptions):
+    shape: Literal["svip"] = "svip"
+
+
+class TrainedOptions(ModelOptions):
     shape: Literal["chain", Grown] = "chain"
 
 
@@ -217,22 +219,22 @@ class EagleOptions(TrainedOptions):
     shape: Literal["chain", Grown] = "beam"
 
 
-class DddOptions(NetOptions):
+class DddOptions(ModelOptions):
     shape: Literal["ddd"] = "ddd"
 
 
-class EchoOptions(NetOptions):
+class EchoOptions(ModelOptions):
     shape: Literal["echo"] = "echo"
 
 
-class GraftOptions(NetOptions):
+class GraftOptions(ModelOptions):
     """Graft: gates and the matrix; its ablations are other values of `fill`, `place` and `reserved`."""
 
     shape: Literal["gated", "beam"] = "gated"
     fill: Literal["none", "matrix", "suffix", "both"] = "matrix"
 
 
-class DartOptions(NetOptions):
+class DartOptions(ModelOptions):
     """Options of DART; "search" is its authors' tree search.
 
     Attributes:
@@ -253,7 +255,7 @@ class FrSpecOptions(EagleOptions):
         return self
 
 
-class MedusaOptions(NetOptions):
+class MedusaOptions(ModelOptions):
     """Options of Medusa; "template" is its static tree of 63 nodes."""
 
     shape: Literal["template", "chain", Grown] = "template"
@@ -292,7 +294,7 @@ AnyOptions = Options | PlainOptions
 def option_names(kind: type[AnyOptions], shape: str | None = None) -> list[str]:
     """The options that a method takes with a shape; None for the method's own."""
     names = list(kind.model_fields)
-    if issubclass(kind, NetOptions):
+    if issubclass(kind, ModelOptions):
         tree = TREES.get(shape or kind.model_fields["shape"].default)
         names += list(tree.model_fields) if tree else []
     return names

@@ -75,14 +75,11 @@ class PairSource(ABC, Generic[S]):
         self._target_ids = net.target_ids(torch.arange(config.draft_vocab_size, device=self._device))
 
     @abstractmethod
-    def open(self) -> S: ...
+    def open(self, slot: int, alone: bool = False) -> S: ...
 
     @abstractmethod
     def _write(self, states: Sequence[S], ids: Sequence[Sequence[int]]) -> Tensor:
         """Write and commit the pairs of waiting features with the ids after them."""
-
-    def close(self, state: S) -> None:
-        self.slots.kv.close(state.slot)
 
     def rewind(self, state: S, length: int) -> None:
         """Keep what the first `length` ids and the one behind them determine: a row reads one token ahead."""
@@ -116,7 +113,8 @@ class PairSource(ABC, Generic[S]):
         for state, request in zip(states, requests, strict=True):
             state.request = request
             deepest = request.max_depth if self.depth is None else min(request.max_depth, self.depth)
-            limits.append(0 if state.is_beyond else deepest)
+            # Drafts stand on the last feature, which a round that was taken back has used up: the next one brings one.
+            limits.append(0 if state.is_beyond or not len(state.features) else deepest)
         return limits
 
     def _unwritten(self, states: Sequence[S]) -> list[Sequence[int]]:

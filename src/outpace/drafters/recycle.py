@@ -18,7 +18,7 @@ class TokenRecycling(MatrixLearner):
 
     def expand(self, states: Sequence[TransitionMatrix], frontier: Frontier, width: int) -> Candidates:
         assert frontier.before is not None, "transitions are read under a static shape"
-        if not self.private:
+        if all(state is self.matrix for state in states):
             return Candidates(self.matrix.after(frontier.before, frontier.tokens)[:, :width])
         rows = [
             states[owner].after(frontier.before[nodes.start : nodes.stop], frontier.tokens[nodes.start : nodes.stop])

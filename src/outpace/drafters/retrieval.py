@@ -26,11 +26,8 @@ class SuffixFill:
         self.needs = Needs()
         self._device = device
 
-    def open(self) -> TextMatch:
+    def open(self, slot: int, alone: bool = False) -> TextMatch:
         return TextMatch()
-
-    def close(self, state: TextMatch) -> None:
-        pass
 
     def rewind(self, state: TextMatch, length: int) -> None:
         state.rewind(length)
@@ -68,12 +65,8 @@ class JoinedFill:
         self.fills = tuple(fills)
         self.needs = Needs(max(fill.needs.top_k for fill in fills))
 
-    def open(self) -> tuple[Any, ...]:
-        return tuple(fill.open() for fill in self.fills)
-
-    def close(self, state: tuple[Any, ...]) -> None:
-        for fill, own in zip(self.fills, state, strict=True):
-            fill.close(own)
+    def open(self, slot: int, alone: bool = False) -> tuple[Any, ...]:
+        return tuple(fill.open(slot, alone) for fill in self.fills)
 
     def rewind(self, state: tuple[Any, ...], length: int) -> None:
         for fill, own in zip(self.fills, state, strict=True):

@@ -54,9 +54,9 @@ class SamDecoding:
         self.needs, self.budget = other.needs, budget
         self.other, self._corpus, self._threshold, self._bias = other, corpus, threshold, bias
 
-    def open(self) -> SamState:
+    def open(self, slot: int, alone: bool = False) -> SamState:
         corpus = None if self._corpus is None else CorpusMatch(self._corpus)
-        return SamState(TextMatch(), corpus, self.other.open())
+        return SamState(TextMatch(), corpus, self.other.open(slot, alone))
 
     def close(self, state: SamState) -> None:
         self.other.close(state.other)

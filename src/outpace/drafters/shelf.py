@@ -14,7 +14,7 @@ from outpace.models.load import resolve
 from outpace.models.shipped import find_drafter, shipped_for, shipped_names
 from outpace.models.target import TransformersTarget
 from outpace.models.text import TextCodec
-from outpace.nets.fingerprint import fingerprint
+from outpace.nets.fingerprint import fingerprint, fingerprint_of
 from outpace.nets.load import is_net, load_net, locate
 
 LANGUAGE_MODEL = "draft-lm"
@@ -108,12 +108,17 @@ class Shelf:
         return self._kept(kind)[0]
 
     def fingerprint(self, kind: str | None) -> str:
-        """Which drafter `net` gives, whatever file it was read from.
+        """Which drafter a kind's methods draft with, whatever file it was read from. Of a language model, the layers,
+        and all weights but those of linear layers, in the dtype it drafts in: training moves norms, too.
 
         Raises:
-            InvalidRequest, ModelError: as `net`.
+            InvalidRequest, ModelError: as `net` or `language_model`.
         """
-        return self._kept(kind)[1]
+        if kind != LANGUAGE_MODEL:
+            return self._kept(kind)[1]
+        model = self.language_model()
+        config = f"{model.config.model_type} of {model.config.num_hidden_layers} layers"
+        return fingerprint_of("DraftModel", config, model.plain_tensors())
 
     def _kept(self, kind: str | None) -> tuple[nn.Module, str]:
         place = self._place(kind)

@@ -95,7 +95,10 @@ class TextMatch:
 
     def follow(self, ids: Sequence[int]) -> None:
         """Take in what is new of a request's ids. They begin with those that are known."""
-        self._automaton.extend(ids[len(self._automaton.ids) :])
+        # An automaton that is interrupted while it grows is none: what is left then is an empty one.
+        automaton, self._automaton = self._automaton, SuffixAutomaton()
+        automaton.extend(ids[len(automaton.ids) :])
+        self._automaton = automaton
 
     def rewind(self, length: int) -> None:
         """Forget all but the first `length` ids. An automaton cannot shrink, so it is built again from what is kept,

@@ -21,7 +21,7 @@ from outpace.drafters.options import (
     FrSpecOptions,
     GraftOptions,
     MedusaOptions,
-    NetOptions,
+    ModelOptions,
     TrainedOptions,
     TreeConfig,
 )
@@ -62,7 +62,7 @@ GROWING: dict[str, Callable[[Any], GrowingShape]] = {
 N = TypeVar("N", bound=nn.Module)
 
 
-def _trained(kind: type[N], options: NetOptions, around: Surroundings, what: str) -> tuple[N, PackedModel]:
+def _trained(kind: type[N], options: ModelOptions, around: Surroundings, what: str) -> tuple[N, PackedModel]:
     """The trained drafter, if it is of the right kind, in the target's dtype and on its device."""
     if around.target is None or around.net is None:
         raise InvalidRequest(f"{what} needs a trained drafter: name its checkpoint with drafter=")
@@ -72,15 +72,26 @@ def _trained(kind: type[N], options: NetOptions, around: Surroundings, what: str
     return net, around.target
 
 
-def _shaped(source: LevelSource, options: NetOptions, around: Surroundings, budget: int) -> Proposer:
+def shaped(source: LevelSource, options: ModelOptions, around: Surroundings, budget: int) -> Proposer:
+    """The proposer of a source under the shape that its options name.
+
+    Args:
+        source: drafts.
+        options: of the method.
+        around: what it is built in.
+        budget: drafted nodes unless the options say otherwise.
+
+    Raises:
+        InvalidRequest: a warm-up's file has not the gates that it is asked for.
+    """
     budget = budget if options.budget is None else options.budget
-    tree = _tree(options, around)
+    tree, is_filled = _tree(options, around), options.fill != "none"
     if tree is None:
-        return StaticProposer(source, STATIC[options.shape](), budget, around.device)
-    return GrowingProposer(source, GROWING[options.shape](tree), budget, options.fill != "none")
+        return StaticProposer(source, STATIC[options.shape](), budget, around.device, is_filled)
+    return GrowingProposer(source, GROWING[options.shape](tree), budget, is_filled)
 
 
-def _tree(options: NetOptions, around: Surroundings) -> TreeConfig | None:
+def _tree(options: ModelOptions, around: Surroundings) -> TreeConfig | None:
     """The settings of the shape; what the options leave open of its gates is as a warm-up calibrated it.
 
     Raises:
@@ -88,7 +99,8 @@ def _tree(options: NetOptions, around: Surroundings) -> TreeConfig | None:
     """
     if not options.takes_gates or options.warm is None:
         return options.tree()
-    assert around.fingerprint is not None, "a gated method has a trained drafter"
+    if around.fingerprint is None:
+        raise InvalidRequest(f"warm={options.warm}: its gates are for one drafter; name checkpoints= and thresholds=")
     gates = load_gates(options.warm, around.vocab_size, around.fingerprint())
     if gates is None and not options.reads_matrix:
         raise InvalidRequest(
@@ -109,7 +121,7 @@ def _check_sizes(config: Any, **wanted: int) -> None:
             raise ModelError(f"{name}={getattr(config, name)} of the drafter: the target has {size}")
 
 
-def eagle3(options: NetOptions, around: Surroundings, what: str = "method 'eagle3'") -> Proposer:
+def eagle3(options: ModelOptions, around: Surroundings, what: str = "method 'eagle3'") -> Proposer:
     net, target = _trained(Eagle3Net, options, around, what)
     config, layers = net.config, target.config.num_hidden_layers
     _check_sizes(config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
@@ -117,7 +129,7 @@ def eagle3(options: NetOptions, around: Surroundings, what: str = "method 'eagle
     vocabulary = around.ranked_vocabulary(options.vocabulary)
     table, taps = target.embedding.weight, config.taps_of(layers)
     source = EagleSource(net, table, target.head, taps, *sizes, options.noise, vocabulary)
-    return _shaped(source, options, around, around.default_budget(15, 59))
+    return shaped(source, options, around, around.default_budget(15, 59))
 
 
 def ddd(options: DddOptions, around: Surroundings) -> Proposer:
@@ -142,7 +154,7 @@ def dart(options: DartOptions, around: Surroundings) -> Proposer:
     vocabulary = around.ranked_vocabulary(options.vocabulary)
     source = DartSource(net, target.embedding, taps, *sizes, options.noise, vocabulary, continuity)
     budget = net.config.draft_length + 1 if options.shape == "chain" else around.default_budget(15, 60)
-    return _shaped(source, options, around, budget)
+    return shaped(source, options, around, budget)
 
 
 def fr_spec(options: FrSpecOptions, around: Surroundings) -> Proposer:
@@ -164,7 +176,7 @@ def medusa(options: MedusaOptions, around: Surroundings) -> Proposer:
     vocabulary = around.ranked_vocabulary(options.vocabulary)
     source = MedusaSource(net, target.head, target.config.num_hidden_layers, options.noise, vocabulary)
     budget = net.config.heads if options.shape == "chain" else around.default_budget(15, MEDUSA_NODES)
-    return _shaped(source, options, around, budget)
+    return shaped(source, options, around, budget)
 
 
 def _block(options: TrainedOptions, around: Surroundings, kind: type[DFlashNet], what: str) -> Proposer:
@@ -184,7 +196,7 @@ def _block(options: TrainedOptions, around: Surroundings, kind: type[DFlashNet],
             f"{what}: budget={options.budget}, but a block of this drafter drafts {source.depth} tokens"
         )
     budget = source.depth if options.shape == "chain" else around.default_budget(15, 60)
-    return _shaped(source, options, around, budget)
+    return shaped(source, options, around, budget)
 
 
 def dflash(options: TrainedOptions, around: Surroundings) -> Proposer:

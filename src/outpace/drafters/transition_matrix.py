@@ -72,9 +72,13 @@ class TransitionMatrix:
         """How many tokens a row is keyed by."""
         return 1 if self.pairs is None else 2
 
+    def fresh(self) -> "TransitionMatrix":
+        """A matrix of what this one was made with, that learns for itself."""
+        return TransitionMatrix(len(self.successors), self.successors.device, self._known, self.context)
+
     def copy(self) -> "TransitionMatrix":
         """A matrix of the same content that learns for itself."""
-        copied = TransitionMatrix(len(self.successors), self.successors.device, self._known, self.context)
+        copied = self.fresh()
         copied.successors.copy_(self.successors)
         if self.pairs is not None and copied.pairs is not None:
             copied.pairs.copy_(self.pairs)
@@ -127,18 +131,18 @@ class MatrixLearner:
 
     Args:
         matrix: shared by all requests, or what private ones start from.
-        private: every request has a matrix of its own, and forgets it when it ends.
+        private: every request has a matrix of its own, and forgets it when it ends; a request that is opened alone has
+            one in any case, of what the shared one was made with.
     """
 
     def __init__(self, matrix: TransitionMatrix, private: bool = False) -> None:
         self.needs = Needs(top_k=SUCCESSORS)
         self.matrix, self.private = matrix, private
 
-    def open(self) -> TransitionMatrix:
+    def open(self, slot: int, alone: bool = False) -> TransitionMatrix:
+        if alone:
+            return self.matrix.fresh()
         return self.matrix.copy() if self.private else self.matrix
-
-    def close(self, state: TransitionMatrix) -> None:
-        pass
 
     def rewind(self, state: TransitionMatrix, length: int) -> None:
         pass  # what follows a token was true wherever it stood

@@ -50,7 +50,7 @@ class UnionState:
         of_base: its state in the draft.
         matrix: what it reads and teaches.
         text: matches in its own ids; None if they are not asked.
-        greedy, sampled: what prices its tokens at temperature 0, and above.
+        greedy, sampled: what prices its tokens at temperature 0, and above, by the rule that verifies it.
         evidence: the one of them that priced those of this round.
         named: what was named below each node of the tree of this round.
     """
@@ -76,6 +76,8 @@ class Union:
         plan: how trees are built.
         budget: nodes per tree by default.
         device: where tokens live.
+        rejected: what the witnesses are worth above temperature 0 under rejection, where every request learns for
+            itself; None for `sampled`.
     """
 
     def __init__(
@@ -87,17 +89,21 @@ class Union:
         plan: UnionPlan,
         budget: int,
         device: device,
+        rejected: Evidence | None = None,
     ) -> None:
         self.base, self.matrix, self.greedy, self.sampled, self.budget = base, matrix, greedy, sampled, budget
         self.needs = Needs(max(base.needs.top_k, matrix.needs.top_k), base.needs.taps)
         self._plan, self._device = plan, device
+        self._rejected = (rejected or sampled).copy()
 
-    def open(self) -> UnionState:
+    def open(self, slot: int, alone: bool = False) -> UnionState:
         greedy, sampled = self.greedy, self.sampled
         if self.matrix.private:  # else its trees would depend on its neighbours all the same
             greedy, sampled = greedy.copy(), sampled.copy()
+        if alone:
+            sampled = self._rejected.copy()
         text = TextMatch() if self._plan.uses_text else None
-        return UnionState(self.base.open(), self.matrix.open(), text, greedy, sampled, greedy)
+        return UnionState(self.base.open(slot, alone), self.matrix.open(slot, alone), text, greedy, sampled, greedy)
 
     def close(self, state: UnionState) -> None:
         self.base.close(state.of_base)

@@ -2,24 +2,31 @@
 
 import secrets
 from collections.abc import Callable, Sequence
+from itertools import count
 from time import perf_counter
-
-import torch
+from typing import TypeVar
 
 from outpace.core.errors import InvalidRequest
-from outpace.core.events import Sample, TokenLogprob
+from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
-from outpace.core.protocols import NO_TOKEN, Chunk, Detokenizer, NodeOutputs, PromptChunk, Proposer, Target, Verdict
-from outpace.core.tree import Topology
-from outpace.engine.kept import KeptSlot, KeptSlots
-from outpace.engine.round import by_proposer, keep_sound, logprobs, run_round
+from outpace.core.protocols import Detokenizer, Proposer, Target
+from outpace.engine.gain import Gain
+from outpace.engine.kept import KeptSlot
+from outpace.engine.roster import Roster
 from outpace.engine.session import Session
+from outpace.engine.steps import Steps
 from outpace.engine.stopping import Stop, StopChecker
-from outpace.sampling.draw import BatchDraw
+from outpace.engine.turns import Turns
+
+T = TypeVar("T")
 
 
 class Engine:
     """Decodes any mix of requests over one target. Requests join and leave between steps.
+
+    A step is atomic (`Steps`): after an exception such as Ctrl-C all requests can go on as if it had not been, or get
+    an error that says so. Any thread may call (`Turns`): steps are made by the threads that wait for something, one at
+    a time, and advance everybody. A request is decoded as long as somebody holds its `Session`.
 
     Args:
         target: the model.
@@ -35,15 +42,19 @@ class Engine:
     ) -> None:
         self.target = target
         self._new_detokenizer = new_detokenizer
-        self._prefill_chunk = prefill_chunk
-        self._next_request_id = 0
-        self._waiting: list[Session] = []
-        self._running: list[Session] = []
-        self._kept = KeptSlots(target)
+        self._request_ids = count()
+        self._roster = Roster(target.max_slots)
+        self._steps = Steps(target, self._roster, prefill_chunk)
+        self._turns = Turns()
 
     @property
     def is_idle(self) -> bool:
-        return not (self._waiting or self._running)
+        return not self._roster.running()
+
+    @property
+    def free_slots(self) -> int:
+        """Slots in which there is neither a request nor a conversation between two turns."""
+        return self.target.max_slots - len(self._roster.taken())
 
     def add(
         self,
@@ -63,7 +74,7 @@ class Engine:
             budget: drafted nodes per round; None takes the proposer's.
             keep: leave the slot open when the request ends, as `session.kept`, for the next turn to resume; `release`
                 closes it. A slot that another request needs is taken from the oldest kept one, whose conversation is
-                then written afresh at its next turn.
+                then written afresh at its next turn. Rejection keeps and resumes none (`SamplingParams.verification`).
             resume: the slot kept by the turn before, used up by this call. What it holds of the prompt's beginning is
                 not computed again; with another proposer, which has not seen it, the slot is released instead.
 
@@ -86,66 +97,69 @@ class Engine:
             raise InvalidRequest(f"n={params.n}: a slot is kept for one sample")
         seed = secrets.randbelow(MAX_SEED) if params.seed is None else params.seed
         limit = min(params.max_new_tokens, self.target.max_length - len(prompt))
-        request_id = self._next_request_id
-        self._next_request_id += 1
-        sessions = []
-        for sample_index in range(params.n):
+
+        def new_stopper() -> StopChecker:
             detokenizer = self._new_detokenizer() if self._new_detokenizer else None
-            stopper = StopChecker(limit, () if params.ignore_eos else eos, params.stop, detokenizer)
-            session = Session(request_id, sample_index, prompt, params, seed, proposer, budget, stopper, tuple(eos))
-            session.ids = list(prompt)
+            return StopChecker(limit, () if params.ignore_eos else eos, params.stop, detokenizer)
+
+        request_id, sessions = next(self._request_ids), []
+        for sample_index in range(params.n):
+            session = Session(request_id, sample_index, prompt, params, seed, proposer, budget, new_stopper, tuple(eos))
             session.metrics.prompt_tokens = len(prompt)
             session.admitted_at = perf_counter()
-            session.keep = keep
-            sessions.append(session)
-            if resume is not None and not self._resume(session, resume):
-                self._kept.release(resume)
+            session.keep, session.resume = keep and not params.is_rejection, resume
             if limit == 0:
-                self._end(session, Stop("length"))
-                session.announce((), "")
-            elif session.slot is None:
-                self._waiting.append(session)
+                gain = Gain(session)
+                gain.end(Stop("length"))
+                gain.leave_slot()
+                gain.enter()
+            sessions.append(session)
+        self._roster.add(sessions)
         return sessions
 
     def release(self, kept: KeptSlot) -> None:
         """Close a kept slot that will not be resumed. Does nothing to one that is closed or in use again."""
-        self._kept.release(kept)
+        self._roster.release(kept)
 
-    @torch.inference_mode()
     def step(self) -> None:
         """Admit what fits, write one prompt chunk per new request, run one round for the others.
 
         What a request gained is filed in its session's `events`, so that callers sharing the engine never take each
-        other's.
+        other's. Where another thread is making a step, that is waited for instead.
         """
-        while self._waiting and len(self._running) < self.target.max_slots:
-            if len(self._running) + len(self._kept) == self.target.max_slots:
-                self._kept.release_oldest()
-            session = self._waiting.pop(0)
-            session.slot = self.target.open_slot()
-            session.state = session.proposer.open()
-            self._running.append(session)
-        filling = [session for session in self._running if session.is_filling]
-        decoding = [session for session in self._running if not session.is_filling]
-        if filling:
-            self._prefill(filling)
-        if decoding:
-            emitted = run_round(self.target, decoding)
-            started = perf_counter()
-            for session, tokens, scores, retrieved in emitted:
-                self._emit(session, tokens, scores, retrieved)
-            ended = perf_counter()
-            for session, *_ in emitted:
-                session.metrics.commit_ms += (ended - started) * 1e3
-                session.metrics.decode_ms = (ended - session.first_token_at) * 1e3
-            self._fail_unsound(decoding)
+        self._turns.take(lambda: self._advance(lambda: False, None))
+
+    def run_until(self, is_done: Callable[[], bool], own: Sequence[Session]) -> None:
+        """Make steps, or wait for those of other threads, until something is so.
+
+        Args:
+            is_done: asked between steps, maybe while another thread makes one.
+            own: the requests that the caller waits for. An exception in a step that has others' too may be due to
+                those: the step is then made again without them.
+        """
+        while not is_done():
+            self._turns.take(lambda: self._advance(is_done, own))
 
     def cancel(self, session: Session) -> None:
         """End a session now, keeping what it has, and free its slot. Does nothing to one that has ended."""
-        if session.finish_reason is None:
-            self._waiting = [other for other in self._waiting if other is not session]
-            self._end(session, Stop("cancelled"))
-            session.announce((), session.stopper.close())
+        session.is_cancelled = True
+        self.run_until(lambda: session.has_ended, [session])
+
+    def between_steps(self, work: Callable[[int | None], T]) -> T:
+        """Do something with the target or with proposers while no step is under way; waits while other threads decode.
+
+        Args:
+            work: gets a slot that no request is in, None if there is none.
+        """
+        done: list[T] = []
+
+        def settled() -> None:
+            self._steps.settle()
+            done.append(work(self._roster.spare_slot()))
+
+        while not self._turns.take(settled):
+            pass
+        return done[0]
 
     def result(self, session: Session) -> Sample:
         """The finished answer of a session.
@@ -153,6 +167,7 @@ class Engine:
         Raises:
             NonFiniteLogits: the target failed on it.
             InvalidRequest: its options left no token to choose.
+            StateLost: an exception interrupted it.
         """
         if session.error is not None:
             raise session.error
@@ -181,85 +196,19 @@ class Engine:
             )
         return prompt
 
-    def _prefill(self, sessions: list[Session]) -> None:
-        chunks = []
-        for session in sessions:
-            assert session.slot is not None
-            end = min(session.prefilled + self._prefill_chunk, len(session.prompt_ids))
-            tokens = torch.tensor(session.prompt_ids[session.prefilled : end])
-            needs = session.proposer.needs
-            is_last = end == len(session.prompt_ids)
-            chunks.append(Chunk(session.slot, tokens, needs.top_k > 0, is_last, needs.taps))
-        ready: list[tuple[Session, NodeOutputs]] = []
-        outputs = self.target.prefill(chunks)
-        for proposer, members in by_proposer(sessions).items():
-            states = [sessions[index].state for index in members]
-            seen = []
-            for index in members:
-                session, output = sessions[index], outputs[index]
-                before = session.prompt_ids[session.prefilled - 1] if session.prefilled else NO_TOKEN
-                seen.append(PromptChunk(chunks[index].tokens, output.top_ids, output.features, before))
-            proposer.prefill(states, seen)
-        for session, chunk, output in zip(sessions, chunks, outputs, strict=True):
-            session.prefilled += len(chunk.tokens)
-            if output.last is not None:
-                ready.append((session, output.last))
-        if not ready:
+    def _advance(self, is_done: Callable[[], bool], own: Sequence[Session] | None) -> None:
+        """One step of all requests, unless something is so already."""
+        self._steps.settle()
+        if cancelled := [session for session in self._roster.running() if session.is_cancelled]:
+            self._steps.end(cancelled)
+        everybody = self._roster.running()
+        if is_done():
             return
-        first, last = [session for session, _ in ready], [output for _, output in ready]
-        pending = [[session.prompt_ids[-1]] for session in first]
-        draw = BatchDraw(last, [Topology.chain(1)] * len(first), pending, [session.stream for session in first])
-        drawn = draw([(index, 0) for index in range(len(first))])
-        verdicts = keep_sound(first, last, [Verdict((0,), token) for token in drawn])
-        for index, verdict in verdicts.items():
-            token = verdict.next_token
-            self._emit(first[index], [token], logprobs(first[index], last[index], (0,), [token]))
-        self._fail_unsound(sessions)
-
-    def _emit(self, session: Session, tokens: list[int], scores: Sequence[TokenLogprob], retrieved: int = 0) -> None:
-        metrics = session.metrics
-        is_first = len(session.ids) == len(session.prompt_ids)
-        kept, text, stop = session.stopper.take(tokens)
-        session.ids += kept
-        session.logprobs += scores[: len(kept)]
-        metrics.new_tokens += len(kept)
-        accepted = min(len(kept), len(tokens) - 1)
-        metrics.accepted += accepted
-        metrics.accepted_retrieved += max(accepted - (len(tokens) - 1 - retrieved), 0)
-        metrics.accepted_per_depth += [0] * (accepted - len(metrics.accepted_per_depth))
-        for depth in range(accepted):
-            metrics.accepted_per_depth[depth] += 1
-        if is_first:
-            session.first_token_at = perf_counter()
-            metrics.ttft_ms = (session.first_token_at - session.admitted_at) * 1e3
-        if stop is not None:
-            self._end(session, stop)
-        session.announce(kept, text)
-
-    def _fail_unsound(self, sessions: list[Session]) -> None:
-        for session in sessions:
-            if session.error is not None and session.finish_reason is None:
-                self._end(session, Stop("error"))
-                session.announce((), session.stopper.close())
-
-    def _end(self, session: Session, stop: Stop) -> None:
-        session.finish_reason, session.stop_reason = stop.finish_reason, stop.stop_reason
-        if session.slot is None:
-            return
-        slot, state = session.slot, session.state
-        session.slot = session.state = None
-        self._running.remove(session)
-        if session.keep and session.error is None:
-            session.kept = self._kept.put(slot, session.ids[: session.written], session.proposer, state)
-        else:
-            self.target.close_slot(slot)
-            session.proposer.close(state)
-
-    def _resume(self, session: Session, kept: KeptSlot) -> bool:
-        """Go on in a kept slot, if it is still there and its state belongs to the session's proposer."""
-        if not kept.is_open or kept.proposer is not session.proposer:
-            return False
-        session.prefilled = session.metrics.reused_tokens = self._kept.take(kept, session.prompt_ids)
-        session.slot, session.state = kept.slot, kept.state
-        self._running.append(session)
-        return True
+        try:
+            self._steps.make(everybody)
+        except Exception:
+            alone = [session for session in everybody if own is None or session in own]
+            if not alone or len(alone) == len(everybody):
+                raise
+            self._steps.settle()
+            self._steps.make(alone)

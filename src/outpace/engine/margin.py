@@ -43,27 +43,26 @@ def decision_margin(
     sample_index: int,
     tokens: tuple[int, int],
     prompt_length: int,
+    slot: int,
     chunk: int = 256,
 ) -> Margin:
     """Score the two tokens that two runs chose after the same ids.
 
     Args:
-        target: the model; one free slot is used and given back.
+        target: the model.
         ids: prompt and common answer.
         params, seed, sample_index: of the request.
         tokens: the two choices.
         prompt_length: how many of `ids` are the prompt, which penalties treat differently.
+        slot: of the target, in which no request is; what it holds is lost.
         chunk: prompt tokens per pass.
     """
-    slot = target.open_slot()
-    try:
-        last = None
-        for start in range(0, len(ids), chunk):
-            part = torch.tensor(ids[start : start + chunk])
-            is_last = start + chunk >= len(ids)
-            last = target.prefill([Chunk(slot, part, want_top=False, is_last=is_last)])[0].last
-    finally:
-        target.close_slot(slot)
+    target.rewind_slot(slot, 0)
+    last = None
+    for start in range(0, len(ids), chunk):
+        part = torch.tensor(ids[start : start + chunk])
+        is_last = start + chunk >= len(ids)
+        last = target.prefill([Chunk(slot, part, want_top=False, is_last=is_last)])[0].last
     assert last is not None, "ids holds the prompt, so there is a last position"
     eos = target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
     history = History(ids[:prompt_length], ids[prompt_length:], eos)

@@ -1,6 +1,7 @@
 """One round: propose a token tree, verify it in one target pass, commit one path, tell the proposer what happened.
 
-Every method is this round with another proposer; plain decoding is this round with an empty draft.
+Every method is this round with another proposer; plain decoding is this round with an empty draft. What sessions gain
+is worked out beside them, so a round that an exception cuts short has not happened (`engine/steps.py`).
 """
 
 from collections.abc import Sequence
@@ -13,59 +14,55 @@ from outpace.core.errors import InvalidRequest, NonFiniteLogits
 from outpace.core.events import TokenLogprob
 from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, Proposer, Target, Verdict
 from outpace.core.tree import DraftTree
+from outpace.engine.gain import Gain
 from outpace.engine.session import Session
 from outpace.sampling.draw import BatchDraw, RejectionDraw
 from outpace.sampling.logprobs import token_logprobs
 from outpace.verify.match import match
 from outpace.verify.rejection import rejection
 
-Emitted = list[tuple[Session, list[int], Sequence[TokenLogprob], int]]
-"""Per session the tokens it gained, their log-probabilities, none unless it asked for them, and how many of the tokens
-were retrieved: those before the last one."""
 
-
-def run_round(target: Target, sessions: Sequence[Session]) -> Emitted:
-    """Advance every session by one round.
+def run_round(target: Target, gains: Sequence[Gain]) -> None:
+    """Advance every session by one round: 1 to K + 1 tokens.
 
     Args:
         target: the model; each session has a slot in it and one pending token.
-        sessions: requests of any mix of methods, lengths, temperatures and tree sizes.
-
-    Returns:
-        The tokens each session gained, 1 to K + 1 of them, not yet checked for stops. A session whose logits are not
-        finite on its path, or whose options leave no token there, gains none and has `error` set.
+        gains: of requests of any mix of methods, lengths, temperatures and tree sizes. One whose logits are not finite
+            on its path, or whose options leave no token there, gains an error and no tokens.
     """
+    sessions = [gain.session for gain in gains]
     clock = [perf_counter()]
     trees, tokens = sayable(propose(target, sessions), sessions)
     clock.append(perf_counter())
     taps = [session.proposer.needs.taps for session in sessions]
     outputs = target.forward([_slot(session) for session in sessions], trees, taps)
     clock.append(perf_counter())
-    verdicts = keep_sound(sessions, outputs, verify(sessions, trees, tokens, outputs))
+    verdicts = keep_sound(gains, outputs, verify(sessions, trees, tokens, outputs))
     clock.append(perf_counter())
-    emitted: Emitted = []
     for index, verdict in verdicts.items():
         session = sessions[index]
         target.commit(_slot(session), verdict.path)
         gained = [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]
         retrieved = sum(node >= trees[index].drafted for node in verdict.path)
-        emitted.append((session, gained, logprobs(session, outputs[index], verdict.path, gained), retrieved))
+        gains[index].emit(gained, logprobs(session, outputs[index], verdict.path, gained), retrieved)
     clock.append(perf_counter())
     observe(sessions, trees, outputs, verdicts)
     clock.append(perf_counter())
     propose_s, forward_s, verify_s, commit_s, observe_s = (after - before for before, after in pairwise(clock))
-    for session, tree in zip(sessions, trees, strict=True):
-        session.metrics.steps += 1
-        session.metrics.drafted += len(tree) - 1
-        session.metrics.retrieved += tree.retrieved
-        session.metrics.draft_passes += tree.draft_passes
-        session.metrics.draft_ms += propose_s * 1e3
-        session.metrics.graft_ms += tree.graft_ms
-        session.metrics.forward_ms += forward_s * 1e3
-        session.metrics.verify_ms += verify_s * 1e3
-        session.metrics.commit_ms += commit_s * 1e3
-        session.metrics.observe_ms += observe_s * 1e3
-    return emitted
+    for gain, tree in zip(gains, trees, strict=True):
+        metrics = gain.metrics
+        metrics.steps += 1
+        metrics.drafted += len(tree) - 1
+        metrics.retrieved += tree.retrieved
+        metrics.draft_passes += tree.draft_passes
+        metrics.draft_ms += propose_s * 1e3
+        metrics.graft_ms += tree.graft_ms
+        metrics.forward_ms += forward_s * 1e3
+        metrics.verify_ms += verify_s * 1e3
+        metrics.commit_ms += commit_s * 1e3
+        metrics.observe_ms += observe_s * 1e3
+        if gain.error is None:
+            metrics.decode_ms = gain.since_first_token(clock[-1])
 
 
 def propose(target: Target, sessions: Sequence[Session]) -> list[DraftTree]:
@@ -129,7 +126,7 @@ def verify(
 
 
 def keep_sound(
-    sessions: Sequence[Session], outputs: Sequence[NodeOutputs], verdicts: Sequence[Verdict]
+    gains: Sequence[Gain], outputs: Sequence[NodeOutputs], verdicts: Sequence[Verdict]
 ) -> dict[int, Verdict]:
     """The verdicts whose path has finite logits and a token to go on with; the other sessions get an error.
 
@@ -138,18 +135,19 @@ def keep_sound(
     """
     finite = torch.cat([torch.isfinite(output.top_logits[:, 0]) for output in outputs]).tolist()
     sound: dict[int, Verdict] = {}
-    for index, (session, output, verdict) in enumerate(zip(sessions, outputs, verdicts, strict=True)):
+    for index, (gain, output, verdict) in enumerate(zip(gains, outputs, verdicts, strict=True)):
+        session = gain.session
         nodes, finite = finite[: len(output.top_logits)], finite[len(output.top_logits) :]
         depth = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
         if depth is None and verdict.next_token != NO_TOKEN:
             sound[index] = verdict
         elif depth is None:
-            session.error = InvalidRequest(
+            gain.error = InvalidRequest(
                 f"request {session.request_id}: its penalties, logit_bias, bad words and min_new_tokens leave no token "
                 f"to choose at position {len(session.ids) + verdict.accepted_drafts}: relax them"
             )
         else:
-            session.error = NonFiniteLogits(
+            gain.error = NonFiniteLogits(
                 f"request {session.request_id}: the target's logits for position {len(session.ids) + depth} are not "
                 "finite; check the weights, or load the model with dtype='float32'"
             )

@@ -1,7 +1,6 @@
 """The one mutable object of a request."""
 
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,24 +15,29 @@ from outpace.engine.stopping import StopChecker
 class Session:
     """Everything the engine knows about one sample of one request.
 
+    What it says here was reached by whole steps: a step works beside it (`engine/gain.py`).
+
     Attributes:
         request_id, sample_index: which request, which of its n samples.
         prompt_ids: the prompt.
         params, seed: how tokens are chosen; the seed actually in use.
         proposer: answers "which tree?" for this request.
         budget: drafted nodes per round at most.
-        stopper: decides where the answer ends; it knows no EOS ids if the request ignores them.
+        new_stopper: makes what decides where the answer ends; it knows no EOS ids if the request ignores them.
         eos_token_ids: the request's EOS ids, its own or the model's, ignored or not.
         state: the proposer's per-request state.
         slot: KV slot, None while waiting and after the end.
         prefilled: prompt tokens already written.
+        stopper: that has seen the generated ids.
         ids: prompt and generated ids. Once the prompt is written the last one is the pending token, whose KV is not.
         admitted_at, first_token_at: clock readings in seconds.
-        finish_reason, stop_reason, error: how it ended.
+        finish_reason, stop_reason, error: how it ended; the first is set after everything else is as it will stay.
         logprobs: one entry per generated id, if the request asked for log-probabilities.
         keep: leave the slot open at the end, for the next turn of a conversation.
+        resume: the kept slot to go on in, until it has a slot.
         kept: the slot left open.
-        events: its events that nobody has taken yet, oldest first.
+        is_cancelled: it is to end before the next step.
+        events: all of its events, oldest first.
     """
 
     request_id: int
@@ -43,12 +47,13 @@ class Session:
     seed: int
     proposer: Proposer
     budget: int
-    stopper: StopChecker
+    new_stopper: Callable[[], StopChecker]
     eos_token_ids: tuple[int, ...] = ()
     state: Any = None
     slot: int | None = None
     prefilled: int = 0
-    ids: list[int] = field(default_factory=list)
+    ids: list[int] = field(init=False)
+    stopper: StopChecker = field(init=False)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     admitted_at: float = 0.0
     first_token_at: float = 0.0
@@ -57,8 +62,24 @@ class Session:
     error: Exception | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     keep: bool = False
+    resume: KeptSlot | None = None
     kept: KeptSlot | None = None
-    events: deque[StepEvent] = field(default_factory=deque)
+    is_cancelled: bool = False
+    events: list[StepEvent] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ids = list(self.prompt_ids)
+        self.restart_stopper()
+
+    def restart_stopper(self) -> None:
+        """A stopper that has seen just what was generated, whatever the one before has seen."""
+        stopper = self.new_stopper()
+        stopper.take(self.generated)
+        self.stopper = stopper
+
+    @property
+    def has_ended(self) -> bool:
+        return self.finish_reason is not None
 
     @property
     def generated(self) -> list[int]:
@@ -77,14 +98,6 @@ class Session:
     def remaining(self) -> int:
         """Tokens that may still be emitted."""
         return self.params.max_new_tokens - (len(self.ids) - len(self.prompt_ids))
-
-    def announce(self, tokens: Sequence[int], text: str) -> None:
-        """File an event with the present finish reason; the tokens are the last ones generated."""
-        logprobs = None
-        if self.params.logprobs is not None:
-            logprobs = tuple(self.logprobs[len(self.logprobs) - len(tokens) :])
-        event = StepEvent(self.request_id, self.sample_index, tuple(tokens), text, self.finish_reason, logprobs)
-        self.events.append(event)
 
     @property
     def stream(self) -> Stream:

@@ -10,36 +10,42 @@ from outpace.engine.session import Session
 class TokenStream(Iterator[StepEvent]):
     """The events of one request. After the last one, `result` holds the whole answer.
 
+    An exception that comes out of it while the request is decoded loses nothing: it can be read on. A stream that
+    nobody holds any more ends its request.
+
     Args:
         engine, session: the request and where it runs.
-        on_end: called once, when the request has ended for whatever reason.
+        on_end: called when the request has ended for whatever reason: once, unless it is interrupted.
     """
 
     def __init__(self, engine: Engine, session: Session, on_end: Callable[[Session], None] | None = None) -> None:
         self._engine, self._session, self._on_end = engine, session, on_end
-        self._is_stopped = False
+        self._taken = 0  # events
         self.result: Sample | None = None
 
     def __next__(self) -> StepEvent:
-        while not self._session.events and self._session.finish_reason is None:
-            if self._is_stopped:
-                self._engine.cancel(self._session)
-            else:
-                self._engine.step()
-        if not self._session.events:
+        session, taken = self._session, self._taken
+        self._engine.run_until(lambda: len(session.events) > taken or session.has_ended, [session])
+        if taken == len(session.events):
             self.close()
             raise StopIteration
-        return self._session.events.popleft()
+        try:
+            self._taken = taken + 1
+            return session.events[taken]
+        except BaseException:  # Ctrl-C at the last moment: it is still to be read
+            self._taken = taken
+            raise
 
     def stop(self) -> None:
         """End the answer before the next step; what was generated stays. Safe to call from a signal handler."""
-        self._is_stopped = True
+        self._session.is_cancelled = True
 
     def close(self) -> None:
         """Cancel the request if it is still running and free its slot.
 
         Raises:
             NonFiniteLogits: the target failed on it.
+            StateLost: an exception interrupted it.
         """
         self.abandon()
         self.result = self._engine.result(self._session)
@@ -47,9 +53,9 @@ class TokenStream(Iterator[StepEvent]):
     def abandon(self) -> None:
         """Close without asking for the result."""
         self._engine.cancel(self._session)
-        on_end, self._on_end = self._on_end, None
-        if on_end is not None:
-            on_end(self._session)
+        if self._on_end is not None:
+            self._on_end(self._session)
+            self._on_end = None
 
     def __enter__(self) -> "TokenStream":
         return self

@@ -15,12 +15,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from outpace.cache.passes import Group, PassCache
-from outpace.cache.slots import Segment
+from outpace.cache.slots import Segment, in_blocks
 from outpace.core.errors import UnsupportedModel
 
 ATTENTION_NAME = "outpace"
-_ROWS_TREATED_ALIKE = 4
-_KEYS_TREATED_ALIKE = 16
+_ROW_BLOCK = 4
 # Arguments that attention interfaces receive without changing what is computed here.
 _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "cache_position"})
 
@@ -97,16 +96,16 @@ def _attend_on_cpu(query: Tensor, segment: Segment, law: Law) -> Tensor:
 
     The same token is computed in a tree of one shape, in a tree of another and by plain decoding; its keys then lie
     in other places, among other rows. Sums over keys run in float64, where the order of summation disappears in the
-    final rounding; the products with keys run in float32 in sizes that one kernel serves (`_products`). One
+    final rounding; the products with keys run in float32 in sizes that one kernel serves (`products`). One
     flipped bit would grow to full bfloat16 noise within a few layers (docs/log.md, "bit-equal on the CPU").
     """
     heads, count, head_dim = query.shape
     first, bias = segment.sight(law.window)
-    keys = segment.views[0][law.layer][:, first:]  # [G, L, D] float32
+    keys = segment.key_blocks[law.layer][:, first:]  # [G, L and more, D] float32
     values = segment.views[1][law.layer][:, first:]  # [G, L, D] float64
-    groups, length, _ = keys.shape
+    groups, length, _ = values.shape
     rows = (query.to(keys.dtype) * law.scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
-    scores = _products(rows, keys)  # [G, H/G*N, L]
+    scores = products(rows, keys, length)  # [G, H/G*N, L]
     if law.softcap is not None:
         scores = scores.div_(law.softcap).tanh_().mul_(law.softcap)
     if bias is not None:
@@ -127,7 +126,7 @@ def _attend_together(query: Tensor, group: Group, law: Law) -> Tensor:
     heads, _, head_dim = query.shape
     keys, values = group.keys(law.layer), group.values(law.layer)  # [S * G, L, D] float32, float64
     rows = query.transpose(0, 1)[group.row_of_slot].to(keys.dtype) * law.scaling  # [S, H, D]
-    scores = _products(rows.reshape(len(keys), -1, head_dim), keys)  # [S * G, H/G, L]
+    scores = products(rows.reshape(len(keys), -1, head_dim), keys, values.shape[1])  # [S * G, H/G, L]
     if law.softcap is not None:
         scores = scores.div_(law.softcap).tanh_().mul_(law.softcap)
     if group.hidden is not None:
@@ -146,18 +145,21 @@ def _attend_together(query: Tensor, group: Group, law: Law) -> Tensor:
     return output.to(query.dtype)
 
 
-def _products(rows: Tensor, keys: Tensor) -> Tensor:
-    """[G, R, L] products of rows [G, R, D] with keys [G, L, D], each with the same bits whatever stands beside it.
+def products(rows: Tensor, keys: Tensor, length: int) -> Tensor:
+    """[G, R, L] products of rows [G, R, D] with the first L keys, each with the same bits whatever stands beside it.
 
-    The batched kernel treats all rows and keys alike from 4 rows and 16 keys on. A batch of one goes to another
-    kernel, which cuts its work up between threads by the number of rows, so it is made a batch of two.
+    The batched kernel treats alike what comes in blocks of 4 rows and 16 keys, also where threads share the product: a
+    piece of fewer goes to another kernel. A batch of one goes to one too, so it is made a batch of two.
+
+    Args:
+        rows: any number.
+        keys: [G, at least L in whole blocks, D]; what fills the last one may be anything, for its products are cut off.
+        length: L.
     """
     groups, count, _ = rows.shape
-    length = keys.shape[1]
-    if count < _ROWS_TREATED_ALIKE:
-        rows = nn.functional.pad(rows, (0, 0, 0, _ROWS_TREATED_ALIKE - count))
-    if length < _KEYS_TREATED_ALIKE:
-        keys = nn.functional.pad(keys, (0, 0, 0, _KEYS_TREATED_ALIKE - length))
+    keys = keys[:, : in_blocks(length)]
+    if count % _ROW_BLOCK:
+        rows = nn.functional.pad(rows, (0, 0, 0, -count % _ROW_BLOCK))
     if groups == 1:
         rows, keys = rows.expand(2, -1, -1), keys.expand(2, -1, -1)
     return torch.bmm(rows, keys.transpose(1, 2))[:groups, :count, :length]

@@ -1,6 +1,5 @@
 """Models that draft: a small causal LM, or the target's own first layers."""
 
-import copy
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from outpace.models.bare import is_bare, read_bare
 from outpace.models.families import check_supported
 from outpace.models.head import LmHead, SubsetHead
 from outpace.models.load import read_config, read_model, read_tokenizer, resolve
-from outpace.models.packed import PackedModel, Part, layers_of, prepare, prepare_decoder
+from outpace.models.packed import PackedModel, Part, first_layers, prepare, prepare_decoder
 from outpace.models.text import TextCodec
 
 EARLY_EXIT = "early-exit"
@@ -58,6 +57,15 @@ class DraftModel(PackedModel):
         dtype = torch.promote_types(weight.dtype, torch.float32) if weight.device.type == "cpu" else weight.dtype
         super().__init__(decoder, head, config, max_length, max_slots, key_dtype=dtype, value_dtype=dtype)
         self.passes = self.rows = 0
+
+    def plain_tensors(self) -> dict[str, Tensor]:
+        """Its tensors by name but for linear layers, which may be packed: embedding, norms, head."""
+        found = {
+            f"{name}.weight": module.weight
+            for name, module in self.decoder.named_modules()
+            if isinstance(module, nn.Embedding) or getattr(getattr(module, "weight", None), "ndim", 2) == 1
+        }
+        return {"head": self.head.weight, **found}
 
     def length(self, slot: int) -> int:
         """Committed ids of a slot."""
@@ -118,13 +126,7 @@ def early_exit(target: PackedModel, layers: int | None = None) -> DraftModel:
     layers = max(1, round(total * EARLY_EXIT_SHARE)) if layers is None else layers
     if not 1 <= layers < total:
         raise InvalidRequest(f"drafter='early-exit:{layers}': the target has {total} layers; take 1 to {total - 1}")
-    config = copy.copy(target.config)
-    config.num_hidden_layers = layers
-    decoder = copy.copy(target.decoder)
-    decoder._modules = dict(target.decoder._modules)  # a shallow copy would share the table of children
-    name, stack = layers_of(decoder)
-    decoder._modules[name] = nn.ModuleList(list(stack)[:layers])
-    decoder.config = config  # type: ignore[assignment]  # families loop over its num_hidden_layers
+    decoder, config = first_layers(target.decoder, target.config, layers)
     return DraftModel(decoder, target.head, config, target.max_length, target.max_slots)
 
 

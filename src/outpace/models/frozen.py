@@ -13,7 +13,7 @@ class FrozenTarget:
     """A target whose weights stay what they are, while gradients may flow through its head.
 
     Args:
-        model: loaded as for drafting; its slots are used for the length of a call.
+        model: loaded as for drafting; a call takes its slots, whatever they hold.
     """
 
     def __init__(self, model: PackedModel) -> None:
@@ -80,13 +80,10 @@ class FrozenTarget:
         size = self._model.max_slots
         for start in range(0, len(ids), size):
             group = range(start, min(start + size, len(ids)))
-            slots = [self._model.open_slot() for _ in group]
-            try:
-                parts = [_whole(slot, ids[at, : lengths[at]].cpu()) for slot, at in zip(slots, group, strict=True)]
-                tapped = self._model.run_tapped(parts, taps)[1]
-            finally:
-                for slot in slots:
-                    self._model.close_slot(slot)
+            for slot in range(len(group)):
+                self._model.rewind_slot(slot, 0)
+            parts = [_whole(slot, ids[at, : lengths[at]].cpu()) for slot, at in enumerate(group)]
+            tapped = self._model.run_tapped(parts, taps)[1]
             side_by_side = torch.cat([tapped[tap] for tap in taps], dim=-1)  # [sum of lengths, taps * H]
             for at, own in zip(group, side_by_side.split([lengths[at] for at in group]), strict=True):
                 rows[at, : lengths[at]] = own

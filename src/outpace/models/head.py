@@ -20,6 +20,9 @@ class LmHead:
         layer: the model's output embedding.
         softcap: c of c * tanh(logits / c), which some families apply (`models.families.logit_softcap`); None for none.
         pack: false computes with the layer itself, also where packed kernels are faster.
+
+    Attributes:
+        layer: what multiplies.
     """
 
     def __init__(self, layer: nn.Linear, softcap: float | None = None, pack: bool = True) -> None:
@@ -27,7 +30,7 @@ class LmHead:
         self._weight = layer.weight.detach()  # [V, H]
         self._bias = None if layer.bias is None else layer.bias.detach()
         packs = pack and can_pack(self._weight.dtype, self._weight.device)
-        self._layer: nn.Module = PackedLinear(self._weight, self._bias) if packs else layer
+        self.layer: nn.Module = PackedLinear(self._weight, self._bias) if packs else layer
         self.vocab_size = self._weight.shape[0]
         self.ids: Tensor | None = None  # those that `own_scores` scores, all of them
 
@@ -39,7 +42,7 @@ class LmHead:
     @torch.inference_mode()
     def __call__(self, hidden: Tensor) -> NodeOutputs:
         """Outputs at hidden states [R, H]."""
-        logits: Tensor = self._layer(hidden)  # [R, V]
+        logits: Tensor = self.layer(hidden)  # [R, V]
         # Before the cap, which keeps the order but makes ties of logits that differ.
         top_logits, top_ids = logits.topk(min(TOP_CANDIDATES, self.vocab_size), dim=-1)  # [R, k]
         if logits.dtype in (torch.bfloat16, torch.float16):
@@ -70,7 +73,7 @@ class LmHead:
 
     def restricted(self, ids: Tensor) -> "SubsetHead":
         """A head that scores only `ids` [K]."""
-        packs = isinstance(self._layer, PackedLinear)
+        packs = isinstance(self.layer, PackedLinear)
         return SubsetHead(self._weight, ids, ids, self.vocab_size, self._bias, self._softcap, packs)
 
     def top_ids(self, hidden: Tensor) -> Tensor:

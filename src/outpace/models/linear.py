@@ -1,8 +1,8 @@
 """Linear layers with weights laid out for the CPU's matrix kernels, swapped in at load as quantisers do.
 
 Two gains, both measured (docs/log.md): a decoding pass of few rows takes a third of the time, and row i of the
-result does not depend on how many rows share the pass, which stock kernels do not promise. The second is what keeps
-a 1-row pass and a 9-row pass on the same tokens.
+result does not depend on how many rows share the pass. The second is what keeps a 1-row pass and a 9-row pass on the
+same tokens. Neither stock kernels nor these promise it: `models.exactness` asks them.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from outpace.models.instructions import has_tiles, multiplies_bfloat16
 
 # Layers of one parent that read the same input: one product instead of two or three.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -33,9 +35,9 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
         self.bias = None if bias is None else bias.detach()
-        has_tiles = weight.dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
-        self.pads_single_rows = has_tiles or weight.shape[1] > _WIDEST_SINGLE_ROW
-        self.most_rows = _MOST_ROWS_OF_TILES if has_tiles else None
+        on_tiles = weight.dtype == torch.bfloat16 and has_tiles()
+        self.pads_single_rows = on_tiles or weight.shape[1] > _WIDEST_SINGLE_ROW
+        self.most_rows = _MOST_ROWS_OF_TILES if on_tiles else None
 
     def forward(self, rows: Tensor) -> Tensor:
         count = rows.shape[:-1].numel()
@@ -77,12 +79,12 @@ class SiblingLinear(nn.Module):
 
 
 def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this build and CPU have the packed kernels for the dtype."""
+    """Whether this build and CPU have the packed kernels for the dtype, and instructions for its products."""
     if device.type != "cpu" or not torch.backends.mkldnn.is_available():
         return False
     if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
         return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bfloat16())
 
 
 def pack_linears(module: nn.Module, siblings: Sequence[Sequence[str]] = SIBLINGS, kept: Sequence[str] = ()) -> None:

@@ -20,6 +20,7 @@ from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import refuse_bare
 from outpace.models.families import check_supported
+from outpace.models.linear import can_pack
 from outpace.models.registry import BUILT_IN, pulled
 from outpace.models.target import TransformersTarget
 from outpace.models.text import TextCodec
@@ -88,7 +89,7 @@ def choose_device(device: str) -> torch.device:
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The dtype to use; "auto" takes bfloat16 where the hardware computes in it, else float32.
+    """The dtype of weights; "auto" takes bfloat16 where the hardware computes in it, else float32.
 
     Raises:
         InvalidRequest: the name is not one of DTYPES or "auto".
@@ -100,8 +101,17 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
         raise InvalidRequest(f"dtype={dtype!r}: use 'auto', {', '.join(map(repr, DTYPES))}")
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
+    return torch.bfloat16 if can_pack(torch.bfloat16, device) else torch.float32
+
+
+def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """What a device computes in with weights of a dtype: a CPU takes float32 for halves that it has no kernels for.
+
+    The weights are as they were rounded; products are exact in float32 and faster than halves made of other
+    instructions.
+    """
+    is_half = dtype in (torch.bfloat16, torch.float16)
+    return torch.float32 if is_half and device.type == "cpu" and not can_pack(dtype, device) else dtype
 
 
 def read_config(source: Source) -> PretrainedConfig:
@@ -121,7 +131,7 @@ def read_config(source: Source) -> PretrainedConfig:
 
 
 def read_model(source: Source, dtype: torch.dtype, device: torch.device, attention: str) -> PreTrainedModel:
-    """Read weights without running any code of the checkpoint's.
+    """Read weights in a dtype without running any code of the checkpoint's; the model is in its `compute_dtype`.
 
     Raises:
         ModelError: nothing readable under that name.
@@ -132,7 +142,7 @@ def read_model(source: Source, dtype: torch.dtype, device: torch.device, attenti
         )
     except Exception as error:
         raise ModelError(f"{source.name}: cannot be loaded: {type(error).__name__}: {error}") from error
-    model.to(device)  # type: ignore[arg-type]
+    model.to(device, compute_dtype(dtype, device))  # type: ignore[arg-type]
     model.eval()
     return model
 
@@ -180,7 +190,7 @@ def load_target(
     codec = read_tokenizer(source)
     eos = _eos_token_ids(model.generation_config, model.config, codec)
     length = max_model_len or min(limit, DEFAULT_MAX_LENGTH)
-    return TransformersTarget(model, length, max_num_seqs, eos), codec
+    return TransformersTarget(model, length, max_num_seqs, eos, rounded_to=chosen_dtype), codec
 
 
 def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:

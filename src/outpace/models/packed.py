@@ -1,7 +1,8 @@
 """A decoder on slots: rows of many requests in one packed pass, each request behind its own keys and values."""
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -12,6 +13,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
 from outpace.core.errors import InvalidRequest
+from outpace.models.activation import pack_activations
 from outpace.models.experts import pack_experts
 from outpace.models.families import logit_softcap
 from outpace.models.head import LmHead
@@ -59,6 +61,7 @@ def prepare_decoder(model: PreTrainedModel, pack: bool = True) -> nn.Module:
     if pack and can_pack(model.dtype, model.device):
         pack_experts(decoder)
         pack_linears(decoder)
+        pack_activations(decoder)
         fuse_norms(decoder)
     elif model.dtype == torch.float64:
         model.set_experts_implementation("eager")  # the default's grouped products do not exist in float64
@@ -68,6 +71,18 @@ def prepare_decoder(model: PreTrainedModel, pack: bool = True) -> nn.Module:
 def layers_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
     """A decoder's stack of layers and its name there."""
     return next((name, child) for name, child in decoder.named_children() if isinstance(child, nn.ModuleList))
+
+
+def first_layers(decoder: nn.Module, config: PretrainedConfig, count: int) -> tuple[nn.Module, PretrainedConfig]:
+    """A decoder of another's first layers and its final norm, and its config; every weight is shared."""
+    config = copy.copy(config)
+    config.num_hidden_layers = count
+    decoder = copy.copy(decoder)
+    decoder._modules = dict(decoder._modules)  # a shallow copy would share the table of children
+    name, stack = layers_of(decoder)
+    decoder._modules[name] = nn.ModuleList(list(stack)[:count])
+    decoder.config = config  # type: ignore[assignment]  # families loop over its num_hidden_layers
+    return decoder, config
 
 
 @contextmanager
@@ -84,28 +99,24 @@ def tapped(decoder: nn.Module, taps: Iterable[int]) -> Iterator[dict[int, Tensor
     """
     _, layers = layers_of(decoder)
     features: dict[int, Tensor] = {}
-    handles = []
-    for tap in sorted(set(taps)):
-        if not 0 <= tap <= len(layers):
-            raise InvalidRequest(
-                f"tap {tap}: the target has hidden states 0 to {len(layers)}, the last one what its LM head reads"
-            )
+    with ExitStack() as hooks:
+        for tap in sorted(set(taps)):
+            if not 0 <= tap <= len(layers):
+                raise InvalidRequest(
+                    f"tap {tap}: the target has hidden states 0 to {len(layers)}, the last one what its LM head reads"
+                )
 
-        def before(module: nn.Module, args: Any, kwargs: Any, tap: int = tap) -> None:
-            features[tap] = (args[0] if args else kwargs["hidden_states"])[0]
+            def before(module: nn.Module, args: Any, kwargs: Any, tap: int = tap) -> None:
+                features[tap] = (args[0] if args else kwargs["hidden_states"])[0]
 
-        def after(module: nn.Module, args: Any, output: Any, tap: int = tap) -> None:
-            features[tap] = output.last_hidden_state[0]
+            def after(module: nn.Module, args: Any, output: Any, tap: int = tap) -> None:
+                features[tap] = output.last_hidden_state[0]
 
-        if tap < len(layers):
-            handles.append(layers[tap].register_forward_pre_hook(before, with_kwargs=True))
-        else:
-            handles.append(decoder.register_forward_hook(after))
-    try:
+            if tap < len(layers):
+                hooks.callback(layers[tap].register_forward_pre_hook(before, with_kwargs=True).remove)
+            else:
+                hooks.callback(decoder.register_forward_hook(after).remove)
         yield features
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class PackedModel:
@@ -151,12 +162,6 @@ class PackedModel:
     def embedding(self) -> nn.Embedding:
         """The decoder's input embedding."""
         return cast(nn.Embedding, self.decoder.get_input_embeddings())  # type: ignore[operator]
-
-    def open_slot(self) -> int:
-        return self.kv.open()
-
-    def close_slot(self, slot: int) -> None:
-        self.kv.close(slot)
 
     def rewind_slot(self, slot: int, length: int) -> None:
         """Forget what a slot holds from `length` on."""

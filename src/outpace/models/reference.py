@@ -41,7 +41,7 @@ class TransformersReference:
 
     Args:
         name: as for `outpace.load`.
-        dtype: torch's name of the dtype, the same as the engine's.
+        dtype: torch's name of the dtype of the weights, the same as the engine's.
         device: the engine's.
     """
 

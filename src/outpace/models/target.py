@@ -21,6 +21,8 @@ class TransformersTarget(PackedModel):
         max_slots: requests at a time.
         eos_token_ids: ids that end a request by default.
         pack: false leaves the model's layers as they are.
+        rounded_to: the dtype that the weights had before they were widened to what the model computes in; None for
+            the same.
     """
 
     def __init__(
@@ -30,8 +32,9 @@ class TransformersTarget(PackedModel):
         max_slots: int,
         eos_token_ids: tuple[int, ...],
         pack: bool = True,
+        rounded_to: torch.dtype | None = None,
     ) -> None:
-        self.eos_token_ids = eos_token_ids
+        self.eos_token_ids, self.rounded_to = eos_token_ids, rounded_to or model.dtype
         decoder, head = prepare(model, pack)
         on_cpu = model.device.type == "cpu"
         super().__init__(

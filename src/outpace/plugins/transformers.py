@@ -17,7 +17,7 @@ from outpace.core.errors import InvalidRequest
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.threads import tell_of_spinning
-from outpace.drafters.catalog import METHODS, build_proposer, parse_method
+from outpace.drafters.catalog import build_proposer, parse_method
 from outpace.drafters.common_options import MAX_BUDGET
 from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
@@ -67,7 +67,7 @@ class CustomGenerate:
     ) -> None:
         self._method, self._budget, self._seed, self._pack = parse_method(method), budget, seed, pack
         self._drafter = drafter
-        if drafter is not None and not METHODS[self._method.name].uses_draft_model:
+        if drafter is not None and not self._method.uses_draft_model:
             raise InvalidRequest(f"drafter={type(drafter).__name__}: method {method!r} uses no draft model")
         if budget is not None and not 0 <= budget <= MAX_BUDGET:
             raise InvalidRequest(f"budget={budget}: must be from 0 to {MAX_BUDGET} drafted nodes")
@@ -148,7 +148,7 @@ class CustomGenerate:
             return early_exit(target) if self._drafter is None else borrow_draft_model(self._drafter, target)
 
         around = Surroundings(target.vocab_size, target.device, draft_model)
-        if METHODS[self._method.name].uses_draft_model:
+        if self._method.uses_draft_model:
             return build_proposer(self._method, around)
         key = target.vocab_size, target.device
         if key not in self._proposers:

@@ -27,6 +27,7 @@ class Purpose(IntEnum):
     TARGET = 0
     ACCEPT = 1
     RESIDUAL = 2
+    DRAFT = 3
 
 
 def noise_key(seed: int, sample_index: int, position: int, purpose: Purpose = Purpose.TARGET) -> tuple[int, int]:

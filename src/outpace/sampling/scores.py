@@ -1,6 +1,6 @@
-"""Keyed scores: how likely the target's own draw is to agree with a draft token."""
+"""Keyed scores: how likely the target's own draw is to agree with a draft token; and draws, where none can agree."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Stream
-from outpace.sampling.noise import gumbel, noise_key
+from outpace.sampling.noise import Purpose, gumbel, noise_key
 from outpace.sampling.process import history_of, process
 from outpace.sampling.warp import warp
 
@@ -28,17 +28,19 @@ class Pool:
 
 
 class Best(NamedTuple):
-    """The best ids of each row.
+    """The best ids of each row, or ids drawn from it.
 
     Attributes:
-        tokens: [F, C] int64, best first.
+        tokens: [F, C] int64, best first, or in the order of the draws.
         log_probs: [F, C] float32, their keyed scores.
         entropy: [F] float32, in nats, of each row's whole law of keyed scores, if it was asked for.
+        draft_probs: by row, the law [V] from which it was drawn; the other rows' ids were chosen.
     """
 
     tokens: Tensor
     log_probs: Tensor
-    entropy: Tensor | None = None
+    entropy: Tensor | None
+    draft_probs: Mapping[int, Tensor]
 
 
 def keyed_scores(
@@ -52,7 +54,8 @@ def keyed_scores(
     """log_softmax(log q + g) with the noise of the target's own draw at each position; log q where there is none.
 
     At temperature > 0 the probability q(x) says little about a draft's acceptance: what counts is whether x wins
-    under the noise that the target will use. Shapes, gates and reranking therefore receive these scores.
+    under the noise that the target will use. Shapes, gates and reranking therefore receive these scores. Rejection
+    does not use that noise: its requests get log q, warped as the target is.
 
     Args:
         logits: [F, V] float32 draft logits, in the target's ids.
@@ -97,24 +100,29 @@ def _scores_alike(
     if params.is_greedy or not noise:
         return torch.log_softmax(process(logits, params, histories or ()), dim=-1)
     law = warp(logits, params, histories, is_draft=True)
+    if params.is_rejection:
+        return law
     ids = torch.arange(logits.shape[1], device=logits.device) if pool is None else pool.ids
     return torch.log_softmax(law + _noise_of(streams, depths, ids), dim=-1)
 
 
-def _noise_of(streams: Sequence[Stream], depths: Sequence[int], ids: Tensor) -> Tensor:
+def _noise_of(
+    streams: Sequence[Stream], depths: Sequence[int], ids: Tensor, purpose: Purpose = Purpose.TARGET
+) -> Tensor:
     """[F, C] noise of the target's draw that each row awaits, or [1, C] if all await the same. It is worked out once
     per draw: it costs more than all else that is done with a row.
 
     Args:
         streams, depths: as for `keyed_scores`.
         ids: [C] of the columns of all rows, or [F, C], the same in all rows of one stream at one depth.
+        purpose: of the noise.
     """
     draws = [(id(stream), depth) for stream, depth in zip(streams, depths, strict=True)]
     first: dict[tuple[int, int], int] = {}  # row of each draw
     for row, draw in enumerate(draws):
         first.setdefault(draw, row)
     keys = [
-        noise_key(streams[row].seed, streams[row].sample_index, streams[row].first_position + depths[row])
+        noise_key(streams[row].seed, streams[row].sample_index, streams[row].first_position + depths[row], purpose)
         for row in first.values()
     ]
     noise = gumbel(keys, ids if ids.ndim == 1 else ids[list(first.values())])  # [D, C]
@@ -131,6 +139,7 @@ def best_scores(
     paths: Sequence[Sequence[int]] | None = None,
     pool: Pool | None = None,
     wants_entropy: bool = False,
+    draws: bool = False,
 ) -> Best:
     """The best ids of each row by keyed score, with their scores.
 
@@ -138,9 +147,26 @@ def best_scores(
         logits, streams, depths, noise, paths, pool: as for `keyed_scores`.
         width: ids per row, unless there are fewer.
         wants_entropy: also the entropy of each row's whole law.
+        draws: ids of requests that are verified by rejection are drawn, with noise of their own, if with any.
     """
     scores = keyed_scores(logits, streams, depths, noise, paths, pool)
-    log_probs, columns = scores.topk(min(width, scores.shape[1]), dim=-1)
+    drawn = [row for row, stream in enumerate(streams) if draws and noise and stream.params.is_rejection]
+    ranking = scores
+    if drawn:
+        ids = torch.arange(scores.shape[1], device=scores.device) if pool is None else pool.ids[drawn]
+        own = [streams[row] for row in drawn], [depths[row] for row in drawn]
+        # The order of log q + Gumbel noise is that of draws without replacement, each from what the others left of q.
+        # Nodes of a depth may share the noise: a walk passes one of them, and no position is decided twice.
+        ranking = scores.index_add(
+            0, torch.tensor(drawn, device=scores.device), _noise_of(*own, ids, Purpose.DRAFT).expand(len(drawn), -1)
+        )
+    columns = ranking.topk(min(width, scores.shape[1]), dim=-1).indices
+    log_probs = scores.gather(1, columns)
     tokens = columns if pool is None else pool.ids.gather(1, columns)
     entropy = torch.special.entr(scores.exp()).sum(dim=-1) if wants_entropy else None  # [F]
-    return Best(tokens, log_probs, entropy)
+    return Best(tokens, log_probs, entropy, {row: _whole(scores[row].exp(), row, pool) for row in drawn})
+
+
+def _whole(law: Tensor, row: int, pool: Pool | None) -> Tensor:
+    """[V] the law of a row, which a pool holds in part."""
+    return law if pool is None else law.new_zeros(pool.vocab_size).scatter_(0, pool.ids[row], law)

@@ -14,8 +14,9 @@ class PlainShape:
 
     reranks = False
     wants_entropy = False
+    draws = False
 
-    def open(self) -> Any:
+    def open(self, alone: bool = False) -> Any:
         return None
 
     def close(self, state: Any) -> None:

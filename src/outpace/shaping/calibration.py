@@ -72,7 +72,7 @@ class Recorder(Beam):
         self.gates = Gates(config.checkpoints, config.thresholds)
         self.rounds: list[Round] = []
 
-    def open(self) -> list[float]:
+    def open(self, alone: bool = False) -> list[float]:
         return []
 
     def begin(self, states: Sequence[list[float]], budgets: Sequence[int]) -> None:

@@ -42,7 +42,8 @@ class DynaTreeConfig(BaseModel):
         breadth, depth: switch the two adaptations off: every node gets `mid_breadth` children; every node above
             `base_depth` is expanded unless pruned, and none below.
         history: "paper": the two update equations of section 3.3, each round; "authors": fixed steps outside a dead
-            zone, once per answer, as in their code; "off".
+            zone, once per answer, as in their code; "off". Under rejection, where trees have a say in what is said, the
+            authors' rule stands still, for it goes from answer to answer; the paper's follows the request itself.
         target_acceptance: what history steers towards (a*).
         window: entries in the mean (W).
         depth_step, confidence_step: eta_D and eta_h of the paper's equations.
@@ -94,6 +95,7 @@ class DynaTreeState:
         high_confidence, deep_probability: tau_h and rho_deep now.
         rates: acceptance of recent rounds, accepted drafts over the deepest depth drafted.
         emitted, rounds: tokens and rounds of the answer so far.
+        alone: it neither follows other answers nor counts for them.
     """
 
     base_depth: float
@@ -102,6 +104,7 @@ class DynaTreeState:
     rates: deque[float]
     emitted: int = 0
     rounds: int = 0
+    alone: bool = False
 
 
 @dataclass
@@ -127,16 +130,17 @@ class DynaTree(PlainShape):
         self.reset()
 
     def reset(self) -> None:
+        self._carried = self._first()
+
+    def _first(self) -> _AuthorsHistory:
         config = self.config
-        self._carried = _AuthorsHistory(
+        return _AuthorsHistory(
             float(config.base_depth), config.high_confidence, config.deep_probability, deque(maxlen=config.window)
         )
 
-    def open(self) -> DynaTreeState:
-        carried = self._carried
-        return DynaTreeState(
-            carried.base_depth, carried.high_confidence, carried.deep_probability, deque(maxlen=self.config.window)
-        )
+    def open(self, alone: bool = False) -> DynaTreeState:
+        carried, rates = self._first() if alone else self._carried, deque[float](maxlen=self.config.window)
+        return DynaTreeState(carried.base_depth, carried.high_confidence, carried.deep_probability, rates, alone=alone)
 
     def grow(self, states: Sequence[DynaTreeState], level: Level) -> tuple[Tensor, Tensor]:
         """Dynamic breadth, dynamic depth and adaptive pruning of one level (section 3.3)."""
@@ -199,7 +203,7 @@ class DynaTree(PlainShape):
         Their rate counts emitted tokens, the bonus included, over D0 + 2, as their code does.
         """
         config, carried = self.config, self._carried
-        if config.history != "authors" or not state.rounds:
+        if config.history != "authors" or not state.rounds or state.alone:
             return
         carried.rates.append(state.emitted / state.rounds / (config.base_depth + 2))
         if len(carried.rates) < FEWEST_ENTRIES:

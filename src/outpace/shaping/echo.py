@@ -18,6 +18,8 @@ class EchoConfig(CheckpointConfig):
     Public are sparse gates on confidence at few calibrated depths, a threshold of 0.2 in the authors' example, and a
     batch treated as one tree whose budget moves between depth and width. Where the gates stand and what a draft keeps
     that ended at one is not: these are Graft's numbers, which says that it calibrates as ECHO does. `deeper` is ours.
+    Requests that are verified by rejection neither lend nor borrow: there the tree has a say in what is said, and it
+    must not depend on neighbours. They keep the budget that is theirs, in breadth where a gate has ended them.
 
     Attributes:
         threshold: what the confidence must exceed at every checkpoint for drafting to go on; 0 never ends it.
@@ -39,8 +41,10 @@ class EchoState(GateState):
         budget: of this round.
         scores: cumulative scores of the nodes drafted this round, by level.
         depth: of a drafted node at most, this round.
+        alone: it neither lends nor borrows.
     """
 
+    alone: bool = False
     budget: int = 0
     scores: list[Tensor] = field(default_factory=list)
     depth: int = 0
@@ -62,8 +66,8 @@ class Echo(Gated):
     def __init__(self, config: EchoConfig) -> None:
         super().__init__(config)
 
-    def open(self) -> EchoState:
-        return EchoState()
+    def open(self, alone: bool = False) -> EchoState:
+        return EchoState(alone=alone)
 
     def begin(self, states: Sequence[EchoState], budgets: Sequence[int]) -> None:
         super().begin(states, budgets)
@@ -72,8 +76,9 @@ class Echo(Gated):
 
     def grow(self, states: Sequence[EchoState], level: Level) -> tuple[Tensor, Tensor]:
         # Drafts that end at this very level give depth to the others from the next one on.
-        if any(self.share(state.budget, state.stage) < state.budget for state in states):
-            for state in states:
+        together = [state for state in states if not state.alone]
+        if any(self.share(state.budget, state.stage) < state.budget for state in together):
+            for state in together:
                 state.depth = self.config.depth + self.config.deeper
         return super().grow(states, level)
 
@@ -85,6 +90,14 @@ class Echo(Gated):
         return state.depth
 
     def kept(self, states: Sequence[EchoState], budgets: Tensor) -> Tensor:
+        kept = budgets.clone()
+        together = [index for index, state in enumerate(states) if not state.alone]
+        if together:
+            kept[together] = self._shared([states[index] for index in together], budgets[together])
+        return kept
+
+    def _shared(self, states: Sequence[EchoState], budgets: Tensor) -> Tensor:
+        """How many nodes each keeps of requests that lend to one another [R]."""
         drafted = [torch.cat([torch.empty(0), *state.scores]).sort(descending=True).values for state in states]
         shares = super().kept(states, budgets).tolist()
         kept = [min(share, len(scores)) for share, scores in zip(shares, drafted, strict=True)]

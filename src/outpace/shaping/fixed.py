@@ -42,6 +42,7 @@ class FixedTree(PlainShape):
     def __init__(self, config: FixedTreeConfig) -> None:
         self.config = config
         self.width = config.breadth
+        self.draws = config.prune == "expansion"
 
     def grow(self, states: Sequence[None], level: Level) -> tuple[Tensor, Tensor]:
         likely = level.cumulative >= (math.log(self.config.threshold) if self.config.threshold else -math.inf)

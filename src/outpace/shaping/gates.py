@@ -106,7 +106,7 @@ class Gated(Beam):
     def __init__(self, config: CheckpointConfig) -> None:
         super().__init__(config)
 
-    def open(self) -> Any:
+    def open(self, alone: bool = False) -> Any:
         return GateState()
 
     def begin(self, states: Sequence[Any], budgets: Sequence[int]) -> None:

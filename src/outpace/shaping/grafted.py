@@ -51,12 +51,11 @@ class GraftedProposer:
         self.needs = Needs(max(base.needs.top_k, fill.needs.top_k), base.needs.taps)
         self._device, self._place, self._reserved = device, place, reserved
 
-    def open(self) -> GraftedState:
-        return GraftedState(self.base.open(), self.fill.open())
+    def open(self, slot: int, alone: bool = False) -> GraftedState:
+        return GraftedState(self.base.open(slot, alone), self.fill.open(slot, alone))
 
     def close(self, state: GraftedState) -> None:
         self.base.close(state.of_base)
-        self.fill.close(state.of_fill)
 
     def rewind(self, state: GraftedState, length: int) -> None:
         self.base.rewind(state.of_base, length)

@@ -29,7 +29,8 @@ class Offer(NamedTuple):
 def free_slots(trees: Sequence[DraftTree], requests: Sequence[DraftRequest]) -> list[int]:
     """How many nodes may be added to each tree.
 
-    Where a shape has moved slots between its requests, those that have fewer than their budget share what is left.
+    Where a shape has moved slots between its requests, those that have fewer than their budget share what is left; it
+    moves none of requests that are verified by rejection.
 
     Args:
         trees: what was drafted.
@@ -38,8 +39,12 @@ def free_slots(trees: Sequence[DraftTree], requests: Sequence[DraftRequest]) -> 
     kept = [len(tree) - 1 - tree.pruned for tree in trees]
     free = [max(request.budget - count, 0) for request, count in zip(requests, kept, strict=True)]
     moved = sum(max(count - request.budget, 0) for request, count in zip(requests, kept, strict=True))
-    total = sum(free)
-    return [count * max(total - moved, 0) // total for count in free] if moved and total else free
+    shares = [not request.stream.params.is_rejection for request in requests]
+    total = sum(count for count, is_shared in zip(free, shares, strict=True) if is_shared)
+    if not moved or not total:
+        return free
+    left = max(total - moved, 0)
+    return [count * left // total if is_shared else count for count, is_shared in zip(free, shares, strict=True)]
 
 
 def graft(

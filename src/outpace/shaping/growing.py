@@ -1,7 +1,7 @@
 """Trees that grow level by level on the scores of their source."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,24 +32,24 @@ class GrowingProposer:
         source: what might come next, with scores.
         shape: which of it deserves a slot.
         budget: drafted nodes per tree by default.
-        offers_pruned: leave what the shape has pruned in the trees, for a fill (`DraftTree.pruned`).
+        is_filled: leave what the shape has pruned in the trees, for a fill (`DraftTree.pruned`). It adds chosen nodes,
+            so that none of theirs may be drawn.
     """
 
-    def __init__(self, source: LevelSource, shape: GrowingShape, budget: int, offers_pruned: bool = False) -> None:
+    def __init__(self, source: LevelSource, shape: GrowingShape, budget: int, is_filled: bool = False) -> None:
         self.source, self.shape, self.budget = source, shape, budget
         self.needs = source.needs
-        self._offers_pruned = offers_pruned
+        self._is_filled = is_filled
 
-    def open(self) -> GrowingState:
-        return GrowingState(self.source.open(), self.shape.open())
+    def open(self, slot: int, alone: bool = False) -> GrowingState:
+        return GrowingState(self.source.open(slot, alone), self.shape.open(alone))
 
     def close(self, state: GrowingState) -> None:
-        self.source.close(state.of_source)
         self.shape.close(state.of_shape)
 
     def rewind(self, state: GrowingState, length: int) -> None:
         self.source.rewind(state.of_source, length)
-        self.shape.end_answer(state.of_shape)  # a state is rewound between the answers of a conversation
+        self.shape.end_answer(state.of_shape)  # so it is between the answers of a conversation
 
     def prefill(self, states: Sequence[GrowingState], chunks: Sequence[PromptChunk]) -> None:
         self.source.prefill([state.of_source for state in states], chunks)
@@ -65,11 +65,13 @@ class GrowingProposer:
         nodes = ((room > 0) & (limits > 0)).nonzero()[:, 0]  # [F] to expand
         above = torch.full_like(nodes, -1)
         passes = torch.zeros(len(requests), dtype=torch.int64)
+        draws, laws = self.shape.draws and not self._is_filled, dict[int, Tensor]()
         depth = 0
         while len(nodes):
             depth += 1
             owners = grove.owners[nodes]
-            frontier = Frontier(grove.tokens[nodes], owners.tolist(), above.tolist(), self.shape.wants_entropy)
+            where = owners.tolist(), above.tolist()
+            frontier = Frontier(grove.tokens[nodes], *where, self.shape.wants_entropy, draws=draws)
             found = self.source.expand(sources, frontier, self.shape.width)
             assert found.log_probs is not None, "a growing shape needs a source with scores"
             passes[owners.unique()] += found.passes
@@ -78,7 +80,9 @@ class GrowingProposer:
             ends = (tokens[:, :, None] == endings[owners, None]).any(dim=2) if endings.numel() else None  # [F, C]
             level = Level(depth, owners, log_probs, cumulative, self._entropy(found), ends)
             selected, expanded = self.shape.grow(shapes, level)
-            selected = within_room(selected & torch.isfinite(level.cumulative), level, room)
+            laws |= {int(nodes[place]): law for place, law in found.draft_probs.items()}
+            order = _without_looking(level, list(found.draft_probs), grove.scores[nodes])
+            selected = within_room(selected & torch.isfinite(level.cumulative), order, room)
             places, ranks = selected.nonzero(as_tuple=True)  # [M]
             added = grove.add(nodes[places], tokens[places, ranks], level.cumulative[places, ranks])
             room -= torch.bincount(owners[places], minlength=len(room))
@@ -88,7 +92,8 @@ class GrowingProposer:
             nodes, above = added[onward], places[onward]
         kept = self.shape.kept(shapes, budgets)
         assert int(kept.sum()) <= int(budgets.sum()), "slots move between requests, and none is made"
-        return grove.trees(passes.tolist(), kept.tolist(), budgets.tolist() if self._offers_pruned else [0] * len(kept))
+        pruned = budgets.tolist() if self._is_filled else [0] * len(kept)
+        return grove.trees(passes.tolist(), kept.tolist(), pruned, laws)
 
     def _entropy(self, found: Candidates) -> Tensor | None:
         if not self.shape.wants_entropy:
@@ -104,6 +109,22 @@ class GrowingProposer:
     def reset(self) -> None:
         self.source.reset()
         self.shape.reset()
+
+
+def _without_looking(level: Level, drawn: list[int], above: Tensor) -> Level:
+    """The level in an order that looks at no token that was drawn: of drawn candidates the first ones come first, those
+    of the best nodes above before others, then the second ones.
+
+    Args:
+        level: of candidates.
+        drawn: the rows of it that were drawn.
+        above: [F] scores of the nodes above.
+    """
+    if not drawn:
+        return level
+    order = level.cumulative.double()
+    order[drawn] = above[drawn].double()[:, None] - torch.arange(order.shape[1]) * 1e6
+    return replace(level, cumulative=order)
 
 
 def _endings(requests: Sequence[DraftRequest]) -> Tensor:
@@ -153,9 +174,12 @@ class _Grove:
         self.scores = torch.cat([self.scores, scores])
         return numbers
 
-    def trees(self, passes: Sequence[int], kept: Sequence[int], pruned: Sequence[int]) -> list[DraftTree]:
+    def trees(
+        self, passes: Sequence[int], kept: Sequence[int], pruned: Sequence[int], laws: Mapping[int, Tensor]
+    ) -> list[DraftTree]:
         """The trees, each of its best nodes if there are more than are kept, and behind them up to so many of the next
-        best: a parent never scores less than its child and comes before it, so what is kept is a tree."""
+        best: a parent never scores less than its child and comes before it, so what is kept is a tree. `laws` are those
+        from which children were drawn, by the number of the node above them."""
         local = torch.empty(len(self.tokens), dtype=torch.int64)
         trees = []
         for owner in range(self._count):
@@ -167,5 +191,6 @@ class _Grove:
             local[own] = torch.arange(len(own))
             topology = Topology.of([-1, *local[self.parents[own[1:]]].tolist()])
             tokens, scores = self.tokens[own], self.scores[own]
-            trees.append(DraftTree(tokens, topology, draft_passes=passes[owner], scores=scores, pruned=len(rest)))
+            drawn = {int(local[node]): laws[node] for node in own.tolist() if node in laws} if laws else None
+            trees.append(DraftTree(tokens, topology, drawn, passes[owner], scores=scores, pruned=len(rest)))
         return trees

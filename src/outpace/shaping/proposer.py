@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outpace.core.drafting import Frontier, LevelSource, StaticShape
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
@@ -17,7 +18,7 @@ class EmptyDraft:
         self.needs = Needs()
         self.budget = 0
 
-    def open(self) -> None:
+    def open(self, slot: int, alone: bool = False) -> None:
         return None
 
     def close(self, state: None) -> None:
@@ -49,18 +50,21 @@ class StaticProposer:
         shape: which of it deserves a slot.
         budget: drafted nodes per tree by default.
         device: where tokens live.
+        is_filled: a fill adds chosen nodes to its trees, so that none of theirs may be drawn.
     """
 
-    def __init__(self, source: LevelSource, shape: StaticShape, budget: int, device: torch.device) -> None:
+    def __init__(
+        self, source: LevelSource, shape: StaticShape, budget: int, device: torch.device, is_filled: bool = False
+    ) -> None:
         self.source, self.shape, self.budget = source, shape, budget
         self.needs = source.needs
-        self._device = device
+        self._device, self._draws = device, not is_filled
 
-    def open(self) -> Any:
-        return self.source.open()
+    def open(self, slot: int, alone: bool = False) -> Any:
+        return self.source.open(slot, alone)
 
     def close(self, state: Any) -> None:
-        self.source.close(state)
+        pass
 
     def rewind(self, state: Any, length: int) -> None:
         self.source.rewind(state, length)
@@ -76,6 +80,7 @@ class StaticProposer:
         trees = [[torch.tensor([request.ids[-1]], device=self._device)] for request in requests]  # tokens by level
         before = [torch.tensor([request.stream.before], device=self._device) for request in requests]  # those above
         passes = [0] * len(plans)
+        laws: list[dict[int, Tensor]] = [{} for _ in plans]
         starts = [0] * len(plans)  # where each request's nodes began in the frontier before
         for depth in range(max(len(plan.levels) for plan in plans)):
             growing = [index for index, plan in enumerate(plans) if depth < len(plan.levels)]
@@ -90,17 +95,23 @@ class StaticProposer:
                 owners,
                 parents,
                 before=torch.cat([before[index] for index in growing]),
+                draws=self._draws,
             )
             found = self.source.expand(states, frontier, max(plans[index].width for index in growing))
             for index, tokens in zip(growing, found.tokens.split(sizes), strict=True):
                 passes[index] += found.passes
+                starts[index], first = owners.index(index), sum(len(level) for level in trees[index][:-1])
+                laws[index] |= {
+                    first + place - starts[index]: law
+                    for place, law in found.draft_probs.items()
+                    if owners[place] == index
+                }
                 places, ranks = plans[index].levels[depth]
                 before[index] = trees[index][-1][places]
                 trees[index].append(tokens[places, ranks])  # [F]
-                starts[index] = owners.index(index)
         return [
-            DraftTree(torch.cat(tokens), plan.topology, draft_passes=count)
-            for tokens, plan, count in zip(trees, plans, passes, strict=True)
+            DraftTree(torch.cat(tokens), plan.topology, own or None, count)
+            for tokens, plan, own, count in zip(trees, plans, laws, passes, strict=True)
         ]
 
     def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:

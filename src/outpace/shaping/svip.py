@@ -38,6 +38,7 @@ class Svip(PlainShape):
 
     width = 1
     wants_entropy = True
+    draws = True
 
     def __init__(self, config: SvipConfig) -> None:
         self.config = config

@@ -24,7 +24,7 @@ class OracleDrafter:
         self._sequences = [list(sequence) for sequence in sequences]
         self.observations: list[Observation] = []
 
-    def open(self) -> Any:
+    def open(self, slot: int, alone: bool = False) -> Any:
         return None
 
     def close(self, state: Any) -> None:

@@ -36,7 +36,7 @@ class ToyTarget:
     ) -> None:
         self.vocab_size, self.max_length, self.max_slots = vocab_size, max_length, max_slots
         self.eos_token_ids = eos_token_ids
-        self.committed: dict[int, list[int]] = {}
+        self.committed: dict[int, list[int]] = {slot: [] for slot in range(max_slots)}
         self._passes: dict[int, DraftTree] = {}
         self._seed, self._sharpness = seed, sharpness
 
@@ -51,14 +51,6 @@ class ToyTarget:
     def probs(self, ids: Sequence[int]) -> Tensor:
         """[V] the exact next-token law after a sequence, at temperature 1."""
         return torch.softmax(self.logits(ids, len(ids)).double(), dim=-1)
-
-    def open_slot(self) -> int:
-        slot = next(slot for slot in range(self.max_slots) if slot not in self.committed)
-        self.committed[slot] = []
-        return slot
-
-    def close_slot(self, slot: int) -> None:
-        del self.committed[slot]
 
     def rewind_slot(self, slot: int, length: int) -> None:
         del self.committed[slot][length:]

@@ -24,12 +24,14 @@ def rejection(
     """Accept or reject the children of each node in turn, then draw from what is left of the target.
 
     A child drawn from q is accepted with probability min(1, p(x) / q(x)); after a rejection p becomes
-    norm(max(p - q, 0)) for the next child (multi-round speculative sampling, SpecInfer section 4.3; one child is
-    the classic rule of Leviathan et al. 2023). A point-mass draft is the case q = 1 at its token: accept with
-    p(x), else drop x from p. The emitted law equals the target's for any q that the tokens were really drawn from.
+    norm(max(p - q, 0)), and q, for the next child, what x leaves of it (recursive rejection sampling of siblings drawn
+    without replacement, arXiv 2402.14160; one child is the classic rule of Leviathan et al. 2023). A
+    point-mass draft is the case q = 1 at its token: accept with p(x), else drop x from p. The emitted law equals the
+    target's for any q that the tokens were really drawn from. Where q was empty before all children were drawn, the
+    others stand for nothing and are passed over.
 
     Args:
-        tree: the proposal; `tree.draft_probs` row i is the q of node i's children.
+        tree: the proposal; `tree.draft_probs` at a node is the q of its children.
         tokens: ids of the nodes, on the host.
         target_probs: the target's warped distribution [V] at a node; asked only for nodes on the path.
         categorical: draws a token.
@@ -38,29 +40,39 @@ def rejection(
     Raises:
         ValueError: a drafted token has probability 0 under the distribution it claims to come from.
     """
+    laws = tree.draft_probs or {}
     path = [0]
     while True:
         node = path[-1]
         remaining = target_probs(node)  # [V]
+        law = laws.get(node)
         for child in tree.topology.children[node]:
             token = tokens[child]
-            draft_prob = 1.0 if tree.draft_probs is None else float(tree.draft_probs[node, token])
-            if draft_prob <= 0.0:
+            draft_prob = 1.0 if law is None else float(law[token])
+            if law is not None and draft_prob <= 0.0:
+                if not law.any():
+                    continue
                 raise ValueError(f"node {child}: token {token} has draft probability 0, so it was not drawn from it")
             if bernoulli(min(1.0, float(remaining[token]) / draft_prob), child):
                 path.append(child)
                 break
-            remaining = _residual(remaining, tree.draft_probs, node, token)
+            if law is None:
+                left = _without(remaining, token)
+            else:
+                left, law = _normalised(torch.clamp(remaining - law.to(remaining), min=0.0)), _without(law, token)
+            # p == q up to rounding leaves nothing: the rejection itself was rounding, and p is the law to draw from.
+            remaining = left if left.any() else remaining
         else:
             return Verdict(tuple(path), categorical(remaining, node))
 
 
-def _residual(remaining: Tensor, draft_probs: Tensor | None, node: int, token: int) -> Tensor:
-    if draft_probs is None:
-        residual = remaining.clone()
-        residual[token] = 0.0
-    else:
-        residual = torch.clamp(remaining - draft_probs[node].to(remaining), min=0.0)
-    total = residual.sum()
-    # p == q up to rounding leaves nothing: the rejection itself was rounding, and p is the right law to draw from.
-    return residual / total if total > 0 else remaining
+def _without(law: Tensor, token: int) -> Tensor:
+    rest = law.clone()
+    rest[token] = 0.0
+    return _normalised(rest)
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    """The law with these weights; all 0 where they are."""
+    total = weights.sum()
+    return weights / total if total > 0 else weights

@@ -27,8 +27,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def assert_nothing_runs(model: outpace.Model) -> None:
     """No request waits or runs, and every slot can be had."""
     assert model.engine.is_idle
-    for slot in [model.target.open_slot() for _ in range(model.target.max_slots)]:
-        model.target.close_slot(slot)
+    assert model.engine.free_slots == model.target.max_slots
 
 
 def answers(model: outpace.Model, prompts: Any, **options: Any) -> list[tuple[int, ...]]:
@@ -52,6 +51,14 @@ def test_every_form_of_a_prompt_means_the_same_ids(model: outpace.Model) -> None
     chats = model.generate([CHAT, CHAT], max_new_tokens=5)
     assert [generation.prompt_ids for generation in chats] == [tuple(model.encode(rendered))] * 2
     assert isinstance(model.generate([text], max_new_tokens=5), list), "a list of one prompt is answered by a list"
+
+
+def test_a_model_says_how_exact_it_is_here(model: outpace.Model) -> None:
+    """Guards against a promise in the documentation alone: what was probed on this machine is there to be read."""
+    assert model.exactness.kind in ("bitwise", "rounding")
+    assert model.exactness.is_bitwise == (model.exactness.kind == "bitwise")
+    assert model.exactness.reason
+    assert_nothing_runs(model)
 
 
 def test_a_result_is_consistent_in_itself(model: outpace.Model) -> None:

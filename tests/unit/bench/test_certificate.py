@@ -76,6 +76,7 @@ def test_a_rounding_difference_is_a_tie(model: Model) -> None:
     agrees = lambda loaded, asked, params: loaded.generate(asked, params, method="plain").token_ids  # noqa: E731
     finding = Certifier(near, reload).classify(prompt, GREEDY, plain, forged, agrees)
     assert (finding.kind, finding.token, finding.higher_precision_equal) == ("tie", place, True)
+    assert ("which the probe had not found" in finding.note) == model.exactness.is_bitwise
     # The same near tie is a bug when the runs differ in higher precision too.
     finding = Certifier(near, reload).classify(prompt, GREEDY, plain, forged, lambda *_: forged)
     assert finding.kind == "bug"

@@ -7,7 +7,6 @@ import torch
 
 from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
-from outpace.core.errors import InvalidRequest
 from outpace.core.tree import Topology
 
 LAYERS, HEADS, DIM = 2, 3, 4
@@ -45,28 +44,25 @@ def marks_of(kv: SlotKV, slot: int) -> list[int]:
     return [round(mark) for mark in marks.tolist()]
 
 
-def test_slots_are_handed_out_once_and_come_back_empty() -> None:
-    """Guards against one slot for two requests, and against a new request that sees the last one's rows."""
+def test_a_slot_that_was_emptied_holds_nothing_of_before() -> None:
+    """Guards against a new request that sees the last one's rows, and a rewind that brings back forgotten ones."""
     kv = slot_kv()
-    first, second = kv.open(), kv.open()
-    assert {first, second} == {0, 1}
-    with pytest.raises(InvalidRequest, match=r"all 2 slots.*max_num_seqs"):
-        kv.open()
-    run_pass(kv, [(first, [1, 2])])
-    kv.commit(first, [0, 1])
-    kv.close(first)
-    assert kv.open() == first
-    assert kv.lengths[first] == 0
-    assert marks_of(kv, first) == []
-    kv.close(second)
-    with pytest.raises(AssertionError, match="closed twice"):
-        kv.close(second)
+    run_pass(kv, [(0, [1, 2, 3])])
+    kv.commit(0, range(3))
+    kv.truncate(0, 2)
+    kv.truncate(0, 3)
+    assert marks_of(kv, 0) == [1, 2]
+    kv.truncate(0, 0)
+    assert marks_of(kv, 0) == []
+    run_pass(kv, [(0, [7])])
+    kv.commit(0, [0])
+    assert marks_of(kv, 0) == [7]
 
 
 def test_committing_chains_appends_in_order() -> None:
     """Guards against a pass that writes over committed rows or leaves a gap behind a shortened chain."""
     kv = slot_kv()
-    slot = kv.open()
+    slot = 0
     run_pass(kv, [(slot, [1, 2, 3])])
     kv.commit(slot, range(3))
     run_pass(kv, [(slot, [4, 5, 6, 7])])
@@ -81,7 +77,7 @@ def test_committing_a_branching_path_keeps_its_rows_in_order(node: int) -> None:
     """Guards against a gather that overwrites a row before reading it, or that moves some layers or heads only."""
     topology = Topology.of((-1, 0, 0, 1, 2, 2, 4, 6, 3))
     kv = slot_kv()
-    slot = kv.open()
+    slot = 0
     run_pass(kv, [(slot, [50, 51])])
     kv.commit(slot, range(2))
     run_pass(kv, [(slot, range(9))])
@@ -92,7 +88,7 @@ def test_committing_a_branching_path_keeps_its_rows_in_order(node: int) -> None:
 def test_segments_of_a_packed_pass_write_to_their_own_slots() -> None:
     """Guards against rows filed under a neighbour: segments of 1, 4 and 2 rows start where the last one ended."""
     kv = slot_kv(slots=3)
-    slots = [kv.open() for _ in range(3)]
+    slots = range(3)
     run_pass(kv, [(slots[2], [90])])
     kv.commit(slots[2], [0])
     cache = run_pass(kv, [(slots[1], [1]), (slots[2], [2, 3, 4, 5]), (slots[0], [6, 7])])
@@ -106,7 +102,7 @@ def test_segments_of_a_packed_pass_write_to_their_own_slots() -> None:
 def test_committing_one_slot_does_not_touch_the_others() -> None:
     """Guards against a gather over the whole store."""
     kv = slot_kv()
-    moved, still = kv.open(), kv.open()
+    moved, still = 0, 1
     run_pass(kv, [(moved, [1, 2, 3]), (still, [7, 8, 9])])
     before = kv.keys[:, still].clone(), kv.values[:, still].clone()
     kv.commit(moved, [0, 2])
@@ -117,7 +113,7 @@ def test_committing_one_slot_does_not_touch_the_others() -> None:
 def test_a_pass_beyond_the_capacity_is_caught_before_it_writes() -> None:
     """Guards against rows cut off silently by a slice that ends at the capacity."""
     kv = slot_kv(capacity=5)
-    slot = kv.open()
+    slot = 0
     run_pass(kv, [(slot, [1, 2, 3])])
     kv.commit(slot, range(3))
     run_pass(kv, [(slot, [4, 5])])
@@ -130,7 +126,7 @@ def test_a_pass_beyond_the_capacity_is_caught_before_it_writes() -> None:
 def test_keys_and_values_keep_their_own_precision() -> None:
     """Guards against values rounded to the keys' dtype on the way in."""
     kv = slot_kv(key_dtype=torch.bfloat16)
-    slot = kv.open()
+    slot = 0
     cache = PassCache([Segment(kv, slot, 0, torch.tensor([0]))])
     exact = torch.full((1, HEADS, 1, DIM), 1.0 + 2.0**-40, dtype=torch.float64)
     cache.update(exact, exact, 0)

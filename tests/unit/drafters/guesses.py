@@ -26,11 +26,8 @@ class GuessSource:
         self.needs = Needs()
         self._waiting, self._continuity = list(logits), continuity
 
-    def open(self) -> GuessState:
+    def open(self, slot: int, alone: bool = False) -> GuessState:
         return GuessState(self._waiting.pop(0))
-
-    def close(self, state: GuessState) -> None:
-        pass
 
     def rewind(self, state: GuessState, length: int) -> None:
         pass

@@ -119,10 +119,10 @@ def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
     return BlockSource(random_net(block).to(target.device), embedding, head, *size, **options)
 
 
-def proposer_of(shape: str, source: Any, device: str = "cpu", offers_pruned: bool = False) -> Proposer:
+def proposer_of(shape: str, source: Any, device: str = "cpu", is_filled: bool = False) -> Proposer:
     if shape == "chain":
-        return StaticProposer(source, Chain(), 8, torch.device(device))
+        return StaticProposer(source, Chain(), 8, torch.device(device), is_filled)
     if shape == "template":
-        return StaticProposer(source, MedusaTemplate(), 20, torch.device(device))
+        return StaticProposer(source, MedusaTemplate(), 20, torch.device(device), is_filled)
     growing, budget = GROWING[shape]
-    return GrowingProposer(source, growing(), budget, offers_pruned)
+    return GrowingProposer(source, growing(), budget, is_filled)

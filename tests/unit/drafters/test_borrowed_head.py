@@ -52,7 +52,7 @@ def test_a_borrowed_head_says_what_the_targets_says(case: Case, vocabulary: Tens
     layer.weight.copy_(torch.randn(VOCAB, 48, generator=torch.Generator().manual_seed(8)))
     head = LmHead(layer, softcap=3.0)
     source, features, read = case(head, vocabulary)
-    state = source.open()
+    state = source.open(0)
     source.prefill([state], [PromptChunk(torch.tensor(IDS[:-1]), None, features[:-1])])
     source.begin([state], [draft_request(IDS, 8, 4)])
     found = source.expand([state], Frontier(torch.tensor(IDS[-1:]), [0], [-1]), VOCAB)

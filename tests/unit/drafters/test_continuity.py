@@ -79,7 +79,7 @@ def searched(logits: Tensor, ids: Sequence[int], budget: int, law: Law | None) -
 
 def search(logits: Sequence[Tensor], requests: Sequence[Any], continuity: Continuity | None) -> list[DraftTree]:
     proposer = GrowingProposer(GuessSource(logits, continuity), Beam(SearchConfig()), 60)
-    return proposer.propose([proposer.open() for _ in requests], requests)
+    return proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
 
 
 @pytest.mark.parametrize("continuity", [None, CONTINUITY], ids=["alone", "ngrams"])
@@ -124,7 +124,7 @@ def test_scores_are_a_laws_under_the_requests_noise(params: dict[str, Any], deca
     paths: list[list[int]] = [[]]
     frontier = Frontier(torch.tensor([9]), [0], [-1])
     for depth in range(3):
-        tokens, log_probs, _ = expand_depthwise([draft], frontier, VOCAB)
+        tokens, log_probs, *_ = expand_depthwise([draft], frontier, VOCAB)
         assert tokens.shape[1] == CANDIDATES
         contexts = torch.tensor([[4, 9, *path][-2:] for path in paths])
         every = torch.arange(VOCAB).expand(len(paths), -1)
@@ -173,13 +173,13 @@ def test_drafted_tokens_are_not_read_back(params: dict[str, Any]) -> None:
     noticed."""
     draft = ContinuousDraft(draft_request([4, 9], 60, 9, **params), guesses(0), CONTINUITY)
     pending = torch.tensor([9]).as_subclass(Unread)
-    tokens, _, _ = expand_depthwise([draft], Frontier(pending, [0], [-1]), 3)
+    tokens, *_ = expand_depthwise([draft], Frontier(pending, [0], [-1]), 3)
     below = Frontier(tokens[0].as_subclass(Unread), [0] * 3, [0] * 3)
     if "repetition_penalty" in params:
         with pytest.raises(AssertionError, match="waits for the device"):
             expand_depthwise([draft], below, 3)
     else:
-        _, log_probs, _ = expand_depthwise([draft], below, 3)
+        _, log_probs, *_ = expand_depthwise([draft], below, 3)
         assert isinstance(log_probs, Unread), "the scores depend on the tokens"
 
 

@@ -21,7 +21,7 @@ def test_depths_come_from_the_last_pair_and_the_mask_rows_behind_it() -> None:
     net = random_net(DartNet(DartConfig(**SIZES, taps=(0, 1, 2), draft_vocab_size=VOCAB, draft_length=3)))
     table = torch.nn.Embedding(VOCAB, 48)
     source = DartSource(net, table, (0, 1, 2), 256, 2)
-    state = source.open()
+    state = source.open(0)
     source.prefill([state], [PromptChunk(torch.tensor(IDS[:5]), None, FEATURES[:5])])
     for end in (6, 7, 10, 14):  # rounds that accept none, two and three drafts
         source.begin([state], [draft_request(IDS[:end], 9, 9)])

@@ -81,7 +81,7 @@ class Counted:
 def propose(shape: str, source: Any, count: int, device: str = "cpu", **options: Any) -> list[DraftTree]:
     """One round of requests whose prompts the source has seen."""
     proposer = proposer_of(shape, source, device)
-    states = [proposer.open() for _ in range(count)]
+    states = [proposer.open(slot) for slot in range(count)]
     for seed, (state, ids) in enumerate(zip(states, PROMPTS, strict=False)):
         generator = torch.Generator().manual_seed(seed)
         features = torch.randn(len(ids) - 1, len(source.needs.taps) * HIDDEN, generator=generator).to(device)

@@ -13,9 +13,11 @@ import outpace
 from outpace.api import Model
 from outpace.core.drafting import Frontier
 from outpace.core.errors import InvalidRequest, ModelError, UnsupportedModel
-from outpace.core.protocols import PromptChunk
+from outpace.core.protocols import NodeOutputs, Observation, PromptChunk, Verdict
 from outpace.drafters.draft_lm import DraftLM
-from outpace.models.draft import DraftModel, Growth, early_exit
+from outpace.models.draft import Growth, early_exit
+from outpace.shaping.proposer import StaticProposer
+from outpace.shaping.rank_paths import Chain
 from tests.unit.drafters.requests import draft_request
 from tests.unit.models.tiny import (
     FAMILIES,
@@ -30,6 +32,18 @@ from tests.unit.models.tiny import (
 
 PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
 METHODS = ("linear:budget=5", "fixed:budget=14,depth=4,threshold=0", "dynatree:budget=14")
+EVERY = (
+    *METHODS,
+    *(
+        f"linear:shape={shape},budget=9"
+        for shape in ("beam", "fixed", "dynatree", "gated", "ddd", "svip", "echo", "cut")
+    ),
+    *(f"linear:budget=9,reserved=0.5,fill={fill}" for fill in ("matrix", "suffix", "both")),
+    "linear:shape=cut,budget=9,threshold=0.01,fill=matrix,place=tail",
+    "svip:threshold=2",
+    "outpace:draft=linear,budget=12,beam=3",
+    "outpace:draft=linear,budget=12,enough=0.3,retrieve=matrix",
+)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +86,7 @@ def plain(model: Model, prompt: list[int], **options: Any) -> tuple[int, ...]:
     return ids
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EVERY)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("drafter", ["another family", "early exit", "the target itself"])
 def test_lossless(method: str, temperature: float, drafter: str, folder: Path, small: Path) -> None:
@@ -82,6 +96,7 @@ def test_lossless(method: str, temperature: float, drafter: str, folder: Path, s
     expected = [plain(model, prompt, **options) for prompt in PROMPTS]
     together = model.generate(PROMPTS, method=method, **options)
     assert [answer.token_ids for answer in together] == expected
+    assert sum(answer.metrics.draft_passes for answer in together) > 0
     assert [model.generate(prompt, method=method, **options).token_ids for prompt in PROMPTS] == expected
 
 
@@ -138,11 +153,29 @@ def test_draft_rows_after_many_rounds_equal_a_fresh_prefill(pair: Model) -> None
             slot = stream._session.state.of_source.slot if "linear" not in method else stream._session.state.slot
             length = draft.length(slot)
             assert length >= len(prompt) + len(emitted) - 2, "at most a leaf and the pending token are missing"
-            fresh = draft.open_slot()
+            fresh = 1 - slot
+            draft.rewind_slot(fresh, 0)
             draft.fill([fresh], [torch.tensor((prompt + emitted)[:length])])
             for rows in (draft.kv.keys, draft.kv.values):
                 torch.testing.assert_close(rows[:, slot, :, :length], rows[:, fresh, :, :length], atol=1e-4, rtol=1e-4)
-            draft.close_slot(fresh)
+
+
+def test_a_round_that_it_was_left_out_of_commits_none_of_its_rows() -> None:
+    """Guards against rows of an earlier round's tree kept as those of tokens that retrieval brought: a union asks its
+    draft in some rounds only, and tells it of every tree."""
+    target = tiny_target(tiny_config("llama"))
+    source = DraftLM(early_exit(target, 2), target.vocab_size)
+    proposer = StaticProposer(source, Chain(), 3, torch.device("cpu"))
+    state, ids = proposer.open(0), list(PROMPTS[0])
+    proposer.prefill([state], [PromptChunk(torch.tensor(ids[:-1]))])
+    (tree,) = proposer.propose([state], [draft_request(ids, 3, 9)])
+    logits = torch.zeros(4, 8)
+    outputs = NodeOutputs(logits, *reversed(logits.topk(8)))
+    proposer.observe([state], [Observation(tree, Verdict((0, 1), 5), outputs)])
+    rows = source.model.length(state.slot)
+    assert rows == len(ids) + 1
+    proposer.observe([state], [Observation(tree, Verdict((0, 1, 2), 5), outputs)])
+    assert source.model.length(state.slot) == rows
 
 
 def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:
@@ -150,7 +183,7 @@ def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:
     draft = pair.drafters.language_model()
     source = DraftLM(draft, pair.target.vocab_size)
     request = draft_request(PROMPTS[1], 20, 8)
-    state = source.open()
+    state = source.open(0)
     source.prefill([state], [PromptChunk(torch.tensor(PROMPTS[1][:20]))])
     assert source.begin([state], [request]) == [8]
     root = source.expand([state], Frontier(torch.tensor([PROMPTS[1][-1]]), [0], [-1]), 3)
@@ -158,15 +191,13 @@ def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:
     second = source.expand([state], Frontier(first.tokens[[0, 2], 1], [0] * 2, [0, 2]), 2)
     third = source.expand([state], Frontier(second.tokens[1, :1], [0], [1]), 2)
     path = [int(root.tokens[0, 2]), int(first.tokens[2, 1]), int(second.tokens[1, 0])]
-    source.close(state)
     for depth, (found, place) in enumerate(((root, 0), (first, 2), (second, 1), (third, 0))):
-        alone, ids = source.open(), PROMPTS[1] + path[:depth]
+        alone, ids = source.open(1), PROMPTS[1] + path[:depth]
         source.begin([alone], [draft_request(ids, 20, 8)])
         expected = source.expand([alone], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 2)
         assert found.log_probs is not None
         assert expected.log_probs is not None
         torch.testing.assert_close(found.log_probs[place, :2], expected.log_probs[0], atol=1e-4, rtol=1e-4)
-        source.close(alone)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -174,7 +205,7 @@ def test_early_exit_is_the_targets_first_layers(family: str) -> None:
     """Guards against a copy that costs memory, a layer too many, or a target that lost its own layers."""
     target = tiny_target(tiny_config(family))
     draft = early_exit(target, 2)
-    slot = draft.open_slot()
+    slot = 0
     draft.fill([slot], [torch.tensor(PROMPTS[1])])
     wanted, _ = open_with(target, PROMPTS[1])
     keys, values = committed_rows(target, wanted)
@@ -248,14 +279,3 @@ def test_what_cannot_draft_is_refused_at_load(folder: Path, tmp_path: Path) -> N
     byte_tokenizer().save_pretrained(tmp_path / "mamba")
     with pytest.raises(UnsupportedModel, match=r"mamba.*rolled back"):
         load(folder, tmp_path / "mamba")
-
-
-def test_draft_slots_come_back(pair: Model) -> None:
-    """Guards against a draft slot lost with every cancelled request, which ends in 'all slots are taken'."""
-    draft: DraftModel = pair.drafters.language_model()
-    for _ in range(2 * draft.max_slots):
-        with pair.stream(PROMPTS[0], method="dynatree", max_new_tokens=50) as stream:
-            next(stream)
-    slots = [draft.open_slot() for _ in range(draft.max_slots)]
-    for slot in slots:
-        draft.close_slot(slot)

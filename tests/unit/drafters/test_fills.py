@@ -58,7 +58,7 @@ def test_what_is_retrieved_followed_the_longest_match(alphabet: int) -> None:
 def test_a_match_follows_its_request() -> None:
     """Guards against a fill that forgets what a request said since, or keeps what was taken back."""
     fill = SuffixFill(CPU)
-    state = fill.open()
+    state = fill.open(0)
     for ids in ([1, 2, 3, 1], [1, 2, 3, 1, 2]):
         (retrieved,) = fill.prepare([state], [draft_request(ids, 2, 20)], [torch.tensor(ids[-1:])])
         assert retrieved.tokens.tolist()[1:] == longest_match(ids, [], 2)
@@ -99,10 +99,10 @@ def test_options_choose_the_fill() -> None:
     assert matrix_of(made(fill="matrix", matrix="private")) is None
     for options, levels, nodes in (({}, 9, 80), ({"retrieve_depth": 2}, 2, 24), ({"place": "tail"}, 16, 16)):
         fill = made(fill="matrix", **options).fill
-        (retrieved,) = fill.prepare([fill.open()], [draft_request([1], 60, 20)], [torch.tensor([1])])
+        (retrieved,) = fill.prepare([fill.open(0)], [draft_request([1], 60, 20)], [torch.tensor([1])])
         assert (retrieved.topology.max_depth, len(retrieved.topology) - 1) == (levels, nodes)
     narrow = made(fill="matrix", retrieve_width=1).fill
-    (retrieved,) = narrow.prepare([narrow.open()], [draft_request([1], 60, 20)], [torch.tensor([1])])
+    (retrieved,) = narrow.prepare([narrow.open(0)], [draft_request([1], 60, 20)], [torch.tensor([1])])
     assert retrieved.topology.is_chain
 
 

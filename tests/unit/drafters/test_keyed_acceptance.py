@@ -115,7 +115,7 @@ def test_rejection_accepts_a_sampled_draft_as_often_as_can_be(pair: str) -> None
     accepted = 0
     for sample in range(draws):
         tokens = torch.cat([torch.tensor([0]), q.multinomial(1, generator=generator)])
-        tree = DraftTree.chain(tokens, q.expand(2, -1))
+        tree = DraftTree.chain(tokens, {0: q})
         outputs = NodeOutputs(logits[:1], torch.tensor([[0]]), logits[:1, :1])
         primitives = RejectionDraw(outputs, tree.topology, tokens.tolist(), Stream(SAMPLED, 5, sample, [0]))
         verdict = rejection(tree, tokens.tolist(), lambda node: p, primitives.categorical, primitives.bernoulli)

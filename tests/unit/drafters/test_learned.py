@@ -63,8 +63,8 @@ def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str, is_led: 
     state = session.state if is_led else session.state.of_source
     assert session.finish_reason is None
     old, ids = state, list(session.ids)
-    fresh = source.open()
-    slot = target.open_slot()
+    slot = 1
+    fresh = source.open(slot)
     (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
     source.prefill([fresh], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
     found = []
@@ -81,13 +81,11 @@ def test_drafts_in_a_batch_are_those_made_alone(kind: str) -> None:
     """Guards against rows of one request that see a neighbour's, or are read as a neighbour's: it costs only drafts."""
     target = tiny_target(tiny_config("llama"), max_slots=6)
     source = source_of(kind, target)
-    alone, together = [source.open() for _ in PROMPTS], [source.open() for _ in PROMPTS]
-    for states in (alone, together):
-        for state, ids in zip(states, PROMPTS, strict=True):
-            slot = target.open_slot()
+    alone, together = [source.open(slot) for slot in (0, 1, 2)], [source.open(slot) for slot in (3, 4, 5)]
+    for slots, states in ((range(3), alone), (range(3, 6), together)):
+        for slot, state, ids in zip(slots, states, PROMPTS, strict=True):
             (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
             source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
-            target.close_slot(slot)
     found = []
     for state, ids in zip(alone, PROMPTS, strict=True):
         source.begin([state], [draft_request(ids, 20, 4)])
@@ -121,8 +119,9 @@ def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -
         if kind == "eagle3" and found:
             weights = target.embedding.weight, None
             source = EagleSource(source.net, *weights, (0, 1, 2), *SIZE, VOCAB, vocabulary=SUBSET)
-        state, slot = source.open(), target.open_slot()
-        (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
+        state = source.open(0)
+        target.rewind_slot(0, 0)
+        (output,) = target.prefill([Chunk(0, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
         source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
         source.begin([state], [draft_request(ids, 20, 4)])
         root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), VOCAB)
@@ -172,9 +171,7 @@ def test_conversations_go_on_in_a_kept_slot(kind: str) -> None:
         prompt = [*session.ids, *random_ids(7, turn)]
     assert kept is not None
     engine.release(kept)
-    slots = [source.open() for _ in range(target.max_slots)]
-    for state in slots:
-        source.close(state)
+    assert engine.free_slots == target.max_slots
 
 
 @pytest.mark.parametrize("kind", ["dflash", "eagle3", "dart"])

@@ -129,7 +129,7 @@ def test_the_tree_is_the_two_dimensional_window(budget: int, target: ToyTarget, 
 def test_what_every_node_sees() -> None:
     """Guards against columns that hang from another place of the chain, and guesses below the window."""
     sizes, proposer = Sizes.within(60), Lookahead(60)
-    state, ids = proposer.open(), list(range(1000, 1010))
+    state, ids = proposer.open(0), list(range(1000, 1010))
     proposer.propose([state], [draft_request(ids, 60, 99)])
     assert state.window is not None
     rows = [[100 * level + column for column in range(sizes.window)] for level in range(1, sizes.level)]
@@ -155,7 +155,7 @@ def test_what_every_node_sees() -> None:
 def test_nodes_that_say_the_same_are_one() -> None:
     """Guards against twins: of two siblings with one token, verification walks into the first and never the second."""
     proposer = Lookahead(60)
-    state = proposer.open()
+    state = proposer.open(0)
     proposer.propose([state], [draft_request([1], 60, 99)])
     assert state.window is not None
     state.window.rows = [[1] * 7 for _ in range(4)]
@@ -219,7 +219,7 @@ def test_the_prompt_may_fill_the_pool() -> None:
         assert (tuple(known[4:8]) in first.pool.get(known[3], [])) == from_prompt
     ids = [5, 6, 7, 8, 9, 5]
     proposer = Lookahead(60, pool_from_prompt=True)
-    state = proposer.open()
+    state = proposer.open(0)
     for length in (4, 5, 6):
         proposer.propose([state], [draft_request(ids[:length], 60, 99)])
     assert state.pool.after(5) == [(6, 7, 8, 9)]
@@ -258,7 +258,7 @@ def test_the_window_moves_with_the_text() -> None:
 def test_a_request_may_change_its_budget_or_start_over() -> None:
     """Guards against windows of another size, or left where a conversation no longer is."""
     proposer = Lookahead(60)
-    state = proposer.open()
+    state = proposer.open(0)
     asked: list[DraftRequest] = [draft_request([1, 2, 3], budget, 99) for budget in (60, 15, 0, 60)]
     sizes = [len(proposer.propose([state], [request])[0]) - 1 for request in asked]
     assert sizes[2] == 0

@@ -43,7 +43,7 @@ def test_the_whole_template_is_read_from_one_matrix_or_from_each_request_s_own()
     private = MatrixFill(TransitionMatrix(V, CPU), PLAN, private=True)
     roots = [5, 17, 5, 299]
     for fill in (shared, private):
-        states = [fill.open() for _ in roots]
+        states = [fill.open(slot) for slot in range(len(roots))]
         if fill is private:
             states = [_random_matrix(state, seed) for seed, state in enumerate(states)]
         paths = [torch.tensor([8, root]) for root in roots]  # what stands before the last token is of no account

@@ -26,10 +26,9 @@ def test_head_k_guesses_depth_k_plus_one_from_what_the_lm_head_read() -> None:
     for index, head in enumerate(net.heads):
         head.lm_head.weight.copy_(target.head.weight.roll(index, 0))  # type: ignore[operator, union-attr]
     source = MedusaSource(net, target.head, 3)
-    slot = target.open_slot()
-    (output,) = target.prefill([Chunk(slot, torch.tensor(prompt), False, True, source.needs.taps)])
+    (output,) = target.prefill([Chunk(0, torch.tensor(prompt), False, True, source.needs.taps)])
     assert output.last is not None
-    state = source.open()
+    state = source.open(0)
     source.prefill([state], [PromptChunk(torch.tensor(prompt), None, output.features)])
     pending = int(output.last.top_ids[0, 0])
     assert source.begin([state], [draft_request([*prompt, pending], 8, 9)]) == [3]

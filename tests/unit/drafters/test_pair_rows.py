@@ -95,7 +95,7 @@ def test_prompts_and_trees_teach_the_pairs_that_stand_in_them() -> None:
     """Guards against pairs across chunks or requests, of a node and its neighbour instead of its parent, and against
     the pending token without what stands before it."""
     learner = MatrixLearner(TransitionMatrix(VOCAB, CPU, context=2))
-    states = [learner.open(), learner.open()]
+    states = [learner.open(0), learner.open(1)]
     top = torch.tensor([_row(first) for first in range(10, 13)])
     chunks = [PromptChunk(torch.tensor([4, 5, 6]), top), PromptChunk(torch.tensor([7, 8]), top[:2], before=3)]
     learner.prefill(states, chunks)
@@ -153,7 +153,7 @@ def test_two_tokens_accept_more_where_the_target_heeds_two(method: str) -> None:
 def test_a_source_reads_the_token_before_each_node(private: bool) -> None:
     """Guards against a level read behind its neighbours instead of its parents, or in another request's matrix."""
     source = TokenRecycling(_taught({(1, 2): 10, (2, 10): 20, (2, 11): 30}, {2: 5, 10: 6}), private)
-    states = [source.open(), source.open()]
+    states = [source.open(0), source.open(1)]
     frontier = Frontier(torch.tensor([2, 2]), [0, 1], [-1, -1], before=torch.tensor([1, 3]))
     assert source.expand(states, frontier, 2).tokens.tolist() == [_row(10)[:2], _row(5)[:2]]
     below = Frontier(torch.tensor([10, 11, 10]), [0, 0, 1], [0, 0, 1], before=torch.tensor([2, 2, 9]))

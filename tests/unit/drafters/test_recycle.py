@@ -67,7 +67,7 @@ def test_chain_shape_follows_first_successors() -> None:
 def test_private_matrices_are_read_by_their_own_requests() -> None:
     """Guards against a batch whose private rows are mixed up, in a frontier where requests have several nodes each."""
     proposer = StaticProposer(TokenRecycling(TransitionMatrix(30, CPU), private=True), RecyclingTemplate(), 80, CPU)
-    states = [proposer.open() for _ in range(3)]
+    states = [proposer.open(slot) for slot in range(3)]
     for shift, state in enumerate(states, start=1):
         state.successors = (torch.arange(30)[:, None] + shift * torch.arange(1, SUCCESSORS + 1)) % 30
     trees = proposer.propose(states, [draft_request([7], 20, 9)] * 3)

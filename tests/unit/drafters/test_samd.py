@@ -66,7 +66,7 @@ def routed(ids: list[int], corpus: list[int] | None = None, budget: int = 4, **o
     """What is drafted after some ids."""
     automaton = None if corpus is None else SuffixAutomaton([*corpus, BORDER])
     proposer = SamDecoding(Recorder(), 4, automaton, options.get("threshold", 5), options.get("bias", 5))
-    (tree,) = proposer.propose([proposer.open()], [draft_request(ids, budget, options.get("depth", 9))])
+    (tree,) = proposer.propose([proposer.open(0)], [draft_request(ids, budget, options.get("depth", 9))])
     assert int(tree.tokens[0]) == ids[-1]
     assert tree.topology.is_chain
     drafted: list[int] = tree.tokens[1:].tolist()
@@ -106,7 +106,7 @@ def test_the_other_drafter_is_asked_every_time_and_told_of_everything() -> None:
     """Guards against a drafter that misses rounds which a match has drafted, and drafts (or pays) for nothing there."""
     other = Recorder()
     proposer = SamDecoding(other, 6, None, 5, 5)
-    states = [proposer.open(), proposer.open()]
+    states = [proposer.open(0), proposer.open(1)]
     requests = [draft_request([1, 2, 3] * 4, 6, 9), draft_request([1, 2, 3, 4], 6, 9)]
     chain, tree = proposer.propose(states, requests)
     assert chain.tokens.tolist() == [3, 1, 2, 3, 1, 2, 3]
@@ -121,7 +121,7 @@ def test_a_rewound_conversation_drafts_from_what_is_kept() -> None:
     """Guards against matches in ids that were taken back, and against the other drafter not being told."""
     corpus = SuffixAutomaton([*range(20, 40), BORDER])
     proposer = SamDecoding(Recorder(), 6, corpus, 2, 1)
-    state = proposer.open()
+    state = proposer.open(0)
     proposer.propose([state], [draft_request([1, 2, 3, 20, 21, 22], 6, 9)])
     proposer.rewind(state, 2)
     (tree,) = proposer.propose([state], [draft_request([1, 2, 7, 1, 2], 6, 9)])

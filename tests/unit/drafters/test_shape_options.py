@@ -7,7 +7,7 @@ import pytest
 
 from outpace.core.errors import InvalidRequest
 from outpace.drafters.catalog import parse_method
-from outpace.drafters.options import NetOptions
+from outpace.drafters.options import ModelOptions
 from outpace.shaping.beam import BeamConfig, SearchConfig
 from outpace.shaping.cut import CutConfig
 from outpace.shaping.ddd import DddConfig
@@ -22,7 +22,7 @@ GATED = GatedConfig(checkpoints=(1, 3), kept=(8, 40), thresholds=(0.2, 0.4))
 
 def tree_of(method: str) -> Any:
     options = parse_method(method).options
-    assert isinstance(options, NetOptions)
+    assert isinstance(options, ModelOptions)
     return options.tree()
 
 
@@ -44,6 +44,13 @@ def tree_of(method: str) -> Any:
         ("graft", GatedConfig()),
         ("graft-domino", CutConfig()),
         ("graft-dflash:threshold=0.5,place=root", CutConfig(threshold=0.5)),
+        ("linear", None),
+        ("linear:shape=beam,depth=3,top_k=4,budget=20", BeamConfig(depth=3, top_k=4)),
+        ("linear:shape=cut,threshold=0.5,fill=matrix,place=tail", CutConfig(threshold=0.5)),
+        ("linear:shape=gated,checkpoints=1/3,kept=8/40,thresholds=0.2/0.4", GATED),
+        ("fixed:depth=3,breadth=2", FixedTreeConfig(depth=3, breadth=2)),
+        ("dynatree:max_depth=6,history=off", DynaTreeConfig(max_depth=6, history="off")),
+        ("svip:threshold=inf", SvipConfig(threshold=math.inf)),
         ("ddd", DddConfig()),
         ("echo:threshold=0.3,depth=6", EchoConfig(threshold=0.3, depth=6)),
     ],
@@ -71,6 +78,10 @@ def test_a_shapes_options_reach_it(method: str, tree: Any) -> None:
         ("ddd:shape=beam", "shape=beam: "),
         ("echo:thresholds=0.2", "echo takes .*threshold.*, not 'thresholds=0.2'"),
         ("svip:threshold=-1", "threshold=-1: "),
+        ("svip:shape=chain", "shape=chain: "),
+        ("fixed:top_k=3", "fixed takes .*breadth.*, not 'top_k=3'"),
+        ("linear:depth=3", "linear takes .*shape.*, not 'depth=3'"),
+        ("linear:shape=template", "shape=template: "),
         ("medusa:shape=star", "shape=star: "),
         ("dflash:pool=4", "dflash takes .*, not 'pool=4'"),
         ("dart:shape=beam,top_k=3,top_k=4", "top_k is given twice"),

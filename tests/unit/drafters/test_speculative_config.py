@@ -25,11 +25,11 @@ NGRAM: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("config", "method", "drafter"),
     [
-        (DRAFT, "linear:budget=5", "some/model"),
+        (DRAFT, "linear:shape=chain,budget=5", "some/model"),
         (DRAFT | {"method": "eagle3"}, "eagle3:shape=chain,budget=5", "some/model"),
         (DRAFT | {"method": "dflash"}, "dflash:shape=chain,budget=5", "some/model"),
         (NGRAM, "lookup:budget=4", None),
-        (DRAFT | {"prompt_lookup_max": None, "quantization": None}, "linear:budget=5", "some/model"),
+        (DRAFT | {"prompt_lookup_max": None, "quantization": None}, "linear:shape=chain,budget=5", "some/model"),
     ],
 )
 def test_what_means_the_same_is_taken(config: dict[str, Any], method: str, drafter: str | None) -> None:

@@ -119,14 +119,14 @@ def test_private_matrices_learn_from_their_own_request_and_are_forgotten() -> No
     proposer = _recycle(",matrix=private")
     assert isinstance(proposer, StaticProposer)
     assert matrix_of(proposer) is None, "nothing is kept from request to request"
-    states = [proposer.open(), proposer.open()]
+    states = [proposer.open(0), proposer.open(1)]
     chunks = [PromptChunk(torch.tensor([token]), _rows(first)) for token, first in ((5, 1), (6, 2))]
     proposer.prefill(states, chunks)
     assert [matrix.rows()[0].tolist() for matrix in states] == [[5], [6]]
-    assert not proposer.open().successors.any()
+    assert not proposer.open(0).successors.any()
     assert states[0].nbytes == states[0].successors.numel() * 8 == VOCAB * 64
     shared = _recycle()
-    together = [shared.open(), shared.open()]
+    together = [shared.open(0), shared.open(1)]
     shared.prefill(together, chunks)
     assert together[0] is together[1] is matrix_of(shared)
     assert _kept(shared).rows()[0].tolist() == [5, 6]
@@ -148,10 +148,10 @@ def test_what_was_saved_is_loaded_and_returned_to(tmp_path: Path) -> None:
     proposer.reset()
     assert torch.equal(loaded.successors, matrix.successors)
     private = _recycle(f",warm={file},matrix=private")
-    own = private.open()
+    own = private.open(0)
     assert torch.equal(own.successors, matrix.successors)
     own.update(torch.tensor([3]), _rows(2))
-    assert torch.equal(private.open().successors, matrix.successors)
+    assert torch.equal(private.open(0).successors, matrix.successors)
     with pytest.raises(ModelError, match="made for 12 ids, and the target has 13"):
         load_matrix(file, 13, CPU)
     with pytest.raises(InvalidRequest, match="name a new file"):

@@ -121,11 +121,11 @@ def nodes_of(tree: DraftTree) -> list[tuple[int, int]]:
 def test_every_request_has_the_tree_that_it_would_have_alone(temperature: float) -> None:
     """Guards against drafts, texts, noise or clues of a neighbour in the batch."""
     union, requests = made(toy_draft()), wishes(temperature=temperature)
-    states = [union.open() for _ in requests]
+    states = [union.open(slot) for slot in range(len(requests))]
     trees = union.propose(states, requests)
     for request, state, tree in zip(requests, states, trees, strict=True):
         alone = toy_draft()
-        (draft,) = alone.propose([alone.open()], [replace(request, budget=6)])
+        (draft,) = alone.propose([alone.open(0)], [replace(request, budget=6)])
         expected, named = grown_alone(request, draft, priors()["sampled"] if temperature else priors()["greedy"]).tree(
             CPU
         )
@@ -139,7 +139,7 @@ def test_every_request_has_the_tree_that_it_would_have_alone(temperature: float)
 def test_what_was_verified_is_learned() -> None:
     """Guards against learning from nodes that the target never judged, behind a wrong parent, and from a neighbour."""
     union, requests = made(toy_draft()), wishes()[:2]
-    states = [union.open() for _ in requests]
+    states = [union.open(slot) for slot in range(len(requests))]
     trees = union.propose(states, requests)
     observations, expected = [], list[tuple[Sequence[Clues], int | None]]()
     for tree, state in zip(trees, states, strict=True):
@@ -164,7 +164,7 @@ def test_the_matrix_learns_and_the_draft_is_told() -> None:
     """Guards against transitions that stay as they were, and a draft that misses what became of a round."""
     base = Watched(toy_draft())
     union, requests = made(base), wishes()
-    states = [union.open() for _ in requests]
+    states = [union.open(slot) for slot in range(len(requests))]
     trees = union.propose(states, requests)
     found = [outputs_of(len(tree), seed) for seed, tree in enumerate(trees)]
     verdict = Verdict((0,), 0)
@@ -187,7 +187,7 @@ def test_the_draft_is_left_out_where_retrieval_is_enough() -> None:
     for enough, asked in ((None, [0, 1, 2]), (others[0], [gains.index(least)]), (0.5 * least, []), (99.0, [0, 1, 2])):
         base = Watched(toy_draft())
         union = made(base, UnionPlan(drafted=4, floor=0.0, enough=enough))
-        states = [union.open() for _ in requests]
+        states = [union.open(slot) for slot in range(len(requests))]
         trees = union.propose(states, requests)
         assert [state for state, _ in base.asked] == [states[index].of_base for index in asked]
         assert [request.ids for _, request in base.asked] == [requests[index].ids for index in asked]
@@ -205,7 +205,7 @@ def test_a_request_with_a_small_budget_drafts_no_more() -> None:
     """Guards against drafts that a request has no slots for."""
     base = Watched(toy_draft())
     union = made(base)
-    (tree,) = union.propose([union.open()], [draft_request([1, 2], 3, 2)])
+    (tree,) = union.propose([union.open(0)], [draft_request([1, 2], 3, 2)])
     assert base.asked[0][1].budget == 3
     assert len(tree) == 4
     assert tree.topology.max_depth <= 2
@@ -217,7 +217,7 @@ def test_witnesses_that_are_not_asked_name_nothing() -> None:
     for uses_matrix in (False, True):
         for uses_text in (False, True):
             union = made(EmptyDraft(), UnionPlan(6, 0.0, None, uses_matrix, uses_text))
-            state = union.open()
+            state = union.open(0)
             (tree,) = union.propose([state], [draft_request(text, 10, 1)])
             union.rewind(state, 2)
             assert (state.text is not None) == uses_text
@@ -232,7 +232,7 @@ def test_a_floor_leaves_slots_empty() -> None:
     sizes = []
     for floor in (0.0, 0.05, 0.99):
         union = made(toy_draft(), UnionPlan(6, floor, None))
-        (tree,) = union.propose([union.open()], [request])
+        (tree,) = union.propose([union.open(0)], [request])
         sizes.append(len(tree))
     assert sizes[0] == 61 > sizes[1] > sizes[2] == 1
 
@@ -269,7 +269,7 @@ def test_a_prompt_teaches_before_the_first_round() -> None:
     base.needs = Needs(top_k=9, taps=(1, 2))
     union = made(base, matrix=TransitionMatrix(VOCAB, CPU))
     assert union.needs == Needs(top_k=9, taps=(1, 2))
-    state, found = union.open(), outputs_of(3)
+    state, found = union.open(0), outputs_of(3)
     union.prefill([state], [PromptChunk(torch.tensor([1, 2, 3]), found.top_ids)])
     (tree,) = union.propose([state], [draft_request([1, 2, 3, 1], 8, 1)])
     named = {*found.top_ids[0, :8].tolist(), 2}  # 2 followed 1 in the text
@@ -283,7 +283,7 @@ def test_what_is_learned_is_shared_or_private(private: bool) -> None:
     they have ended; shared ones that do not; and a warm-up that would save a
     matrix which nobody teaches."""
     union = made(EmptyDraft(), private=private)
-    teacher, pupil = union.open(), union.open()
+    teacher, pupil = union.open(0), union.open(1)
     request = draft_request([1, 2], 8, 1)
     (before,) = union.propose([pupil], [request])
     (tree,) = union.propose([teacher], [request])
@@ -292,12 +292,34 @@ def test_what_is_learned_is_shared_or_private(private: bool) -> None:
     assert teacher.evidence.weights != list(priors()["greedy"])
     (after,) = union.propose([pupil], [request])
     assert (nodes_of(after) == nodes_of(before)) == private
-    for state in (pupil, union.open()):
+    for state in (pupil, union.open(0)):
         assert (state.greedy.weights == list(priors()["greedy"])) == private
         assert state.sampled.weights == list(priors()["sampled"])
     union.propose([teacher], [draft_request([1, 2], 8, 1, temperature=1.0)])
     assert teacher.evidence is teacher.sampled, "a conversation may go on at another temperature"
     assert matrix_of(union) is (None if private else union.matrix.matrix)
+
+
+def test_a_request_alone_has_prices_and_transitions_of_its_own() -> None:
+    """Guards against prices of matching under rejection, what others taught in a request that is opened alone, and what
+    such a request has learned in others."""
+    union = made(EmptyDraft())
+    taught, request = union.open(0), draft_request([1, 2], 8, 1, temperature=1.0)
+    lone = union.open(1, alone=True)
+    for state in (taught, lone):
+        for _ in range(20):
+            (tree,) = union.propose([state], [request])
+            union.observe([state], [Observation(tree, Verdict((0,), 0), outputs_of(len(tree)))])
+    again = union.open(2, alone=True)
+    assert again.sampled.weights == list(priors()["sampled"]) != lone.sampled.weights
+    assert not again.matrix.successors.any()
+    assert bool(lone.matrix.successors.any())
+    assert union.sampled is taught.sampled
+    greedy, sampled = priors()["greedy"], priors()["sampled"]
+    plan, matched = UnionPlan(3, 0.0, None), (Evidence(greedy), Evidence(sampled))
+    other = Union(EmptyDraft(), union.matrix, *matched, plan, 5, CPU, Evidence(greedy))
+    weights = [other.open(0, alone).sampled.weights for alone in (True, False)]
+    assert weights == [list(greedy), list(sampled)]
 
 
 def test_a_reset_forgets_what_requests_have_taught() -> None:
@@ -324,7 +346,7 @@ def test_a_rewound_conversation_matches_what_is_kept() -> None:
     """Guards against matches in ids that were taken back, and a draft that still believes in them."""
     base = Watched(EmptyDraft())
     union = made(base, UnionPlan(6, 0.0, None, uses_matrix=False))
-    state = union.open()
+    state = union.open(0)
     (tree,) = union.propose([state], [draft_request([1, 2, 3, 4, 1, 2], 2, 9)])
     assert node_paths(tree)[-1] == (3, 4)
     union.rewind(state, 2)

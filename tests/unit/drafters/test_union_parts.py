@@ -97,7 +97,7 @@ def test_without_a_draft_a_tree_is_grown_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(Witnesses, "grow", counted)
     union = build_proposer(parse_method("outpace:draft=none"), AROUND)
-    union.propose([union.open() for _ in range(3)], [draft_request([1, 2, 1, seed], 9, 3) for seed in range(3)])
+    union.propose([union.open(slot) for slot in range(3)], [draft_request([1, 2, 1, seed], 9, 3) for seed in range(3)])
     assert len(grown) == 3
 
 
@@ -106,10 +106,10 @@ def test_noise_is_heard_by_all_or_none(noise: bool) -> None:
     """Guards against retrieval that listens to the noise where the draft was told not to, and the other way round:
     whether trees depend on a request's seed must be what the option says."""
     union = build_proposer(parse_method(f"outpace:draft=none,noise={noise}"), AROUND)
-    union.prefill([union.open()], [PromptChunk(torch.arange(12), torch.arange(12).repeat(12, 1))])
+    union.prefill([union.open(0)], [PromptChunk(torch.arange(12), torch.arange(12).repeat(12, 1))])
     trees = set()
     for seed in range(6):
-        (tree,) = union.propose([union.open()], [draft_request([1, 2], 6, 3, seed, temperature=0.8)])
+        (tree,) = union.propose([union.open(0)], [draft_request([1, 2], 6, 3, seed, temperature=0.8)])
         trees.add(tuple(tree.tokens.tolist()))
     assert (len(trees) > 1) == noise
 

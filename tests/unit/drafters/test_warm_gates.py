@@ -168,6 +168,26 @@ def test_gates_hold_for_the_drafter_they_were_calibrated_for(
     assert model.proposer(f"recycle:warm={tmp_path / 'old'}").budget
 
 
+def test_a_draft_model_takes_gates_that_were_calibrated_for_it(target: str, tmp_path: Path) -> None:
+    """Guards against gates of a language model that no file can hold, and such gates taken by another one, deeper by a
+    layer or with other weights."""
+    other = save_tiny_model(tmp_path / "other")
+    trained = load_file(other / "model.safetensors")
+    trained["model.norm.weight"] *= 1.01
+    save_file(trained, other / "model.safetensors", {"format": "pt"})
+    prints = {}
+    for drafter in ("early-exit:1", "early-exit:2", target, str(other)):
+        model = outpace.load(target, "plain", drafter=drafter, dtype="float32", device="cpu")
+        prints[drafter] = model.drafters.fingerprint("draft-lm")
+        file = saved(tmp_path / str(len(prints)), GATES, prints[drafter])
+        assert settings(model, f"linear:shape=gated,fill=matrix,warm={file}").checkpoints == GATES.checkpoints
+    assert len(set(prints.values())) == 4
+    again = outpace.load(target, "plain", drafter=target, dtype="float32", device="cpu")
+    assert again.drafters.fingerprint("draft-lm") == prints[target]
+    with pytest.raises(InvalidRequest, match=f"and this drafter is {prints[target]}; make a file"):
+        again.proposer(f"linear:shape=gated,warm={file}")
+
+
 def test_gates_are_taken_whatever_fills(model: outpace.Model, file: Path, tmp_path: Path) -> None:
     """Guards against a calibration that methods without a matrix cannot use, and against files and options that then
     have no effect at all."""

@@ -12,7 +12,7 @@ from outpace.core.protocols import DraftRequest, NodeOutputs, Observation, Promp
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.matrix_fill import MatrixFill
 from outpace.drafters.transition_matrix import TransitionMatrix
-from outpace.engine import engine, round
+from outpace.engine import engine, gain, round
 from outpace.engine.session import Session
 from outpace.shaping import grafted
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
@@ -97,7 +97,7 @@ class TimedFill(MatrixFill):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (engine, round, grafted):
+    for module in (engine, gain, round, grafted):
         monkeypatch.setattr(module, "perf_counter", lambda: clock.now)
     return clock
 
@@ -155,7 +155,7 @@ def test_grafting_is_counted_whole_for_every_tree(clock: Clock, place: Any) -> N
     outer = GraftedProposer(inner, TimedFill(clock), CPU, place)
     requests = [draft_request([5], 0, 0), draft_request([6], 4, 4)]
     for proposer, spent in ((inner, 10.0), (outer, 20.0)):
-        trees = proposer.propose([proposer.open() for _ in requests], requests)
+        trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
         assert [tree.graft_ms for tree in trees] == pytest.approx([spent, spent])
 
 

@@ -12,11 +12,12 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
+from outpace.models.exactness import probe
 from outpace.models.families import SUPPORTED_FAMILIES
-from outpace.models.linear import can_pack
 from outpace.models.target import TransformersTarget
 from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import AdversaryDrafter, decode
+from tests.unit.models.company import assert_as_probed, assert_said_as_probed
 from tests.unit.models.tiny import (
     FAMILIES,
     INNER_SIZES,
@@ -75,7 +76,10 @@ CASES += [(family, "window") for family in WINDOWS]
 
 each_family = pytest.mark.parametrize("family", list(FAMILIES))
 each_case = pytest.mark.parametrize(("family", "variant"), CASES)
-each_dtype = pytest.mark.parametrize("dtype", list(DTYPES))
+# Rows keep their bits where layers are packed; stock ones show what is promised elsewhere.
+each_target = pytest.mark.parametrize(
+    ("dtype", "layers"), [("float32", "packed"), ("bfloat16", "packed"), ("float32", "stock")]
+)
 
 
 def config_of(family: str, variant: str, **changes: Any) -> PretrainedConfig:
@@ -92,19 +96,12 @@ def path_error(model: PreTrainedModel, target: TransformersTarget, tree: DraftTr
     """Largest distance between a tree row's logits and those of stock transformers on the path alone."""
     slot, _ = open_with(target, PROMPT)
     (outputs,) = target.forward([slot], [tree])
-    target.close_slot(slot)
     worst = 0.0
     for node in range(len(tree)):
         with torch.inference_mode():
             expected = model(torch.tensor([[*PROMPT, *path_tokens(tree, node)]])).logits[0, -1]
         worst = max(worst, float((outputs.logits[node] - expected).abs().max()))
     return worst
-
-
-def assert_same_bits(left: NodeOutputs, right: NodeOutputs) -> None:
-    assert torch.equal(left.logits, right.logits)
-    assert torch.equal(left.top_ids, right.top_ids)
-    assert torch.equal(left.top_logits, right.top_logits)
 
 
 @each_case
@@ -158,11 +155,9 @@ def test_kv_after_a_branching_commit_equals_a_fresh_prefill(family: str, variant
         slot, _ = open_with(target, PROMPT)
         target.forward([slot], [tree])
         target.commit(slot, tree.topology.path(node))
-        fresh, _ = open_with(target, [*PROMPT, *path_tokens(tree, node)])
+        fresh, _ = open_with(target, [*PROMPT, *path_tokens(tree, node)], slot=1)
         for kept, wanted in zip(committed_rows(target, slot), committed_rows(target, fresh), strict=True):
             torch.testing.assert_close(kept, wanted, atol=1e-4, rtol=1e-4)
-        target.close_slot(slot)
-        target.close_slot(fresh)
 
 
 @each_family
@@ -171,7 +166,7 @@ def test_chunked_prefill_equals_one_shot_prefill(family: str, chunk: int) -> Non
     """Guards against chunks placed at wrong positions, or blind to the chunks before them."""
     target = tiny_target(tiny_config(family))
     whole, expected = open_with(target, PROMPT)
-    pieces, actual = open_with(target, PROMPT, chunk)
+    pieces, actual = open_with(target, PROMPT, chunk, slot=1)
     torch.testing.assert_close(actual.logits, expected.logits, atol=1e-4, rtol=0)
     for kept, wanted in zip(committed_rows(target, pieces), committed_rows(target, whole), strict=True):
         torch.testing.assert_close(kept, wanted, atol=1e-4, rtol=1e-4)
@@ -182,8 +177,7 @@ def test_top_ids_of_prompt_positions_are_those_of_stock_logits(family: str) -> N
     """Guards against prompt top ids shifted by a position, which would teach a retrieval method wrong successors."""
     config = tiny_config(family)
     target = tiny_target(config)
-    slot = target.open_slot()
-    (output,) = target.prefill([Chunk(slot, torch.tensor(PROMPT), want_top=True, is_last=False)])
+    (output,) = target.prefill([Chunk(0, torch.tensor(PROMPT), want_top=True, is_last=False)])
     with torch.inference_mode():
         expected = stock_model(config)(torch.tensor([PROMPT])).logits[0].topk(4).indices
     assert output.top_ids is not None
@@ -206,37 +200,36 @@ def test_greedy_decoding_equals_transformers_generate(family: str, variant: str)
 
 
 @each_family
-@each_dtype
-def test_requests_packed_in_one_pass_have_the_bits_they_have_alone(family: str, dtype: str) -> None:
+@each_target
+def test_requests_packed_in_one_pass_have_the_numbers_they_have_alone(family: str, dtype: str, layers: str) -> None:
     """Guards against numbers that depend on who shares the pass: padding, packed kernels, leaks between slots."""
-    _needs_packed_kernels(DTYPES[dtype])
-    target = tiny_target(wide_config(family), DTYPES[dtype], max_slots=8)
+    target = tiny_target(wide_config(family), DTYPES[dtype], max_slots=8, pack=layers == "packed")
+    exactness = probe(target)
     prompts = [random_ids(length, seed=length) for length in (3, 40, 17, 1, 64)]
     trees = [random_tree(parents, seed=index) for index, parents in enumerate([(-1,), *TREES.values()][:5])]
-    slots = [target.open_slot() for _ in prompts]
+    slots = list(range(len(prompts)))
     chunks = [Chunk(slot, torch.tensor(prompt), True, True) for slot, prompt in zip(slots, prompts, strict=True)]
     together = target.prefill(chunks)
     packed = target.forward(slots, trees)
     for prompt, tree, first, outputs in zip(prompts, trees, together, packed, strict=True):
-        slot, last = open_with(target, prompt)
+        slot, last = open_with(target, prompt, slot=7)
         (alone,) = target.forward([slot], [tree])
-        target.close_slot(slot)
         assert first.last is not None
-        assert_same_bits(first.last, last)
-        assert_same_bits(outputs, alone)
+        assert_as_probed(target, exactness, first.last, last)
+        assert_as_probed(target, exactness, outputs, alone)
 
 
 @each_case
-@each_dtype
-def test_a_tree_row_equals_plain_decoding_bit_for_bit(family: str, variant: str, dtype: str) -> None:
+@each_target
+def test_a_tree_row_has_the_numbers_of_plain_decoding(family: str, variant: str, dtype: str, layers: str) -> None:
     """Guards against kernels that treat one row otherwise than many, or sum the same keys in another order.
 
     The sums over keys run in float64: a flip needs a sum within 2**-50 or so of a rounding boundary of float32,
     odds of about 1 in 10**8 per number and 1 in 100 for all cases here together; seeds are fixed, so that a machine
     that passes once passes always.
     """
-    _needs_packed_kernels(DTYPES[dtype])
-    target = tiny_target(wide_config(family, variant), DTYPES[dtype])
+    target = tiny_target(wide_config(family, variant), DTYPES[dtype], pack=layers == "packed")
+    exactness = probe(target)
     for shape, prompt in itertools.product(("pair", "siblings", "bushy"), BIT_PROMPTS):
         tree = random_tree(TREES[shape], seed=5)
         slot, _ = open_with(target, prompt)
@@ -244,42 +237,37 @@ def test_a_tree_row_equals_plain_decoding_bit_for_bit(family: str, variant: str,
         for leaf in set(range(len(tree))) - set(tree.topology.parents):
             for node, token in zip(tree.topology.path(leaf), path_tokens(tree, leaf), strict=True):
                 alone = decode_one_by_one(target, slot, [token])
-                assert torch.equal(outputs.logits[node], alone.logits[0]), f"{shape}, node {node}"
-                assert torch.equal(outputs.top_ids[node], alone.top_ids[0]), f"{shape}, node {node}"
-                assert torch.equal(outputs.top_logits[node], alone.top_logits[0]), f"{shape}, node {node}"
+                row = slice(node, node + 1)
+                own = NodeOutputs(outputs.logits[row], outputs.top_ids[row], outputs.top_logits[row])
+                assert_as_probed(target, exactness, own, alone)
             target.kv.truncate(slot, len(prompt))
-        target.close_slot(slot)
 
 
 @each_family
-@each_dtype
-def test_speculation_leaves_the_bits_of_plain_decoding_in_the_cache(family: str, dtype: str) -> None:
+@each_target
+def test_speculation_leaves_the_numbers_of_plain_decoding_in_the_cache(family: str, dtype: str, layers: str) -> None:
     """Guards against errors that build up round by round: after 40 tokens from random trees the KV is plain's."""
-    _needs_packed_kernels(DTYPES[dtype])
-    target = tiny_target(wide_config(family), DTYPES[dtype])
+    target = tiny_target(wide_config(family), DTYPES[dtype], pack=layers == "packed")
+    exactness = probe(target)
     engine, params = Engine(target), SamplingParams(max_new_tokens=40, temperature=0.9, seed=4)
     (plain,) = decode(engine, [PROMPT], [params], [EmptyDraft()])
     keys, values = (rows.clone() for rows in _rows_at_the_end(target, plain.ids))
     drafter = AdversaryDrafter(VOCAB, [plain.ids], budget=9)
     (session,) = decode(engine, [PROMPT], [params], [drafter])
-    assert session.ids == plain.ids
     assert session.metrics.accepted > 10, "the drafter must have been right often enough to test commits"
-    drafted_keys, drafted_values = _rows_at_the_end(target, session.ids)
-    assert torch.equal(drafted_keys, keys)
-    assert torch.equal(drafted_values, values)
+    if not assert_said_as_probed(target, exactness, plain, session, params):
+        return  # after a tie the two say other things
+    for kept, wanted in zip(_rows_at_the_end(target, session.ids), (keys, values), strict=True):
+        if exactness.is_bitwise:
+            assert torch.equal(kept, wanted)
+        else:
+            torch.testing.assert_close(kept, wanted, atol=1e-3, rtol=1e-3)
 
 
 def _rows_at_the_end(target: TransformersTarget, ids: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows of the request that just ended, in the slot the next one gets; the last token was never written."""
-    slot = target.open_slot()
-    target.close_slot(slot)
+    """Rows of the request that just ended, the only one; the last token was never written."""
     rows = len(ids) - 1
-    return target.kv.keys[:, slot, :, :rows], target.kv.values[:, slot, :, :rows]
-
-
-def _needs_packed_kernels(dtype: torch.dtype) -> None:
-    if not can_pack(dtype, torch.device("cpu")):
-        pytest.skip(f"bit-equality is claimed where the packed kernels exist; this CPU has none for {dtype}")
+    return target.kv.keys[:, 0, :, :rows], target.kv.values[:, 0, :, :rows]
 
 
 def test_every_supported_family_is_under_contract() -> None:

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from outpace.models import head as head_module
 from outpace.models.head import TOP_CANDIDATES, LmHead
-from outpace.models.linear import can_pack
+from outpace.models.load import compute_dtype
 from tests.unit.models.tiny import stock_model, tiny_config, tiny_target
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -76,10 +76,9 @@ def test_scores_replace_the_top_candidates_only() -> None:
 @each_dtype
 def test_top_ids_of_a_prompt_equal_those_of_its_blocks(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against rows lost or shifted at the edges of the blocks in which a long prompt is scored."""
+    dtype = compute_dtype(dtype, torch.device("cpu"))
     head = LmHead(random_layer(dtype))
     hidden = random_hidden(70, dtype)
-    if not can_pack(dtype, hidden.device):
-        pytest.skip("row-invariant kernels are needed for equal bits")
     whole = head(hidden).top_ids
     for size in (1, 7, 64, 70):
         monkeypatch.setattr(head_module, "_ROWS_AT_ONCE", size)

@@ -19,7 +19,7 @@ def test_features_are_the_hidden_states_of_stock_transformers(family: str) -> No
     is missing from the last state, which the LM head reads."""
     config = tiny_config(family)
     stock, target = stock_model(config), tiny_target(config)
-    other, _ = open_with(target, random_ids(7, 5))
+    other, _ = open_with(target, random_ids(7, 5), slot=1)
     slot, _ = open_with(target, PROMPT)
     trees = [DraftTree.chain(torch.tensor(random_ids(3, 6))), TREE]
     bare, found = target.forward([other, slot], trees, [(), (2, 0, 3)])

@@ -34,6 +34,7 @@ from transformers import (
 from outpace.core.protocols import Chunk, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.models.attention import ATTENTION_NAME
+from outpace.models.load import compute_dtype
 from outpace.models.target import TransformersTarget
 
 VOCAB = 160
@@ -143,8 +144,11 @@ def tiny_target(
     eos_token_ids: tuple[int, ...] = (),
     pack: bool = True,
 ) -> TransformersTarget:
-    """Our target over the weights of `stock_model`."""
-    return TransformersTarget(stock_model(config, ATTENTION_NAME, dtype), max_length, max_slots, eos_token_ids, pack)
+    """Our target over the weights of `stock_model`, widened where the CPU has no kernels for the dtype, as at load."""
+    model = stock_model(config, ATTENTION_NAME, dtype)
+    if pack:
+        model.to(compute_dtype(dtype, torch.device("cpu")))  # type: ignore[arg-type]
+    return TransformersTarget(model, max_length, max_slots, eos_token_ids, pack, rounded_to=dtype)
 
 
 def random_ids(count: int, seed: int, vocab: int = VOCAB) -> list[int]:
@@ -152,9 +156,11 @@ def random_ids(count: int, seed: int, vocab: int = VOCAB) -> list[int]:
     return ids
 
 
-def open_with(target: TransformersTarget, prompt: Sequence[int], chunk: int = 256) -> tuple[int, NodeOutputs]:
+def open_with(
+    target: TransformersTarget, prompt: Sequence[int], chunk: int = 256, slot: int = 0
+) -> tuple[int, NodeOutputs]:
     """A slot filled with a prompt in chunks, and the outputs at the prompt's last position."""
-    slot = target.open_slot()
+    target.rewind_slot(slot, 0)
     for start in range(0, len(prompt), chunk):
         tokens = torch.tensor(prompt[start : start + chunk])
         (output,) = target.prefill([Chunk(slot, tokens, want_top=False, is_last=start + chunk >= len(prompt))])

@@ -229,7 +229,9 @@ def test_weights_changed_between_calls_are_seen() -> None:
     assert not torch.equal(answers[1], answers[2])
 
 
-@pytest.mark.parametrize("method", ["linear:budget=3", "fixed:depth=3,budget=9", "dynatree:budget=9"])
+@pytest.mark.parametrize(
+    "method", ["linear:budget=3", "fixed:depth=3,budget=9", "dynatree:budget=9", "outpace:draft=linear,budget=9"]
+)
 @pytest.mark.parametrize("own_drafter", [False, True])
 def test_draft_models(model: PreTrainedModel, method: str, own_drafter: bool) -> None:
     """Guards against a door without the methods that need a draft model, and against a drafter that is changed."""

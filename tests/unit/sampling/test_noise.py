@@ -110,7 +110,7 @@ def test_every_decision_has_a_key_of_its_own() -> None:
     """Guards against a key that ignores one of its parts; 64-bit keys collide by chance once in 10**13 such tests."""
     grid = itertools.product((0, 1, 2, 2**32, 2**63 - 1), range(4), range(40), Purpose)
     keys = [noise_key(*decision) for decision in grid]
-    assert len(set(keys)) == len(keys) == 5 * 4 * 40 * 3
+    assert len(set(keys)) == len(keys) == 5 * 4 * 40 * len(Purpose)
     for half in range(2):
         assert len({key[half] for key in keys}) >= len(keys) - 3, "each 32-bit half alone must tell decisions apart"
 

@@ -117,7 +117,7 @@ def test_the_best_of_a_pool_are_named_in_the_targets_ids(params: SamplingParams)
     others = torch.ones(VOCAB, dtype=torch.bool).index_fill(0, ids, False)
     wanted = keyed_scores(logits.masked_fill(others, -torch.inf), streams, [2] * 5).topk(3, dim=-1)
     pool = Pool(ids.expand(5, -1), VOCAB)
-    tokens, log_probs, _ = best_scores(logits[:, ids], streams, [2] * 5, 3, pool=pool)
+    tokens, log_probs, *_ = best_scores(logits[:, ids], streams, [2] * 5, 3, pool=pool)
     torch.testing.assert_close(log_probs, wanted.values, atol=1e-6, rtol=1e-6)
     is_ranked = wanted.values > -torch.inf  # what options rule out comes in any order
     assert torch.equal(tokens[is_ranked], wanted.indices[is_ranked])

@@ -113,7 +113,7 @@ def test_rounds_are_written_down_as_drafted() -> None:
     config = GatedConfig(depth=4, top_k=3, thresholds=(0.99, 0.99, 0.99))
     recorder, source = Recorder(config), ToySource(blend(0.5, V))
     proposer = GrowingProposer(source, recorder, 9)
-    state = proposer.open()
+    state = proposer.open(0)
     nothing = NodeOutputs(torch.empty(0, 1), torch.empty(10, 1, dtype=torch.int64), torch.empty(0, 1))
     (tree,) = proposer.propose([state], [draft_request([3], 9, 9)])
     (beam,) = run_beam(source, config)
@@ -138,7 +138,7 @@ def test_rounds_are_written_down_as_drafted() -> None:
 
 def run_beam(source: ToySource, config: GatedConfig) -> list[DraftTree]:
     beam = GrowingProposer(source, Beam(BeamConfig(depth=config.depth, top_k=config.top_k)), 9)
-    return beam.propose([beam.open()], [draft_request([3], 9, 9)])
+    return beam.propose([beam.open(0)], [draft_request([3], 9, 9)])
 
 
 def gated_proposer() -> tuple[GraftedProposer, GrowingProposer]:
@@ -188,7 +188,7 @@ def test_only_gates_with_thresholds_are_recorded() -> None:
             assert proposer.shape is shape
     with gates_open(EmptyDraft()) as recorder:
         assert recorder is None
-    assert isinstance(gated_proposer()[1].open(), GrowingState)
+    assert isinstance(gated_proposer()[1].open(0), GrowingState)
 
 
 def test_sampled_warm_ups_calibrate_from_keyed_scores() -> None:

@@ -21,7 +21,7 @@ LawTable = Mapping[Path, Sequence[float]]
 
 def draft(shape: DynaTree | FixedTree, law: LawTable, budget: int = 2000) -> DraftTree:
     proposer = GrowingProposer(ToySource(table(law, VOCAB)), shape, budget)
-    (tree,) = proposer.propose([proposer.open()], [draft_request([0], budget, 64)])
+    (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], budget, 64)])
     return tree
 
 

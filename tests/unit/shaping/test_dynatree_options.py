@@ -7,18 +7,21 @@ from pydantic import ValidationError
 
 from outpace.core.errors import InvalidRequest
 from outpace.drafters.catalog import parse_method
+from outpace.drafters.options import ModelOptions
 from outpace.shaping.dynatree import DynaTreeConfig
 
 
 def test_the_defaults_are_the_papers() -> None:
     """Guards against results reported under settings that are not the published ones."""
     options = parse_method("dynatree").options
-    assert isinstance(options, DynaTreeConfig)
-    assert (options.min_breadth, options.mid_breadth, options.max_breadth) == (1, 2, 3)
-    assert (options.high_confidence, options.low_confidence) == (0.9, 0.4)
-    assert (options.base_depth, options.max_depth) == (5, 8)
-    assert (options.stop_probability, options.deep_probability, options.prune_probability) == (0.1, 0.5, 0.05)
-    assert (options.breadth, options.depth, options.history, options.prune) == (True, True, "paper", "leaves")
+    assert isinstance(options, ModelOptions)
+    tree = options.tree()
+    assert isinstance(tree, DynaTreeConfig)
+    assert (tree.min_breadth, tree.mid_breadth, tree.max_breadth) == (1, 2, 3)
+    assert (tree.high_confidence, tree.low_confidence) == (0.9, 0.4)
+    assert (tree.base_depth, tree.max_depth) == (5, 8)
+    assert (tree.stop_probability, tree.deep_probability, tree.prune_probability) == (0.1, 0.5, 0.05)
+    assert (tree.breadth, tree.depth, tree.history, tree.prune) == (True, True, "paper", "leaves")
 
 
 @pytest.mark.parametrize(

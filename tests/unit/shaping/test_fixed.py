@@ -10,6 +10,7 @@ from outpace.core.drafting import Level
 from outpace.core.errors import InvalidRequest
 from outpace.core.tree import DraftTree
 from outpace.drafters.catalog import parse_method
+from outpace.drafters.options import ModelOptions
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig, Prune
 from outpace.shaping.growing import GrowingProposer
 from tests.unit.drafters.requests import draft_request
@@ -22,7 +23,7 @@ HALVES = [0.125, 0.5, 0.25, 0.125]
 
 def draft(config: FixedTreeConfig, law: Mapping[Path, Sequence[float]], vocab: int, budget: int = 500) -> DraftTree:
     proposer = GrowingProposer(ToySource(table(law, vocab)), FixedTree(config), budget)
-    (tree,) = proposer.propose([proposer.open()], [draft_request([0], budget, 64)])
+    (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], budget, 64)])
     return tree
 
 
@@ -92,8 +93,10 @@ def test_the_threshold_reads_the_path() -> None:
 def test_the_default_is_the_papers_baseline() -> None:
     """Guards against a baseline weakened by accident: D = 8, B = 3, tau = 0.1."""
     options = parse_method("fixed").options
-    assert isinstance(options, FixedTreeConfig)
-    assert (options.depth, options.breadth, options.threshold, options.prune) == (8, 3, 0.1, "expansion")
+    assert isinstance(options, ModelOptions)
+    tree = options.tree()
+    assert isinstance(tree, FixedTreeConfig)
+    assert (tree.depth, tree.breadth, tree.threshold, tree.prune) == (8, 3, 0.1, "expansion")
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def run(
     shape: GrowingShape, requests: Sequence[DraftRequest], source: ToySource
 ) -> tuple[list[DraftTree], list[GrowingState]]:
     proposer = GrowingProposer(source, shape, 60)
-    states = [proposer.open() for _ in requests]
+    states = [proposer.open(slot) for slot in range(len(requests))]
     return proposer.propose(states, requests), states
 
 
@@ -100,7 +100,7 @@ def test_a_round_forgets_the_one_before() -> None:
     requests, source = batch(ENDING[0], SURE)
     shape = Gated(GatedConfig())
     proposer = GrowingProposer(source, shape, 60)
-    state = proposer.open()
+    state = proposer.open(0)
     for request, stage in ((requests[0], 0), (requests[1], None), (requests[0], 0)):
         proposer.propose([state], [request])
         assert shape.stage(state.of_shape) == stage

@@ -47,7 +47,7 @@ class Told(EmptyDraft):
         super().__init__()
         self.needs, self.budget, self.heard = Needs(top_k=3, taps=(1, 4)), 9, list[tuple[str, Any]]()
 
-    def open(self) -> Any:
+    def open(self, slot: int, alone: bool = False) -> Any:
         self.heard.append(("open", None))
         return "state"
 
@@ -77,7 +77,7 @@ def test_both_halves_hear_everything() -> None:
     proposer = GraftedProposer(base, MatrixFill(matrix, PLAN), CPU)
     assert proposer.needs == Needs(SUCCESSORS, (1, 4))
     assert proposer.budget == 9
-    state = proposer.open()
+    state = proposer.open(0)
     top = torch.arange(16)[None]
     proposer.prefill([state], [PromptChunk(torch.tensor([5]), top)])
     assert matrix.rows()[0].tolist() == [5]
@@ -100,7 +100,7 @@ def test_retrieval_takes_exactly_what_the_base_leaves() -> None:
     proposer = GraftedProposer(chain_of(4), MatrixFill(warm_matrix(), PLAN), CPU)
     wanted = [(4, 9), (15, 9), (60, 9), (0, 9), (12, 2)]
     requests = [draft_request([7, number], budget, depth) for number, (budget, depth) in enumerate(wanted)]
-    states = [proposer.open() for _ in requests]
+    states = [proposer.open(slot) for slot in range(len(requests))]
     trees = proposer.propose(states, requests)
     assert [len(tree) - 1 for tree in trees] == [4, 15, 60, 0, 12]
     assert [tree.retrieved for tree in trees] == [0, 11, 56, 0, 10]
@@ -118,7 +118,7 @@ def test_the_tail_continues_the_chain() -> None:
     chain = retrieval_plan([(0,) * depth for depth in range(1, 9)])
     proposer = GraftedProposer(chain_of(3), MatrixFill(warm_matrix(), chain), CPU, place="tail")
     requests = [draft_request([2, 9], 7, 20), draft_request([1], 2, 20), draft_request([4], 9, 4)]
-    trees = proposer.propose([proposer.open() for _ in requests], requests)
+    trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
     assert [len(tree) - 1 for tree in trees] == [7, 2, 4]
     assert all(tree.topology.is_chain for tree in trees)
     last = int(trees[0].tokens[3])
@@ -130,12 +130,12 @@ def test_the_tail_continues_every_end_of_a_tree() -> None:
     nodes has four ends, and of seven free slots each gets one in turn, the likeliest first; what was pruned none."""
     law = table({(): [0.0, 0.6, 0.3, 0.1], (1,): [0.0, 0.1, 0.7, 0.2]}, 4)
     shape = Gated(GatedConfig(depth=4, top_k=3, checkpoints=(1, 2), thresholds=(0.1, 0.5), kept=(10, 25)))
-    base = GrowingProposer(ToySource(law), shape, 12, offers_pruned=True)
+    base = GrowingProposer(ToySource(law), shape, 12, is_filled=True)
     matrix = TransitionMatrix(20, CPU)
     matrix.successors.copy_((torch.arange(20)[:, None] + torch.arange(4, 4 + SUCCESSORS)) % 20)
     chain = retrieval_plan([(0,) * depth for depth in range(1, 9)])
     proposer = GraftedProposer(base, MatrixFill(matrix, chain), CPU, "tail")
-    (tree,) = proposer.propose([proposer.open()], [draft_request([0], 12, 20)])
+    (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], 12, 20)])
     paths = node_paths(tree)
     assert sorted(paths[: tree.drafted]) == [(), (1,), (1, 2), (1, 3), (2,), (3,)]
     assert paths[tree.drafted :] == [(1, 2, 6), (2, 6), (1, 3, 7), (3, 7), (1, 2, 6, 10), (2, 6, 10), (1, 3, 7, 11)]
@@ -145,17 +145,17 @@ def test_batch_mode_has_a_fixed_shape() -> None:
     """Guards against slots that stay empty where the pending token has no transitions yet: pruned after drafting, every
     request verifies exactly K nodes, as long as there are so many (appendix D)."""
     shape = Gated(GatedConfig(depth=4, top_k=5, thresholds=(0.9, 0.9, 0.9), prune="after"))
-    base = GrowingProposer(ToySource(blend(0.3, V)), shape, 15, offers_pruned=True)
+    base = GrowingProposer(ToySource(blend(0.3, V)), shape, 15, is_filled=True)
     matrix = warm_matrix()
     matrix.successors[7] = 0
     proposer = GraftedProposer(base, MatrixFill(matrix, PLAN), CPU)
     requests = [draft_request([1, 7], 15, 20), draft_request([2, 9], 15, 20)]
-    trees = proposer.propose([proposer.open() for _ in requests], requests)
+    trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
     assert [len(tree) - 1 for tree in trees] == [15, 15]
     assert trees[0].retrieved == 0
     assert trees[1].retrieved > 9
     pruned = GrowingProposer(ToySource(blend(0.3, V)), shape, 15)
-    alone = pruned.propose([pruned.open() for _ in requests], requests)
+    alone = pruned.propose([pruned.open(slot) for slot in range(len(requests))], requests)
     assert [len(tree) - 1 for tree in alone] == [2, 2], "without a fill what was pruned is gone"
 
 
@@ -164,7 +164,7 @@ def test_a_reserved_share_is_not_offered_to_the_base(share: float, offered: int)
     """Guards against Graft(ROOT) with a base that takes the slots reserved for retrieval, or with K exceeded."""
     base = Told()
     proposer = GraftedProposer(base, MatrixFill(warm_matrix(), PLAN), CPU, reserved=share)
-    (tree,) = proposer.propose([proposer.open()], [draft_request([3], 9, 9)])
+    (tree,) = proposer.propose([proposer.open(0)], [draft_request([3], 9, 9)])
     assert base.heard[-1] == ("propose", [offered])
     assert len(tree) - 1 == 9
 

@@ -199,7 +199,7 @@ def test_of_equal_siblings_the_first_is_continued() -> None:
 
 def test_trees_with_drawn_siblings_are_refused() -> None:
     """Guards against a chosen token verified as one drawn from q, which changes the law of what is accepted."""
-    drawn = DraftTree(torch.tensor([0, 1]), Topology.of([-1, 0]), torch.full((2, VOCAB), 0.25))
+    drawn = DraftTree(torch.tensor([0, 1]), Topology.of([-1, 0]), {0: torch.full((VOCAB,), 0.25)})
     retrieved = Retrieved(torch.tensor([0, 2]), Topology.of([-1, 0]))
     with pytest.raises(ValueError, match="draft_probs"):
         graft([drawn], [at_root(retrieved)], [DraftRequest(Stream(SamplingParams(), 0, 0, [0]), 5, 9)])

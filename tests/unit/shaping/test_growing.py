@@ -46,7 +46,7 @@ def as_requests(wishes: Sequence[Wish]) -> list[DraftRequest]:
 
 
 def draft(proposer: GrowingProposer, requests: Sequence[DraftRequest]) -> list[DraftTree]:
-    return proposer.propose([proposer.open() for _ in requests], requests)
+    return proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
 
 
 def levels_of(source: ToySource, owner: int, tree: DraftTree) -> list[dict[tuple[int, ...], float]]:
@@ -189,7 +189,7 @@ def test_static_shapes_keep_the_same_contract(temperature: float) -> None:
     for shape in (Chain(), RecyclingTemplate()):
         proposer = StaticProposer(source, shape, 80, torch.device("cpu"))
         requests = as_requests([(2, 80, 9, temperature), (1, 0, 9, temperature), (3, 11, 3, 0.0), (2, 30, 2, 0.0)])
-        trees = proposer.propose([proposer.open() for _ in requests], requests)
+        trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
         for owner, (tree, request) in enumerate(zip(trees, requests, strict=True)):
             assert len(tree) - 1 <= request.budget
             assert tree.draft_passes == tree.topology.max_depth

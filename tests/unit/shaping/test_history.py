@@ -248,8 +248,8 @@ class Remembering(DynaTree):
         super().__init__(config)
         self.opened: list[DynaTreeState] = []
 
-    def open(self) -> DynaTreeState:
-        self.opened.append(super().open())
+    def open(self, alone: bool = False) -> DynaTreeState:
+        self.opened.append(super().open(alone))
         return self.opened[-1]
 
 
@@ -280,11 +280,12 @@ def test_the_authors_rule_counts_the_answers_of_a_conversation() -> None:
     for turn in range(8):
         params = SamplingParams(max_new_tokens=60)
         (session,) = engine.add(prompt, params, proposer, keep=True, resume=kept)
-        depths.append(shape.opened[-1].base_depth if turn else 5.0)
+        engine.step()  # its prompt
+        depths.append(shape.opened[-1].base_depth)
+        assert shape.opened[-1].rounds == 0, "this answer's rounds are counted from its beginning"
         while not engine.is_idle:
             engine.step()
         prompt, kept = [*session.ids, 1 + turn % 3], session.kept
-        assert shape.opened[-1].rounds == 0, "the next answer's rounds are counted from its beginning"
     assert len(shape.opened) == 1
     assert depths == [5, 5, 5, 5, 5, 6, 7, 7], "the first step is due when five answers have ended"
     assert kept is not None

@@ -61,7 +61,7 @@ def test_the_best_of_all_levels_make_a_tree(config: BeamConfig, budget: int, hea
     ranked without their weights, and a beam of another width."""
     source = ToySource(blend(0, VOCAB, other=seed, sharpness=3))
     proposer = GrowingProposer(source, Beam(config), 15)
-    (tree,) = proposer.propose([proposer.open()], [draft_request([3, 1], budget, 9, seed, temperature=heat)])
+    (tree,) = proposer.propose([proposer.open(0)], [draft_request([3, 1], budget, 9, seed, temperature=heat)])
     totals: dict[Path, float] = {(): 0.0}
     for (_, path), answers in source.said.items():  # level by level
         weight = (len(path) + 1) ** -config.level_power * config.level_decay ** len(path)

@@ -43,7 +43,7 @@ def law_of(entropies: list[float]) -> dict[Path, list[float]]:
 
 def draft(config: SvipConfig, law: dict[Path, list[float]], budget: int = 60, depth: int = 60) -> DraftTree:
     proposer = GrowingProposer(ToySource(table(law, SIZE)), Svip(config), 40)
-    (tree,) = proposer.propose([proposer.open()], [draft_request([0], budget, depth)])
+    (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], budget, depth)])
     return tree
 
 
@@ -74,8 +74,8 @@ def test_without_a_limit_on_doubt_it_is_the_chain(heat: float, seed: int) -> Non
     grown = GrowingProposer(source, Svip(SvipConfig(threshold=math.inf)), 40)
     chain = StaticProposer(source, Chain(), 40, torch.device("cpu"))
     for got, want in zip(
-        grown.propose([grown.open() for _ in requests], requests),
-        chain.propose([chain.open() for _ in requests], requests),
+        grown.propose([grown.open(slot) for slot in range(len(requests))], requests),
+        chain.propose([chain.open(slot) for slot in range(len(requests))], requests),
         strict=True,
     ):
         assert got.tokens.tolist() == want.tokens.tolist()
@@ -91,7 +91,7 @@ def test_requests_of_a_batch_end_apart() -> None:
         law |= {(index, *path): row for path, row in law_of(entropies).items()}
     proposer = GrowingProposer(ToySource(table(law, SIZE)), Svip(SvipConfig()), 40)
     requests = [draft_request([0, index], 40, 40) for index in range(3)]
-    trees = proposer.propose([proposer.open() for _ in requests], requests)
+    trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
     assert [len(tree) - 1 for tree in trees] == [2, 5, 3]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import DraftTree
-from outpace.sampling.scores import keyed_scores
+from outpace.sampling.scores import best_scores
 from outpace.testing import ToyTarget
 
 Law = Callable[[Sequence[int]], Tensor]
@@ -54,10 +54,9 @@ def node_paths(tree: DraftTree) -> list[Path]:
 
 @dataclass(eq=False)
 class ToyState:
-    """One request: its wish of this round, and whether it is still open."""
+    """One request: its wish of this round."""
 
     request: DraftRequest | None = None
-    is_open: bool = True
 
 
 class ToySource:
@@ -81,22 +80,17 @@ class ToySource:
         self._limits: list[int] = []
         self._before: list[tuple[int, Path]] = []
 
-    def open(self) -> ToyState:
+    def open(self, slot: int, alone: bool = False) -> ToyState:
         return ToyState()
-
-    def close(self, state: ToyState) -> None:
-        assert state.is_open, "closed twice"
-        state.is_open = False
 
     def rewind(self, state: ToyState, length: int) -> None:
         pass
 
     def prefill(self, states: Sequence[ToyState], chunks: Sequence[PromptChunk]) -> None:
-        assert all(state.is_open for state in states)
+        pass
 
     def begin(self, states: Sequence[ToyState], requests: Sequence[DraftRequest]) -> list[int]:
         for state, request in zip(states, requests, strict=True):
-            assert state.is_open, "a closed request is drafted for"
             state.request = request
         self.said, self._before = {}, []
         self._limits = [min(request.max_depth, self._limit) for request in requests]
@@ -108,17 +102,15 @@ class ToySource:
         requests = [_request(states[owner]) for owner, _ in nodes]
         rows = [self._law([*request.ids, *path]) for request, (_, path) in zip(requests, nodes, strict=True)]
         streams, depths = [request.stream for request in requests], [len(path) for _, path in nodes]
-        scores = keyed_scores(torch.stack(rows), streams, depths, self._noise)
-        log_probs, tokens = scores.topk(min(width, scores.shape[1]), dim=-1)
-        for node, row, values in zip(nodes, tokens.tolist(), log_probs.tolist(), strict=True):
+        asked = frontier.wants_entropy, frontier.draws
+        best = best_scores(torch.stack(rows), streams, depths, width, self._noise, None, None, *asked)
+        for node, row, values in zip(nodes, best.tokens.tolist(), best.log_probs.tolist(), strict=True):
             self.said[node] = dict(zip(row, values, strict=True))
         self._before = nodes
-        entropy = torch.special.entr(scores.exp()).sum(dim=-1) if frontier.wants_entropy else None
-        return Candidates(tokens, log_probs, 1, entropy)
+        return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)
 
     def observe(self, states: Sequence[ToyState], observations: Sequence[Observation]) -> None:
-        for state, observation in zip(states, observations, strict=True):
-            assert state.is_open, "a closed request is observed"
+        for observation in observations:
             assert len(observation.outputs.top_ids) == len(observation.tree)
 
     def reset(self) -> None:

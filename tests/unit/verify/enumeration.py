@@ -151,13 +151,19 @@ def chosen_tree(ids: Ids, topology: Topology, seed: int) -> DraftTree:
 
 
 def sampled_tree(ids: Ids, topology: Topology, draft: Conditional, oracle: Oracle) -> DraftTree:
-    """Children of a node drawn independently of one another from the draft's law there, each draw enumerated."""
+    """Children of a node drawn from the draft's law there, each from what the ones before it left of it, and every draw
+    enumerated. Where nothing is left there is an arbitrary token, which was not drawn."""
     tokens = [ids[-1]]
-    laws = torch.zeros(len(topology), VOCAB, dtype=torch.float64)  # rows of leaves stay empty: nothing was drawn there
+    laws: dict[int, Tensor] = {}
+    left: dict[int, Tensor] = {}  # not normalised
     for parent in topology.parents[1:]:
-        path = [tokens[above] for above in topology.path(parent)[1:]]
-        laws[parent] = draft(ids + tuple(path))
-        tokens.append(oracle.choose(laws[parent].tolist()))
+        if parent not in laws:
+            path = [tokens[above] for above in topology.path(parent)[1:]]
+            laws[parent] = draft(ids + tuple(path))
+            left[parent] = laws[parent].clone()
+        total = left[parent].sum()
+        tokens.append(oracle.choose((left[parent] / total).tolist()) if total else VOCAB - 1)
+        left[parent][tokens[-1]] = 0.0
     return DraftTree(torch.tensor(tokens), topology, laws)
 
 

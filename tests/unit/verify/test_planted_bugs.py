@@ -1,6 +1,7 @@
 """Planted bugs: each must be caught by the very check that guards against it, which shows that the check has power."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -210,11 +211,31 @@ def test_probabilities_that_were_not_sampled_from_break_the_law(bugged: bool) ->
             ids: Ids, oracle: Oracle, p: Conditional = target, q: Conditional = claimed, used: Conditional = sampled
         ) -> Ids:
             tree = sampled_tree(ids, Topology.of([-1, 0, 0]), used, oracle)
-            laws = torch.stack([q(ids)] * 3)
-            return rejection_round(DraftTree(tree.tokens, tree.topology, laws), ids, p, oracle)
+            return rejection_round(DraftTree(tree.tokens, tree.topology, {0: q(ids)}), ids, p, oracle)
 
         distance = total_variation(joint_law(START, 3, decode_round), plain_law(START, 3, target))
         assert distance > 1e-3 if bugged else distance <= 1e-9
+
+
+def test_siblings_verified_as_if_each_were_drawn_from_the_whole_law_break_it() -> None:
+    """Guards against an enumeration blind to q that is not renewed: the second of two siblings, drawn from what the
+    first one left, judged by the law that the first one was drawn from."""
+
+    def decode_round(ids: Ids, oracle: Oracle, p: Conditional, q: Conditional) -> Ids:
+        tree = sampled_tree(ids, Topology.of([-1, 0, 0]), q, oracle)
+        left, law = p(ids), q(ids)
+        for node in (1, 2):
+            token = int(tree.tokens[node])
+            if oracle.bernoulli(min(1.0, float(left[token] / law[token])), node):
+                return (token,)
+            left = (left - law).clamp(min=0)
+            left /= left.sum()
+        return (oracle.categorical(left, 0),)
+
+    for seed in range(4):
+        target, draft = toy_law(seed), toy_law(seed + 1000)
+        law = joint_law(START, 1, partial(decode_round, p=target, q=draft))
+        assert total_variation(law, plain_law(START, 1, target)) > 1e-3
 
 
 def test_a_residual_that_keeps_the_rejected_token_breaks_the_law() -> None:

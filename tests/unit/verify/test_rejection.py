@@ -54,7 +54,8 @@ def test_chosen_drafts_keep_the_joint_law(kind: str, params: SamplingParams, see
 def test_sampled_drafts_keep_the_joint_law(
     kind: str, wanted: SamplingParams, drafted: SamplingParams, seed: int
 ) -> None:
-    """Guards against a wrong residual after the first, second or third rejected sibling, or q of another node.
+    """Guards against a wrong residual after the first, second or third rejected sibling, q that still holds a sibling
+    drawn before, q of another node, and children that were not drawn for want of tokens.
 
     The joint law includes the drafts: every way in which their tokens could have been drawn is enumerated.
     """
@@ -70,7 +71,7 @@ def test_sampled_drafts_keep_the_joint_law(
 
 
 def acceptance(target: Conditional, draft: Conditional, siblings: int) -> float:
-    """The exact chance that one of the root's children, drawn independently from the draft, is accepted."""
+    """The exact chance that one of the root's children, drawn without replacement from the draft, is accepted."""
     topology = Topology.of([-1] + [0] * siblings)
 
     def run(oracle: Oracle) -> Ids:
@@ -97,6 +98,15 @@ def test_more_siblings_are_accepted_more_often(seed: int) -> None:
     assert two + 1e-4 < three
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_when_every_token_was_drawn_one_is_accepted(seed: int) -> None:
+    """Guards against siblings judged as if any of them could have been drawn twice, which is exact and wastes drafts:
+    with the whole vocabulary below a node the walk never ends there."""
+    target, draft = toy_law(seed), toy_law(seed + 1000)
+    assert acceptance(target, draft, siblings=VOCAB) == pytest.approx(1.0, abs=1e-12)
+    assert acceptance(target, toy_law(seed + 1000, NARROW), siblings=VOCAB) < 0.99
+
+
 def test_a_draft_from_the_target_itself_is_always_accepted() -> None:
     """Guards against q shifted by one row or position, under which p = q would not mean acceptance."""
     target = toy_law(5)
@@ -110,8 +120,7 @@ def test_a_draft_from_the_target_itself_is_always_accepted() -> None:
 
 def test_a_token_that_its_law_could_not_give_is_refused() -> None:
     """Guards against draft probabilities of another distribution than the one sampled from, where it shows."""
-    laws = torch.tensor([[0.0, 0.5, 0.5, 0.0], [0.25, 0.25, 0.25, 0.25]], dtype=torch.float64)
-    tree = DraftTree(torch.tensor([2, 3]), Topology.chain(2), laws)
+    tree = DraftTree(torch.tensor([2, 3]), Topology.chain(2), {0: torch.tensor([0.0, 0.5, 0.5, 0.0])})
     with pytest.raises(ValueError, match="node 1: token 3"):
         rejection_round(tree, START, toy_law(0), Oracle([]))
 
@@ -120,7 +129,7 @@ def test_a_token_that_its_law_could_not_give_is_refused() -> None:
 def test_nothing_left_after_rounding_draws_from_the_target(dtype: torch.dtype) -> None:
     """Guards against 0 / 0: p equal to q but for rounding leaves an empty residual after an unlucky rejection."""
     probs = toy_law(0)(START)
-    tree = DraftTree(torch.tensor([2, 1]), Topology.chain(2), probs.repeat(2, 1).to(dtype))
+    tree = DraftTree(torch.tensor([2, 1]), Topology.chain(2), {0: probs.to(dtype)})
     drawn_from: list[list[float]] = []
 
     def categorical(law: torch.Tensor, node: int) -> int:

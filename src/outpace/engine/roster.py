@@ -1,0 +1,68 @@
+"""Which requests there are, and who is in which slot."""
+
+from collections.abc import Sequence
+from weakref import ref
+
+from outpace.engine.kept import KeptSlot
+from outpace.engine.session import Session
+
+
+class Roster:
+    """The requests of an engine that have not ended, and the slots kept for conversations.
+
+    Nobody gives a slot back: it is free when nobody is in it, and requests and kept slots that nobody holds any more
+    are forgotten. So none can be lost, whatever is interrupted.
+
+    Args:
+        slots: how many there are.
+    """
+
+    def __init__(self, slots: int) -> None:
+        self._slots = range(slots)
+        self._sessions: list[ref[Session]] = []  # in order of arrival; other threads may add to it at any time
+        self._kept: list[ref[KeptSlot]] = []  # oldest first
+
+    def add(self, sessions: Sequence[Session]) -> None:
+        self._sessions += [ref(session) for session in sessions]
+
+    def running(self) -> list[Session]:
+        """The requests that have not ended, those that wait for a slot included, in order of arrival."""
+        found = [reference() for reference in list(self._sessions)]
+        return [session for session in found if session is not None and not session.has_ended]
+
+    def prune(self) -> None:
+        """Forget requests that have ended."""
+        for reference in list(self._sessions):
+            session = reference()
+            if session is None or session.has_ended:
+                self._sessions.remove(reference)
+
+    def kept(self) -> list[KeptSlot]:
+        """The kept slots that can be resumed. They are a cache: any of them may be given up at any time."""
+        found = [reference() for reference in self._kept]
+        return [kept for kept in found if kept is not None and kept.is_open]
+
+    def keep(self, kept: KeptSlot) -> None:
+        """Keep a slot; nothing happens to one that is kept already."""
+        others = [other for other in self.kept() if other is not kept]
+        self._kept = [ref(other) for other in [*others, kept]]
+
+    def release(self, kept: KeptSlot) -> None:
+        """Give up a kept slot; nothing happens to one that is not open."""
+        if kept.is_open:
+            kept.is_open = False
+            kept.proposer.close(kept.state)
+
+    def taken(self) -> set[int]:
+        """The slots in use."""
+        slots = {session.slot for session in self.running() if session.slot is not None}
+        return slots | {kept.slot for kept in self.kept()}
+
+    def spare_slot(self) -> int | None:
+        """A slot that no request is in, if need be that of the oldest conversation; None if there is none."""
+        taken = self.taken()
+        spare = next((slot for slot in self._slots if slot not in taken), None)
+        if spare is None and (kept := self.kept()):
+            spare = kept[0].slot
+            self.release(kept[0])
+        return spare

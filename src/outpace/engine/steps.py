@@ -1,0 +1,147 @@
+"""Steps that happen as a whole or not at all, wherever an exception cuts them short."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outpace.core.errors import StateLost
+from outpace.core.protocols import Target
+from outpace.engine.gain import Gain
+from outpace.engine.kept import KeptSlot
+from outpace.engine.prefill import run_prefill
+from outpace.engine.roster import Roster
+from outpace.engine.round import run_round
+from outpace.engine.session import Session
+from outpace.engine.stopping import Stop
+
+
+@dataclass(eq=False)
+class _Step:
+    """A step that is being made, or was when an exception came.
+
+    Attributes:
+        sessions: whose slots and states it changes.
+        gains: what becomes of them; None while that is not all known.
+    """
+
+    sessions: Sequence[Session]
+    gains: Sequence[Gain] | None = None
+
+
+class Steps:
+    """Makes steps.
+
+    A step works beside its sessions, in `Gain`s; only slots of the target, states of proposers and stoppers change at
+    once. When all gains are known they are noted in one assignment, and the step has happened: `settle` enters them
+    into the sessions. Before that it has not: `settle` rewinds slots, states and stoppers to what the sessions say. An
+    exception may come anywhere, also out of `settle`, which can always be begun again.
+
+    Args:
+        target: the model.
+        roster: the requests.
+        prefill_chunk: prompt tokens written per request and step.
+    """
+
+    def __init__(self, target: Target, roster: Roster, prefill_chunk: int) -> None:
+        self._target, self._roster, self._prefill_chunk = target, roster, prefill_chunk
+        self._step: _Step | None = None
+
+    @torch.inference_mode()
+    def make(self, sessions: Sequence[Session]) -> None:
+        """Admit what fits, write one prompt chunk per new request, run one round for the others."""
+        self._roster.prune()
+        self._admit([session for session in sessions if session.slot is None])
+        running = [session for session in sessions if session.slot is not None]
+        gains = self._begin(running)
+        filling = [gain for gain in gains if gain.session.is_filling]
+        decoding = [gain for gain in gains if not gain.session.is_filling]
+        if filling:
+            run_prefill(self._target, filling, self._prefill_chunk)
+        if decoding:
+            run_round(self._target, decoding)
+        for gain in gains:
+            if gain.error is not None:
+                gain.end(Stop("error"))
+        self._happen(gains)
+
+    def end(self, sessions: Sequence[Session]) -> None:
+        """End requests that were cancelled."""
+        gains = self._begin(sessions)
+        for gain in gains:
+            gain.end(Stop("cancelled"))
+        self._happen(gains)
+
+    def settle(self) -> None:
+        """Put in order what an exception may have left: of the last step all happens, or nothing has."""
+        step = self._step
+        if step is None:
+            return
+        if step.gains is None:
+            step.gains = [gain for session in step.sessions if (gain := self._take_back(session)) is not None]
+        for gain in step.gains:
+            if gain.kept is not None:
+                self._roster.keep(gain.kept)
+            gain.enter()
+            if gain.stop is not None:
+                self._let_go(gain)
+        self._step = None
+
+    def _begin(self, sessions: Sequence[Session]) -> list[Gain]:
+        self._step = _Step(sessions)  # from here on the step is taken back
+        return [Gain(session) for session in sessions]
+
+    def _happen(self, gains: Sequence[Gain]) -> None:
+        for gain in gains:
+            gain.leave_slot()
+        self._step = _Step((), gains)  # from here on it has happened
+        self.settle()
+
+    @torch.inference_mode()
+    def _take_back(self, session: Session) -> Gain | None:
+        """Make everything what it was after the last step that happened; where that fails, the session's error."""
+        try:
+            if session.slot is not None:
+                self._target.rewind_slot(session.slot, session.written)
+                session.proposer.rewind(session.state, session.written)
+            session.restart_stopper()
+        except Exception as error:
+            lost = Gain(session)
+            lost.error = StateLost(
+                f"request {session.request_id}: an exception cut a step short, and what the request had reached could "
+                f"not be restored ({type(error).__name__}: {error}); send it again"
+            )
+            lost.error.__cause__, lost.stop = error, Stop("error")
+            return lost
+        return None
+
+    def _let_go(self, gain: Gain) -> None:
+        session = gain.session
+        if session.slot is not None:
+            state, session.slot, session.state = session.state, None, None
+            if gain.kept is None:
+                session.proposer.close(state)
+
+    def _admit(self, waiting: Sequence[Session]) -> None:
+        """Find slots: those kept by the turn before, and others for who came first."""
+        for session in waiting:
+            if session.resume is not None:
+                self._resume(session, session.resume)
+        for session in waiting:
+            if session.slot is None and (slot := self._roster.spare_slot()) is not None:
+                self._target.rewind_slot(slot, 0)
+                session.prefilled = session.metrics.reused_tokens = 0
+                session.state = session.proposer.open(slot, session.params.is_rejection)
+                session.slot = slot  # last: from here on it is the session's
+
+    def _resume(self, session: Session, kept: KeptSlot) -> None:
+        """Go on in a kept slot, if it is still there and its state belongs to the session's proposer."""
+        # Under rejection, what a method learned in the turns before would have a say in what is said.
+        if kept.serves(session.proposer) and not session.params.is_rejection:
+            session.prefilled = session.metrics.reused_tokens = kept.rewind(self._target, session.prompt_ids)
+            session.state = kept.state
+            kept.is_open = False  # before the slot is the session's, so that it never has two owners
+            session.slot = kept.slot
+        else:
+            self._roster.release(kept)
+        session.resume = None

@@ -1,0 +1,185 @@
+"""A busy engine from its first request to its last, into which exceptions are thrown."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from outpace.core.errors import OutpaceError, StateLost
+from outpace.core.params import SamplingParams
+from outpace.engine.engine import Engine
+from outpace.engine.session import Session
+from outpace.engine.stream import TokenStream
+from tests.interrupted.injector import Injector, Interrupt, Line, NoMemory
+from tests.interrupted.world import OPTIONS, PROMPTS, World, plain, same
+
+T = TypeVar("T")
+LIMIT = 400
+"""Steps after which an engine that does not come to an end hangs."""
+
+
+@dataclass
+class Outcome:
+    """What an exception has left behind.
+
+    Attributes:
+        raised: where exceptions were thrown.
+        unequal: what was said that plain decoding does not say.
+        errors: errors that the engine raised afterwards, of itself.
+        lost: requests that ended with an error which says that they were interrupted.
+        leaked: what is not as free in the end as in the beginning.
+    """
+
+    raised: list[Line] = field(default_factory=list)
+    unequal: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    leaked: list[str] = field(default_factory=list)
+
+
+class Play:
+    """Requests of some methods that come, wait, are read, go on in a kept slot, are cancelled and end.
+
+    Args:
+        methods: of the requests.
+        injector: entered while they are decoded; what it throws is caught, and done again.
+        count_leaks: what is not free once all requests have ended.
+    """
+
+    def __init__(self, methods: Sequence[str], injector: Injector, count_leaks: Callable[[World], list[str]]) -> None:
+        self._methods, self._injector, self._count_leaks = methods, injector, count_leaks
+        self._world = World()
+        self._engine: Engine = self._world.engine
+        self._outcome = Outcome(injector.raised)
+        self._sessions: list[tuple[str, Session, list[int], int]] = []
+        self._steps = 0
+        self._heard: tuple[list[int], str] = [], ""
+        for method in dict.fromkeys(methods):
+            self._world.proposer(method)
+
+    def run(self) -> Outcome:
+        """Play it to its end; if the engine fails, close what is open. Then newcomers are served."""
+        self._guarded("while decoding", self._decode_injected)
+        self._guarded("at the end", self._close)
+        self._guarded("newcomers", self._check_newcomers)
+        self._guarded("at the end", self._close)
+        self._outcome.leaked += self._count_leaks(self._world)
+        return self._outcome
+
+    def _guarded(self, when: str, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except Exception as error:
+            self._outcome.errors.append(f"{when}: {type(error).__name__}: {str(error)[:150]}")
+
+    def _close(self) -> None:
+        for _, session, _, _ in self._sessions:
+            self._engine.cancel(session)
+            if session.kept is not None:
+                self._engine.release(session.kept)
+
+    def _decode_injected(self) -> None:
+        with self._injector:
+            self._decode()
+        self._check()
+
+    def _do(self, action: Callable[[], T]) -> T:
+        """Do something, again if it is interrupted, as a person or a server would."""
+        while True:
+            try:
+                return action()
+            except (Interrupt, NoMemory):
+                self._injector.resume()
+
+    def _add(self, number: int, prompt: list[int] | None = None, **options: object) -> Session:
+        method = self._methods[number % len(self._methods)]
+        which, prompt = number % len(OPTIONS), prompt or PROMPTS[number % len(PROMPTS)]
+        which, proposer = 3 if "keep" in options else which, self._world.proposer(method)
+
+        def add() -> list[Session]:
+            return self._engine.add(prompt, SamplingParams(**OPTIONS[which]), proposer, **options)  # type: ignore[arg-type]
+
+        (session,) = self._do(add)
+        self._sessions.append((f"{number}:{method}", session, prompt, which))
+        return session
+
+    def _step(self) -> None:
+        self._steps += 1
+        if self._steps > LIMIT:
+            raise RuntimeError("it hangs")
+        self._do(self._engine.step)
+
+    def _decode(self) -> None:
+        read = self._add(0)
+        stream, tokens, text = self._do(lambda: TokenStream(self._engine, read)), list[int](), ""
+        doomed, _ = self._add(1), self._add(2)
+
+        def look() -> bool:
+            nonlocal text
+            try:
+                event = self._do(lambda: next(stream, None))
+            except StateLost:
+                return False
+            if event is not None:
+                tokens.extend(event.tokens)
+                text += event.text
+            return event is not None
+
+        look()
+        self._step()
+        talk = self._add(3, keep=True)
+        self._add(4)
+        look()
+        self._step()
+        self._do(lambda: self._engine.cancel(doomed))
+        while talk.finish_reason is None:
+            self._step()
+        prompt = [*talk.ids[:-2], 7, 9]
+        again = self._add(5, prompt, keep=True, resume=talk.kept)
+        while look():
+            if self._steps > LIMIT:
+                raise RuntimeError("it hangs")
+        while self._do(lambda: not self._engine.is_idle):
+            self._step()
+        if again.kept is not None:
+            kept = again.kept
+            self._do(lambda: self._engine.release(kept))
+        self._heard = tokens, text
+
+    def _check(self) -> None:
+        _, read, _, _ = self._sessions[0]
+        if read.error is None and self._heard != (read.generated, read.stopper.text):
+            self._outcome.unequal.append(f"what the stream of {self._methods[0]} said is not what it generated")
+        for name, session, asked, which in self._sessions:
+            self._judge(name, session, asked, which)
+
+    def _judge(self, name: str, session: Session, prompt: list[int], which: int) -> None:
+        if session.finish_reason == "cancelled":
+            said = session.generated
+            if said != plain(tuple(prompt), which).generated[: len(said)]:
+                self._outcome.unequal.append(name)
+            return
+        try:
+            self._engine.result(session)
+        except OutpaceError as error:
+            self._outcome.lost.append(f"{name}: {error}")
+            return
+        if not same(session, prompt, which):
+            self._outcome.unequal.append(name)
+
+    def _check_newcomers(self) -> None:
+        """Requests that come after all is over."""
+        new = len(self._sessions)
+        for number in range(len(self._methods)):
+            self._add(number)
+        while not self._engine.is_idle:
+            self._step()
+        for name, session, prompt, which in self._sessions[new:]:
+            self._judge(f"new {name}", session, prompt, which)
+
+
+def choose(seen: Counter[Line], random_: random.Random) -> tuple[Line, int]:
+    """A line of those that run, each as likely as any other, and one of the times that it runs."""
+    line = random_.choice(sorted(seen))
+    return line, random_.randint(1, seen[line])

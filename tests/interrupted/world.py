@@ -1,0 +1,129 @@
+"""A tiny real model with every kind of method on it, and plain decoding's answers to compare with."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import torch
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Proposer
+from outpace.drafters.catalog import build_proposer, parse_method
+from outpace.drafters.draft_lm import DraftLM
+from outpace.drafters.evidence import Evidence, priors
+from outpace.drafters.matrix_fill import MatrixFill
+from outpace.drafters.retrieval import JoinedFill, SuffixFill
+from outpace.drafters.surroundings import Surroundings
+from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.drafters.union import Union, UnionPlan
+from outpace.engine.engine import Engine
+from outpace.engine.session import Session
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.draft import draft_model_of, early_exit
+from outpace.models.target import TransformersTarget
+from outpace.shaping.graft_template import grafted_paths, retrieval_plan
+from outpace.shaping.grafted import GraftedProposer
+from outpace.shaping.proposer import EmptyDraft
+from outpace.testing import decode
+from tests.lossless.led import LedSource
+from tests.unit.drafters.learned import proposer_of, source_of
+from tests.unit.drafters.requests import no_draft_model
+from tests.unit.engine.doubles import PairDetokenizer
+from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
+
+CPU = torch.device("cpu")
+SLOTS = 4
+CHUNK = 8
+RETRIEVAL = {
+    "plain": "plain",
+    "lookup": "lookup:budget=3",
+    "recycle": "recycle:budget=8",
+    "private": "recycle:budget=8,matrix=private",
+    "samd": "samd:budget=8,threshold=1",
+    "lookahead": "lookahead:budget=15,pool_from_prompt=true",
+    "union": "outpace:draft=none,budget=9",
+}
+TRAINED = ("eagle3", "domino", "dflash", "dart", "medusa")
+MODELS = ("linear", "dynatree", "fixed", "exit")
+GRAFTS = ("graft", "tail", "union-domino", "union-eagle3")
+METHODS = (*RETRIEVAL, *TRAINED, *MODELS, *GRAFTS)
+PROMPTS = [[*random_ids(9, 1), *random_ids(9, 1)], random_ids(9, 2), random_ids(22, 3), random_ids(3, 4)]
+OPTIONS: list[dict[str, Any]] = [
+    {"max_new_tokens": 9, "logprobs": 2},
+    {"max_new_tokens": 8, "temperature": 0.7, "seed": 5},
+    {"max_new_tokens": 10, "temperature": 0.9, "seed": 6, "repetition_penalty": 1.2},
+    {"max_new_tokens": 7},
+]
+
+
+@cache
+def plain(prompt: tuple[int, ...], options: int) -> Session:
+    """What plain decoding says, alone and undisturbed."""
+    (session,) = decode(_engine(_target()), [prompt], [SamplingParams(**OPTIONS[options])], [EmptyDraft()])
+    return session
+
+
+def _target() -> TransformersTarget:
+    return tiny_target(tiny_config("llama"), max_slots=SLOTS)
+
+
+def _engine(target: TransformersTarget) -> Engine:
+    return Engine(target, PairDetokenizer, CHUNK)
+
+
+@dataclass(eq=False)
+class World:
+    """An engine on a model of its own, and its methods, each made when it is first asked for."""
+
+    target: TransformersTarget = field(default_factory=_target)
+
+    def __post_init__(self) -> None:
+        self.engine = _engine(self.target)
+        self._proposers: dict[str, Proposer] = {}
+        self._answers = [plain(tuple(prompt), which).ids for prompt in PROMPTS for which in range(len(OPTIONS))]
+
+    def proposer(self, method: str) -> Proposer:
+        if method not in self._proposers:
+            self._proposers[method] = self._make(method)
+        return self._proposers[method]
+
+    def _make(self, method: str) -> Proposer:
+        if method in RETRIEVAL:
+            around = Surroundings(VOCAB, CPU, no_draft_model)
+            return build_proposer(parse_method(RETRIEVAL[method]), around)
+        if method in MODELS:
+            config = tiny_config("qwen2", num_hidden_layers=2)
+            model = draft_model_of(stock_model(config, ATTENTION_NAME), self.target.max_length, SLOTS)
+            lm = DraftLM(early_exit(self.target, 2) if method == "exit" else model, VOCAB)
+            return proposer_of({"linear": "chain", "exit": "beam"}.get(method, method), self._led(lm))
+        if method in TRAINED:
+            shape = {"dflash": "chain", "medusa": "template", "dart": "dynatree"}.get(method, "beam")
+            return proposer_of(shape, self._led(source_of(method, self.target)))
+        if method.startswith("union"):
+            base = proposer_of("beam", self._led(source_of(method.removeprefix("union-"), self.target)))
+            learner = MatrixLearner(TransitionMatrix(VOCAB, CPU))
+            greedy, sampled = (Evidence(priors()[kind]) for kind in ("greedy", "sampled"))
+            return Union(base, learner, greedy, sampled, UnionPlan(6, 0.0, 0.9), 10, CPU)
+        base = proposer_of("gated", self._led(source_of("eagle3", self.target)), is_filled=True)
+        matrix = MatrixFill(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
+        fill = JoinedFill([SuffixFill(CPU), matrix])
+        return GraftedProposer(base, fill, CPU, "tail" if method == "tail" else "root", 0.4)
+
+    def _led(self, source: Any) -> Any:
+        return LedSource(source, self._answers)
+
+
+def same(got: Session, prompt: Sequence[int], options: int) -> bool:
+    """Whether an answer is plain decoding's in everything that its reader sees."""
+    want = plain(tuple(prompt), options)
+    return (
+        got.generated == want.generated
+        and got.finish_reason == want.finish_reason
+        and got.stopper.text == want.stopper.text
+        and [entry.token_id for entry in got.logprobs] == [entry.token_id for entry in want.logprobs]
+        and got.metrics.new_tokens == len(want.generated)
+    )
+
+
+Action = Callable[[], Any]

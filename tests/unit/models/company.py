@@ -1,0 +1,66 @@
+"""What a row must have in company that it has alone: its bits where the probe says so, else all but rounding."""
+
+import torch
+from torch import Tensor, nn
+
+from outpace.bench.certificate import ROUNDING_BOUND
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import NodeOutputs
+from outpace.engine.margin import decision_margin
+from outpace.engine.session import Session
+from outpace.models.exactness import Exactness
+from outpace.models.linear import PackedLinear
+from outpace.models.probes import differing_products, differing_scores
+from outpace.models.target import TransformersTarget
+
+
+def bound_of(target: TransformersTarget) -> float:
+    """The largest difference of deciding scores that rounding explains."""
+    return ROUNDING_BOUND[str(target.dtype).removeprefix("torch.")]
+
+
+def has_exact_products(module: nn.Module) -> bool:
+    """Whether the probe says that the packed layers below `module` keep a row's bits."""
+    return not list(differing_products(layer for layer in module.modules() if isinstance(layer, PackedLinear)))
+
+
+def has_exact_scores(heads: int, groups: int, head_dim: int) -> bool:
+    """Whether the probe says that attention of these sizes keeps a row's bits, at the present number of threads."""
+    return not list(differing_scores(heads, groups, head_dim))
+
+
+def assert_rows(is_exact: bool, actual: Tensor, expected: Tensor, where: str = "") -> None:
+    """Equal bits where they were promised, else equal within the rounding of a sum."""
+    if is_exact:
+        assert torch.equal(actual, expected), where
+    else:
+        tolerance = 16 * torch.finfo(actual.dtype).eps
+        torch.testing.assert_close(actual, expected, atol=tolerance * float(expected.abs().max()), rtol=tolerance)
+
+
+def assert_as_probed(target: TransformersTarget, exactness: Exactness, one: NodeOutputs, other: NodeOutputs) -> None:
+    """Equal bits; where rounding is to be expected, the same best token unless another is as good."""
+    if exactness.is_bitwise:
+        assert torch.equal(one.logits, other.logits)
+        assert torch.equal(one.top_ids, other.top_ids)
+        assert torch.equal(one.top_logits, other.top_logits)
+        return
+    torch.testing.assert_close(one.logits, other.logits, atol=bound_of(target), rtol=0)
+    for row, (mine, its) in enumerate(zip(one.top_ids[:, 0].tolist(), other.top_ids[:, 0].tolist(), strict=True)):
+        assert abs(float(one.logits[row, mine] - one.logits[row, its])) <= bound_of(target), f"row {row} is no tie"
+
+
+def assert_said_as_probed(
+    target: TransformersTarget, exactness: Exactness, plain: Session, other: Session, params: SamplingParams
+) -> bool:
+    """Equal tokens; where rounding is to be expected, or a tie at the first that differs. Whether they are equal."""
+    if plain.generated == other.generated:
+        return True
+    assert not exactness.is_bitwise, f"{plain.generated} and {other.generated}, where nothing can differ"
+    pairs = zip(plain.generated, other.generated)
+    place = next(index for index, (left, right) in enumerate(pairs) if left != right)
+    prompt = len(plain.ids) - len(plain.generated)
+    tokens = plain.generated[place], other.generated[place]
+    margin = decision_margin(target, plain.ids[: prompt + place], params, params.seed or 0, 0, tokens, prompt, slot=0)
+    assert margin.smallest <= bound_of(target), f"token {place} differs by {margin.smallest}, which is no tie"
+    return False

@@ -1,0 +1,239 @@
+"""The probe at load: right where rows keep their bits, and where anything of a pass does not."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outpace.models import attention, experts, probes
+from outpace.models.activation import RowwiseActivation
+from outpace.models.exactness import probe
+from outpace.models.head import LmHead
+from outpace.models.linear import PackedLinear, can_pack
+from outpace.models.load import compute_dtype
+from outpace.models.norm import FusedRMSNorm
+from outpace.models.probes import differing_products
+from tests.unit.models.tiny import FAMILIES, WINDOWS, tiny_config, tiny_target
+
+CPU = torch.device("cpu")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def rows_of(rows: Tensor) -> int:
+    return rows.shape[:-1].numel()
+
+
+def in_halves(layer: PackedLinear, rows: Tensor) -> Tensor:
+    """The product summed in another order: the second half of the inputs first, in float32."""
+    half = rows.shape[-1] // 2
+    weight: Tensor = layer.packed.to_dense().float()
+    total: Tensor = rows[..., half:].float() @ weight[:, half:].T + rows[..., :half].float() @ weight[:, :half].T
+    if layer.bias is not None:
+        total += layer.bias.float()
+    return total.to(rows.dtype)
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, module: type, differs: Callable[[Tensor], bool], by: float = 1.0) -> None:
+    """Make `module` give some passes results that are off by the least that its dtype can tell."""
+    stock = module.forward  # type: ignore[attr-defined]
+
+    def forward(self: nn.Module, rows: Tensor) -> Tensor:
+        result: Tensor = stock(self, rows)
+        return result * (1 + by * torch.finfo(result.dtype).eps) if differs(rows) else result
+
+    monkeypatch.setattr(module, "forward", forward)
+
+
+@each_dtype
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_probed(family: str, dtype: str) -> None:
+    """Guards against a probe that fails on a family's layers, names no reason, or takes slots of the target's."""
+    target = tiny_target(tiny_config(family), DTYPES[dtype])
+    exactness = probe(target)
+    assert exactness.kind in ("bitwise", "rounding")
+    assert exactness.milliseconds > 0
+    assert str(target.dtype).removeprefix("torch.") in exactness.reason
+    assert str(exactness) == f"{exactness.kind}: {exactness.reason}"
+    assert "\n" not in str(exactness)
+    assert not any(target.kv.lengths)
+
+
+@each_dtype
+@pytest.mark.parametrize(
+    "differs",
+    [
+        pytest.param(lambda count: count == 1, id="one row"),
+        pytest.param(lambda count: count > 1, id="several rows"),
+        pytest.param(lambda count: count >= 12, id="12 rows or more"),
+        pytest.param(lambda count: count > 32, id="more than 32"),
+        pytest.param(lambda count: count % 4 != 0, id="rows that fill no block of four"),
+    ],
+)
+@torch.inference_mode()
+def test_a_product_that_sums_in_another_order_is_caught(
+    dtype: str, differs: Callable[[int], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a probe that sees no planted kernel, in bfloat16 above all: there rounding hides all but one in
+    thousands of such differences. Every shape is caught by itself."""
+    kind = compute_dtype(DTYPES[dtype], CPU)
+    generator = torch.Generator().manual_seed(3)
+    layers = [
+        PackedLinear(torch.randn(outputs, inputs, generator=generator).to(kind), None)
+        for outputs, inputs in ((48, 40), (96, 48), (64, 1100))
+    ]
+    assert not list(differing_products(layers))
+    stock = PackedLinear._multiply
+    monkeypatch.setattr(
+        PackedLinear,
+        "_multiply",
+        lambda self, rows: in_halves(self, rows) if differs(rows_of(rows)) else stock(self, rows),
+    )
+    for layer in layers:
+        if layer.pads_single_rows and differs(1) and not differs(2):
+            assert not list(differing_products([layer])), "one row is computed as two, so that its kernel never runs"
+        else:
+            (fault,) = differing_products([layer])
+            assert "sums otherwise" in fault
+    target = tiny_target(tiny_config("llama"), DTYPES[dtype])
+    assert probe(target).kind == "rounding"
+
+
+@each_dtype
+@pytest.mark.parametrize(("outputs", "inputs"), [(80, 64), (960, 576), (576, 1536), (64, 1100)])
+@pytest.mark.parametrize("count", [1, 2, 5, 17, 33, 64])
+@torch.inference_mode()
+def test_a_bias_of_zero_changes_no_bit(dtype: str, outputs: int, inputs: int, count: int) -> None:
+    """Guards against a probe whose bias calls for other kernels than the layer's own, which has none."""
+    kind = compute_dtype(DTYPES[dtype], CPU)
+    generator = torch.Generator().manual_seed(inputs)
+    layer = PackedLinear(torch.randn(outputs, inputs, generator=generator).to(kind), None)
+    rows = torch.randn(count, inputs, generator=generator).to(kind)
+    bare = layer(rows)
+    layer.bias = torch.zeros(outputs)
+    assert torch.equal(layer(rows), bare)
+
+
+@pytest.mark.parametrize(
+    ("differs", "by"),
+    [
+        pytest.param(lambda nodes, keys: nodes > 4 * 3, 1, id="many rows"),
+        pytest.param(lambda nodes, keys: keys % 48 in range(1, 12), 1, id="a short last piece of keys"),
+    ],
+)
+def test_scores_that_depend_on_company_are_caught(
+    differs: Callable[[int, int], bool], by: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a probe that looks at layers alone: attention multiplies too, and threads cut its products."""
+    stock = attention.products
+
+    def products(rows: Tensor, keys: Tensor, length: int) -> Tensor:
+        half = rows.shape[-1] // 2
+        if not differs(rows.shape[1], length):
+            return stock(rows, keys, length)
+        return stock(rows[..., half:], keys[..., half:], length) + stock(rows[..., :half], keys[..., :half], length)
+
+    for module in (attention, probes):
+        monkeypatch.setattr(module, "products", products)
+    exactness = probe(tiny_target(tiny_config("llama")))
+    assert exactness.kind == "rounding"
+    assert "scores" in exactness.reason
+
+
+@each_dtype
+@pytest.mark.parametrize("module", [RowwiseActivation, FusedRMSNorm])
+def test_other_operations_that_depend_on_company_are_caught(
+    module: type, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a probe of products alone: an activation that threads cut rounds otherwise, too."""
+    plant(monkeypatch, module, lambda rows: rows_of(rows) > 50)
+    exactness = probe(tiny_target(tiny_config("llama"), DTYPES[dtype]))
+    assert exactness.kind == "rounding"
+    assert "pass of 61 rows" in exactness.reason
+
+
+def test_a_fault_of_a_later_kind_of_layer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a probe of the first layer alone: in this model only the third one sees everything."""
+    config = tiny_config("gemma3_text", **(WINDOWS["gemma3_text"] | {"sliding_window_pattern": 3}))
+    target = tiny_target(config)
+    assert probes._until_every_kind(target.decoder) == 3
+    assert probes._until_every_kind(tiny_target(tiny_config("llama")).decoder) == 1
+    stock = attention._attend_on_cpu
+
+    def attend(query: Tensor, segment: Any, law: attention.Law) -> Tensor:
+        return stock(query, segment, law) * (1 + 1e-6 * (law.window is None and segment.count > 1))
+
+    monkeypatch.setattr(attention, "_attend_on_cpu", attend)
+    assert "pass of 9 rows" in probe(target).reason
+
+
+def test_experts_that_are_summed_together_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a router or experts whose numbers follow how many neighbours chose the same."""
+    stock = experts.PackedExperts.forward
+    monkeypatch.setattr(
+        experts.PackedExperts,
+        "forward",
+        lambda self, hidden, *args: stock(self, hidden, *args) * (1 + 1e-6 * (len(hidden) > 1)),
+    )
+    assert probe(tiny_target(tiny_config("qwen3_moe"))).kind == "rounding"
+
+
+def test_a_head_that_depends_on_company_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a probe that ends before the logits, whose cap is computed after the product."""
+    stock = LmHead._capped
+    monkeypatch.setattr(LmHead, "_capped", lambda self, logits: stock(self, logits) * (1 + 1e-6 * (len(logits) > 1)))
+    exactness = probe(tiny_target(tiny_config("llama")))
+    assert exactness.kind == "rounding"
+    assert "LM head" in exactness.reason
+
+
+def test_batches_are_probed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against requests attended together whose bits are their neighbours' business."""
+    stock = attention._attend_together
+    monkeypatch.setattr(attention, "_attend_together", lambda *args: stock(*args) * (1 + 1e-6))
+    assert "batch" in probe(tiny_target(tiny_config("llama"))).reason
+
+
+@pytest.mark.parametrize("limit", [1, 20])
+def test_a_context_shorter_than_the_probes_is_enough(limit: int) -> None:
+    """Guards against positions that a model has not, in a probe that is longer than any of its requests."""
+    config = tiny_config("gpt2", max_position_embeddings=limit)
+    assert probe(tiny_target(config, max_length=limit)).milliseconds > 0
+
+
+def test_what_is_not_packed_is_not_called_exact() -> None:
+    """Guards against a promise for stock layers, for float64, which has no packed ones, and for other devices."""
+    config = tiny_config("llama")
+    for target in (tiny_target(config, pack=False), tiny_target(config, torch.float64)):
+        exactness = probe(target)
+        assert (exactness.kind, exactness.milliseconds) == ("rounding", 0.0)
+        assert "not packed" in exactness.reason
+    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, rounded_to=torch.bfloat16)
+    assert str(probe(on_gpu)).startswith("rounding: kernels of a GPU")
+
+
+def test_halves_without_instructions_are_told() -> None:
+    """Guards against float32 in silence where another dtype was asked for."""
+    exactness = probe(tiny_target(tiny_config("llama"), torch.float16))
+    assert "float32, weights rounded to float16" in exactness.reason
+    exactness = probe(tiny_target(tiny_config("llama"), torch.bfloat16))
+    assert ("weights rounded to bfloat16" in exactness.reason) != can_pack(torch.bfloat16, CPU)
+
+
+def test_a_library_told_to_be_compatible_is_caught() -> None:
+    """Guards against a probe that knows planted faults only: held to MKL_CBWR=COMPATIBLE, MKL's own products of
+    attention depend on the number of rows (where it is MKL that computes them)."""
+    script = (
+        "from outpace.models.exactness import probe\n"
+        "from tests.unit.models.tiny import tiny_config, tiny_target\n"
+        "print(probe(tiny_target(tiny_config('llama'))).kind)"
+    )
+    environment = os.environ | {"MKL_CBWR": "COMPATIBLE"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout.split()[-1] == ("rounding" if torch.backends.mkl.is_available() else "bitwise")
