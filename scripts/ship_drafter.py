@@ -36,8 +36,9 @@ says without it, token for token; the drafter only makes it faster.
   answered by the target itself, greedily, with at most {answer} tokens. No prompt of a benchmark's test set was used.
 - **Seen**: {epochs:g} epochs, {steps:,} steps of {batch} sequences, {tokens:,} tokens, of which {supervised:,} were
   the target's own.
-- **Held out**: {rate:.3f} tokens per step in greedy chains of {depth} on {held_out} prompts it was not trained on;
-  drafts right at each position, given that those before were: {positions}.
+- **Held out**: {rate:.3f} tokens per step in greedy chains of {depth} on half of {held_out} prompts it was not trained
+  on, whose other half chose this checkpoint; drafts right at each position, given that those before were:
+  {positions}.
 - **Measured**: speeds and tokens per step beside the other methods are in the project's `docs/log.md`.
 - **Limits**: made on {hardware} in about {hours:.1f} hours, far from convergence. To go on with more compute:
   `outpace train {kind} --target {target} --start {target}/{kind} --config {folder}/recipe.yaml`
@@ -63,7 +64,7 @@ def main() -> None:
     drop_rows(given.folder)
     provenance = json.loads((given.run / "provenance.json").read_text())
     log = [json.loads(line) for line in (given.run / "log.jsonl").read_text().splitlines()]
-    best = max((line for line in log if "held_out" in line), key=lambda line: line["held_out"]["tokens_per_step"])
+    best = max((line for line in log if "held_out" in line), key=lambda line: line["chosen_by"]["tokens_per_step"])
     measured, steps = best["held_out"], best["step"]
     hours = sum(line["seconds"] for line in log if "loss" in line and line["step"] <= steps) / 3600
     provenance["result"] = {"steps": steps, "hours": round(hours, 2), "held_out": measured}

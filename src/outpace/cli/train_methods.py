@@ -125,7 +125,7 @@ class Shown:
             positions = " ".join(f"{rate:.2f}" for rate in measured["by_position"])
             _say(
                 f"step {shown['step']}/{shown['steps']}: {measured['tokens_per_step']:.3f} tokens per step on held-out "
-                f"answers (best {measured['best']:.3f}); accepted by position: {positions}"
+                f"answers (the drafter that is kept: {measured['best']:.3f}); accepted by position: {positions}"
             )
             return
         self._bar("steps", int(shown["steps"]) - int(shown["step"]) + 1)

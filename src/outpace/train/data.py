@@ -72,6 +72,14 @@ class SampleSet(Dataset[TrainingSample]):
             )
         return tuple(chosen)
 
+    def halves(self, held_out: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of held-out sequences those that choose a drafter, and those that its figure is quoted on, prompts in
+        turn: the best of many measurements flatters the prompts it was chosen by."""
+        prompts = sorted({_prompt_of(self.names[index]) for index in held_out}, key=_hash)
+        choosing = set(prompts[::2])
+        chosen = tuple(index for index in held_out if _prompt_of(self.names[index]) in choosing)
+        return chosen, tuple(index for index in held_out if index not in set(chosen))
+
     def facts(self, indices: Sequence[int], vocab_size: int, special: Sequence[int]) -> Facts:
         """What these sequences say about tokens.
 

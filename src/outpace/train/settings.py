@@ -22,12 +22,13 @@ class DataSettings(Section):
 
     Attributes:
         max_length: tokens of a sequence; longer ones are cut at the end.
-        held_out: prompts to measure on and not to train on.
+        held_out: prompts to measure on and not to train on. Half of them choose which drafter is kept, the other half
+            give the figures that are shown.
         workers: processes that read ahead; worth it where features were captured before.
     """
 
     max_length: int = Field(default=3072, ge=8)
-    held_out: int = Field(default=64, ge=1)
+    held_out: int = Field(default=64, ge=2)
     workers: int = Field(default=0, ge=0, le=64)
 
 
@@ -62,7 +63,8 @@ class TrainingSettings(Section):
         evaluate_every: steps between measurements on held-out sequences; one more is made at the end.
         save_every: steps between states that a killed run goes on from.
         keep: states to keep.
-        patience: measurements without a better one before training stops; None to go on to the end.
+        patience: measurements without a better one before training stops; None to go on to the end. They count from
+            where the objective has become what it is to be: in Domino's curriculum, where lambda is small.
         min_gain: what counts as better, in tokens per step.
         dtype: of the drafter's files.
         seed: of weights, order and anchors.

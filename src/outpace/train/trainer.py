@@ -5,7 +5,7 @@ together, so that neither the number of processes nor the size of a pass changes
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from outpace.train.optimizers import make_optimizers, step_all
 from outpace.train.processes import together, whole
 from outpace.train.runlog import RunLog, scalars
 from outpace.train.settings import TrainingSettings
-from outpace.train.simulate import simulate
+from outpace.train.simulate import Simulation, simulate
 from outpace.train.states import States, read_counters, replace_folder
 
 STATES, DRAFTER = "states", "drafter"
@@ -74,13 +74,16 @@ class Trainer:
         self._schedules = [get_cosine_schedule_with_warmup(optimizer, warmup, self.steps) for optimizer in made]
         accelerator.register_for_checkpointing(*self._schedules)
         self._states, self._log = States(folder / STATES, settings.keep), RunLog(folder)
+        self._choosing, self._quoted = data.samples.halves(data.held_out)
         self._step, self._best, self._stale = 0, 0.0, 0
+        self._figure = 0.0  # of the drafter that was written, on the prompts that had no part in choosing it
 
     def run(self) -> dict[str, Any]:
         """Train to the end, or until held-out sequences say that it is enough; goes on from the latest state.
 
         Returns:
-            "step", "best" (tokens per step of the drafter that was written) and "stopped_early".
+            "step", "best" (tokens per step of the drafter that was written, on held-out prompts that had no part in
+            choosing it) and "stopped_early".
 
         Raises:
             ModelError: a state that cannot be read, or a loss that is no number.
@@ -98,7 +101,7 @@ class Trainer:
                 stopped = self._is_stale()
             if self._step % settings.save_every == 0 or self._step == self.steps or stopped:
                 self._save()
-        return {"step": self._step, "best": self._best, "stopped_early": stopped and self._step < self.steps}
+        return {"step": self._step, "best": self._figure, "stopped_early": stopped and self._step < self.steps}
 
     def _is_stale(self) -> bool:
         return self._settings.patience is not None and self._stale >= self._settings.patience
@@ -160,22 +163,27 @@ class Trainer:
         return batch.with_features(target.features(batch.ids, batch.lengths, taps))
 
     def _measure(self) -> None:
-        """Simulated tokens per step on held-out sequences; the best drafter so far is written."""
+        """Simulated tokens per step on held-out sequences; the best drafter so far, by half of them, is written."""
+        rate, played = self._played(self._choosing).tokens_per_step, self._played(self._quoted)
+        is_better = rate > self._best + (self._settings.min_gain if self._best else 0.0)
+        is_final = self._objective.may_stop(self._step / self.steps)
+        self._stale = self._stale + 1 if is_final and not is_better else 0
+        if is_better:
+            self._best, self._figure = rate, played.tokens_per_step
+            self._export()
+        shown = {"tokens_per_step": played.tokens_per_step, "by_position": played.by_position, "best": self._figure}
+        self._record({"step": self._step, "held_out": shown, "chosen_by": {"tokens_per_step": rate}})
+
+    def _played(self, indices: Sequence[int]) -> Simulation:
+        """Rounds on some sequences, of all processes together."""
         accelerator, size = self._accelerator, self._settings.micro_batch_size
-        own = self._data.held_out[accelerator.process_index :: accelerator.num_processes]
+        own = indices[accelerator.process_index :: accelerator.num_processes]
         batches = (
             self._with_features(collate_examples(0, [self._examples[index, 0] for index in own[start : start + size]]))
             for start in range(0, len(own), size)
         )
         with accelerator.autocast(), whole(self._module):
-            played = together(accelerator, simulate(self._objective, batches), self._objective.depth)
-        is_better = played.tokens_per_step > self._best + (self._settings.min_gain if self._best else 0.0)
-        self._stale = 0 if is_better else self._stale + 1
-        if is_better:
-            self._best = played.tokens_per_step
-            self._export()
-        shown = {"tokens_per_step": played.tokens_per_step, "by_position": played.by_position, "best": self._best}
-        self._record({"step": self._step, "held_out": shown})
+            return together(accelerator, simulate(self._objective, batches), self._objective.depth)
 
     def _export(self) -> None:
         """Write the drafter as it is now, in place of the one before."""
@@ -196,7 +204,7 @@ class Trainer:
         accelerator.save_state(str(scratch))
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            self._states.finish(scratch, self._step, {"best": self._best, "stale": self._stale})
+            self._states.finish(scratch, self._step, {"best": self._best, "figure": self._figure, "stale": self._stale})
         accelerator.wait_for_everyone()
 
     def _resume(self) -> None:
@@ -210,7 +218,8 @@ class Trainer:
                 raise ModelError(
                     f"{state}: cannot be read ({reason}); delete it, and the run goes on from the one before"
                 ) from error
-            self._step, self._best, self._stale = counters["step"], counters["best"], counters["stale"]
+            self._step, self._stale = counters["step"], counters["stale"]
+            self._best, self._figure = counters["best"], counters["figure"]
         if self._accelerator.is_main_process:
             self._log.cut(self._step)
 

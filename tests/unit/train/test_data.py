@@ -43,6 +43,11 @@ def test_held_out_prompts_stay_held_out() -> None:
     assert len(few.held_out(5)) == 10, "both turns of each"
     assert {few.names[index].rpartition("/")[0] for index in few.without(few.held_out(5))} & held == set()
     # What was added may be held out too, but nobody else moves to the other side.
+    first, second = few.halves(few.held_out(5))
+    assert sorted((*first, *second)) == sorted(few.held_out(5))
+    prompts = [{few.names[index].rpartition("/")[0] for index in half} for half in (first, second)]
+    assert [len(half) for half in prompts] == [3, 2], "whole conversations on one side"
+    assert not prompts[0] & prompts[1]
     again = {many.names[index].rpartition("/")[0] for index in many.held_out(5)}
     assert again - {f"p{at}" for at in range(30, 40)} <= held
     with pytest.raises(InvalidRequest, match=r"data.held_out=40"):

@@ -4,7 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,10 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from outpace.core.errors import ModelError
+from outpace.train.batch import Batch
+from outpace.train.objectives.base import Objective
+from outpace.train.simulate import Simulation
+from tests.unit.train import tiny
 from tests.unit.train.linear import LinearObjective, trainer
 from tests.unit.train.logs import read_log
 
@@ -22,6 +26,10 @@ ROOT = Path(__file__).parents[3]
 
 def losses(folder: Path) -> list[float]:
     return [line["loss"] for line in read_log(folder) if "loss" in line]
+
+
+def choosing(folder: Path) -> list[float]:
+    return [line["chosen_by"]["tokens_per_step"] for line in read_log(folder) if "chosen_by" in line]
 
 
 def measured(folder: Path) -> list[float]:
@@ -34,7 +42,8 @@ def test_training_raises_tokens_per_step(tmp_path: Path) -> None:
     assert done["step"] == 40
     assert losses(tmp_path)[-1] < 0.6 * losses(tmp_path)[0]
     assert measured(tmp_path)[-1] > 1.4, "1.0 without training, 2.0 with the target's own head"
-    assert done["best"] == max(measured(tmp_path))
+    rates = choosing(tmp_path)
+    assert done["best"] == measured(tmp_path)[rates.index(max(rates))]
     kept = load_file(tmp_path / "drafter" / "weights.safetensors")
     assert list(kept) == ["weight"], "names of the net, not of what trains it"
     rates = [line["learning_rate"] for line in read_log(tmp_path) if "loss" in line]
@@ -66,6 +75,28 @@ def test_the_best_drafter_is_kept(tmp_path: Path) -> None:
     assert measured(tmp_path)[2] < measured(tmp_path)[1] - 0.1
     assert not torch.equal(kept[0], kept[1])
     assert torch.equal(kept[1], kept[2])
+
+
+def test_a_drafter_is_not_chosen_by_the_prompts_it_is_quoted_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against the best of many measurements quoted on the very prompts that made it the best."""
+    seen: list[set[tuple[int, ...]]] = []
+
+    def played(objective: Objective, batches: Iterable[Batch]) -> Simulation:
+        seen.append({tuple(row.tolist()) for batch in batches for row in batch.ids})
+        return Simulation(tokens=(30, 11, 20, 19)[len(seen) - 1], rounds=10)
+
+    monkeypatch.setattr("outpace.train.trainer.simulate", played)
+    done = trainer(tmp_path, max_steps=10).run()
+    assert len(seen) == 4
+    assert seen[0] == seen[2]
+    assert seen[1] == seen[3]
+    assert len(seen[0]) == len(seen[1]) == tiny.HELD_OUT / 2
+    assert not seen[0] & seen[1]
+    assert done["best"] == 1.1, "of the drafter that the first half liked best, on the second half"
+    assert (choosing(tmp_path), measured(tmp_path)) == ([3.0, 2.0], [1.1, 1.9])
+    assert [line["held_out"]["best"] for line in read_log(tmp_path) if "held_out" in line] == [1.1, 1.1]
 
 
 @pytest.mark.parametrize("micro", [1, 2, 8])
@@ -104,6 +135,17 @@ def test_early_stop(tmp_path: Path) -> None:
     assert (done["step"], done["stopped_early"]) == (15, True)
     assert trainer(tmp_path, learning_rate=1e-12, max_steps=60, patience=2).run() == done
     assert not trainer(tmp_path / "on", max_steps=15, patience=2).run()["stopped_early"]
+
+
+def test_no_early_stop_while_the_loss_still_changes(tmp_path: Path) -> None:
+    """Guards against a curriculum that ends in its middle, where the loss is still that of another net."""
+
+    class Changing(LinearObjective):
+        def may_stop(self, progress: float) -> bool:
+            return progress >= 0.5
+
+    done = trainer(tmp_path, objective=Changing(), learning_rate=1e-12, max_steps=60, patience=2).run()
+    assert (done["step"], done["stopped_early"]) == (35, True), "at 30 and 35 it was no better"
 
 
 def test_a_loss_that_is_no_number_is_told(tmp_path: Path) -> None:

@@ -45,6 +45,14 @@ class Objective(nn.Module, ABC):
 
     target: FrozenTarget
 
+    def may_stop(self, progress: float) -> bool:
+        """Whether training may stop early there, because the loss is already what it is to be.
+
+        Args:
+            progress: how much of the training is done, from 0 to 1.
+        """
+        return True
+
     @abstractmethod
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         """Losses of a batch.

@@ -27,6 +27,8 @@ from outpace.train.objectives.dflash import DFlashNetSettings, DFlashObjectiveSe
 from outpace.train.objectives.facts import Facts
 from outpace.train.vocabulary import LossVocabulary
 
+SMALL_SHARE = 0.1
+"""Lambda from which training may stop early."""
 Strategy = Literal["curriculum", "teacher-forcing", "training-time-test"]
 
 
@@ -120,6 +122,10 @@ class DominoObjective(Objective):
         weights = tuple(self.net.head.embed_proj.parameters())
         loss, base, final = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
         return {"loss": loss, "weight": rows.weights.sum(), "base": base.detach(), "final": final.detach()}
+
+    def may_stop(self, progress: float) -> bool:
+        """Before lambda is small the head has had little to say in what was learned."""
+        return self._base_share(progress) <= SMALL_SHARE
 
     def _base_share(self, progress: float) -> float:
         """Lambda of section 4.2."""
