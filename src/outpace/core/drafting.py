@@ -154,8 +154,8 @@ class GrowingShape(Protocol):
     in cumulative ones. `grow` returns two masks [F, C]: candidates that become nodes, and those among them to be
     expanded in turn. `kept` says, once all trees have grown, how many drafted nodes of each are kept [R] int64, the
     best by cumulative score. A request may be given what others leave: all together never keep more than the sum of
-    the budgets. `observe` is told what became of a tree, `end_answer` that an answer of a conversation has ended, maybe
-    again before the next one begins, `close` that a request has ended.
+    the budgets. `observe` is told what became of a tree, `end_answer` that the next answer of a conversation begins,
+    `close` that a request has ended.
 
     Attributes:
         width: candidates per node that it looks at.

@@ -17,10 +17,11 @@ RERANKED_ROOM = 1 << 20
 
 @dataclass(eq=False)
 class GrowingState:
-    """A request's state in a source and in a shape."""
+    """A request's state in a source and in a shape, and how long the prompt was that it drafted behind."""
 
     of_source: Any
     of_shape: Any
+    prompt_length: int | None = None
 
 
 class GrowingProposer:
@@ -49,13 +50,17 @@ class GrowingProposer:
 
     def rewind(self, state: GrowingState, length: int) -> None:
         self.source.rewind(state.of_source, length)
-        self.shape.end_answer(state.of_shape)  # so it is between the answers of a conversation
 
     def prefill(self, states: Sequence[GrowingState], chunks: Sequence[PromptChunk]) -> None:
         self.source.prefill([state.of_source for state in states], chunks)
 
     def propose(self, states: Sequence[GrowingState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         sources, shapes = [state.of_source for state in states], [state.of_shape for state in states]
+        for state, request in zip(states, requests, strict=True):
+            length = request.stream.prompt_length
+            if state.prompt_length not in (None, length):  # the next turn of a conversation, and no step taken back
+                self.shape.end_answer(state.of_shape)
+            state.prompt_length = length
         limits = torch.tensor(self.source.begin(sources, requests))  # [R]
         grove = _Grove([request.ids[-1] for request in requests])
         budgets = torch.tensor([request.budget for request in requests])  # [R]

@@ -15,6 +15,7 @@ from outpace.engine.engine import Engine
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig, DynaTreeState
 from outpace.shaping.growing import GrowingProposer
 from outpace.testing import ToyTarget, decode
+from tests.unit.drafters.requests import draft_request
 from tests.unit.shaping.toy_source import ToySource, blend
 
 NOTHING = NodeOutputs(torch.empty(0, 1), torch.empty(0, 1, dtype=torch.int64), torch.empty(0, 1))
@@ -281,8 +282,9 @@ def test_the_authors_rule_counts_the_answers_of_a_conversation() -> None:
         params = SamplingParams(max_new_tokens=60)
         (session,) = engine.add(prompt, params, proposer, keep=True, resume=kept)
         engine.step()  # its prompt
+        engine.step()
         depths.append(shape.opened[-1].base_depth)
-        assert shape.opened[-1].rounds == 0, "this answer's rounds are counted from its beginning"
+        assert shape.opened[-1].rounds == 1, "this answer's rounds are counted from its beginning"
         while not engine.is_idle:
             engine.step()
         prompt, kept = [*session.ids, 1 + turn % 3], session.kept
@@ -291,3 +293,22 @@ def test_the_authors_rule_counts_the_answers_of_a_conversation() -> None:
     assert kept is not None
     engine.release(kept)
     assert len(shape._carried.rates) == 8
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_step_that_is_taken_back_ends_no_answer(alone: bool) -> None:
+    """Guards against an answer counted in its middle, because an exception cut a step short, and against one that is to
+    depend on nothing else and then goes on with what others' answers have taught."""
+    shape = DynaTree(AUTHORS)
+    proposer = GrowingProposer(ToySource(blend(1, 8, sharpness=30)), shape, 15)
+    for _ in range(6):
+        answer(shape, 6)
+    state, request = proposer.open(0, alone), draft_request([1, 2], 15, 20)
+    before = settings_of(state.of_shape)
+    assert before[0] == (5 if alone else 7)
+    for _ in range(3):
+        proposer.propose([state], [request])
+        shape.observe(state.of_shape, seen(2, 6))
+        proposer.rewind(state, 2)
+    assert (state.of_shape.rounds, len(shape._carried.rates)) == (3, 6)
+    assert settings_of(state.of_shape) == before
