@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.drafting import Candidates, Frontier
+from outpace.core.drafting import Candidates, Frontier, StaticShape
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, NodeOutputs, Proposer, Stream
 from outpace.core.tree import DraftTree
@@ -17,7 +17,8 @@ from outpace.engine.engine import Engine
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
 from outpace.shaping.growing import GrowingProposer
-from outpace.shaping.proposer import EmptyDraft
+from outpace.shaping.proposer import EmptyDraft, StaticProposer
+from outpace.shaping.rank_paths import Chain, RecyclingTemplate
 from outpace.testing import ToyTarget, decode
 from tests.lossless.test_toy import EOS, METHODS, PROMPTS, VOCAB, requests
 from tests.unit.shaping.toy_source import ToySource, ToyState, blend, node_paths
@@ -116,6 +117,25 @@ def test_slots_behind_an_end_go_to_others(make: Any, temperature: float) -> None
         [proposer.open(0)], [request((best, VOCAB - 1), 10, temperature=temperature, ignore_eos=True)]
     )
     assert node_paths(ignoring) == node_paths(tree)
+
+
+@pytest.mark.parametrize("shape", [Chain(), RecyclingTemplate()])
+def test_static_drafts_end_where_nothing_can_be_said(shape: StaticShape) -> None:
+    """Guards against draft passes for tokens behind an end, where reading what was drafted costs nothing."""
+    source = Asked(blend(0.8, VOCAB))
+    proposer = StaticProposer(source, shape, 6, torch.device("cpu"))
+    (whole,) = proposer.propose([proposer.open(0)], [request((), 6)])
+    depth = whole.topology.max_depth
+    assert (len(whole), source.expands, whole.draft_passes) == (7, depth, depth)
+    firsts = tuple(whole.tokens[node].item() for node in range(7) if whole.topology.depths[node] == 1)
+    source.expands = 0
+    wishes = [request(firsts, 6), request((), 6)]  # type: ignore[arg-type]
+    cut, other = proposer.propose([proposer.open(place) for place, _ in enumerate(wishes)], wishes)
+    assert (len(cut), cut.topology.max_depth, cut.draft_passes) == (1 + len(firsts), 1, 1)
+    assert node_paths(other) == node_paths(whole)
+    (again,) = proposer.propose([proposer.open(0)], wishes[:1])
+    assert node_paths(again) == node_paths(cut)
+    assert source.expands == depth + 1
 
 
 def test_requests_of_a_batch_have_ends_of_their_own() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Frontier, LevelSource, StaticShape
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
-from outpace.core.tree import DraftTree
+from outpace.core.tree import DraftTree, Topology
 
 
 class EmptyDraft:
@@ -43,7 +43,8 @@ class EmptyDraft:
 class StaticProposer:
     """A source asked level by level under a shape that is fixed before any token is known.
 
-    The host reads nothing that was drafted, except the path of requests whose options look back at it.
+    On a GPU the host reads nothing that was drafted, except the path of requests whose options look back at it. On a
+    CPU, where that is free, drafting ends when nothing can be said behind any node of a level.
 
     Args:
         source: what might come next.
@@ -79,11 +80,14 @@ class StaticProposer:
         ]
         trees = [[torch.tensor([request.ids[-1]], device=self._device)] for request in requests]  # tokens by level
         before = [torch.tensor([request.stream.before], device=self._device) for request in requests]  # those above
+        sayable = [[True] for _ in requests]  # of the last level, whether anything can be said behind a node
         passes = [0] * len(plans)
         laws: list[dict[int, Tensor]] = [{} for _ in plans]
         starts = [0] * len(plans)  # where each request's nodes began in the frontier before
         for depth in range(max(len(plan.levels) for plan in plans)):
-            growing = [index for index, plan in enumerate(plans) if depth < len(plan.levels)]
+            growing = [index for index, plan in enumerate(plans) if depth < len(plan.levels) and any(sayable[index])]
+            if not growing:
+                break
             sizes = [len(trees[index][-1]) for index in growing]
             owners = [index for index, size in zip(growing, sizes, strict=True) for _ in range(size)]
             parents = [-1] * len(owners)
@@ -109,8 +113,12 @@ class StaticProposer:
                 places, ranks = plans[index].levels[depth]
                 before[index] = trees[index][-1][places]
                 trees[index].append(tokens[places, ranks])  # [F]
+                if self._device.type == "cpu":
+                    pairs = zip(places.tolist(), trees[index][-1].tolist(), strict=True)
+                    ends = requests[index].stream.ending_ids
+                    sayable[index] = [sayable[index][place] and token not in ends for place, token in pairs]
         return [
-            DraftTree(torch.cat(tokens), plan.topology, own or None, count)
+            DraftTree(torch.cat(tokens), _first(plan.topology, sum(map(len, tokens))), own or None, count)
             for tokens, plan, own, count in zip(trees, plans, laws, passes, strict=True)
         ]
 
@@ -119,3 +127,8 @@ class StaticProposer:
 
     def reset(self) -> None:
         self.source.reset()
+
+
+def _first(topology: Topology, count: int) -> Topology:
+    """The first nodes of a plan, level by level."""
+    return topology if count == len(topology) else Topology.of(topology.parents[:count])
