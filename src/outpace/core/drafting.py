@@ -119,11 +119,13 @@ class Level:
     Attributes:
         depth: of the candidates.
         owners: [F] int64, request of each parent.
-        log_probs: [F, C] keyed score of each candidate, best first.
+        log_probs: [F, C] keyed score of each candidate, best first; where it is known, the logarithm of how often
+            candidates with such a score are accepted.
         cumulative: [F, C] the same summed along the path, each level by the shape's weight for it.
         entropy: [F] of each parent's law, for shapes that want it.
         ends: [F, C] bool, candidates behind which nothing can be said; None if there are none. Nothing is drafted below
             them, whether a shape expands them or not.
+        is_rate: [F] bool, whether that is known.
     """
 
     depth: int
@@ -132,6 +134,7 @@ class Level:
     cumulative: Tensor
     entropy: Tensor | None = None
     ends: Tensor | None = None
+    is_rate: Tensor | None = None
 
 
 class Gates(NamedTuple):

@@ -33,6 +33,8 @@ TREES: dict[str, type[TreeConfig]] = {
 """The shapes that have settings."""
 Grown = Literal["beam", "fixed", "dynatree", "gated", "ddd", "svip", "echo", "cut"]
 """The growing shapes that any source with scores takes."""
+COMPARING = ("beam", "fixed", "dynatree", "gated", "ddd", "svip", "echo", "cut")
+"""The shapes that read scores as probabilities."""
 
 
 class RecycleOptions(Options):
@@ -157,6 +159,9 @@ class ModelOptions(FillOptions):
             of their own, unless they are filled; other trees are the likeliest by that law.
         vocabulary: file of the only ids to draft, made by `outpace rank-vocabulary`; "all" for no such limit; None for
             the drafter's own file, if it brings one.
+        calibration: what a shape that compares scores with probabilities reads of keyed ones: how often candidates with
+            such a score are accepted, as learned from all requests of the method ("shared") or from this one
+            ("private"), or the scores themselves ("off").
     """
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -164,6 +169,7 @@ class ModelOptions(FillOptions):
     shape: str = "chain"
     noise: bool = True
     vocabulary: str | None = None
+    calibration: Literal["shared", "private", "off"] = "shared"
 
     @property
     def takes_gates(self) -> bool:
@@ -189,9 +195,17 @@ class ModelOptions(FillOptions):
         except ValidationError as error:
             raise ValueError(first_complaint(error)) from error
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether its shape reads what keyed scores are worth."""
+        return self.shape in COMPARING and self.noise and self.calibration != "off"
+
     @model_validator(mode="after")
     def _check_tree(self) -> "ModelOptions":
         self.tree()
+        if "calibration" in self.model_fields_set and (self.shape not in COMPARING or not self.noise):
+            idle = f"noise={self.noise}" if self.shape in COMPARING else f"shape={self.shape}"
+            raise ValueError(f"calibration={self.calibration}: does nothing with {idle}; leave it out")
         return self
 
 

@@ -33,6 +33,7 @@ from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.nets.eagle3 import Eagle3Net
 from outpace.nets.medusa import MedusaNet
+from outpace.shaping.acceptance import KeyedAcceptance
 from outpace.shaping.beam import Beam, SearchConfig
 from outpace.shaping.cut import Cut
 from outpace.shaping.ddd import DynamicDepth
@@ -88,7 +89,9 @@ def shaped(source: LevelSource, options: ModelOptions, around: Surroundings, bud
     tree, is_filled = _tree(options, around), options.fill != "none"
     if tree is None:
         return StaticProposer(source, STATIC[options.shape](), budget, around.device, is_filled)
-    return GrowingProposer(source, GROWING[options.shape](tree), budget, is_filled)
+    acceptance = KeyedAcceptance() if options.is_calibrated else None
+    is_private = options.calibration == "private"
+    return GrowingProposer(source, GROWING[options.shape](tree), budget, is_filled, acceptance, is_private)
 
 
 def _tree(options: ModelOptions, around: Surroundings) -> TreeConfig | None:

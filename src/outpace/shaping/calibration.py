@@ -11,8 +11,8 @@ max(0, accepted - d) tokens and saves the levels that would have been drafted be
 - Of all triples with depth 1 (one gate at the root, as in the paper) that one is taken which saves the most levels: the
   depths where confidence tells best, at equal loss, which rounds go on in vain.
 
-Confidence is what gates see of the warm-up's own requests: at temperature > 0, of keyed scores. So thresholds hold for
-the drafter they were calibrated with, and best at the budget and temperature of the warm-up.
+Confidence is what gates see of the warm-up's own requests: at temperature > 0, of what keyed scores are worth. So
+thresholds hold for the drafter they were calibrated with, and best at the budget and temperature of the warm-up.
 
 What a gate costs is counted before retrieval takes the slots it frees, and without what its stage keeps fewer of the
 levels above it: these two work against each other. Thresholds of the best accuracy were tried, and close nearly always

@@ -10,6 +10,7 @@ from torch import Tensor
 from outpace.core.drafting import Candidates, Frontier, GrowingShape, Level, LevelSource
 from outpace.core.protocols import DraftRequest, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
+from outpace.shaping.acceptance import KeyedAcceptance, Lesson, Scored, calibrated
 
 RERANKED_ROOM = 1 << 20
 """A shape that reranks sets its own limits while it grows."""
@@ -17,11 +18,13 @@ RERANKED_ROOM = 1 << 20
 
 @dataclass(eq=False)
 class GrowingState:
-    """A request's state in a source and in a shape, and how long the prompt was that it drafted behind."""
+    """A request's state in a source and in a shape, how long the prompt was that it drafted behind, and what it reads
+    and teaches of keyed scores."""
 
     of_source: Any
     of_shape: Any
     prompt_length: int | None = None
+    lesson: Lesson | None = None
 
 
 class GrowingProposer:
@@ -35,15 +38,28 @@ class GrowingProposer:
         budget: drafted nodes per tree by default.
         is_filled: leave what the shape has pruned in the trees, for a fill (`DraftTree.pruned`). It adds chosen nodes,
             so that none of theirs may be drawn.
+        acceptance: what the shape reads in the place of keyed scores; None to leave these as they are.
+        private: every request learns for itself what they are worth.
     """
 
-    def __init__(self, source: LevelSource, shape: GrowingShape, budget: int, is_filled: bool = False) -> None:
-        self.source, self.shape, self.budget = source, shape, budget
+    def __init__(
+        self,
+        source: LevelSource,
+        shape: GrowingShape,
+        budget: int,
+        is_filled: bool = False,
+        acceptance: KeyedAcceptance | None = None,
+        private: bool = False,
+    ) -> None:
+        self.source, self.shape, self.budget, self.acceptance = source, shape, budget, acceptance
         self.needs = source.needs
-        self._is_filled = is_filled
+        self._is_filled, self._private = is_filled, private
 
     def open(self, slot: int, alone: bool = False) -> GrowingState:
-        return GrowingState(self.source.open(slot, alone), self.shape.open(alone))
+        lesson = None
+        if self.acceptance is not None:
+            lesson = Lesson(KeyedAcceptance() if self._private or alone else self.acceptance)
+        return GrowingState(self.source.open(slot, alone), self.shape.open(alone), lesson=lesson)
 
     def close(self, state: GrowingState) -> None:
         self.shape.close(state.of_shape)
@@ -67,6 +83,10 @@ class GrowingProposer:
         endings = _endings(requests)
         room = budgets * RERANKED_ROOM if self.shape.reranks else budgets.clone()
         self.shape.begin(shapes, budgets.tolist())
+        lessons = [state.lesson for state in states]
+        for place, (lesson, request) in enumerate(zip(lessons, requests, strict=True)):
+            if lesson is not None:
+                lesson.begin(place, request)
         nodes = ((room > 0) & (limits > 0)).nonzero()[:, 0]  # [F] to expand
         above = torch.full_like(nodes, -1)
         passes = torch.zeros(len(requests), dtype=torch.int64)
@@ -80,10 +100,12 @@ class GrowingProposer:
             found = self.source.expand(sources, frontier, self.shape.width)
             assert found.log_probs is not None, "a growing shape needs a source with scores"
             passes[owners.unique()] += found.passes
-            tokens, log_probs = found.tokens.cpu(), found.log_probs.cpu()  # [F, C]
+            tokens = found.tokens.cpu()  # [F, C]
+            scored = Scored(grove.tokens[nodes], above, owners, tokens, found.log_probs.cpu())
+            log_probs, is_rate = calibrated(lessons, depth, scored)
             cumulative = grove.scores[nodes, None] + self.shape.weight(depth) * log_probs
             ends = (tokens[:, :, None] == endings[owners, None]).any(dim=2) if endings.numel() else None  # [F, C]
-            level = Level(depth, owners, log_probs, cumulative, self._entropy(found), ends)
+            level = Level(depth, owners, log_probs, cumulative, self._entropy(found), ends, is_rate)
             selected, expanded = self.shape.grow(shapes, level)
             laws |= {int(nodes[place]): law for place, law in found.draft_probs.items()}
             order = _without_looking(level, list(found.draft_probs), grove.scores[nodes])
@@ -110,10 +132,14 @@ class GrowingProposer:
         self.source.observe([state.of_source for state in states], observations)
         for state, observation in zip(states, observations, strict=True):
             self.shape.observe(state.of_shape, observation)
+            if state.lesson is not None:
+                state.lesson.learn(observation)
 
     def reset(self) -> None:
         self.source.reset()
         self.shape.reset()
+        if self.acceptance is not None:
+            self.acceptance.reset()
 
 
 def _without_looking(level: Level, drawn: list[int], above: Tensor) -> Level:

@@ -32,6 +32,8 @@ class SvipConfig(BaseModel):
 class Svip(PlainShape):
     """The best candidate of the best candidate, until one was drafted in doubt; that one still counts.
 
+    The root bounds how often a draft is rejected. Where that is known, as of keyed drafts, it is compared itself.
+
     Args:
         config: its settings.
     """
@@ -46,5 +48,8 @@ class Svip(PlainShape):
     def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]:
         assert level.entropy is not None, "this shape wants entropies"
         selected = torch.ones_like(level.log_probs, dtype=torch.bool)  # [F, 1]
-        is_sure = (ENTROPY_SCALE * level.entropy).sqrt() <= self.config.threshold
+        doubt = (ENTROPY_SCALE * level.entropy).sqrt()
+        if level.is_rate is not None:
+            doubt = doubt.where(~level.is_rate, 1 - level.log_probs[:, 0].exp())
+        is_sure = doubt <= self.config.threshold
         return selected, is_sure[:, None] & (level.depth < self.config.depth)
