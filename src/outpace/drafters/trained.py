@@ -1,6 +1,7 @@
 """The methods of trained drafters: which net, checked against its target, feeds which source and shape."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from torch import nn
@@ -73,7 +74,13 @@ def _trained(kind: type[N], options: ModelOptions, around: Surroundings, what: s
     return net, around.target
 
 
-def shaped(source: LevelSource, options: ModelOptions, around: Surroundings, budget: int) -> Proposer:
+def shaped(
+    source: LevelSource,
+    options: ModelOptions,
+    around: Surroundings,
+    budget: int,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Proposer:
     """The proposer of a source under the shape that its options name.
 
     Args:
@@ -81,12 +88,13 @@ def shaped(source: LevelSource, options: ModelOptions, around: Surroundings, bud
         options: of the method.
         around: what it is built in.
         budget: drafted nodes unless the options say otherwise.
+        defaults: of the shape's settings that the options do not name, where they are not the shape's own.
 
     Raises:
         InvalidRequest: a warm-up's file has not the gates that it is asked for.
     """
     budget = budget if options.budget is None else options.budget
-    tree, is_filled = _tree(options, around), options.fill != "none"
+    tree, is_filled = _tree(options, around, defaults), options.fill != "none"
     if tree is None:
         return StaticProposer(source, STATIC[options.shape](), budget, around.device, is_filled)
     acceptance = KeyedAcceptance() if options.is_calibrated else None
@@ -94,14 +102,14 @@ def shaped(source: LevelSource, options: ModelOptions, around: Surroundings, bud
     return GrowingProposer(source, GROWING[options.shape](tree), budget, is_filled, acceptance, is_private)
 
 
-def _tree(options: ModelOptions, around: Surroundings) -> TreeConfig | None:
+def _tree(options: ModelOptions, around: Surroundings, defaults: Mapping[str, Any]) -> TreeConfig | None:
     """The settings of the shape; what the options leave open of its gates is as a warm-up calibrated it.
 
     Raises:
         InvalidRequest: the file has no gates for this drafter, or another number of them than the options name.
     """
     if not options.takes_gates or options.warm is None:
-        return options.tree()
+        return options.tree(defaults)
     if around.fingerprint is None:
         raise InvalidRequest(f"warm={options.warm}: its gates are for one drafter; name checkpoints= and thresholds=")
     gates = load_gates(options.warm, around.vocab_size, around.fingerprint())
@@ -111,7 +119,7 @@ def _tree(options: ModelOptions, around: Surroundings) -> TreeConfig | None:
             "by `outpace warmup` with this method, or choose fill=matrix"
         )
     try:
-        return options.tree(gates)
+        return options.tree({**defaults, **({} if gates is None else gates._asdict())})
     except ValueError as error:
         raise InvalidRequest(
             f"{error}; warm={options.warm} has {gates}: name checkpoints, thresholds and kept, as many of each"
@@ -124,7 +132,13 @@ def _check_sizes(config: Any, **wanted: int) -> None:
             raise ModelError(f"{name}={getattr(config, name)} of the drafter: the target has {size}")
 
 
-def eagle3(options: ModelOptions, around: Surroundings, what: str = "method 'eagle3'") -> Proposer:
+def eagle3(
+    options: ModelOptions,
+    around: Surroundings,
+    what: str = "method 'eagle3'",
+    budget: int = 59,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Proposer:
     net, target = _trained(Eagle3Net, options, around, what)
     config, layers = net.config, target.config.num_hidden_layers
     _check_sizes(config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
@@ -132,7 +146,7 @@ def eagle3(options: ModelOptions, around: Surroundings, what: str = "method 'eag
     vocabulary = around.ranked_vocabulary(options.vocabulary)
     table, taps = target.embedding.weight, config.taps_of(layers)
     source = EagleSource(net, table, target.head, taps, *sizes, options.noise, vocabulary)
-    return shaped(source, options, around, around.default_budget(15, 59))
+    return shaped(source, options, around, around.default_budget(15, budget), defaults)
 
 
 def ddd(options: DddOptions, around: Surroundings) -> Proposer:
@@ -140,11 +154,16 @@ def ddd(options: DddOptions, around: Surroundings) -> Proposer:
 
 
 def graft(options: GraftOptions, around: Surroundings) -> Proposer:
-    return eagle3(options, around, "method 'graft'")
+    return eagle3(options, around, "method 'graft'", **_papers_tree(around))
 
 
 def echo(options: EchoOptions, around: Surroundings) -> Proposer:
-    return eagle3(options, around, "method 'echo'")
+    return eagle3(options, around, "method 'echo'", **_papers_tree(around))
+
+
+def _papers_tree(around: Surroundings) -> dict[str, Any]:
+    """The budget and the depth that Graft's paper gives Graft, ECHO and EAGLE-3 (`shaping.gates.CheckpointConfig`)."""
+    return {"budget": 60, "defaults": {} if around.device.type == "cpu" else {"depth": 9}}
 
 
 def dart(options: DartOptions, around: Surroundings) -> Proposer:
@@ -198,7 +217,7 @@ def _block(options: TrainedOptions, around: Surroundings, kind: type[DFlashNet],
         raise InvalidRequest(
             f"{what}: budget={options.budget}, but a block of this drafter drafts {source.depth} tokens"
         )
-    budget = source.depth if options.shape == "chain" else around.default_budget(15, 60)
+    budget = source.depth if options.shape in ("chain", "cut") else around.default_budget(15, 60)
     return shaped(source, options, around, budget)
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
@@ -14,11 +15,12 @@ Prune = Literal["leaves", "expansion"]
 
 
 class FixedTreeConfig(BaseModel):
-    """Settings of the fixed tree; the defaults are the DynaTree paper's tuned baseline (appendix C.1).
+    """Settings of the fixed tree.
 
     Attributes:
-        depth: drafted tokens on the longest path (D).
+        depth: drafted tokens on the longest path.
         breadth: children per node (B).
+        root_breadth: children of the pending token; None for `breadth`.
         threshold: cumulative probability below which a node is pruned (tau).
         prune: "expansion": such a node is verified but not expanded, as in the published baseline; "leaves": it is
             not verified either, as in section 3.3.
@@ -28,12 +30,22 @@ class FixedTreeConfig(BaseModel):
 
     depth: int = Field(default=8, ge=1, le=64)
     breadth: int = Field(default=3, ge=1, le=16)
+    root_breadth: int | None = Field(default=None, ge=1, le=16)
     threshold: float = Field(default=0.1, ge=0, lt=1)
     prune: Prune = "expansion"
 
 
+class BaselineTreeConfig(FixedTreeConfig):
+    """DynaTree's tuned baseline (appendix C.1), D = 8, B = 3 and tau = 0.1. Its tree is rooted in the draft's first
+    token and D counts from there, in the paper's Algorithm 1 as in the authors' code: 9 tokens on the longest path, and
+    one child of the pending token."""
+
+    depth: int = Field(default=9, ge=1, le=64)
+    root_breadth: int | None = Field(default=1, ge=1, le=16)
+
+
 class FixedTree(PlainShape):
-    """fixed(depth, breadth, threshold): every node gets the same number of children down to one depth.
+    """fixed(depth, breadth, threshold): every node but the first gets the same number of children down to one depth.
 
     Args:
         config: its settings.
@@ -41,10 +53,12 @@ class FixedTree(PlainShape):
 
     def __init__(self, config: FixedTreeConfig) -> None:
         self.config = config
-        self.width = config.breadth
+        self.width = max(config.breadth, config.root_breadth or 1)
         self.draws = config.prune == "expansion"
 
     def grow(self, states: Sequence[None], level: Level) -> tuple[Tensor, Tensor]:
         likely = level.cumulative >= (math.log(self.config.threshold) if self.config.threshold else -math.inf)
         selected = likely if self.config.prune == "leaves" else likely.new_ones(likely.shape)
+        breadth = (self.config.root_breadth if level.depth == 1 else None) or self.config.breadth
+        selected = selected & (torch.arange(likely.shape[1]) < breadth)
         return selected, likely & (level.depth < self.config.depth)

@@ -24,7 +24,8 @@ class CheckpointConfig(BeamConfig):
     The paper names its checkpoints d0, d1 and d5 by the expansions before them: d0 is judged after the root draft step,
     which has scored depth 1 of drafted tokens ("prune at root"), and Algorithm 2 judges d after expansion d, which has
     scored depth d + 1. Hence 1, 2 and 6 here. Its full template, "the same maximum depth" as a base tree of depth 8 in
-    EAGLE's count, has 9 levels, which is the same shift. To draft that base tree take depth=9.
+    EAGLE's count, has 9 levels, which is the same shift: the base tree has depth=9 and 60 drafted nodes, which `graft`
+    and `echo` take by default off the CPU.
 
     Attributes:
         checkpoints: depths, ascending, at which a request's draft may end; in options as 1/2/6.

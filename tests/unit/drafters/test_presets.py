@@ -1,5 +1,6 @@
 """Trained drafters through the front door: from a folder in a public layout to tokens, and refusals by name."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import outpace
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.tree import DraftTree
-from outpace.drafters.catalog import parse_method
+from outpace.drafters.catalog import build_proposer, parse_method
 from outpace.drafters.frequency import save_vocabulary
 from outpace.drafters.ngrams import count_ngrams, save_ngrams
 from outpace.drafters.union import Union
@@ -24,6 +25,7 @@ from outpace.nets.layouts.eagle3_export import write_eagle3
 from outpace.nets.layouts.medusa import write_medusa
 from outpace.nets.medusa import MedusaConfig, MedusaNet
 from outpace.shaping.beam import Beam, BeamConfig
+from outpace.shaping.gates import Gated
 from outpace.shaping.growing import GrowingProposer
 from tests.unit.drafters.learned import BLOCK, PROMPTS, SIZES, random_net
 from tests.unit.models.tiny import random_ids, save_tiny_model
@@ -95,6 +97,43 @@ def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path
     answers = model.generate(PROMPTS, max_new_tokens=20, **options)
     assert [answer.token_ids for answer in answers] == expected
     assert all(answer.metrics.drafted for answer in answers)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "domino"])
+def test_grafted_blocks_verify_no_more_than_blocks(kind: str, target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against Graft on blocks measured with more rows than the block it is compared with: the paper's B."""
+    model = outpace.load(str(target), "plain", drafter=str(drafters[kind]), dtype="float32", device="cpu")
+    block, grafted = model.proposer(kind), model.proposer(f"graft-{kind}")
+    assert grafted.budget == block.budget == 5
+    most = []
+    for method in (kind, f"graft-{kind}:threshold=0.5"):
+        answer = model.generate(PROMPTS[0], max_new_tokens=20, method=method)
+        most.append(answer.metrics.drafted / answer.metrics.steps)
+    assert 0 < most[1] <= most[0] <= 5
+
+
+def test_graft_and_echo_draft_the_papers_tree(target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against Graft off the CPU in another tree than the paper's: 60 nodes, 8, 24 or 40 of them kept, 9 deep.
+
+    The methods are built as for a GPU, which they ask for their sizes alone.
+    """
+    model = outpace.load(str(target), "plain", drafter=str(drafters["eagle3"]), dtype="float32", device="cpu")
+    around = model.drafters.around("eagle3")
+    elsewhere = replace(around, device=torch.device("cuda"))
+    for method, trees in (
+        ("echo", ((15, 8), (60, 9))),
+        ("graft:fill=none", ((15, 8), (60, 9))),
+        ("graft:fill=none,shape=beam", ((15, 8), (60, 9))),
+        ("graft:fill=none,depth=7,budget=20", ((20, 7), (20, 7))),
+        ("eagle3", ((15, 8), (59, 8))),
+    ):
+        for where, (budget, depth) in zip((around, elsewhere), trees, strict=True):
+            proposer = build_proposer(parse_method(method), where)
+            assert isinstance(proposer, GrowingProposer)
+            assert isinstance(proposer.shape, Beam)
+            assert (proposer.budget, proposer.shape.config.depth) == (budget, depth)
+            if isinstance(proposer.shape, Gated) and budget == 60:
+                assert [proposer.shape.share(60, stage) for stage in range(3)] == [8, 24, 40]
 
 
 def test_options_of_the_union_reach_it(target: Path, drafters: dict[str, Path]) -> None:

@@ -13,7 +13,7 @@ from outpace.shaping.cut import CutConfig
 from outpace.shaping.ddd import DddConfig
 from outpace.shaping.dynatree import DynaTreeConfig
 from outpace.shaping.echo import EchoConfig
-from outpace.shaping.fixed import FixedTreeConfig
+from outpace.shaping.fixed import BaselineTreeConfig, FixedTreeConfig
 from outpace.shaping.gates import GatedConfig
 from outpace.shaping.svip import SvipConfig
 
@@ -48,7 +48,7 @@ def tree_of(method: str) -> Any:
         ("linear:shape=beam,depth=3,top_k=4,budget=20", BeamConfig(depth=3, top_k=4)),
         ("linear:shape=cut,threshold=0.5,fill=matrix,place=tail", CutConfig(threshold=0.5)),
         ("linear:shape=gated,checkpoints=1/3,kept=8/40,thresholds=0.2/0.4", GATED),
-        ("fixed:depth=3,breadth=2", FixedTreeConfig(depth=3, breadth=2)),
+        ("fixed:depth=3,breadth=2", BaselineTreeConfig(depth=3, breadth=2, root_breadth=1)),
         ("dynatree:max_depth=6,history=off", DynaTreeConfig(max_depth=6, history="off")),
         ("svip:threshold=inf", SvipConfig(threshold=math.inf)),
         ("ddd", DddConfig()),

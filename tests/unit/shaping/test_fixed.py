@@ -90,13 +90,28 @@ def test_the_threshold_reads_the_path() -> None:
     assert selected.tolist() == expanded.tolist() == [[False], [True]]
 
 
+@pytest.mark.parametrize("root_breadth", [1, 2, 4, 5])
+def test_the_pending_token_has_as_many_children_as_is_said(root_breadth: int) -> None:
+    """Guards against a root that branches where it should not, one that cannot branch more than others, and the number
+    of its children given to all nodes."""
+    tree = draft(FixedTreeConfig(depth=3, breadth=2, root_breadth=root_breadth, threshold=0), {}, VOCAB)
+    first = min(root_breadth, VOCAB)
+    assert [tree.topology.depths.count(depth) for depth in (1, 2, 3)] == [first, 2 * first, 4 * first]
+
+
 def test_the_default_is_the_papers_baseline() -> None:
-    """Guards against a baseline weakened by accident: D = 8, B = 3, tau = 0.1."""
+    """Guards against a baseline weakened by accident, or one that is not its authors': D = 8, B = 3, tau = 0.1, all
+    below the draft's first token, which is the pending token's only child and no part of D."""
     options = parse_method("fixed").options
     assert isinstance(options, ModelOptions)
-    tree = options.tree()
-    assert isinstance(tree, FixedTreeConfig)
-    assert (tree.depth, tree.breadth, tree.threshold, tree.prune) == (8, 3, 0.1, "expansion")
+    config = options.tree()
+    assert isinstance(config, FixedTreeConfig)
+    assert (config.breadth, config.threshold, config.prune) == (3, 0.1, "expansion")
+    sure = {(1,) * depth: [0.01, 0.97, 0.01, 0.01] for depth in range(12)}
+    tree = draft(config, sure, VOCAB)
+    assert [tree.topology.depths.count(depth) for depth in range(11)] == [1, 1, *[3] * 8, 0]
+    plain = parse_method("linear:shape=fixed").options
+    assert isinstance(plain, ModelOptions) and plain.tree() == FixedTreeConfig()
 
 
 @pytest.mark.parametrize(
@@ -108,6 +123,7 @@ def test_the_default_is_the_papers_baseline() -> None:
         "breadth=0",
         "breadth=17",
         "breadth=two",
+        "root_breadth=0",
         "threshold=1",
         "threshold=-0.1",
         "threshold=nan",
