@@ -235,7 +235,7 @@ def load(
         model: a local folder or GGUF file, the name of a pulled model (`outpace models pull smollm2-135m`), or a
             hub id, looked for in this order.
         method: how to draft: a name of `drafters/catalog.py`, with options as in "recycle:budget=8"; None is the best
-            for the drafter that is named, or ships for this model (`outpace models list`), else "recycle".
+            for the drafter that is named, or ships for this model (`outpace models list`), or for none.
         drafter: folder or hub id of a trained drafter, or the name of one that ships, as in "smollm2-135m/domino"; for
             "linear", "fixed", "dynatree" and "svip" a draft model, named as `model` is, with the same tokenizer, or
             "early-exit:LAYERS" for the target's own first layers. None takes what ships for this model and method, and

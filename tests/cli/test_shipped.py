@@ -44,7 +44,7 @@ def test_models_lists_what_ships(has_drafters: bool) -> None:
 
 def test_commands_without_a_method_take_the_models_default(has_drafters: bool) -> None:
     """Guards against a default of some commands only, and a race without the method that users get."""
-    default = "domino:budget=3" if has_drafters else "recycle"
+    default = "domino:budget=3" if has_drafters else "outpace:draft=none"
     options = ["-m", "tiny", "--max-new-tokens", "6", "--dtype", "float32", "--json"]
     assert json.loads(_run("generate", "hello", *options).stdout)["method"] == default
     report = json.loads(_run("verify", "-w", "builtin:1", *options).stdout)
@@ -77,7 +77,7 @@ def test_the_demo_shows_the_default(
         demo.main()
     shown = capsys.readouterr().out
     assert end.value.code == 0, shown
-    methods = ["plain", "lookup", "recycle", *(["domino:budget=3"] if has_drafters else [])]
+    methods = ["plain", "lookup", "recycle", "domino:budget=3" if has_drafters else "outpace:draft=none"]
     places = [shown.index(f"per step, equal: {method}\n") for method in methods]
     assert [shown.index("as you saw it"), *places, shown.index("output against plain")] == sorted(
         [shown.index("as you saw it"), *places, shown.index("output against plain")]

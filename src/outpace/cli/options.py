@@ -23,7 +23,7 @@ Method = Annotated[
     typer.Option(
         help="plain, outpace, lookup, recycle, samd, lookahead, linear, fixed, dynatree, svip, eagle3, fr-spec, ddd, "
         "echo, graft, dflash, graft-dflash, domino, graft-domino, medusa, dart; options as in recycle:budget=8. By "
-        "default outpace where a trained drafter is named or ships, else recycle."
+        "default outpace, with the drafter that is named or ships, or without any."
     ),
 ]
 Drafter = Annotated[

@@ -18,8 +18,7 @@ from outpace.drafters.evidence import Evidence, priors
 from outpace.drafters.fills import filled
 from outpace.drafters.lookahead import Lookahead
 from outpace.drafters.lookup import CONTINUATION, PromptLookup
-from outpace.drafters.options import (
-    AnyOptions,
+from outpace.drafters.model_options import (
     DartOptions,
     DddOptions,
     DominoOptions,
@@ -32,14 +31,17 @@ from outpace.drafters.options import (
     GraftDominoOptions,
     GraftOptions,
     LinearOptions,
-    LookaheadOptions,
     MedusaOptions,
     ModelOptions,
+    SvipOptions,
+    TrainedOptions,
+)
+from outpace.drafters.options import (
+    AnyOptions,
+    LookaheadOptions,
     OutpaceOptions,
     RecycleOptions,
     SamdOptions,
-    SvipOptions,
-    TrainedOptions,
     option_names,
 )
 from outpace.drafters.recycle import TokenRecycling
@@ -192,7 +194,9 @@ BEST_FOR: dict[type[nn.Module], str] = {
     MedusaNet: "medusa",
     DartNet: "dart",
 }
-"""The same where a drafter is named."""
+"""The same where a drafter net is named."""
+FOR_LANGUAGE_MODELS = "outpace:draft=linear"
+WITHOUT_DRAFTER = "outpace:draft=none"
 
 
 @dataclass(frozen=True)
@@ -244,16 +248,17 @@ def parse_method(text: str) -> MethodSpec:
 
 def default_method(target: str, shelf: Shelf) -> str:
     """The method to take where none is named: the best for the drafter net that was named, or for those that ship with
-    the target, else Token Recycling.
+    the target, else what needs none. Chosen by speed on a CPU (docs/log.md).
 
     Args:
         target: the name it is loaded by.
         shelf: its drafters.
     """
     if shelf.is_named:
-        return next((method for kind, method in BEST_FOR.items() if isinstance(shelf.named_net, kind)), "recycle")
+        net = shelf.named_net
+        return next((method for kind, method in BEST_FOR.items() if isinstance(net, kind)), FOR_LANGUAGE_MODELS)
     best = BEST.get(target)
-    return "recycle" if best is None or parse_method(best).drafter not in shipped_for(target) else best
+    return WITHOUT_DRAFTER if best is None or parse_method(best).drafter not in shipped_for(target) else best
 
 
 def shelved_proposer(spec: MethodSpec, shelf: Shelf) -> Proposer:

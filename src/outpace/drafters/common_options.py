@@ -29,6 +29,7 @@ class FillOptions(Options):
         fill: what retrieves: "matrix", the target's transitions; "suffix", what followed the longest match in the
             request's own ids; "both", a token of each in turn; "none".
         place: "root": retrieval continues the pending token, by a template; "tail": the ends of the draft, by chains.
+            Graft(TAIL) of section 2.2 is a static tree of the same budget: graft:shape=beam,reserved=0.25,place=tail.
         reserved: share of the budget that is kept from the draft for retrieval, whatever the shape leaves free.
         retrieve_depth, retrieve_width: of the template at most; None for the paper's 9 levels of 8 ranks. A tail is a
             chain, so it has no width.

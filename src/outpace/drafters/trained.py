@@ -14,7 +14,7 @@ from outpace.drafters.continuity import load_continuity
 from outpace.drafters.dart import DartSource
 from outpace.drafters.eagle3 import EagleSource
 from outpace.drafters.medusa import MedusaSource
-from outpace.drafters.options import (
+from outpace.drafters.model_options import (
     DartOptions,
     DddOptions,
     DominoOptions,

@@ -201,14 +201,18 @@ class Engine:
         self._steps.settle()
         if cancelled := [session for session in self._roster.running() if session.is_cancelled]:
             self._steps.end(cancelled)
-        everybody = self._roster.running()
         if is_done():
             return
+        everybody = self._roster.running()
         try:
             self._steps.make(everybody)
         except Exception:
-            alone = [session for session in everybody if own is None or session in own]
-            if not alone or len(alone) == len(everybody):
+            if own is None or all(session in own for session in everybody):
                 raise
-            self._steps.settle()
+            self._steps.settle()  # the step may have happened, and have ended some of them
+            if is_done():
+                return
+            alone = [session for session in self._roster.running() if session in own]
+            if not alone:
+                raise
             self._steps.make(alone)

@@ -101,7 +101,7 @@ def test_a_named_drafter_serves_every_method(drafters: Path) -> None:
 def test_a_drafter_that_is_named_is_used_without_a_method(drafters: Path) -> None:
     """Guards against a drafter that is loaded and left aside, and one that is asked for what another kind drafts."""
     defaults = {"domino": "outpace", "dflash": "outpace:draft=dflash", "eagle3": "outpace:draft=eagle3"}
-    for kind, method in (defaults | {"draft-lm": "recycle"}).items():
+    for kind, method in (defaults | {"draft-lm": "outpace:draft=linear"}).items():
         model = load("tiny", drafter=str(drafters / kind))
         assert model.method == method
         assert len(drafted(model))
@@ -129,12 +129,12 @@ def test_the_best_method_that_ships_is_the_default(
     """Guards against a default whose drafter is not there, and drafters that nobody uses."""
     assert load("tiny").method == "domino:budget=3"
     assert len(drafted(load("tiny")))
-    assert load(str(root / "home" / "models" / "tiny")).method == "recycle"
+    assert load(str(root / "home" / "models" / "tiny")).method == "outpace:draft=none"
     (tmp_path / "few" / "tiny").mkdir(parents=True)
     copytree(drafters / "eagle3", tmp_path / "few" / "tiny" / "eagle3")
     for folder in (tmp_path / "few", tmp_path / "none"):
         install(monkeypatch, root, folder)
-        assert load("tiny").method == "recycle"
+        assert load("tiny").method == "outpace:draft=none"
     with pytest.raises(InvalidRequest, match="no drafter ships with this installation"):
         load("tiny", "domino")
 

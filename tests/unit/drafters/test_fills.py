@@ -12,7 +12,7 @@ from outpace.core.tree import Topology
 from outpace.drafters.catalog import METHODS, build_proposer, matrix_of, parse_method
 from outpace.drafters.fills import filled
 from outpace.drafters.matrix_fill import MatrixFill
-from outpace.drafters.options import LinearOptions
+from outpace.drafters.model_options import LinearOptions
 from outpace.drafters.retrieval import JoinedFill, SuffixFill, joined
 from outpace.drafters.suffix import TextMatch
 from outpace.drafters.surroundings import Surroundings

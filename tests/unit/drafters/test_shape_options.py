@@ -7,7 +7,7 @@ import pytest
 
 from outpace.core.errors import InvalidRequest
 from outpace.drafters.catalog import parse_method
-from outpace.drafters.options import ModelOptions
+from outpace.drafters.model_options import ModelOptions
 from outpace.shaping.beam import BeamConfig, SearchConfig
 from outpace.shaping.cut import CutConfig
 from outpace.shaping.ddd import DddConfig

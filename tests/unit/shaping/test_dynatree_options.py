@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from outpace.core.errors import InvalidRequest
 from outpace.drafters.catalog import parse_method
-from outpace.drafters.options import ModelOptions
+from outpace.drafters.model_options import ModelOptions
 from outpace.shaping.dynatree import DynaTreeConfig
 
 

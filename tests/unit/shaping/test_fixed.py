@@ -10,7 +10,7 @@ from outpace.core.drafting import Level
 from outpace.core.errors import InvalidRequest
 from outpace.core.tree import DraftTree
 from outpace.drafters.catalog import parse_method
-from outpace.drafters.options import ModelOptions
+from outpace.drafters.model_options import ModelOptions
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig, Prune
 from outpace.shaping.growing import GrowingProposer
 from tests.unit.drafters.requests import draft_request
@@ -111,7 +111,8 @@ def test_the_default_is_the_papers_baseline() -> None:
     tree = draft(config, sure, VOCAB)
     assert [tree.topology.depths.count(depth) for depth in range(11)] == [1, 1, *[3] * 8, 0]
     plain = parse_method("linear:shape=fixed").options
-    assert isinstance(plain, ModelOptions) and plain.tree() == FixedTreeConfig()
+    assert isinstance(plain, ModelOptions)
+    assert plain.tree() == FixedTreeConfig()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,180 @@
+"""A step happens as a whole or not at all: what is counted, who is told, and what ends a request that is lost.
+
+That it holds at every line is for `tests/interrupted`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from outpace.core.errors import StateLost
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import DraftRequest, NodeOutputs, Observation
+from outpace.core.tree import DraftTree
+from outpace.engine.engine import Engine
+from outpace.engine.gain import Gain
+from outpace.shaping.proposer import EmptyDraft
+from outpace.testing import OracleDrafter, ToyTarget, decode
+from tests.unit.engine.doubles import PROMPT, VOCAB, CharDetokenizer, run_all, text_of, toy_engine
+
+PARAMS = SamplingParams(max_new_tokens=12)
+
+
+class Failing(ToyTarget):
+    """Its passes over trees fail when they are told to, after their work is done."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(VOCAB, seed=13, **options)
+        self.fails: list[BaseException] = []
+
+    def forward(self, *arguments: Any, **options: Any) -> list[NodeOutputs]:
+        outputs = super().forward(*arguments, **options)
+        if self.fails:
+            raise self.fails.pop()
+        return outputs
+
+
+class Forgetful(EmptyDraft):
+    """Cannot take back what it has seen."""
+
+    def rewind(self, state: None, length: int) -> None:
+        raise NotImplementedError("no way back")
+
+
+class Stubborn(EmptyDraft):
+    """Cannot serve anybody."""
+
+    def propose(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        raise ZeroDivisionError
+
+
+class LateFailure(OracleDrafter):
+    """Fails once, in the last thing that a round does before it is over."""
+
+    is_failing = False
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
+        super().observe(states, observations)
+        if self.is_failing:
+            self.is_failing = False
+            raise KeyboardInterrupt
+
+
+def alone(prompt: Sequence[int], params: SamplingParams = PARAMS) -> list[int]:
+    (session,) = decode(toy_engine(), [prompt], [params], [EmptyDraft()])
+    return session.generated
+
+
+def test_nothing_is_counted_or_said_twice() -> None:
+    """Guards against metrics, events, text and log-probabilities of a round that was taken back."""
+    answer = alone(PROMPT)
+    params = SamplingParams(max_new_tokens=12, logprobs=1)
+    counts = []
+    for times in (0, 3):
+        drafter = LateFailure([PROMPT + answer], budget=2)
+        engine = Engine(ToyTarget(VOCAB, seed=13), CharDetokenizer)
+        (session,) = engine.add(PROMPT, params, drafter)
+        for _ in range(2):
+            engine.step()
+        for _ in range(times):
+            drafter.is_failing = True
+            with pytest.raises(KeyboardInterrupt):
+                engine.step()
+            assert len(session.ids) - len(PROMPT) == session.metrics.new_tokens == len(session.logprobs)
+            assert len(session.events) == 2
+        run_all(engine, [session])
+        metrics = {name: value for name, value in vars(session.metrics).items() if not name.endswith("_ms")}
+        counts.append(metrics)
+        assert session.generated == answer == [entry.token_id for entry in session.logprobs]
+        assert [token for event in session.events for token in event.tokens] == answer
+        assert "".join(event.text for event in session.events) == session.stopper.text == text_of(answer)
+    assert counts[0] == counts[1]
+    assert counts[0]["accepted"] == sum(counts[0]["accepted_per_depth"]) > 0
+
+
+def test_a_request_that_cannot_be_restored_ends_and_says_so() -> None:
+    """Guards against a request that goes on with half a round's state, and against its neighbours ending with it."""
+    target = Failing()
+    engine = Engine(target)
+    (lost,) = engine.add(PROMPT, PARAMS, Forgetful())
+    (other,) = engine.add([9, 9], PARAMS, EmptyDraft())
+    for _ in range(3):
+        engine.step()
+    said = list(lost.generated)
+    target.fails = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    run_all(engine, [lost, other])
+    assert (lost.finish_reason, other.finish_reason) == ("error", "length")
+    assert lost.generated == said
+    with pytest.raises(StateLost, match=r"request 0: .*no way back.*send it again") as caught:
+        engine.result(lost)
+    assert isinstance(caught.value.__cause__, NotImplementedError)
+    assert other.generated == alone([9, 9])
+    assert engine.free_slots == target.max_slots
+
+
+@pytest.mark.parametrize("own", [0, 1])
+def test_an_error_concerns_those_who_cause_it(own: int) -> None:
+    """Guards against a request that cannot be served taking down whoever makes the step, and against its own caller
+    never hearing of it."""
+    engine = toy_engine()
+    sessions = [engine.add(PROMPT, PARAMS, proposer)[0] for proposer in (Stubborn(), EmptyDraft())]
+
+    def wait() -> None:
+        engine.run_until(lambda: sessions[own].has_ended, [sessions[own]])
+
+    if own == 0:
+        with pytest.raises(ZeroDivisionError):
+            wait()
+    else:
+        wait()
+        assert sessions[1].generated == alone(PROMPT)
+    engine.cancel(sessions[0])
+    run_all(engine, sessions)
+    assert sessions[1].generated == alone(PROMPT)
+
+
+@pytest.mark.parametrize("kind", [MemoryError, KeyboardInterrupt])
+def test_a_step_that_has_happened_is_not_made_again(kind: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against tokens behind the end: requests that ended in a step which failed while it was noted down."""
+    engine = toy_engine()
+    params = SamplingParams(max_new_tokens=3)
+    sessions = [engine.add(PROMPT, params, EmptyDraft())[0] for _ in range(2)]
+    for _ in range(2):
+        engine.step()
+    entered: Callable[[Gain], None] = Gain.enter
+    fails = [kind()]
+
+    def enter(gain: Gain) -> None:
+        entered(gain)
+        if fails:
+            raise fails.pop()
+
+    monkeypatch.setattr(Gain, "enter", enter)
+    for session in sessions:
+        try:
+            engine.run_until(lambda session=session: session.has_ended, [session])  # type: ignore[misc]
+        except KeyboardInterrupt:
+            engine.run_until(lambda session=session: session.has_ended, [session])  # type: ignore[misc]
+    assert not fails
+    for session in sessions:
+        assert session.generated == alone(PROMPT, params)
+        assert [event.finish_reason for event in session.events] == [None, None, "length"]
+    engine.step()
+    assert engine.is_idle
+
+
+def test_requests_that_nobody_holds_are_forgotten() -> None:
+    """Guards against a slot that is decoded for nobody: the caller was interrupted, or never came back."""
+    engine = toy_engine(max_slots=2)
+    sessions = [engine.add([number, 5], PARAMS, EmptyDraft())[0] for number in range(3)]
+    engine.step()
+    engine.step()
+    assert engine.free_slots == 0
+    del sessions[0]
+    assert engine.free_slots == 1
+    run_all(engine, sessions)
+    assert [session.generated for session in sessions] == [alone([number, 5]) for number in (1, 2)]
+    assert (engine.is_idle, engine.free_slots) == (True, 2)
