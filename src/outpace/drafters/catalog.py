@@ -98,7 +98,9 @@ def _outpace(options: OutpaceOptions, around: Surroundings) -> Proposer:
     if options.draft != "none":
         of_draft = options.model_dump(include={"depth", "beam", "noise", "vocabulary"}) | {"top_k": options.beam}
         method = METHODS[options.draft]
-        of_draft |= {"shape": "beam", "budget": budget, "calibration": "off"}  # prices of its own weigh its scores
+        of_draft |= {"shape": "beam", "budget": budget}
+        if options.noise:
+            of_draft["calibration"] = "off"  # prices of its own weigh keyed scores
         base = method.build(method.options.model_validate(of_draft), around)
     may_skip = options.enough > 0 and "none" not in (options.draft, options.retrieve)  # and has something to skip
     plan = UnionPlan(

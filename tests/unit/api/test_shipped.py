@@ -100,13 +100,14 @@ def test_a_named_drafter_serves_every_method(drafters: Path) -> None:
 
 def test_a_drafter_that_is_named_is_used_without_a_method(drafters: Path) -> None:
     """Guards against a drafter that is loaded and left aside, and one that is asked for what another kind drafts."""
-    defaults = {"domino": "outpace", "dflash": "outpace:draft=dflash", "eagle3": "outpace:draft=eagle3"}
-    for kind, method in (defaults | {"draft-lm": "outpace:draft=linear"}).items():
+    draft_of = {"domino": "domino", "dflash": "dflash", "eagle3": "eagle3", "draft-lm": "linear"}
+    for kind, draft in draft_of.items():
+        method = "outpace" if draft == "domino" else f"outpace:draft={draft}"
         model = load("tiny", drafter=str(drafters / kind))
         assert model.method == method
         assert len(drafted(model))
         passes = [model.generate(prompt, max_new_tokens=16).metrics.draft_passes for prompt in PROMPTS]
-        assert (sum(passes) > 0) == (kind in defaults)
+        assert sum(passes) > 0
 
 
 def test_only_a_target_loaded_by_its_name_has_drafters(drafters: Path) -> None:
