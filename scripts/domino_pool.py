@@ -17,11 +17,11 @@ import typer
 import outpace
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, DraftRequest, PromptChunk, Proposer, Stream
-from outpace.drafters.catalog import build_proposer, parse_method
-from outpace.drafters.packing import pack_net
-from outpace.drafters.surroundings import Surroundings
+from outpace.methods.build_context import BuildContext
+from outpace.methods.catalog import build_proposer, parse_method
 from outpace.nets.dflash import default_target_layer_ids
 from outpace.nets.domino import DominoConfig, DominoNet
+from outpace.sources.packing import pack_net
 
 
 def main(
@@ -37,7 +37,7 @@ def main(
     """Time the proposals of one request, the pools taking turns."""
     loaded = outpace.load(model, dtype=dtype, max_num_seqs=1)
     net = random_net(loaded, layers)
-    around = Surroundings(
+    context = BuildContext(
         loaded.target.vocab_size,
         loaded.target.embedding.weight.device,
         loaded.drafters.language_model,
@@ -47,7 +47,7 @@ def main(
     ids = torch.randint(loaded.target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
     params = SamplingParams(temperature=temperature)
     timed = {
-        size: ready(build_proposer(parse_method(f"domino:shape={shape},pool={size}"), around), loaded, ids)
+        size: ready(build_proposer(parse_method(f"domino:shape={shape},pool={size}"), context), loaded, ids)
         for size in pool
     }
     seconds: dict[int, list[float]] = {size: [] for size in pool}

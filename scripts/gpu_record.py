@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from outpace.bench.environment import environment
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.catalog import build_proposer, parse_method
-from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
+from outpace.methods.build_context import BuildContext
+from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import early_exit
 from outpace.models.target import TransformersTarget
@@ -44,14 +44,14 @@ def main() -> None:
     target = TransformersTarget(model.to("cuda").eval(), max_length=1024, max_slots=4, eos_token_ids=())
     engine = Engine(target)
     prompt = torch.randint(0, config.vocab_size, (200,)).tolist()
-    around = Surroundings(target.vocab_size, target.device, lambda: early_exit(target))
-    plain = _decode(engine, prompt, build_proposer(parse_method("plain"), around))
+    context = BuildContext(target.vocab_size, target.device, lambda: early_exit(target))
+    plain = _decode(engine, prompt, build_proposer(parse_method("plain"), context))
     proposers = {
-        "plain": build_proposer(parse_method("plain"), around),
-        "recycle": build_proposer(parse_method("recycle"), around),
-        "linear": build_proposer(parse_method("linear"), around),
-        "dynatree": build_proposer(parse_method("dynatree:budget=60"), around),
-        "outpace": build_proposer(parse_method("outpace:draft=none"), around),
+        "plain": build_proposer(parse_method("plain"), context),
+        "recycle": build_proposer(parse_method("recycle"), context),
+        "linear": build_proposer(parse_method("linear"), context),
+        "dynatree": build_proposer(parse_method("dynatree:budget=60"), context),
+        "outpace": build_proposer(parse_method("outpace:draft=none"), context),
         "oracle": OracleDrafter([plain.ids], budget=8),
     }
     methods = {}

@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from outpace.drafters.frequency import FILE_NAME, load_vocabulary
 from outpace.models.shipped import size_of
 from outpace.nets.domino import DominoNet
 from outpace.nets.layouts.domino import write_domino
 from outpace.nets.load import load_net
+from outpace.sources.frequency import FILE_NAME, load_vocabulary
 
 LIMIT_MB, RECIPE = 16.0, "recipe.yaml"
 CARD = """---

@@ -1,11 +1,37 @@
 """Settings that all tests share."""
 
 import os
+from collections import defaultdict
 
 import outpace  # noqa: F401  before torch: it says how torch's threads wait, to processes that tests start as well
 
 # isort: split
+import pytest
 import torch
 
 # Tests run in as many processes as there are cores; threads that wait for a busy core cost minutes.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+MOST_CASES = 12
+"""Cases of one test in `make test`, if as many show every value of its parameters."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what `make test-more` runs beside `make test`: of a test of many cases all those of which each value of each
+    parameter was shown by a case before, of one that is marked `costly` all but the first. A test that marks its own
+    cases is left as it is."""
+    chosen = {item.nodeid.partition("[")[0] for item in items if item.get_closest_marker("thorough")}
+    shown: dict[str, set[str]] = defaultdict(set)
+    counts: dict[str, int] = defaultdict(int)
+    for item in items:
+        case = getattr(item, "callspec", None)
+        test = item.nodeid.partition("[")[0]
+        if case is None or test in chosen or item.get_closest_marker("slow"):
+            continue
+        new = set(case.id.split("-")) - shown[test]
+        is_first = not counts[test]
+        if is_first or (new and counts[test] < MOST_CASES and not item.get_closest_marker("costly")):
+            shown[test] |= new
+            counts[test] += 1
+        else:
+            item.add_marker("thorough")

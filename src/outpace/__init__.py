@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from outpace.api import Model, load
     from outpace.chat import Chat
     from outpace.engine.stream import TokenStream
+    from outpace.methods.catalog import method
     from outpace.plugins.transformers import custom_generate
 
 wait_asleep()  # before torch is loaded, by whatever of this package is used
@@ -34,6 +35,7 @@ __all__ = [
     "UnsupportedModel",
     "custom_generate",
     "load",
+    "method",
 ]
 
 
@@ -43,6 +45,10 @@ def __getattr__(name: str) -> Any:
         from outpace import api
 
         return getattr(api, name)
+    if name == "method":
+        from outpace.methods.catalog import method
+
+        return method
     if name == "custom_generate":
         from outpace.plugins.transformers import custom_generate
 

@@ -3,28 +3,26 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
-from typing import Any, cast
+from typing import Any, overload
 
+from outpace.arguments import Batch, Prompt, as_batch, checked_budget, checked_params, encoded
 from outpace.chat import Chat
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.threads import tell_of_spinning
-from outpace.drafters.catalog import default_method, parse_method, shelved_proposer
-from outpace.drafters.common_options import MAX_BUDGET
-from outpace.drafters.shelf import Shelf
-from outpace.drafters.speculative_config import from_speculative_config
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
+from outpace.methods.catalog import MethodLike, MethodSpec, default_method, name_of, parse_method, stored_proposer
+from outpace.methods.drafter_store import DrafterStore
+from outpace.methods.speculative_config import from_speculative_config
 from outpace.models.exactness import probe
 from outpace.models.load import load_target
 from outpace.models.target import TransformersTarget
-from outpace.models.text import ChatMessage, TextCodec
-
-Prompt = str | Sequence[int] | Sequence[ChatMessage]
+from outpace.models.text import TextCodec
 
 
 class Model:
@@ -34,7 +32,7 @@ class Model:
         target: the model on its slots.
         codec: its tokenizer.
         engine: the engine that all calls share.
-        method: the default method.
+        method, method_name: the default method, and what it is called.
         drafter: name of the drafter that was given for all methods, if one was.
         drafters: what the methods draft with.
         exactness: whether tokens keep their bits in any company on this machine, which was probed at load.
@@ -45,45 +43,80 @@ class Model:
         name: str,
         target: TransformersTarget,
         codec: TextCodec,
-        method: str | None,
+        method: MethodLike | None,
         budget: int | None = None,
         drafter: str | None = None,
     ) -> None:
         self.name, self.target, self.codec, self.drafter = name, target, codec, drafter
-        self.drafters = Shelf(name, target, codec, drafter)
+        self.drafters = DrafterStore(name, target, codec, drafter)
         self.method = default_method(name, self.drafters) if method is None else method
+        self.method_name = name_of(self.method)
         self.engine = Engine(target, codec.new_detokenizer)
         self.exactness = probe(target)
-        self._budget = _checked_budget(budget)
-        self._proposers: dict[str, Proposer] = {}
+        self._budget = checked_budget(budget)
+        self._proposers: dict[MethodSpec, Proposer] = {}
         self._building = Lock()
         self.proposer(self.method)
 
-    def proposer(self, method: str) -> Proposer:
-        """The proposer of a method such as "recycle:budget=8", built once and kept, with what it has learned."""
+    def proposer(self, method: MethodLike) -> Proposer:
+        """The proposer of a method such as "recycle:budget=8", built once and kept, with what it has learned; one made
+        by hand as it is.
+
+        Raises:
+            InvalidRequest: an unknown method or option, a bad value, or an object that proposes nothing.
+        """
+        if isinstance(method, str):
+            method = parse_method(method)
+        if not isinstance(method, MethodSpec):
+            if not callable(getattr(method, "propose", None)):
+                what = f"method={method!r} is a {type(method).__name__}"
+                raise InvalidRequest(f"{what}: give a name, outpace.method(...) or an object with propose()")
+            return method
         with self._building:  # by one thread, or a draft model would be read twice
             if method not in self._proposers:
-                self._proposers[method] = shelved_proposer(parse_method(method), self.drafters)
+                self._proposers[method] = stored_proposer(method, self.drafters)
         return self._proposers[method]
 
     def reset(self) -> None:
         """Make every method forget what it learned from earlier requests."""
 
         def forget(slot: int | None) -> None:
-            for proposer in self._proposers.values():
+            for proposer in {*self._proposers.values(), self.proposer(self.method)}:
                 proposer.reset()
 
         self.engine.between_steps(forget)
 
+    @overload
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt,
         params: SamplingParams | None = None,
         *,
-        method: str | None = None,
+        method: MethodLike | None = None,
         budget: int | None = None,
         **options: Any,
-    ) -> Any:
+    ) -> Generation: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: Batch,
+        params: SamplingParams | None = None,
+        *,
+        method: MethodLike | None = None,
+        budget: int | None = None,
+        **options: Any,
+    ) -> list[Generation]: ...
+
+    def generate(
+        self,
+        prompts: Prompt | Batch,
+        params: SamplingParams | None = None,
+        *,
+        method: MethodLike | None = None,
+        budget: int | None = None,
+        **options: Any,
+    ) -> Generation | list[Generation]:
         """Generate answers; several prompts share the engine as one batch.
 
         Args:
@@ -101,7 +134,7 @@ class Model:
             InvalidRequest: a prompt or option that cannot be served, or options that leave no token to choose.
             NonFiniteLogits: the target produced NaN or infinity.
         """
-        is_single, batch = _as_batch(prompts)
+        is_single, batch = as_batch(prompts)
         sessions: list[list[Session]] = []
         try:
             for prompt in batch:
@@ -124,7 +157,7 @@ class Model:
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        method: str | None = None,
+        method: MethodLike | None = None,
         budget: int | None = None,
         **options: Any,
     ) -> TokenStream:
@@ -140,7 +173,7 @@ class Model:
         system: str | None = None,
         params: SamplingParams | None = None,
         *,
-        method: str | None = None,
+        method: MethodLike | None = None,
         budget: int | None = None,
         **options: Any,
     ) -> Chat:
@@ -156,7 +189,7 @@ class Model:
         Raises:
             InvalidRequest: a bad option, or a model without a chat template.
         """
-        params = self._resolved(_checked_params(params, options, one_sample_only="a conversation"))
+        params = self._resolved(checked_params(params, options, one_sample_only="a conversation"))
         return Chat(self.engine, self.codec, params, *self._drafting(method, budget), system=system)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -165,15 +198,7 @@ class Model:
         Raises:
             InvalidRequest: it is none of these, or the template refuses it.
         """
-        if isinstance(prompt, str):
-            return self.codec.encode(prompt)
-        if prompt and all(isinstance(item, int) and not isinstance(item, bool) for item in prompt):
-            return list(cast(Sequence[int], prompt))
-        if prompt and all(isinstance(item, dict) for item in prompt):
-            return self.codec.encode_chat(cast(Sequence[ChatMessage], prompt))
-        if not prompt:
-            return []
-        raise InvalidRequest(f"prompt of type {type(prompt[0]).__name__}: give text, token ids or chat messages")
+        return encoded(prompt, self.codec)
 
     def margin(self, ids: Sequence[int], params: SamplingParams, tokens: tuple[int, int], prompt_length: int) -> Margin:
         """How close the choice between two tokens after `ids` was, in this model's precision.
@@ -185,7 +210,16 @@ class Model:
         def compare(slot: int | None) -> Margin:
             if slot is None:
                 raise InvalidRequest("all slots are taken: wait for a request to end or load with more max_num_seqs")
-            return decision_margin(self.target, ids, params, params.seed or 0, 0, tokens, prompt_length, slot)
+            return decision_margin(
+                self.target,
+                ids,
+                params,
+                seed=params.seed or 0,
+                sample_index=0,
+                tokens=tokens,
+                prompt_length=prompt_length,
+                slot=slot,
+            )
 
         return self.engine.between_steps(compare)
 
@@ -200,26 +234,26 @@ class Model:
         self,
         prompt: Prompt,
         params: SamplingParams | None,
-        method: str | None,
+        method: MethodLike | None,
         budget: int | None,
         options: dict[str, Any],
         only_one: bool = False,
     ) -> list[Session]:
-        params = self._resolved(_checked_params(params, options, "a stream" if only_one else None))
+        params = self._resolved(checked_params(params, options, "a stream" if only_one else None))
         proposer, chosen = self._drafting(method, budget)
         return self.engine.add(self.encode(prompt), params, proposer, chosen)
 
-    def _drafting(self, method: str | None, budget: int | None) -> tuple[Proposer, int | None]:
-        proposer = self.proposer(method or self.method)
-        chosen = _checked_budget(budget)
-        if chosen is None and (method or self.method) == self.method:
+    def _drafting(self, method: MethodLike | None, budget: int | None) -> tuple[Proposer, int | None]:
+        proposer = self.proposer(self.method if method is None else method)
+        chosen = checked_budget(budget)
+        if chosen is None and method in (None, self.method):
             chosen = self._budget
         return proposer, chosen
 
 
 def load(
     model: str,
-    method: str | None = None,
+    method: MethodLike | None = None,
     *,
     drafter: str | None = None,
     budget: int | None = None,
@@ -234,8 +268,9 @@ def load(
     Args:
         model: a local folder or GGUF file, the name of a pulled model (`outpace models pull smollm2-135m`), or a
             hub id, looked for in this order.
-        method: how to draft: a name of `drafters/catalog.py`, with options as in "recycle:budget=8"; None is the best
-            for the drafter that is named, or ships for this model (`outpace models list`), or for none.
+        method: how to draft: a name of `outpace methods`, with options as in "recycle:budget=8";
+            `outpace.method("recycle", budget=8)`; or a proposer of one's own. None is the best for the drafter that is
+            named, or ships for this model (`outpace models list`), or for none.
         drafter: folder or hub id of a trained drafter, or the name of one that ships, as in "smollm2-135m/domino"; for
             "linear", "fixed", "dynatree" and "svip" a draft model, named as `model` is, with the same tokenizer, or
             "early-exit:LAYERS" for the target's own first layers. None takes what ships for this model and method, and
@@ -254,38 +289,10 @@ def load(
     """
     if speculative_config is not None:
         method, drafter = from_speculative_config(speculative_config, method=method, drafter=drafter, budget=budget)
-    if method is not None:
+    if isinstance(method, str):
         parse_method(method)
-    _checked_budget(budget)
+    checked_budget(budget)
     target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs)
     if target.device.type == "cpu":
         tell_of_spinning()
     return Model(model, target, codec, method, budget, drafter)
-
-
-def _checked_params(
-    params: SamplingParams | None, options: dict[str, Any], one_sample_only: str | None = None
-) -> SamplingParams:
-    if params is not None and options:
-        raise InvalidRequest(f"params and {', '.join(options)} were both given: put everything into one of them")
-    params = params or SamplingParams.from_options(**options)
-    if one_sample_only and params.n != 1:
-        raise InvalidRequest(f"n={params.n}: {one_sample_only} carries one sample; use generate for several")
-    return params
-
-
-def _checked_budget(budget: int | None) -> int | None:
-    if budget is not None and not 0 <= budget <= MAX_BUDGET:
-        raise InvalidRequest(f"budget={budget}: must be from 0 to {MAX_BUDGET} drafted nodes")
-    return budget
-
-
-def _as_batch(prompts: Prompt | Sequence[Prompt]) -> tuple[bool, list[Prompt]]:
-    if isinstance(prompts, str):
-        return True, [prompts]
-    if hasattr(prompts, "tolist"):  # ids as a tensor or an array, one prompt or a rectangle of them
-        prompts = prompts.tolist()
-    items = list(prompts)
-    if not items or isinstance(items[0], int | dict):
-        return True, [cast(Prompt, items)]
-    return False, cast(list[Prompt], items)

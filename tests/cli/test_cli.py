@@ -21,10 +21,10 @@ from outpace.nets.layouts.dart import write_dart
 from outpace.nets.layouts.dflash import write_dflash
 from outpace.nets.layouts.medusa import write_medusa
 from outpace.nets.medusa import MedusaConfig, MedusaNet
-from tests.unit.drafters.learned import random_net
-from tests.unit.drafters.test_presets import OURS
+from tests.unit.methods.test_presets import OURS
 from tests.unit.models.tiny import save_tiny_model
 from tests.unit.nets.block_nets import small_dflash
+from tests.unit.sources.learned import random_net
 
 
 @pytest.fixture(scope="module")
@@ -362,7 +362,7 @@ def test_tokenize_corpus_writes_what_samd_reads(folder: str, tmp_path: Path) -> 
     texts.write_text('{"turns": ["aaab", "b"]}\n')
     options = ["tokenize-corpus", "-m", folder, "-w", str(texts), "--out", str(out)]
     assert _last_json(_run(*options)) == {"file": str(out), "kept": 5, "of": 264}
-    drafting = ["--method", f"samd:corpus={out},threshold=1,bias=0,budget=3", "--max-new-tokens", "8", "--json"]
+    drafting = ["--method", f"samd:corpus={out},min_match=1,corpus_bias=0,budget=3", "--max-new-tokens", "8", "--json"]
     answer = _last_json(_run("generate", "aaa", "-m", folder, *drafting))
     assert answer["samples"][0]["metrics"]["drafted"] > 0
     assert isinstance(_run(*options).exception, InvalidRequest)

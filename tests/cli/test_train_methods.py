@@ -95,6 +95,7 @@ def test_bars_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seen == ["answers of 3"] * 3 + ["steps of 2"] * 2
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("method", METHODS)
 def test_a_drafter_from_prompts(method: str, target: Path, prompts: Path, tmp_path: Path) -> None:
     """Guards against a chain of steps of which one does not fit the next, up to drafting with what was written."""

@@ -45,6 +45,7 @@ def test_pieces_make_the_file_again(tmp_path: Path) -> None:
     assert not (tmp_path / "broken.gguf").exists()
 
 
+@pytest.mark.thorough
 def test_calls_go_on_until_done(tmp_path: Path) -> None:
     """Guards against a call that runs over its time, one that begins again, and results too large to fetch."""
     model = save_tiny_model(tmp_path / "model", max_position_embeddings=512)

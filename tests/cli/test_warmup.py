@@ -13,9 +13,9 @@ from outpace import cli
 from outpace.core.errors import InvalidRequest
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.layouts.eagle3_export import write_eagle3
-from tests.unit.drafters.learned import random_net
-from tests.unit.drafters.test_presets import OURS
+from tests.unit.methods.test_presets import OURS
 from tests.unit.models.tiny import save_tiny_model
+from tests.unit.sources.learned import random_net
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +73,7 @@ def test_warmup_calibrates_the_gates_of_a_gated_method(folder: str, eagle: str, 
     """Guards against gates that are reported and not written, or written and not closed; and against those of too few
     rounds being written, or the defaults passed off as calibrated."""
     (tmp_path / "texts.jsonl").write_text('{"turns": ["a question"], "raw": true}\n' * 3)
-    method, reports = "graft:budget=6,depth=5,top_k=2,checkpoints=1/2/4", []
+    method, reports = "graft:budget=6,depth=5,breadth=2,checkpoints=1/2/4", []
     options = ["-m", folder, "--drafter", eagle, "--dtype", "float32", "--max-new-tokens"]
     for tokens in ("5", "60"):
         out = tmp_path / tokens
@@ -95,8 +95,8 @@ def test_warmup_calibrates_the_gates_of_a_gated_method(folder: str, eagle: str, 
     assert kept["gate_checkpoints"].tolist() == enough["checkpoints"]
     assert kept["gate_thresholds"].tolist() == enough["thresholds"] == [0.99] * 3, "drafts of a random net are in vain"
     passes = []
-    for gates in ("thresholds=0/0/0", "fill=matrix"):
-        drafting = ["--method", f"graft:budget=6,depth=5,top_k=2,warm={tmp_path / '60'},{gates}", "--json"]
+    for gates in ("thresholds=0/0/0", "retrieve=matrix"):
+        drafting = ["--method", f"graft:budget=6,depth=5,breadth=2,warm={tmp_path / '60'},{gates}", "--json"]
         passes.append(_last_json(_run("generate", "a question", *options, "20", *drafting))["samples"][0]["metrics"])
     assert passes[0]["draft_passes"] > 4 * passes[1]["draft_passes"] > 0
 
@@ -104,7 +104,7 @@ def test_warmup_calibrates_the_gates_of_a_gated_method(folder: str, eagle: str, 
 def test_warmup_writes_gates_alone_where_there_is_no_matrix(folder: str, eagle: str, tmp_path: Path) -> None:
     """Guards against gates that only methods with retrieval can have calibrated; against a file of nothing where the
     prompts were too few for them; and against a budget told that was not drafted with."""
-    texts, method = tmp_path / "texts.jsonl", "eagle3:shape=gated,depth=5,top_k=2"
+    texts, method = tmp_path / "texts.jsonl", "eagle3:shape=gated,depth=5,breadth=2"
     texts.write_text('{"turns": ["a question"], "raw": true}\n' * 3)
     options = ["-m", folder, "--drafter", eagle, "--dtype", "float32", "--budget", "6", "--max-new-tokens"]
     few = _run("warmup", *options, "5", "-w", str(texts), "--out", str(tmp_path / "few"), "--method", method)
@@ -127,7 +127,7 @@ def test_warmup_answers_at_a_temperature(folder: str, eagle: str, tmp_path: Path
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"turns": ["a question"], "raw": true}\n' * 3)
     options = ["warmup", "-m", folder, "--drafter", eagle, "--dtype", "float32", "--max-new-tokens", "90"]
-    options += ["-w", str(texts), "--method", "graft:budget=6,depth=5,top_k=2"]
+    options += ["-w", str(texts), "--method", "graft:budget=6,depth=5,breadth=2"]
     learned: dict[tuple[str, str], dict[str, Any]] = {}
     for temperature, seed in (("0", "1"), ("1", "1"), ("1", "2")):
         out = tmp_path / f"{temperature}-{seed}"

@@ -6,28 +6,28 @@ from typing import Literal
 import pytest
 import torch
 
-from outpace.core.drafting import Fill
+from outpace.core.drafting import Retriever
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.tree import DraftTree, Topology
-from outpace.drafters.catalog import build_proposer, parse_method
-from outpace.drafters.evidence import Evidence, priors
-from outpace.drafters.matrix_fill import MatrixFill
-from outpace.drafters.retrieval import JoinedFill, SuffixFill
-from outpace.drafters.surroundings import Surroundings
-from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.drafters.union import Union, UnionPlan
 from outpace.engine.engine import Engine
+from outpace.methods.build_context import BuildContext
+from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import early_exit
 from outpace.models.exactness import probe
 from outpace.models.target import TransformersTarget
+from outpace.retrieval.matrix_retriever import MatrixRetriever
+from outpace.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
+from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.sampling.noise import noise_bits, noise_key
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
 from outpace.shaping.grafted import GraftedProposer
 from outpace.testing import AdversaryDrafter, assert_lossless
-from tests.unit.drafters.learned import proposer_of, source_of
+from outpace.union.acceptance import AcceptanceModel, priors
+from outpace.union.proposer import Union, UnionPlan
 from tests.unit.models.tiny import FAMILIES, VOCAB, open_with, path_tokens, random_ids, stock_model, tiny_config
+from tests.unit.sources.learned import proposer_of, source_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -63,7 +63,7 @@ def test_lossless(family: str, temperature: float) -> None:
     target = _target(family)
     prompts = [random_ids(length, length) for length in (5, 40, 17)]
     params = [SamplingParams(max_new_tokens=32, temperature=temperature, seed=seed) for seed in range(3)]
-    around = Surroundings(target.vocab_size, target.device, lambda: early_exit(target, 2))
+    around = BuildContext(target.vocab_size, target.device, lambda: early_exit(target, 2))
     for make in (
         lambda known: AdversaryDrafter(target.vocab_size, known, budget=12),
         lambda known: build_proposer(parse_method("recycle:budget=40"), around),
@@ -71,7 +71,7 @@ def test_lossless(family: str, temperature: float) -> None:
         lambda known: build_proposer(parse_method("linear:budget=4"), around),
         lambda known: build_proposer(parse_method("fixed:budget=40"), around),
         lambda known: build_proposer(parse_method("dynatree:budget=40"), around),
-        lambda known: build_proposer(parse_method("dynatree:budget=40,fill=both"), around),
+        lambda known: build_proposer(parse_method("dynatree:budget=40,retrieve=both"), around),
         lambda known: build_proposer(parse_method("lookahead:budget=40"), around),
         lambda known: build_proposer(parse_method("samd:budget=40"), around),
         lambda known: build_proposer(parse_method("outpace:draft=none,budget=40"), around),
@@ -97,18 +97,20 @@ def test_lossless_with_drafters(kind: str, shape: str, temperature: float) -> No
     def base(is_filled: bool = True) -> Proposer:
         return proposer_of(shape, source_of(kind, target), str(device), is_filled)
 
-    def grafted(place: Literal["root", "tail"], fills: Sequence[Fill]) -> GraftedProposer:
-        return GraftedProposer(base(), JoinedFill(fills), device, place, 0.4)
+    def grafted(place: Literal["root", "tail"], fills: Sequence[Retriever]) -> GraftedProposer:
+        return GraftedProposer(base(), JoinedRetriever(fills), device, place, 0.4)
 
     plan = retrieval_plan(grafted_paths())
     makers: list[Callable[[list[list[int]]], Proposer]] = [
         lambda known: base(False),
-        lambda known: grafted("root", [MatrixFill(TransitionMatrix(VOCAB, device), plan), SuffixFill(device)]),
-        lambda known: grafted("tail", [MatrixFill(TransitionMatrix(VOCAB, device), plan, private=True)]),
+        lambda known: grafted(
+            "root", [MatrixRetriever(TransitionMatrix(VOCAB, device), plan), SuffixRetriever(device)]
+        ),
+        lambda known: grafted("tail", [MatrixRetriever(TransitionMatrix(VOCAB, device), plan, private=True)]),
     ]
     if shape != "template":  # the union wants scores
         matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")))
-        learned = Evidence(priors()["greedy"]), Evidence(priors()["sampled"])
+        learned = AcceptanceModel(priors()["greedy"]), AcceptanceModel(priors()["sampled"])
         makers.append(lambda known: Union(base(False), matrix, *learned, UnionPlan(8, 0.0, 0.5), 12, device))
     for make in makers:
         assert_lossless(lambda: Engine(_target("llama"), prefill_chunk=16), make, prompts, params)

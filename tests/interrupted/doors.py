@@ -9,7 +9,7 @@ from tests.interrupted.injector import Injector, Interrupt, NoMemory
 
 T = TypeVar("T")
 METHODS = (
-    "plain", "lookup", "recycle:budget=8", "samd:budget=8,threshold=1", "dynatree:budget=8", "lookahead",
+    "plain", "lookup", "recycle:budget=8", "samd:budget=8,min_match=1", "dynatree:budget=8", "lookahead",
     "outpace:draft=none", "linear:budget=4",
 )  # fmt: skip
 PROMPTS = ["Hello there, hello there", "é, 世"]

@@ -9,28 +9,28 @@ import torch
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.catalog import build_proposer, parse_method
-from outpace.drafters.draft_lm import DraftLM
-from outpace.drafters.evidence import Evidence, priors
-from outpace.drafters.matrix_fill import MatrixFill
-from outpace.drafters.retrieval import JoinedFill, SuffixFill
-from outpace.drafters.surroundings import Surroundings
-from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.drafters.union import Union, UnionPlan
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
+from outpace.methods.build_context import BuildContext
+from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import draft_model_of, early_exit
 from outpace.models.target import TransformersTarget
+from outpace.retrieval.matrix_retriever import MatrixRetriever
+from outpace.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
+from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
 from outpace.shaping.grafted import GraftedProposer
 from outpace.shaping.proposer import EmptyDraft
+from outpace.sources.draft_lm import DraftLM
 from outpace.testing import decode
+from outpace.testing.requests import no_draft_model
+from outpace.union.acceptance import AcceptanceModel, priors
+from outpace.union.proposer import Union, UnionPlan
 from tests.lossless.led import LedSource
-from tests.unit.drafters.learned import proposer_of, source_of
-from tests.unit.drafters.requests import no_draft_model
 from tests.unit.engine.doubles import PairDetokenizer
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
+from tests.unit.sources.learned import proposer_of, source_of
 
 CPU = torch.device("cpu")
 SLOTS = 4
@@ -40,8 +40,8 @@ RETRIEVAL = {
     "lookup": "lookup:budget=3",
     "recycle": "recycle:budget=8",
     "private": "recycle:budget=8,matrix=private",
-    "samd": "samd:budget=8,threshold=1",
-    "lookahead": "lookahead:budget=15,pool_from_prompt=true",
+    "samd": "samd:budget=8,min_match=1",
+    "lookahead": "lookahead:budget=15,learn_prompt=true",
     "union": "outpace:draft=none,budget=9",
 }
 TRAINED = ("eagle3", "domino", "dflash", "dart", "medusa")
@@ -90,7 +90,7 @@ class World:
 
     def _make(self, method: str) -> Proposer:
         if method in RETRIEVAL:
-            around = Surroundings(VOCAB, CPU, no_draft_model)
+            around = BuildContext(VOCAB, CPU, no_draft_model)
             return build_proposer(parse_method(RETRIEVAL[method]), around)
         if method in MODELS:
             config = tiny_config("qwen2", num_hidden_layers=2)
@@ -103,11 +103,11 @@ class World:
         if method.startswith("union"):
             base = proposer_of("beam", self._led(source_of(method.removeprefix("union-"), self.target)))
             learner = MatrixLearner(TransitionMatrix(VOCAB, CPU))
-            greedy, sampled = (Evidence(priors()[kind]) for kind in ("greedy", "sampled"))
+            greedy, sampled = (AcceptanceModel(priors()[kind]) for kind in ("greedy", "sampled"))
             return Union(base, learner, greedy, sampled, UnionPlan(6, 0.0, 0.9), 10, CPU)
-        base = proposer_of("gated", self._led(source_of("eagle3", self.target)), is_filled=True)
-        matrix = MatrixFill(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
-        fill = JoinedFill([SuffixFill(CPU), matrix])
+        base = proposer_of("gated", self._led(source_of("eagle3", self.target)), leaves_room=True)
+        matrix = MatrixRetriever(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
+        fill = JoinedRetriever([SuffixRetriever(CPU), matrix])
         return GraftedProposer(base, fill, CPU, "tail" if method == "tail" else "root", 0.4)
 
     def _led(self, source: Any) -> Any:

@@ -10,18 +10,18 @@ from outpace.core.drafting import Candidates, Frontier, StaticShape
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, NodeOutputs, Proposer, Stream
 from outpace.core.tree import DraftTree
-from outpace.drafters.evidence import Evidence, priors
-from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.drafters.union import Union, UnionPlan
 from outpace.engine.engine import Engine
+from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import Chain, RecyclingTemplate
 from outpace.testing import ToyTarget, decode
+from outpace.testing.sources import ToySource, ToyState, blend, node_paths
+from outpace.union.acceptance import AcceptanceModel, priors
+from outpace.union.proposer import Union, UnionPlan
 from tests.lossless.test_toy import EOS, METHODS, PROMPTS, VOCAB, requests
-from tests.unit.shaping.toy_source import ToySource, ToyState, blend, node_paths
 
 SHALLOW = {"plain", "lookup", "lookahead-2", "toy-gated", "toy-svip", "toy-echo"}
 """Methods that draft too little here to put anything behind an EOS."""
@@ -83,18 +83,18 @@ def request(eos: tuple[int, ...], budget: int, **params: Any) -> DraftRequest:
 
 
 def beam(source: ToySource) -> Proposer:
-    return GrowingProposer(source, Beam(BeamConfig(depth=4, top_k=4)), 10)
+    return GrowingProposer(source, Beam(BeamConfig(depth=4, breadth=4)), 10)
 
 
 def fixed(source: ToySource) -> Proposer:
-    return GrowingProposer(source, FixedTree(FixedTreeConfig(depth=6, breadth=2, threshold=0)), 10)
+    return GrowingProposer(source, FixedTree(FixedTreeConfig(depth=6, breadth=2, min_path_prob=0)), 10)
 
 
 def union(source: ToySource) -> Proposer:
-    base = GrowingProposer(source, Beam(BeamConfig(depth=4, top_k=4)), 40)
+    base = GrowingProposer(source, Beam(BeamConfig(depth=4, breadth=4)), 40)
     matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")), False)
-    evidence = [Evidence(priors()[name]) for name in ("greedy", "sampled")]
-    return Union(base, matrix, evidence[0], evidence[1], UnionPlan(40, 0.0, None), 10, torch.device("cpu"))
+    acceptance = [AcceptanceModel(priors()[name]) for name in ("greedy", "sampled")]
+    return Union(base, matrix, acceptance[0], acceptance[1], UnionPlan(40, 0.0, None), 10, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("make", [beam, fixed, union])

@@ -9,9 +9,9 @@ import torch
 from outpace.core.drafting import RetrievalPlan, Retrieved
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import Topology
-from outpace.drafters.matrix_fill import MatrixFill
-from outpace.drafters.transition_matrix import TransitionMatrix
 from outpace.engine.engine import Engine
+from outpace.retrieval.matrix_retriever import MatrixRetriever
+from outpace.retrieval.transition_matrix import TransitionMatrix
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
 from outpace.shaping.grafted import GraftedProposer
 from outpace.testing import OracleDrafter, decode
@@ -21,7 +21,7 @@ from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
 CPU = torch.device("cpu")
 
 
-class LedFill(MatrixFill):
+class LedRetriever(MatrixRetriever):
     """A matrix fill that every other round retrieves the next tokens of the answer instead."""
 
     def __init__(self, plan: RetrievalPlan, sequences: Sequence[Sequence[int]]) -> None:
@@ -66,7 +66,7 @@ def test_lossless(source: str, shape: str, options: str) -> None:
     target, (prompts, params) = tiny_target(tiny_config("llama")), requests(case)
     expected = [plain(options, index) for index in range(case.batch)]
     sequences = [session.ids for session in expected]
-    fill = LedFill(retrieval_plan(grafted_paths()), sequences)
+    fill = LedRetriever(retrieval_plan(grafted_paths()), sequences)
     proposer = GraftedProposer(proposer_for(case, target, sequences), fill, CPU, reserved=0.6)
     sessions = decode(Engine(target, prefill_chunk=32), prompts, params, [proposer] * case.batch)
     for want, got in zip(expected, sessions, strict=True):

@@ -1,7 +1,8 @@
 """The contract as a matrix: what any source x shape x fill x options x batch says on tiny random models, plain decoding
 says.
 
-All combinations run in `make test-all`; in `make test` a subset in which every two values still meet.
+All combinations run in `make test-all`; in `make test-more` a subset in which every two values still meet, and in
+`make test` one in which each value is seen.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,43 +13,47 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from outpace.core.drafting import Fill
+from outpace.core.drafting import Retriever
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.catalog import METHODS, build_proposer, parse_method
-from outpace.drafters.draft_lm import DraftLM
-from outpace.drafters.matrix_fill import MatrixFill
-from outpace.drafters.recycle import TokenRecycling
-from outpace.drafters.retrieval import JoinedFill, SuffixFill
-from outpace.drafters.surroundings import Surroundings
-from outpace.drafters.transition_matrix import TransitionMatrix
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
+from outpace.methods.build_context import BuildContext
+from outpace.methods.catalog import build_proposer, methods, parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import draft_model_of, early_exit
 from outpace.models.target import TransformersTarget
+from outpace.retrieval.matrix_retriever import MatrixRetriever
+from outpace.retrieval.recycle import TokenRecycling
+from outpace.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
+from outpace.retrieval.transition_matrix import TransitionMatrix
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
 from outpace.shaping.grafted import GraftedProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import RecyclingTemplate
+from outpace.shaping.table import shapes
+from outpace.sources.draft_lm import DraftLM
 from outpace.testing import decode
+from outpace.testing.requests import no_draft_model
 from tests.lossless.led import LedSource
 from tests.pairwise import covering, pairs_of
-from tests.unit.drafters.learned import KINDS, proposer_of, source_of
-from tests.unit.drafters.requests import no_draft_model
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
+from tests.unit.sources.learned import KINDS, proposer_of, source_of
 
-SHAPES = ("chain", "template", "fixed", "beam", "dynatree", "gated", "ddd", "svip", "echo", "cut")
+SHAPES = tuple(name for name, shape in shapes().items() if shape.is_general or name == "template")
 WITHOUT_SCORES = ("chain", "template")  # a growing shape needs scores
 FILLS = ("matrix", "private", "suffix", "both", "tail")
 CPU = torch.device("cpu")
 MODELS = ("draft-lm", "early-exit")
-WHOLE = {
+CHOSEN = {
     "lookup": "lookup:budget=3",
-    "samd": "samd:budget=8,threshold=2",
-    "lookahead": "lookahead:budget=31,pool_from_prompt=true",
+    "samd": "samd:budget=8,min_match=2",
+    "lookahead": "lookahead:budget=31,learn_prompt=true",
     "outpace": "outpace:draft=none,budget=12",  # with drafters in test_union.py
-}  # methods that are no level sources: they make whole trees of one shape of their own
+}  # options that a short answer leaves room for
+WITHOUT_DRAFTER = [name for name, method in methods().items() if method.drafter is None]
+WHOLE = {name: CHOSEN.get(name, name) for name in (*WITHOUT_DRAFTER, "outpace") if name not in ("plain", "recycle")}
+"""Methods that are no level sources: they make whole trees of one shape of their own."""
 SOURCES = (*KINDS, *MODELS, "recycle", *WHOLE)
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -95,6 +100,25 @@ CASES = list(supported())
 PAIRWISE = covering(CASES)
 
 
+def showing(cases: Sequence[Case]) -> list[Case]:
+    """Cases that show every value of every field at least once."""
+    chosen, shown = list[Case](), set[tuple[int, Any]]()
+    for case in sorted(cases, key=lambda case: case.fill == "none"):  # those with more to them first
+        if new := set(enumerate(case)) - shown:
+            shown |= new
+            chosen.append(case)
+    return chosen
+
+
+SINGLES = showing(PAIRWISE)
+
+
+def marks(case: Case) -> list[pytest.MarkDecorator]:
+    if case not in PAIRWISE:
+        return [pytest.mark.slow]
+    return [] if case in SINGLES else [pytest.mark.thorough]
+
+
 def requests(case: Case) -> tuple[list[list[int]], list[SamplingParams]]:
     params = [
         SamplingParams(max_new_tokens=limit, seed=seed, **OPTIONS[case.options]) for seed, limit in enumerate(LIMITS)
@@ -112,7 +136,7 @@ def plain(options: str, index: int) -> Session:
 
 def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Sequence[int]]) -> Proposer:
     if case.source in WHOLE:
-        around = Surroundings(VOCAB, target.device, no_draft_model)
+        around = BuildContext(VOCAB, target.device, no_draft_model)
         return build_proposer(parse_method(WHOLE[case.source]), around)
     if case.source == "recycle":
         source: Any = TokenRecycling(TransitionMatrix(VOCAB, target.device, context=2))
@@ -129,7 +153,7 @@ def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Seq
     if case.source == "recycle" and case.shape == "template":
         base: Proposer = StaticProposer(source, RecyclingTemplate(), 16, CPU)
     else:
-        base = proposer_of(case.shape, source, is_filled=case.fill != "none")
+        base = proposer_of(case.shape, source, leaves_room=case.fill != "none")
     if case.fill == "none":
         return base
     # Gates leave slots free. Of the budgets of other shapes half is kept for the fill.
@@ -137,18 +161,16 @@ def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Seq
     return GraftedProposer(base, fill_of(case.fill), CPU, place, 0.0 if case.shape == "gated" else 0.5)
 
 
-def fill_of(name: str) -> Fill:
+def fill_of(name: str) -> Retriever:
     if name == "suffix":
-        return SuffixFill(CPU)
+        return SuffixRetriever(CPU)
     if name == "both":
-        return JoinedFill([fill_of("suffix"), fill_of("matrix")])
+        return JoinedRetriever([fill_of("suffix"), fill_of("matrix")])
     paths = [(0,) * depth for depth in range(1, 5)] if name == "tail" else grafted_paths()
-    return MatrixFill(TransitionMatrix(VOCAB, CPU, context=2), retrieval_plan(paths), name == "private")
+    return MatrixRetriever(TransitionMatrix(VOCAB, CPU, context=2), retrieval_plan(paths), name == "private")
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, id=str(case), marks=[] if case in PAIRWISE else pytest.mark.slow) for case in CASES]
-)
+@pytest.mark.parametrize("case", [pytest.param(case, id=str(case), marks=marks(case)) for case in CASES])
 def test_lossless(case: Case) -> None:
     """Guards against drafts that leak into what is said, by whatever source, shape, options and neighbours."""
     target = tiny_target(tiny_config("llama"))
@@ -192,7 +214,5 @@ def test_a_covering_set_of_known_size() -> None:
 
 def test_every_method_has_its_source_here() -> None:
     """Guards against a method that is added to the catalog and left out of the matrix."""
-    of_models = {"linear": "draft-lm", "fixed": "draft-lm", "dynatree": "draft-lm", "svip": "draft-lm"}
-    of_models |= {"fr-spec": "eagle3-subset", "ddd": "eagle3", "echo": "eagle3"}
-    of_models |= {"graft": "eagle3", "graft-dflash": "dflash", "graft-domino": "domino"}
-    assert {of_models.get(name, name) for name in METHODS} - {"plain"} <= set(SOURCES)
+    drafters = {method.drafter for name, method in methods().items() if name not in (*WHOLE, "plain", "recycle")}
+    assert drafters <= set(SOURCES)

@@ -181,20 +181,21 @@ def test_log_probabilities_do_not_depend_on_the_method(method: str, sampling: st
         assert [entry.token_id for entry in got.logprobs] == got.generated
         for place, entry in enumerate(got.logprobs):
             before = got.ids[: len(got.prompt_ids) + place]
-            law = target.probs(before)
-            assert entry.logprob == pytest.approx(float(law[entry.token_id].log()), abs=1e-5)
+            distribution = target.probs(before)
+            assert entry.logprob == pytest.approx(float(distribution[entry.token_id].log()), abs=1e-5)
             assert len(entry.top) == 3
         reported = [entry for event in got.events for entry in event.logprobs or ()]
         assert reported == got.logprobs
         assert all(len(event.logprobs or ()) == len(event.tokens) for event in got.events)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("drafter", REJECTED)
 def test_rejection_keeps_the_law_under_penalties(drafter: str) -> None:
     """Guards against rejection that accepts by one history and draws the residual by another.
 
-    The law of the first two tokens over 2000 samples, by chi-square over the pairs that are not banned; false alarm:
-    1e-6 per case. Four tokens are generated, so that drafts go below the second one.
+    The distribution of the first two tokens over 2000 samples, by chi-square over the pairs that are not banned; false
+    alarm: 1e-6 per case. Four tokens are generated, so that drafts go below the second one.
     """
     target = ToyTarget(4, seed=3, sharpness=2.0, max_slots=64)
     options = {
@@ -207,17 +208,17 @@ def test_rejection_keeps_the_law_under_penalties(drafter: str) -> None:
     )
     sessions = decode(Engine(target), [[1, 2]], [params], [REJECTED[drafter]()])
 
-    def law_after(said: list[int]) -> list[float]:
+    def distribution_after(said: list[int]) -> list[float]:
         logits = target.logits([1, 2, *said], 2 + len(said)).double()
-        law: list[float] = warp(logits[None], params, [History([1, 2], said)])[0].exp().tolist()
-        return law
+        distribution: list[float] = warp(logits[None], params, [History([1, 2], said)])[0].exp().tolist()
+        return distribution
 
-    first = law_after([])
-    law = [first[a] * share for a in range(4) for share in law_after([a])]
+    first = distribution_after([])
+    distribution = [first[a] * share for a in range(4) for share in distribution_after([a])]
     seen = [4 * session.generated[0] + session.generated[1] for session in sessions]
-    possible = [cell for cell, share in enumerate(law) if share > 0]
+    possible = [cell for cell, share in enumerate(distribution) if share > 0]
     assert set(seen) <= set(possible)
     assert len(possible) == 9, "2 may not follow the prompt's 2, and no token itself"
-    assert chi_square_p([seen.count(cell) for cell in possible], [law[cell] for cell in possible]) > 1e-6
+    assert chi_square_p([seen.count(cell) for cell in possible], [distribution[cell] for cell in possible]) > 1e-6
     accepted, drafted = (sum(getattr(s.metrics, name) for s in sessions) for name in ("accepted", "drafted"))
     assert (0 < accepted < drafted) or drafter == "none"

@@ -1,5 +1,5 @@
-"""Rejection at temperature > 0 through the engine: the law of what is said, how much is accepted, and that nothing but
-the request itself has a say in it."""
+"""Rejection at temperature > 0 through the engine: the distribution of what is said, how much is accepted, and that
+nothing but the request itself has a say in it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -21,10 +21,10 @@ from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import Chain, rank_plan
 from outpace.shaping.svip import Svip, SvipConfig
 from outpace.testing import ToyTarget, decode
+from outpace.testing.sources import ToySource, blend
 from tests.lossless.test_toy import METHODS, PROMPTS, make_engine
 from tests.statistics import chi_square_p
-from tests.unit.drafters.test_keyed_acceptance import keyed_agreement
-from tests.unit.shaping.toy_source import ToySource, blend
+from tests.unit.sources.test_keyed_acceptance import keyed_agreement
 
 V = 4
 CPU = torch.device("cpu")
@@ -55,13 +55,13 @@ class Pairs:
 DRAWING: dict[str, Callable[[float, bool], Proposer]] = {
     "chain": static(Chain(), 3),
     "template": static(Pairs(), 5),
-    "fixed": growing(lambda: FixedTree(FixedTreeConfig(depth=3, breadth=2, threshold=0.15)), 5),
-    "svip": growing(lambda: Svip(SvipConfig(threshold=0.4)), 4),
+    "fixed": growing(lambda: FixedTree(FixedTreeConfig(depth=3, breadth=2, min_path_prob=0.15)), 5),
+    "svip": growing(lambda: Svip(SvipConfig(entropy_threshold=0.4)), 4),
 }
 
 
-def law_of(target: ToyTarget, params: SamplingParams, ids: Sequence[int]) -> list[float]:
-    """[V] the exact law of the next token."""
+def distribution_of(target: ToyTarget, params: SamplingParams, ids: Sequence[int]) -> list[float]:
+    """[V] the exact distribution of the next token."""
     logits = target.probs(ids).log() / params.temperature
     if params.top_k:
         logits[logits < logits.topk(params.top_k).values[-1]] = -math.inf
@@ -70,28 +70,29 @@ def law_of(target: ToyTarget, params: SamplingParams, ids: Sequence[int]) -> lis
 
 
 def p_value(proposer: Proposer, params: SamplingParams, samples: int = 2000) -> tuple[float, list[Session]]:
-    """By chi-square, the chance of three first tokens like these under the target's law."""
+    """By chi-square, the chance of three first tokens like these under the target's distribution."""
     target = ToyTarget(V, seed=3, sharpness=2.0, max_slots=64)
     wanted = SamplingParams.from_options(**{**vars(params), "n": samples, "seed": 11})
     sessions = decode(Engine(target), [[1, 2]], [wanted], [proposer])
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+    distribution: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(3):
-        law = {
+        distribution = {
             (*said, token): probability * share
-            for said, probability in law.items()
-            for token, share in enumerate(law_of(target, params, [1, 2, *said]))
+            for said, probability in distribution.items()
+            for token, share in enumerate(distribution_of(target, params, [1, 2, *said]))
         }
     seen = [tuple(session.generated[:3]) for session in sessions]
-    return chi_square_p([seen.count(cell) for cell in law], list(law.values())), sessions
+    return chi_square_p([seen.count(cell) for cell in distribution], list(distribution.values())), sessions
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("options", [{}, WARPED], ids=["T=1", "warped"])
 @pytest.mark.parametrize("name", DRAWING)
-def test_drawn_drafts_keep_the_law(name: str, options: dict[str, Any]) -> None:
+def test_drawn_drafts_keep_the_distribution(name: str, options: dict[str, Any]) -> None:
     """Guards against draft probabilities of another node, level, temperature or truncation than what was drawn, noise
     of one draw that decides another, and nodes that are given up by what they turned out to be.
 
-    The law of three tokens over 2000 samples, by chi-square; false alarm: 1e-6 per case.
+    The distribution of three tokens over 2000 samples, by chi-square; false alarm: 1e-6 per case.
     """
     params = SamplingParams.from_options(
         max_new_tokens=4, **{"temperature": 1.0, "verification": "rejection"} | options
@@ -108,10 +109,11 @@ class Looking(FixedTree):
     draws = True
 
 
+@pytest.mark.thorough
 def test_a_shape_that_looks_at_what_was_drawn_is_caught() -> None:
-    """Guards against a test above without power: dropping unlikely draws and claiming the whole law shifts what is said
-    by several percent, which 2000 samples show at below 1e-12."""
-    tree = Looking(FixedTreeConfig(depth=3, breadth=2, threshold=0.25, prune="leaves"))
+    """Guards against a test above without power: dropping unlikely draws and claiming the whole distribution shifts
+    what is said by several percent, which 2000 samples show at below 1e-12."""
+    tree = Looking(FixedTreeConfig(depth=3, breadth=2, min_path_prob=0.25, prune="leaves"))
     tree.draws = True
     assert p_value(GrowingProposer(toy_source(0.0), tree, 9), REJECTED)[0] < 1e-12
 
@@ -136,9 +138,11 @@ class Watched(StaticProposer):
         self.accepted += [observation.verdict.accepted_drafts for observation in observations]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("share", [0.0, 0.3])
 def test_a_chain_is_accepted_as_often_as_can_be(share: float) -> None:
-    """Guards against drafts without their law, which are accepted with p(x) alone, and a law that is not theirs.
+    """Guards against drafts without their distribution, which are accepted with p(x) alone, and a distribution that is
+    not theirs.
 
     A first draft must be accepted with probability 1 - TV(p, q), which no rule exceeds; the sum over 2000 positions
     lies within 4.9 deviations of it (false alarm: 1e-6), and that is above what keyed drafts reach there.
@@ -163,6 +167,7 @@ def test_a_chain_is_accepted_as_often_as_can_be(share: float) -> None:
     assert sum(overlaps) - 4.9 * deviation > keyed
 
 
+@pytest.mark.thorough
 def test_drawn_drafts_save_more_target_passes_than_keyed_ones() -> None:
     """Guards against a gain that does not reach the engine: tokens per step of a chain of 4, 60 answers of 50 tokens
     under each rule. The difference is 6 deviations, so that it vanishes by chance below 1e-8."""
@@ -220,10 +225,10 @@ def test_noise_off_chooses_its_drafts() -> None:
 
 
 def test_trees_do_not_hear_the_targets_noise() -> None:
-    """Guards against drafts ranked by noise that rejection never uses: of a law known to be the target's, the tree of a
-    beam must hold its likeliest tokens, whatever the seed."""
+    """Guards against drafts ranked by noise that rejection never uses: of a distribution known to be the target's, the
+    tree of a beam must hold its likeliest tokens, whatever the seed."""
     for seed in range(20):
-        proposer = GrowingProposer(toy_source(1.0), Beam(BeamConfig(depth=1, top_k=2)), 2)
+        proposer = GrowingProposer(toy_source(1.0), Beam(BeamConfig(depth=1, breadth=2)), 2)
         params = SamplingParams(max_new_tokens=5, temperature=1.0, seed=seed, verification="rejection")
         propose = proposer.propose
 

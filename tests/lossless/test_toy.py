@@ -11,13 +11,11 @@ from outpace.core.drafting import GrowingShape
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Observation, Proposer
 from outpace.core.tree import DraftTree, Topology
-from outpace.drafters.catalog import build_proposer, parse_method
-from outpace.drafters.evidence import Evidence, priors
-from outpace.drafters.matrix_fill import MatrixFill
-from outpace.drafters.surroundings import Surroundings
-from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.drafters.union import Union, UnionPlan
 from outpace.engine.engine import Engine
+from outpace.methods.build_context import BuildContext
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.retrieval.matrix_retriever import MatrixRetriever
+from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import warp
 from outpace.shaping.beam import Beam, BeamConfig
@@ -33,9 +31,11 @@ from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import Chain
 from outpace.shaping.svip import Svip, SvipConfig
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_lossless, decode
+from outpace.testing.requests import no_draft_model
+from outpace.testing.sources import ToySource, blend
+from outpace.union.acceptance import AcceptanceModel, priors
+from outpace.union.proposer import Union, UnionPlan
 from tests.statistics import chi_square_p
-from tests.unit.drafters.requests import no_draft_model
-from tests.unit.shaping.toy_source import ToySource, blend
 
 VOCAB = 12
 EOS = (3,)
@@ -47,7 +47,7 @@ MakeProposer = Callable[[list[list[int]]], Proposer]
 
 def named(text: str) -> MakeProposer:
     return lambda sequences: build_proposer(
-        parse_method(text), Surroundings(VOCAB, torch.device("cpu"), no_draft_model)
+        parse_method(text), BuildContext(VOCAB, torch.device("cpu"), no_draft_model)
     )
 
 
@@ -58,7 +58,7 @@ def adversary(seed: int, truth: float, budget: int = 8) -> MakeProposer:
 def growing(
     shape: Callable[[], GrowingShape], share: float = 0.8, noise: bool = True, budget: int = 12
 ) -> MakeProposer:
-    """A growing shape over a law that is right often: the target's own, blended with another."""
+    """A growing shape over a distribution that is right often: the target's own, blended with another."""
     return lambda sequences: GrowingProposer(ToySource(blend(share, VOCAB), noise), shape(), budget)
 
 
@@ -67,23 +67,23 @@ def grafted(base: Callable[[], Proposer], private: bool = False, **options: Any)
 
     def make(sequences: list[list[int]]) -> Proposer:
         matrix, plan = TransitionMatrix(VOCAB, torch.device("cpu")), retrieval_plan(grafted_paths())
-        return GraftedProposer(base(), MatrixFill(matrix, plan, private), torch.device("cpu"), **options)
+        return GraftedProposer(base(), MatrixRetriever(matrix, plan, private), torch.device("cpu"), **options)
 
     return make
 
 
 def union(share: float = 0.8, private: bool = False, budget: int = 12, **plan: Any) -> MakeProposer:
-    """A beam over a law that is right often, and what transitions and the text so far name beside it."""
+    """A beam over a distribution that is right often, and what transitions and the text so far name beside it."""
 
     def make(sequences: list[list[int]]) -> Proposer:
-        base = GrowingProposer(ToySource(blend(share, VOCAB)), Beam(BeamConfig(depth=3, top_k=3)), budget)
+        base = GrowingProposer(ToySource(blend(share, VOCAB)), Beam(BeamConfig(depth=3, breadth=3)), budget)
         matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")), private)
-        wanted = UnionPlan(**{"drafted": 6, "floor": 0.0, "enough": None, **plan})
+        wanted = UnionPlan(**{"draft_budget": 6, "min_prob": 0.0, "skip_draft_above": None, **plan})
         return Union(
             base,
             matrix,
-            Evidence(priors()["greedy"]),
-            Evidence(priors()["sampled"]),
+            AcceptanceModel(priors()["greedy"]),
+            AcceptanceModel(priors()["sampled"]),
             wanted,
             budget,
             torch.device("cpu"),
@@ -93,12 +93,12 @@ def union(share: float = 0.8, private: bool = False, budget: int = 12, **plan: A
 
 
 def short_tree() -> Proposer:
-    tree = FixedTree(FixedTreeConfig(depth=2, breadth=2, threshold=0.1, prune="leaves"))
+    tree = FixedTree(FixedTreeConfig(depth=2, breadth=2, min_path_prob=0.1, prune="leaves"))
     return GrowingProposer(ToySource(blend(0.8, VOCAB)), tree, 20)
 
 
 def short_chain() -> Proposer:
-    return StaticProposer(ToySource(blend(0.8, VOCAB), limit=2), Chain(), 8, torch.device("cpu"), is_filled=True)
+    return StaticProposer(ToySource(blend(0.8, VOCAB), limit=2), Chain(), 8, torch.device("cpu"), leaves_room=True)
 
 
 METHODS: dict[str, MakeProposer] = {
@@ -112,13 +112,13 @@ METHODS: dict[str, MakeProposer] = {
     "lookup": named("lookup:budget=2"),
     "recycle-template": named("recycle:budget=16"),
     "recycle-chain": named("recycle:budget=5,shape=chain"),
-    "samd": named("samd:budget=9,threshold=2"),
-    "samd-chains": named("samd:budget=6,threshold=1"),
+    "samd": named("samd:budget=9,min_match=2"),
+    "samd-chains": named("samd:budget=6,min_match=1"),
     "lookahead": named("lookahead:budget=60"),
-    "lookahead-15": named("lookahead:budget=15,pool_from_prompt=true"),
+    "lookahead-15": named("lookahead:budget=15,learn_prompt=true"),
     "lookahead-2": named("lookahead:budget=2"),
     "toy-chain": lambda sequences: StaticProposer(ToySource(blend(0.8, VOCAB)), Chain(), 4, torch.device("cpu")),
-    "toy-fixed": growing(lambda: FixedTree(FixedTreeConfig(depth=4, breadth=2, threshold=0.05))),
+    "toy-fixed": growing(lambda: FixedTree(FixedTreeConfig(depth=4, breadth=2, min_path_prob=0.05))),
     "toy-fixed-leaves": growing(lambda: FixedTree(FixedTreeConfig(prune="leaves")), noise=False),
     "toy-dynatree-paper": growing(lambda: DynaTree(DynaTreeConfig())),
     "toy-dynatree-authors": growing(lambda: DynaTree(DynaTreeConfig(history="authors", prune="expansion")), share=1),
@@ -129,13 +129,13 @@ METHODS: dict[str, MakeProposer] = {
         lambda: GrowingProposer(ToySource(blend(0.8, VOCAB)), Beam(BeamConfig()), 12), reserved=0.5
     ),
     "toy-union": union(),
-    "toy-union-private": union(share=0.5, private=True, floor=0.02, budget=30),
-    "toy-union-enough": union(share=1, enough=0.8),
+    "toy-union-private": union(share=0.5, private=True, min_prob=0.02, budget=30),
+    "toy-union-enough": union(share=1, skip_draft_above=0.8),
     "outpace": named("outpace:draft=none,budget=9"),
-    "toy-gated": growing(lambda: Gated(GatedConfig(top_k=3, thresholds=(0.4, 0.3, 0.2)))),
-    "toy-ddd": growing(lambda: DynamicDepth(DddConfig(top_k=2, checks=(1, 3), threshold=0.5)), share=0.9),
-    "toy-svip": growing(lambda: Svip(SvipConfig(threshold=0.5)), share=1),
-    "toy-echo": growing(lambda: Echo(EchoConfig(top_k=3, depth=3, threshold=0.4))),
+    "toy-gated": growing(lambda: Gated(GatedConfig(breadth=3, thresholds=(0.4, 0.3, 0.2)))),
+    "toy-ddd": growing(lambda: DynamicDepth(DddConfig(breadth=2, checkpoints=(1, 3), min_beam_prob=0.5)), share=0.9),
+    "toy-svip": growing(lambda: Svip(SvipConfig(entropy_threshold=0.5)), share=1),
+    "toy-echo": growing(lambda: Echo(EchoConfig(breadth=3, depth=3, thresholds=(0.4, 0.4, 0.4)))),
     "toy-dynatree-off": growing(lambda: DynaTree(DynaTreeConfig(history="off")), share=0.6, budget=40),
 }
 
@@ -206,7 +206,7 @@ def test_requests_of_different_parameters_share_a_batch(method: str, eos: tuple[
 
 @pytest.mark.parametrize("seed", range(12))
 def test_adversaries_of_many_seeds_change_nothing(seed: int) -> None:
-    """Guards against the rare tree that a few fixed ones miss; laws of the target vary with the seed too."""
+    """Guards against the rare tree that a few fixed ones miss; distributions of the target vary with the seed too."""
     params, eos = requests(temperature=1.0 if seed % 2 else 0.0), EOS if seed % 3 == 0 else ()
     sessions = assert_lossless(lambda: make_engine(eos, seed), adversary(seed, seed / 11, 12), PROMPTS, params)
     assert sum(session.metrics.drafted for session in sessions) > 20
@@ -287,11 +287,11 @@ def test_the_samples_of_a_request_differ() -> None:
 
 
 class SampledDrafter(OracleDrafter):
-    """Two levels of two siblings each drawn without replacement from one known law, which the tree carries."""
+    """Two levels of two siblings each drawn without replacement from one known distribution, which the tree carries."""
 
-    def __init__(self, law: torch.Tensor, seed: int = 0) -> None:
+    def __init__(self, distribution: torch.Tensor, seed: int = 0) -> None:
         super().__init__([], budget=6)
-        self._law = law
+        self._distribution = distribution
         self._generator = torch.Generator().manual_seed(seed)
 
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
@@ -299,9 +299,9 @@ class SampledDrafter(OracleDrafter):
         for request in requests:
             size = (1, 3, 7)[min(request.max_depth, 2)]
             topology = Topology.of([-1, 0, 0, 1, 1, 2, 2][:size])
-            pairs = torch.multinomial(self._law.expand(3, -1), 2, generator=self._generator)  # [3, 2]
+            pairs = torch.multinomial(self._distribution.expand(3, -1), 2, generator=self._generator)  # [3, 2]
             tokens = torch.cat([torch.tensor([request.ids[-1]]), pairs.flatten()[: size - 1]])
-            trees.append(DraftTree(tokens, topology, dict.fromkeys(set(topology.parents[1:]), self._law)))
+            trees.append(DraftTree(tokens, topology, dict.fromkeys(set(topology.parents[1:]), self._distribution)))
         return trees
 
 
@@ -312,20 +312,21 @@ REJECTED: dict[str, Callable[[], Proposer]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("drafter", REJECTED)
 def test_rejection_keeps_the_law_through_the_engine(drafter: str) -> None:
     """Guards against noise keys, rows or positions mixed up between the engine and rejection sampling.
 
-    The law of the first two tokens over 2500 samples, by chi-square; false alarm: 1e-6 per case. Four tokens are
-    generated, so that drafts go below the second one.
+    The distribution of the first two tokens over 2500 samples, by chi-square; false alarm: 1e-6 per case. Four tokens
+    are generated, so that drafts go below the second one.
     """
     target = ToyTarget(4, seed=3, sharpness=2.0, max_slots=64)
     params = SamplingParams(max_new_tokens=4, temperature=1.0, n=2500, seed=17, verification="rejection")
     sessions = decode(Engine(target), [[1, 2]], [params], [REJECTED[drafter]()])
     first = target.probs([1, 2]).tolist()
-    law = [first[a] * share for a in range(4) for share in target.probs([1, 2, a]).tolist()]
+    distribution = [first[a] * share for a in range(4) for share in target.probs([1, 2, a]).tolist()]
     seen = [4 * session.generated[0] + session.generated[1] for session in sessions]
-    assert chi_square_p([seen.count(cell) for cell in range(16)], law) > 1e-6
+    assert chi_square_p([seen.count(cell) for cell in range(16)], distribution) > 1e-6
     accepted, drafted = (sum(getattr(s.metrics, name) for s in sessions) for name in ("accepted", "drafted"))
     assert (0 < accepted < drafted) or drafter == "none"
 

@@ -8,20 +8,20 @@ import pytest
 import torch
 
 from outpace.core.params import SamplingParams
-from outpace.drafters.evidence import Evidence, priors
-from outpace.drafters.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.drafters.union import Union, UnionPlan
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.models.target import TransformersTarget
+from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import ToyTarget, decode
+from outpace.testing.sources import ToySource, blend
+from outpace.union.acceptance import AcceptanceModel, priors
+from outpace.union.proposer import Union, UnionPlan
 from tests.lossless.test_matrix import OPTIONS, PROMPTS, Case, plain, proposer_for, requests
 from tests.statistics import chi_square_p
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
-from tests.unit.shaping.toy_source import ToySource, blend
 
 CPU = torch.device("cpu")
 PLANS = {"always": UnionPlan(6, 0.0, None), "enough": UnionPlan(6, 0.01, 0.4)}
@@ -55,7 +55,9 @@ def union_for(
 ) -> Union:
     base = EmptyDraft() if case.source == "none" else proposer_for(case, target, sequences)
     matrix = MatrixLearner(LedMatrix(sequences), private)
-    return Union(base, matrix, Evidence(priors()["greedy"]), Evidence(priors()["sampled"]), PLANS[plan], 10, CPU)
+    return Union(
+        base, matrix, AcceptanceModel(priors()["greedy"]), AcceptanceModel(priors()["sampled"]), PLANS[plan], 10, CPU
+    )
 
 
 def assert_same(expected: Sequence[Session], sessions: Sequence[Session]) -> None:
@@ -69,7 +71,7 @@ def assert_same(expected: Sequence[Session], sessions: Sequence[Session]) -> Non
 @pytest.mark.parametrize("source", ["domino", "dflash", "eagle3", "draft-lm", "none"])
 def test_lossless(source: str, options: str, plan: str) -> None:
     """Guards against features and rows of a drafter that go astray when a path is accepted of which it drafted only
-    the beginning or nothing, in rounds that it was left out of, and against clues that choose what is said."""
+    the beginning or nothing, in rounds that it was left out of, and against features that choose what is said."""
     case = Case(source, "beam", options, plan == "always", 4, "led")
     target, (prompts, params) = tiny_target(tiny_config("llama")), requests(case)
     expected = [plain(options, index) for index in range(case.batch)]
@@ -89,7 +91,7 @@ def test_lossless(source: str, options: str, plan: str) -> None:
 @pytest.mark.parametrize("verification", ["match", "rejection"])
 @pytest.mark.parametrize("source", ["domino", "eagle3", "none"])
 def test_requests_that_arrive_while_others_are_drafted_for(source: str, verification: str) -> None:
-    """Guards against what requests share (transitions, evidence, the drafter's slots) reaching what they say: they
+    """Guards against what requests share (transitions, acceptance, the drafter's slots) reaching what they say: they
     come one by one into running rounds, greedy and sampled together, and find slots that others have left."""
     target, params = tiny_target(tiny_config("llama")), list[SamplingParams]()
     for seed in range(8):
@@ -113,21 +115,28 @@ def test_requests_that_arrive_while_others_are_drafted_for(source: str, verifica
     assert sum(session.metrics.accepted for session in sessions) > 8
 
 
-def test_rejection_keeps_the_law() -> None:
-    """Guards against trees that follow the noise by which they are judged: with the union drafting, the law of the
-    first two tokens over 2000 samples, by chi-square; false alarm: 1e-6."""
+@pytest.mark.thorough
+def test_rejection_keeps_the_distribution() -> None:
+    """Guards against trees that follow the noise by which they are judged: with the union drafting, the distribution of
+    the first two tokens over 2000 samples, by chi-square; false alarm: 1e-6."""
     target = ToyTarget(8, seed=3, sharpness=1.5, max_slots=64)
-    base = GrowingProposer(ToySource(blend(0.7, 8, seed=3, sharpness=1.5)), Beam(BeamConfig(depth=2, top_k=2)), 3)
+    base = GrowingProposer(ToySource(blend(0.7, 8, seed=3, sharpness=1.5)), Beam(BeamConfig(depth=2, breadth=2)), 3)
     matrix = MatrixLearner(TransitionMatrix(8, CPU))
     union = Union(
-        base, matrix, Evidence(priors()["greedy"]), Evidence(priors()["sampled"]), UnionPlan(3, 0.0, None), 5, CPU
+        base,
+        matrix,
+        AcceptanceModel(priors()["greedy"]),
+        AcceptanceModel(priors()["sampled"]),
+        UnionPlan(3, 0.0, None),
+        5,
+        CPU,
     )
     params = SamplingParams(max_new_tokens=3, temperature=1.0, n=2000, seed=17, verification="rejection")
     sessions = decode(Engine(target), [[1, 2]], [params], [union])
     first = target.probs([1, 2]).tolist()
-    law = [first[a] * share for a in range(8) for share in target.probs([1, 2, a]).tolist()]
+    distribution = [first[a] * share for a in range(8) for share in target.probs([1, 2, a]).tolist()]
     seen = [8 * session.generated[0] + session.generated[1] for session in sessions]
-    assert chi_square_p([seen.count(cell) for cell in range(64)], law) > 1e-6
+    assert chi_square_p([seen.count(cell) for cell in range(64)], distribution) > 1e-6
     retrieved, accepted, drafted = (
         sum(getattr(session.metrics, name) for session in sessions)
         for name in ("accepted_retrieved", "accepted", "drafted")

@@ -13,6 +13,7 @@ TURNS = ["Name three colours.", "Which of them is the colour of the sky?", "Say 
 PROMPTS = ["Once upon a time", "def fibonacci(n):\n    if n < 2:\n        return n\n"]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 2}], ids=["greedy", "sampled"])
 def test_a_conversation_says_what_fresh_requests_say(options: dict[str, Any]) -> None:
     """Guards against a real template, tokenizer or cache for which kept KV is not that of the new prompt."""
@@ -30,6 +31,7 @@ def test_a_conversation_says_what_fresh_requests_say(options: dict[str, Any]) ->
             assert (stream.result.metrics.reused_tokens > 20) == (number > 0)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("pack", [False, True])
 def test_custom_generate_says_what_generate_says(pack: bool) -> None:
     """Guards against a borrowed real model that answers otherwise: 48 greedy tokens, alone and padded on the left."""

@@ -10,10 +10,10 @@ from outpace.api import Model
 from outpace.bench.certificate import CertificatePlan, certify
 from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
-from outpace.drafters.catalog import parse_method
-from outpace.drafters.frequency import FILE_NAME, load_vocabulary
+from outpace.methods.catalog import parse_method
 from outpace.models.registry import pull
 from outpace.models.shipped import shipped_folder, shipped_for, size_of
+from outpace.sources.frequency import FILE_NAME, load_vocabulary
 from outpace.train.methods import settings_of
 from tests.real.certified import assert_certified
 
@@ -30,6 +30,7 @@ def exact() -> Model:
     return outpace.load(TARGET, dtype="float32", device="cpu")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_equal_in_float32(exact: Model, temperature: float) -> None:
     """Guards against any loss by a trained drafter that is often right, alone and in a batch."""
@@ -39,6 +40,7 @@ def test_equal_in_float32(exact: Model, temperature: float) -> None:
     assert_certified(exact, certify(exact, plan))
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     ("method", "least"), [("domino", 1.4), ("dflash", 1.4), ("eagle3:shape=chain", 1.25), ("outpace", 1.9)]
 )
@@ -53,7 +55,7 @@ def test_a_shipped_drafter_drafts_well(exact: Model, method: str, least: float) 
 def test_the_default_is_a_trained_drafter(exact: Model) -> None:
     """Guards against a default that leaves what ships aside."""
     assert exact.method == "outpace"
-    assert parse_method(exact.method).drafter == "domino"
+    assert parse_method(exact.method_name).drafter == "domino"
 
 
 def test_what_ships_is_small_and_whole() -> None:

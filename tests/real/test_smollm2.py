@@ -28,6 +28,7 @@ def exact() -> Model:
     return outpace.load("smollm2-135m", dtype="float32", device="cpu")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_equal_in_float32(exact: Model, temperature: float) -> None:
     """Guards against any loss on the real model: float32, greedy and seeded sampling, every method, equal or fail; a

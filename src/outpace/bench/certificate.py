@@ -95,7 +95,14 @@ class Certifier:
         if not precise_equal:
             note += "; the two runs differ in higher precision too"
         return Finding(
-            "tie" if is_tie else "bug", turn, token, margin.smallest, margin.top2, margin.to_cutoff, precise_equal, note
+            "tie" if is_tie else "bug",
+            turn,
+            token,
+            margin=margin.smallest,
+            top2=margin.top2,
+            to_cutoff=margin.to_cutoff,
+            higher_precision_equal=precise_equal,
+            note=note,
         )
 
     def _agree_in_higher_precision(self, prompt: list[int], params: SamplingParams, run: Runner) -> bool:

@@ -78,7 +78,7 @@ def _race(console: Console, model: Model, item: WorkItem) -> int:
     console.print(table)
     console.print(
         f"Medians of {rounds} interleaved rounds, at most {tokens} tokens each. This model's default is "
-        f"{model.method}.\n",
+        f"{model.method_name}.\n",
         highlight=False,
     )
     return bugs

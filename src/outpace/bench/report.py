@@ -23,7 +23,7 @@ def summarise(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     part of `draft_ms`. `bookkeeping_share` is what of a round is neither drafting nor the target's pass: retrieval and
     its merging, the verdict, the commit, and telling proposers (Graft, arXiv 2605.20104, table 14). DFlash and Domino
     compute on the target's features when told, so that their shares hold some drafting too; compare with the same
-    method without a fill. On a GPU the pass is not over when `forward_ms` ends, and the share says too much.
+    method without a retriever. On a GPU the pass is not over when `forward_ms` ends, and the share says too much.
     """
     plain = _groups([record for record in records if record["method"] == PLAIN])
     methods = list(dict.fromkeys(record["method"] for record in records))

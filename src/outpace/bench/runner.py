@@ -13,7 +13,8 @@ from outpace.bench.warm import warm_up
 from outpace.bench.workload import WorkItem, fingerprint, in_groups
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
-from outpace.drafters.catalog import learns, parse_method
+from outpace.methods.catalog import parse_method
+from outpace.methods.learned import learns
 from outpace.models.reference import TransformersReference
 
 PLAIN, TRANSFORMERS = "plain", "transformers"
@@ -250,7 +251,7 @@ def split_methods(text: str) -> tuple[str, ...]:
 
 def usual_methods(model: Model) -> tuple[str, ...]:
     """What is compared where nothing is named: the methods that need nothing, and the model's own if it is another."""
-    return tuple(dict.fromkeys((PLAIN, "lookup", "recycle", model.method)))
+    return tuple(dict.fromkeys((PLAIN, "lookup", "recycle", model.method_name)))
 
 
 def with_baseline(methods: tuple[str, ...]) -> tuple[str, ...]:

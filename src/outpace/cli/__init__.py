@@ -1,14 +1,17 @@
-"""The command line: generate, chat, verify, bench, convert, tables for drafting, train, models."""
+"""The command line: generate, chat, verify, bench, methods, convert, tables for drafting, train, models."""
 
 import sys
+from typing import Annotated
 
 import typer
 
+from outpace import __version__
 from outpace.cli.bench import bench
 from outpace.cli.chat import chat
 from outpace.cli.convert import convert
 from outpace.cli.count_ngrams import count_ngrams
 from outpace.cli.generate import generate
+from outpace.cli.methods import methods
 from outpace.cli.models import models_app
 from outpace.cli.options import notes
 from outpace.cli.rank_vocabulary import rank_vocabulary
@@ -22,10 +25,34 @@ EXTRAS = {"psutil": "bench", "scipy": "bench", "httpx": "train", "tensorboard": 
 
 # Commands import what they run when they run: --help must not wait for transformers.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-for command in (generate, chat, verify, bench, convert, rank_vocabulary, count_ngrams, tokenize_corpus, warmup):
+for command in (
+    generate,
+    chat,
+    verify,
+    bench,
+    methods,
+    convert,
+    rank_vocabulary,
+    count_ngrams,
+    tokenize_corpus,
+    warmup,
+):
     app.command()(command)
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
+
+
+def _version(is_asked: bool) -> None:
+    if is_asked:
+        print(f"outpace {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+) -> None:
+    """Language models generate faster without changing a token of what they would have said."""
 
 
 def main() -> None:

@@ -100,13 +100,34 @@ def bench(
         ignore_eos=ignore_eos,
     )
     items, warm_items = read_workloads(workload, max_turns), read_workloads(warm or [])
-    plan = BenchPlan(with_baseline(chosen), items, params, budget, warm_items, check, batch_size)
+    plan = BenchPlan(
+        with_baseline(chosen), items, params, budget=budget, warm_items=warm_items, check=check, batch_size=batch_size
+    )
     if methods is not None and speculative_config is None:
-        loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, batch_size)
+        loaded = load_model(
+            model,
+            "plain",
+            drafter,
+            budget=None,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=batch_size,
+        )
     else:  # the model's default, or the config's, which may name no method beside it
         slots = batch_size
-        loaded = load_model(model, methods, drafter, budget, dtype, device, max_model_len, slots, speculative_config)
-        chosen = usual_methods(loaded) if speculative_config is None else (loaded.method,)
+        loaded = load_model(
+            model,
+            methods,
+            drafter,
+            budget=budget,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=slots,
+            speculative_config=speculative_config,
+        )
+        chosen = usual_methods(loaded) if speculative_config is None else (loaded.method_name,)
         plan = replace(plan, methods=with_baseline(chosen))
     run = BenchRun(loaded, plan)
     with progress_bar("bench", len(items) + len(warm_items)) as advance:

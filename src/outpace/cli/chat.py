@@ -58,7 +58,17 @@ def chat(
     params = SamplingParams(
         max_new_tokens, temperature, top_k, top_p, min_p, seed, stop=tuple(stop or ())
     )  # checked before a model is loaded
-    loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, 1, speculative_config)
+    loaded = load_model(
+        model,
+        method,
+        drafter,
+        budget=budget,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        max_num_seqs=1,
+        speculative_config=speculative_config,
+    )
     has_failed = False
     with loaded.chat(system, params) as conversation:
         if sys.stdin.isatty():

@@ -74,10 +74,10 @@ def generate(
         max_new_tokens,
         temperature,
         top_k,
-        top_p,
-        min_p,
-        seed,
-        n,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        n=n,
         stop=tuple(stop or ()),
         repetition_penalty=repetition_penalty,
         presence_penalty=presence_penalty,
@@ -91,14 +91,24 @@ def generate(
     if logprobs is not None and not as_json:
         raise InvalidRequest(f"logprobs={logprobs}: they are printed with --json only")
     text = sys.stdin.read() if prompt == "-" else prompt
-    loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, max(n, 1), speculative_config)
+    loaded = load_model(
+        model,
+        method,
+        drafter,
+        budget=budget,
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        max_num_seqs=max(n, 1),
+        speculative_config=speculative_config,
+    )
     is_chat = not raw and bool(loaded.codec.tokenizer.chat_template)
     asked: Any = [{"role": "user", "content": text}] if is_chat else text
     if as_json or n > 1:
         generation = loaded.generate(asked, params)
         samples = [_as_dict(sample) for sample in generation.samples]
         if as_json:
-            print(json.dumps({"model": model, "method": loaded.method, "samples": samples}))
+            print(json.dumps({"model": model, "method": loaded.method_name, "samples": samples}))
         else:
             for index, sample in enumerate(samples):
                 print(f"--- sample {index}\n{sample['text']}")

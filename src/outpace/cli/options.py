@@ -21,9 +21,8 @@ ModelName = Annotated[str, typer.Option("--model", "-m", help="Folder, GGUF file
 Method = Annotated[
     str | None,
     typer.Option(
-        help="plain, outpace, lookup, recycle, samd, lookahead, linear, fixed, dynatree, svip, eagle3, fr-spec, ddd, "
-        "echo, graft, dflash, graft-dflash, domino, graft-domino, medusa, dart; options as in recycle:budget=8. By "
-        "default outpace, with the drafter that is named or ships, or without any."
+        help="A name of `outpace methods`, with options as in recycle:budget=8. By default outpace, with the drafter "
+        "that is named or ships, or without any."
     ),
 ]
 Drafter = Annotated[

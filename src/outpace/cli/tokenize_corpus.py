@@ -15,7 +15,7 @@ def tokenize_corpus(
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
 ) -> None:
     """Write the turns of a workload as ids, for SAM-Decoding's option corpus=FILE."""
-    from outpace.drafters import corpus
+    from outpace.retrieval import corpus
 
     with notes.status("tokenizing"):
         texts, vocab_size, _ = tokenized_turns(model, workload)

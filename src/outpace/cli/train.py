@@ -75,7 +75,16 @@ def regenerate(
     store = AnswerStore(out, about_answers(target, codec, vocab_size, params, endpoint, dtype))
     answerer: Answerer
     if endpoint is None:
-        model = load_model(target, method, drafter, None, dtype, device, max_model_len, batch_size)
+        model = load_model(
+            target,
+            method,
+            drafter,
+            budget=None,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=batch_size,
+        )
         answerer = EngineAnswerer(model, params, method)
     else:
         from outpace.train.endpoint import EndpointAnswerer

@@ -43,7 +43,18 @@ def train_command(method: str) -> Callable[..., None]:
         from outpace.train.run import Run
 
         chosen = settings_of(method, config, settings or ())
-        job = Run(method, target, tuple(prompts), answers, features, out, device, dtype, chosen, start)
+        job = Run(
+            method,
+            target,
+            tuple(prompts),
+            answers=answers,
+            features=features,
+            out=out,
+            device=device,
+            dtype=dtype,
+            settings=chosen,
+            start=start,
+        )
         if dry_run:
             from outpace.train.plan import plan
 
@@ -75,7 +86,17 @@ def capture(
     from outpace.train.run import Run, capture_features
 
     chosen = settings_of(method, config, settings or ())
-    job = Run(method, target, tuple(prompts), answers, None, out, device, dtype, chosen)
+    job = Run(
+        method,
+        target,
+        tuple(prompts),
+        answers=answers,
+        features=None,
+        out=out,
+        device=device,
+        dtype=dtype,
+        settings=chosen,
+    )
     total = 0
 
     def count() -> None:

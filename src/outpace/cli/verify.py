@@ -87,10 +87,29 @@ def verify(
     wanted = [replace(base, temperature=value) for value in temperature or [0.0, 1.0]]
     size = max(batch_sizes)
     if methods and speculative_config is None:
-        loaded = load_model(model, "plain", drafter, None, dtype, device, max_model_len, size)
+        loaded = load_model(
+            model,
+            "plain",
+            drafter,
+            budget=None,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=size,
+        )
     else:  # the model's default, or the config's, which may name no method beside it
-        loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, size, speculative_config)
-        methods = (loaded.method,)
+        loaded = load_model(
+            model,
+            method,
+            drafter,
+            budget=budget,
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=size,
+            speculative_config=speculative_config,
+        )
+        methods = (loaded.method_name,)
     certified = ",".join(methods)
     cases: list[dict[str, Any]] = []
     for params in wanted:

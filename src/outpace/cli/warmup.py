@@ -25,7 +25,7 @@ from outpace.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from outpace.api import Model
-    from outpace.drafters.warm_file import Calibration
+    from outpace.retrieval.warm_file import Calibration
     from outpace.shaping.calibration import Recorder
 
 ROUNDS = 5
@@ -53,16 +53,18 @@ def warmup(
     the budget and temperature given here. Take prompts that are not measured later."""
     from outpace.bench.warm import warm_up
     from outpace.bench.workload import read_workloads
-    from outpace.drafters.catalog import matrix_of
-    from outpace.drafters.tables import new_file
-    from outpace.drafters.transition_matrix import TransitionMatrix
-    from outpace.drafters.warm_file import save_matrix
+    from outpace.core.table_file import new_file
+    from outpace.methods.learned import matrix_of
+    from outpace.retrieval.transition_matrix import TransitionMatrix
+    from outpace.retrieval.warm_file import save_matrix
     from outpace.shaping.calibration import gates_open
 
     new_file(out)  # answers take long: told before, not after them
     params = SamplingParams(max_new_tokens, temperature, seed=seed)
     items = read_workloads(workload, limit=ROUNDS)
-    loaded = load_model(model, method, drafter, budget, dtype, device, max_model_len, 1)
+    loaded = load_model(
+        model, method, drafter, budget=budget, dtype=dtype, device=device, max_model_len=max_model_len, max_num_seqs=1
+    )
     proposer = loaded.proposer(method)
     matrix = matrix_of(proposer)
     with gates_open(proposer) as recorder:
@@ -98,8 +100,8 @@ def _calibration(
     loaded: "Model", method: str, recorder: "Recorder", budget: int, temperature: float
 ) -> "Calibration | None":
     """Gates from what was recorded, and for what; None, and a note, where that is too little."""
-    from outpace.drafters.catalog import parse_method
-    from outpace.drafters.warm_file import Calibration
+    from outpace.methods.catalog import parse_method
+    from outpace.retrieval.warm_file import Calibration
     from outpace.shaping.calibration import LEAST_ROUNDS, calibrated
 
     gates = calibrated(recorder.rounds)

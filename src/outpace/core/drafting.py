@@ -51,10 +51,10 @@ class Candidates:
         tokens: [F, C] int64.
         log_probs: [F, C] float32 keyed scores (log q when greedy or drawn); None from sources that have none.
         passes: forward passes of a draft model that they took.
-        entropy: [F] float32, in nats, of the law whose logarithms the scores of a node's candidates are: the keyed
-            one, q's own when greedy. Where the frontier asks for it, from sources with scores.
-        draft_probs: by place in the frontier, the law [V] from which that node's candidates were drawn, each from what
-            the ones before it leave; the others' were chosen.
+        entropy: [F] float32, in nats, of the distribution whose logarithms the scores of a node's candidates are: the
+            keyed one, q's own when greedy. Where the frontier asks for it, from sources with scores.
+        draft_probs: by place in the frontier, the distribution [V] from which that node's candidates were drawn, each
+            from what the ones before it leave; the others' were chosen.
     """
 
     tokens: Tensor
@@ -122,7 +122,7 @@ class Level:
         log_probs: [F, C] keyed score of each candidate, best first; where it is known, the logarithm of how often
             candidates with such a score are accepted.
         cumulative: [F, C] the same summed along the path, each level by the shape's weight for it.
-        entropy: [F] of each parent's law, for shapes that want it.
+        entropy: [F] of each parent's distribution, for shapes that want it.
         ends: [F, C] bool, candidates behind which nothing can be said; None if there are none. Nothing is drafted below
             them, whether a shape expands them or not.
         is_rate: [F] bool, whether that is known.
@@ -165,7 +165,7 @@ class GrowingShape(Protocol):
         reranks: it grows more nodes than the budget, of which the best by cumulative score are kept in the end.
         wants_entropy: it reads `Level.entropy`.
         draws: which candidates become nodes depends on nothing but the levels above, and below a node they are the
-            first ones, so that they may be drawn: what is taken by its own score was not drawn from its law.
+            first ones, so that they may be drawn: what is taken by its own score was not drawn from its distribution.
     """
 
     width: int
@@ -220,7 +220,7 @@ class Retrieved:
     topology: Topology
 
 
-class Fill(Protocol):
+class Retriever(Protocol):
     """Retrieves what takes the slots that drafting left free (Graft, arXiv 2605.20104, section 3.2).
 
     `prepare` says what may come after each request's ids and a path of drafted tokens behind them: `paths` holds, per

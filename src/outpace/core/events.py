@@ -56,7 +56,7 @@ class RequestMetrics:
         drafted: drafted nodes verified (the pending token is not a draft).
         draft_passes: forward passes of a draft model, prompts not counted.
         accepted: drafted tokens that were emitted.
-        retrieved, accepted_retrieved: those of both that were retrieved to fill slots that drafting left free.
+        retrieved, accepted_retrieved: those of both that were retrieved into slots that drafting left free.
         accepted_per_depth: entry d counts the steps whose draft at depth d + 1 was emitted.
         ttft_ms: admission to first token. decode_ms: first token to last token.
         draft_ms: building trees, with the passes of whatever drafts and what it had to catch up on before.

@@ -64,9 +64,9 @@ class SamplingParams:
         n: samples per prompt; sample i differs from the others by its index in the noise key.
         stop: strings that end the text; the text stops before the first of them.
         eos_token_ids: ids that end the request; None means the model's own.
-        verification: "match" (same tokens as plain decoding, seed for seed) or "rejection" (same law). There the tree
-            has a say in what is said. A sampled request that is verified by rejection therefore shares nothing with
-            others by which its trees would change, learns for itself from nothing, and starts every turn of a
+        verification: "match" (same tokens as plain decoding, seed for seed) or "rejection" (same distribution). There
+            the tree has a say in what is said. A sampled request that is verified by rejection therefore shares nothing
+            with others by which its trees would change, learns for itself from nothing, and starts every turn of a
             conversation afresh: its answer depends on itself, its method and its seed alone.
         repetition_penalty: above 0; logits of tokens in prompt or answer are divided by it where positive and
             multiplied where negative, so that 1 changes nothing and more discourages. As in vLLM and transformers.
@@ -152,7 +152,8 @@ class SamplingParams:
 
     @property
     def has_processors(self) -> bool:
-        """Whether options other than temperature and truncation change the law, most of them along the history."""
+        """Whether options other than temperature and truncation change the distribution, most of them along the
+        history."""
         return bool(
             self.repetition_penalty != 1.0
             or self.presence_penalty

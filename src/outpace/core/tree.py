@@ -7,6 +7,9 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+MAX_TREE_NODES = 512
+"""Of one request, the pending token included."""
+
 
 class Topology:
     """The shape of a tree, without its tokens. Build with `Topology.of` or `Topology.chain`.
@@ -110,11 +113,11 @@ class DraftTree:
             one from what the ones before it leave, all of them before anything below that depth was decided. Children
             of a node that is missing are *point masses*: each token was chosen, not drawn. None if all are.
         draft_passes: forward passes of a draft model that it took.
-        retrieved: how many of its last nodes were retrieved to fill slots that drafting left free; no drafted node
+        retrieved: how many of its last nodes were retrieved into slots that drafting left free; no drafted node
             stands behind or below them.
         scores: [N] float32 on the host, cumulative keyed score of each node, 0 for the first; None if there are none.
-        pruned: how many of its last nodes were pruned, the best first: they are there for a fill that retrieves too
-            little for their slots, and none is in a tree that is verified.
+        pruned: how many of its last nodes were pruned, the best first: they are there for a retriever that retrieves
+            too little for their slots, and none is in a tree that is verified.
         graft_ms: wall milliseconds that retrieving and merging took, for all trees proposed with it together.
     """
 
@@ -132,10 +135,10 @@ class DraftTree:
             raise ValueError(f"tokens must be int64 [N], got {self.tokens.dtype} {tuple(self.tokens.shape)}")
         if len(self.tokens) != len(self.topology):
             raise ValueError(f"{len(self.tokens)} tokens on a topology of {len(self.topology)} nodes")
-        for node, law in (self.draft_probs or {}).items():
-            if not 0 <= node < len(self) or law.ndim != 1:
+        for node, distribution in (self.draft_probs or {}).items():
+            if not 0 <= node < len(self) or distribution.ndim != 1:
                 raise ValueError(
-                    f"draft_probs[{node}]: must be [V] of a node below {len(self)}, got {tuple(law.shape)}"
+                    f"draft_probs[{node}]: must be [V] of a node below {len(self)}, got {tuple(distribution.shape)}"
                 )
 
     @staticmethod
@@ -160,12 +163,14 @@ class DraftTree:
             if above in place and (above == 0 or tokens[above] not in ends):
                 place[node] = len(kept)
                 kept.append(node)
-        laws = {place[node]: law for node, law in (self.draft_probs or {}).items() if node in place}
+        distributions = {
+            place[node]: distribution for node, distribution in (self.draft_probs or {}).items() if node in place
+        }
         return replace(
             self,
             tokens=self.tokens[kept],
             topology=Topology.of([-1, *(place[parents[node]] for node in kept[1:])]),
-            draft_probs=laws or None,
+            draft_probs=distributions or None,
             retrieved=sum(node >= self.drafted for node in kept),
             scores=None if self.scores is None else self.scores[[node for node in kept if node < len(self.scores)]],
         )

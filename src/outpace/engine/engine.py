@@ -104,7 +104,17 @@ class Engine:
 
         request_id, sessions = next(self._request_ids), []
         for sample_index in range(params.n):
-            session = Session(request_id, sample_index, prompt, params, seed, proposer, budget, new_stopper, tuple(eos))
+            session = Session(
+                request_id,
+                sample_index,
+                prompt,
+                params=params,
+                seed=seed,
+                proposer=proposer,
+                budget=budget,
+                new_stopper=new_stopper,
+                eos_token_ids=tuple(eos),
+            )
             session.metrics.prompt_tokens = len(prompt)
             session.admitted_at = perf_counter()
             session.keep, session.resume = keep and not params.is_rejection, resume
@@ -176,10 +186,10 @@ class Engine:
             tuple(session.generated),
             session.stopper.text,
             session.finish_reason,
-            session.stop_reason,
-            session.seed,
-            session.metrics,
-            None if session.params.logprobs is None else tuple(session.logprobs),
+            stop_reason=session.stop_reason,
+            seed=session.seed,
+            metrics=session.metrics,
+            logprobs=None if session.params.logprobs is None else tuple(session.logprobs),
         )
 
     def _checked_prompt(self, prompt_ids: Sequence[int], params: SamplingParams) -> list[int]:

@@ -5,8 +5,6 @@ is worked out beside them, so a round that an exception cuts short has not happe
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
-from time import perf_counter
 
 import torch
 
@@ -15,6 +13,7 @@ from outpace.core.events import TokenLogprob
 from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, Proposer, Target, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.gain import Gain
+from outpace.engine.phases import Phases
 from outpace.engine.session import Session
 from outpace.sampling.draw import BatchDraw, RejectionDraw
 from outpace.sampling.logprobs import token_logprobs
@@ -30,39 +29,24 @@ def run_round(target: Target, gains: Sequence[Gain]) -> None:
         gains: of requests of any mix of methods, lengths, temperatures and tree sizes. One whose logits are not finite
             on its path, or whose options leave no token there, gains an error and no tokens.
     """
-    sessions = [gain.session for gain in gains]
-    clock = [perf_counter()]
-    trees, tokens = sayable(propose(target, sessions), sessions)
-    clock.append(perf_counter())
-    taps = [session.proposer.needs.taps for session in sessions]
-    outputs = target.forward([_slot(session) for session in sessions], trees, taps)
-    clock.append(perf_counter())
-    verdicts = keep_sound(gains, outputs, verify(sessions, trees, tokens, outputs))
-    clock.append(perf_counter())
-    for index, verdict in verdicts.items():
-        session = sessions[index]
-        target.commit(_slot(session), verdict.path)
-        gained = [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]
-        retrieved = sum(node >= trees[index].drafted for node in verdict.path)
-        gains[index].emit(gained, logprobs(session, outputs[index], verdict.path, gained), retrieved)
-    clock.append(perf_counter())
-    observe(sessions, trees, outputs, verdicts)
-    clock.append(perf_counter())
-    propose_s, forward_s, verify_s, commit_s, observe_s = (after - before for before, after in pairwise(clock))
-    for gain, tree in zip(gains, trees, strict=True):
-        metrics = gain.metrics
-        metrics.steps += 1
-        metrics.drafted += len(tree) - 1
-        metrics.retrieved += tree.retrieved
-        metrics.draft_passes += tree.draft_passes
-        metrics.draft_ms += propose_s * 1e3
-        metrics.graft_ms += tree.graft_ms
-        metrics.forward_ms += forward_s * 1e3
-        metrics.verify_ms += verify_s * 1e3
-        metrics.commit_ms += commit_s * 1e3
-        metrics.observe_ms += observe_s * 1e3
-        if gain.error is None:
-            metrics.decode_ms = gain.since_first_token(clock[-1])
+    sessions, phase = [gain.session for gain in gains], Phases()
+    with phase("draft"):
+        trees, tokens = sayable(propose(target, sessions), sessions)
+    with phase("forward"):
+        taps = [session.proposer.needs.taps for session in sessions]
+        outputs = target.forward([_slot(session) for session in sessions], trees, taps)
+    with phase("verify"):
+        verdicts = keep_sound(gains, outputs, verify(sessions, trees, tokens, outputs))
+    with phase("commit"):
+        for index, verdict in verdicts.items():
+            session = sessions[index]
+            target.commit(_slot(session), verdict.path)
+            gained = [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]
+            retrieved = sum(node >= trees[index].drafted for node in verdict.path)
+            gains[index].emit(gained, logprobs(session, outputs[index], verdict.path, gained), retrieved)
+    with phase("observe"):
+        observe(sessions, trees, outputs, verdicts)
+    phase.count(gains, trees)
 
 
 def propose(target: Target, sessions: Sequence[Session]) -> list[DraftTree]:

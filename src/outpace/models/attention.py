@@ -24,7 +24,7 @@ _ROW_BLOCK = 4
 _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "cache_position"})
 
 
-class Law(NamedTuple):
+class AttentionSettings(NamedTuple):
     """What a layer asks of its attention.
 
     Attributes:
@@ -61,37 +61,37 @@ def tree_attention(
     unknown = [name for name, setting in kwargs.items() if setting is not None and name not in _HARMLESS]
     if slots is None or scaling is None or unknown:
         raise UnsupportedModel(f"{type(module).__name__} uses attention features that are not supported: {unknown}")
-    law = Law(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
+    settings = AttentionSettings(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
     if query.device.type == "cpu" and len(slots.segments) > 1:
-        return _attend_in_groups(query[0], slots, law)[None], None
-    return attend_segments(query[0], slots.segments, law)[None], None
+        return _attend_in_groups(query[0], slots, settings)[None], None
+    return attend_segments(query[0], slots.segments, settings)[None], None
 
 
-def attend_segments(query: Tensor, segments: Sequence[Segment], law: Law) -> Tensor:
+def attend_segments(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> Tensor:
     """[T, heads, head_dim] attention of packed rows [heads, T, head_dim], each to its own segment's slot."""
-    on_gpu = _attend_fused if law.softcap is None else _attend_capped
+    on_gpu = _attend_fused if settings.softcap is None else _attend_capped
     attend = _attend_on_cpu if query.device.type == "cpu" else on_gpu
     if len(segments) == 1:
-        return attend(query, segments[0], law)
+        return attend(query, segments[0], settings)
     return torch.cat(
-        [attend(query[:, segment.start : segment.start + segment.count], segment, law) for segment in segments]
+        [attend(query[:, segment.start : segment.start + segment.count], segment, settings) for segment in segments]
     )
 
 
-def _attend_in_groups(query: Tensor, cache: PassCache, law: Law) -> Tensor:
+def _attend_in_groups(query: Tensor, cache: PassCache, settings: AttentionSettings) -> Tensor:
     """`attend_segments` on a CPU, with the bits it has there, in fewer and larger products."""
     heads, count, head_dim = query.shape
-    plan = cache.plan(law.window)
+    plan = cache.plan(settings.window)
     output = query.new_empty(count, heads, head_dim)
     for group in plan.groups:
-        output[group.rows] = _attend_together(query, group, law)
+        output[group.rows] = _attend_together(query, group, settings)
     for segment in plan.alone:
         rows = slice(segment.start, segment.start + segment.count)
-        output[rows] = _attend_on_cpu(query[:, rows], segment, law)
+        output[rows] = _attend_on_cpu(query[:, rows], segment, settings)
     return output
 
 
-def _attend_on_cpu(query: Tensor, segment: Segment, law: Law) -> Tensor:
+def _attend_on_cpu(query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
     """Grouped attention whose result for a node depends on its path alone, to the last bit.
 
     The same token is computed in a tree of one shape, in a tree of another and by plain decoding; its keys then lie
@@ -100,14 +100,14 @@ def _attend_on_cpu(query: Tensor, segment: Segment, law: Law) -> Tensor:
     flipped bit would grow to full bfloat16 noise within a few layers (docs/log.md, "bit-equal on the CPU").
     """
     heads, count, head_dim = query.shape
-    first, bias = segment.sight(law.window)
-    keys = segment.key_blocks[law.layer][:, first:]  # [G, L and more, D] float32
-    values = segment.views[1][law.layer][:, first:]  # [G, L, D] float64
+    first, bias = segment.sight(settings.window)
+    keys = segment.key_blocks[settings.layer][:, first:]  # [G, L and more, D] float32
+    values = segment.views[1][settings.layer][:, first:]  # [G, L, D] float64
     groups, length, _ = values.shape
-    rows = (query.to(keys.dtype) * law.scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
+    rows = (query.to(keys.dtype) * settings.scaling).reshape(groups, -1, head_dim)  # [G, H/G*N, D]
     scores = products(rows, keys, length)  # [G, H/G*N, L]
-    if law.softcap is not None:
-        scores = scores.div_(law.softcap).tanh_().mul_(law.softcap)
+    if settings.softcap is not None:
+        scores = scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
     if bias is not None:
         scores.unflatten(1, (-1, count))[..., length - bias.shape[1] :] += bias
     if segment.is_prompt:
@@ -117,18 +117,18 @@ def _attend_on_cpu(query: Tensor, segment: Segment, law: Law) -> Tensor:
     return output.view(heads, count, head_dim).transpose(0, 1).to(query.dtype)  # [N, H, D]
 
 
-def _attend_together(query: Tensor, group: Group, law: Law) -> Tensor:
+def _attend_together(query: Tensor, group: Group, settings: AttentionSettings) -> Tensor:
     """[R, H, D] attention of a group's rows, each with the bits that `_attend_on_cpu` gives it.
 
     The products with keys treat all rows and keys alike, and what a row does not see weighs exactly nothing in its
     sums. Slots of the range that are not in the group are computed as well and left out.
     """
     heads, _, head_dim = query.shape
-    keys, values = group.keys(law.layer), group.values(law.layer)  # [S * G, L, D] float32, float64
-    rows = query.transpose(0, 1)[group.row_of_slot].to(keys.dtype) * law.scaling  # [S, H, D]
+    keys, values = group.keys(settings.layer), group.values(settings.layer)  # [S * G, L, D] float32, float64
+    rows = query.transpose(0, 1)[group.row_of_slot].to(keys.dtype) * settings.scaling  # [S, H, D]
     scores = products(rows.reshape(len(keys), -1, head_dim), keys, values.shape[1])  # [S * G, H/G, L]
-    if law.softcap is not None:
-        scores = scores.div_(law.softcap).tanh_().mul_(law.softcap)
+    if settings.softcap is not None:
+        scores = scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
     if group.hidden is not None:
         # Filled, not added to: storage that nobody wrote may hold NaN.
         scores.unflatten(0, (len(rows), -1)).masked_fill_(group.hidden, -torch.inf)
@@ -140,7 +140,7 @@ def _attend_together(query: Tensor, group: Group, law: Law) -> Tensor:
     output = weighted()
     if group.hidden is not None and not math.isfinite(output.sum()):
         # No weight makes nothing of NaN or infinity, which a request before may have left there.
-        group.clear_hidden(law.layer)
+        group.clear_hidden(settings.layer)
         output = weighted()
     return output.to(query.dtype)
 
@@ -165,29 +165,29 @@ def products(rows: Tensor, keys: Tensor, length: int) -> Tensor:
     return torch.bmm(rows, keys.transpose(1, 2))[:groups, :count, :length]
 
 
-def _attend_fused(query: Tensor, segment: Segment, law: Law) -> Tensor:
-    first, bias = segment.sight(law.window)
-    keys, values = segment.views[0][law.layer][:, first:], segment.views[1][law.layer][:, first:]  # [G, L, D]
+def _attend_fused(query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
+    first, bias = segment.sight(settings.window)
+    keys, values = segment.views[0][settings.layer][:, first:], segment.views[1][settings.layer][:, first:]  # [G, L, D]
     mask = None
     if bias is not None:
         prefix = keys.new_zeros(segment.count, keys.shape[1] - bias.shape[1])
         mask = torch.cat([prefix, bias.to(keys.dtype)], dim=1)  # [N, L]
     output = nn.functional.scaled_dot_product_attention(
-        query[None], keys[None], values[None], attn_mask=mask, scale=law.scaling, enable_gqa=True
+        query[None], keys[None], values[None], attn_mask=mask, scale=settings.scaling, enable_gqa=True
     )
     return output[0].transpose(0, 1)  # [N, H, D]
 
 
-def _attend_capped(query: Tensor, segment: Segment, law: Law) -> Tensor:
+def _attend_capped(query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
     """Attention with a cap on its scores, which fused kernels do not compute; scores and softmax in float32."""
     heads, count, head_dim = query.shape
-    first, bias = segment.sight(law.window)
-    keys, values = segment.views[0][law.layer][:, first:], segment.views[1][law.layer][:, first:]  # [G, L, D]
+    first, bias = segment.sight(settings.window)
+    keys, values = segment.views[0][settings.layer][:, first:], segment.views[1][settings.layer][:, first:]  # [G, L, D]
     groups, length, _ = keys.shape
     rows = query.reshape(groups, -1, head_dim)  # [G, H/G*N, D]
-    scores = torch.bmm(rows, keys.transpose(1, 2)).float().mul_(law.scaling)  # [G, H/G*N, L]
-    if law.softcap is not None:
-        scores = scores.div_(law.softcap).tanh_().mul_(law.softcap)
+    scores = torch.bmm(rows, keys.transpose(1, 2)).float().mul_(settings.scaling)  # [G, H/G*N, L]
+    if settings.softcap is not None:
+        scores = scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
     if bias is not None:
         scores.unflatten(1, (-1, count))[..., length - bias.shape[1] :] += bias
     output = torch.bmm(torch.softmax(scores, dim=-1).to(values.dtype), values)  # [G, H/G*N, D]

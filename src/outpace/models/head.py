@@ -74,7 +74,9 @@ class LmHead:
     def restricted(self, ids: Tensor) -> "SubsetHead":
         """A head that scores only `ids` [K]."""
         packs = isinstance(self.layer, PackedLinear)
-        return SubsetHead(self._weight, ids, ids, self.vocab_size, self._bias, self._softcap, packs)
+        return SubsetHead(
+            self._weight, ids, ids, vocab_size=self.vocab_size, bias=self._bias, softcap=self._softcap, pack=packs
+        )
 
     def top_ids(self, hidden: Tensor) -> Tensor:
         """[R, k] ids of the largest logits at hidden states [R, H], block by block."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.cache.passes import FreshRows
 from outpace.cache.slots import Segment, SlotKV
-from outpace.models.attention import Law, attend_segments
+from outpace.models.attention import AttentionSettings, attend_segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +64,16 @@ class NetSlots:
         device: torch.device,
     ) -> None:
         kept = torch.promote_types(dtype, torch.float32) if device.type == "cpu" else dtype
-        self.kv = SlotKV(layers, slots, kv_heads, capacity, head_dim, kept, kept, device)
+        self.kv = SlotKV(
+            layers,
+            slots,
+            kv_heads,
+            capacity=capacity,
+            head_dim=head_dim,
+            key_dtype=kept,
+            value_dtype=kept,
+            device=device,
+        )
         self._scale = head_dim**-0.5
 
     def positions(self, parts: Sequence[Rows]) -> Tensor:
@@ -88,7 +97,17 @@ class NetSlots:
         segments, start = [], 0
         for part in parts:
             where = part.offsets + self.kv.lengths[part.slot]
-            segments.append(Segment(self.kv, part.slot, start, where, part.visible, True, part.scratch))
+            segments.append(
+                Segment(
+                    self.kv,
+                    part.slot,
+                    start,
+                    positions=where,
+                    visible=part.visible,
+                    is_prompt=True,
+                    scratch=part.scratch,
+                )
+            )
             start += part.count
         return segments
 
@@ -113,8 +132,8 @@ class SlotAttention:
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self._fresh.write(layer, key.transpose(0, 1), value.transpose(0, 1))
         sight = self._sights[layer] if self._sights else Sight()
-        law = Law(layer, self._scale, sight.window, None)
-        return attend_segments(query.transpose(0, 1), self._causal if sight.is_causal else self._plain, law)
+        settings = AttentionSettings(layer, self._scale, sight.window, None)
+        return attend_segments(query.transpose(0, 1), self._causal if sight.is_causal else self._plain, settings)
 
 
 def _causal(part: Rows) -> Rows:

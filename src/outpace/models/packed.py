@@ -13,14 +13,13 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
 from outpace.core.errors import InvalidRequest
+from outpace.core.tree import MAX_TREE_NODES
 from outpace.models.activation import pack_activations
 from outpace.models.experts import pack_experts
 from outpace.models.families import logit_softcap
 from outpace.models.head import LmHead
 from outpace.models.linear import can_pack, pack_linears
 from outpace.models.norm import fuse_norms
-
-MAX_TREE_NODES = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +181,17 @@ class PackedModel:
         for part in parts:
             # The position of a row is the committed length plus its depth, never its index in the tree.
             where = part.offsets + self.kv.lengths[part.slot]
-            segments.append(Segment(self.kv, part.slot, start, where, part.visible, part.is_prompt, part.scratch))
+            segments.append(
+                Segment(
+                    self.kv,
+                    part.slot,
+                    start,
+                    positions=where,
+                    visible=part.visible,
+                    is_prompt=part.is_prompt,
+                    scratch=part.scratch,
+                )
+            )
             positions.append(where[part.scratch :])
             start += len(part.tokens)
         cache = PassCache(segments)

@@ -71,7 +71,15 @@ def differing_passes(target: TransformersTarget) -> Iterator[str]:
     hidden states, keys, values or logits than decoded alone."""
     decoder, config = first_layers(target.decoder, target.config, _until_every_kind(target.decoder))
     longest, kv = min(target.max_length, _PROMPT + max(_TREES)), target.kv
-    model = PackedModel(decoder, target.head, config, longest, _SLOTS, kv.keys.dtype, kv.values.dtype)
+    model = PackedModel(
+        decoder,
+        target.head,
+        config,
+        max_length=longest,
+        max_slots=_SLOTS,
+        key_dtype=kv.keys.dtype,
+        value_dtype=kv.values.dtype,
+    )
     ids = torch.randint(target.vocab_size, (max(_TREES),), generator=torch.Generator().manual_seed(0))
     slots = range(_SLOTS)
     prompts = [_chain(slot, ids[slot : _PROMPT - slot]) for slot in slots]

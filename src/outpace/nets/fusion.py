@@ -104,10 +104,10 @@ class FusionLayer(nn.Module):
             2 * size,
             size,
             config.heads,
-            config.kv_heads,
-            config.head_dim,
-            eps if config.qk_norm else None,
-            config.bias,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            eps=eps if config.qk_norm else None,
+            bias=config.bias,
         )
         self.mlp = GatedMLP(size, config.intermediate_size)
         self.rotary = Rotary(config.head_dim, config.rope_theta, config.rope_scaling, config.max_positions)

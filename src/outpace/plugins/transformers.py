@@ -17,11 +17,11 @@ from outpace.core.errors import InvalidRequest
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.threads import tell_of_spinning
-from outpace.drafters.catalog import build_proposer, parse_method
-from outpace.drafters.common_options import MAX_BUDGET
-from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
+from outpace.methods.build_context import BuildContext
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.methods.options import MAX_BUDGET
 from outpace.models.borrow import borrow_draft_model, borrow_target
 from outpace.models.draft import DraftModel, early_exit
 from outpace.models.target import TransformersTarget
@@ -39,7 +39,8 @@ def custom_generate(
     """What to pass to transformers' `generate(..., custom_generate=...)`. Make it once: methods learn over its calls.
 
     `generate` then returns what it would have returned, [B, L] ids or a `GenerateDecoderOnlyOutput` with `sequences`,
-    only faster: greedy ids equal its own up to rounding, sampled ids follow the same law. The model is not changed.
+    only faster: greedy ids equal its own up to rounding, sampled ids follow the same distribution. The model is not
+        changed.
 
     Args:
         method: how to draft, as for `outpace.load`.
@@ -147,12 +148,12 @@ class CustomGenerate:
         def draft_model() -> DraftModel:
             return early_exit(target) if self._drafter is None else borrow_draft_model(self._drafter, target)
 
-        around = Surroundings(target.vocab_size, target.device, draft_model)
+        context = BuildContext(target.vocab_size, target.device, draft_model)
         if self._method.uses_draft_model:
-            return build_proposer(self._method, around)
+            return build_proposer(self._method, context)
         key = target.vocab_size, target.device
         if key not in self._proposers:
-            self._proposers[key] = build_proposer(self._method, around)
+            self._proposers[key] = build_proposer(self._method, context)
         return self._proposers[key]
 
 

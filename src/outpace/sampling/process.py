@@ -37,7 +37,7 @@ def history_of(stream: Stream, path_tokens: Sequence[int] = ()) -> History:
     Args:
         stream: the request; its ids end in node 0.
         path_tokens: tokens of the nodes below node 0 down to the node, whether verified or still being drafted. No
-            siblings: a node's law depends on its own path alone.
+            siblings: a node's distribution depends on its own path alone.
     """
     prompt, output = stream.ids[: stream.prompt_length], stream.ids[stream.prompt_length :]
     return History(prompt, [*output, *path_tokens], stream.eos_token_ids)

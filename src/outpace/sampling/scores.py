@@ -33,8 +33,8 @@ class Best(NamedTuple):
     Attributes:
         tokens: [F, C] int64, best first, or in the order of the draws.
         log_probs: [F, C] float32, their keyed scores.
-        entropy: [F] float32, in nats, of each row's whole law of keyed scores, if it was asked for.
-        draft_probs: by row, the law [V] from which it was drawn; the other rows' ids were chosen.
+        entropy: [F] float32, in nats, of each row's whole distribution of keyed scores, if it was asked for.
+        draft_probs: by row, the distribution [V] from which it was drawn; the other rows' ids were chosen.
     """
 
     tokens: Tensor
@@ -99,11 +99,11 @@ def _scores_alike(
         histories = [history_of(stream, path) for stream, path in zip(streams, paths, strict=True)]
     if params.is_greedy or not noise:
         return torch.log_softmax(process(logits, params, histories or ()), dim=-1)
-    law = warp(logits, params, histories, is_draft=True)
+    distribution = warp(logits, params, histories, is_draft=True)
     if params.is_rejection:
-        return law
+        return distribution
     ids = torch.arange(logits.shape[1], device=logits.device) if pool is None else pool.ids
-    return torch.log_softmax(law + _noise_of(streams, depths, ids), dim=-1)
+    return torch.log_softmax(distribution + _noise_of(streams, depths, ids), dim=-1)
 
 
 def _noise_of(
@@ -146,7 +146,7 @@ def best_scores(
     Args:
         logits, streams, depths, noise, paths, pool: as for `keyed_scores`.
         width: ids per row, unless there are fewer.
-        wants_entropy: also the entropy of each row's whole law.
+        wants_entropy: also the entropy of each row's whole distribution.
         draws: ids of requests that are verified by rejection are drawn, with noise of their own, if with any.
     """
     scores = keyed_scores(logits, streams, depths, noise, paths, pool)
@@ -167,6 +167,10 @@ def best_scores(
     return Best(tokens, log_probs, entropy, {row: _whole(scores[row].exp(), row, pool) for row in drawn})
 
 
-def _whole(law: Tensor, row: int, pool: Pool | None) -> Tensor:
-    """[V] the law of a row, which a pool holds in part."""
-    return law if pool is None else law.new_zeros(pool.vocab_size).scatter_(0, pool.ids[row], law)
+def _whole(distribution: Tensor, row: int, pool: Pool | None) -> Tensor:
+    """[V] the distribution of a row, which a pool holds in part."""
+    return (
+        distribution
+        if pool is None
+        else distribution.new_zeros(pool.vocab_size).scatter_(0, pool.ids[row], distribution)
+    )

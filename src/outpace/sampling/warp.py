@@ -20,8 +20,8 @@ def warp(
         logits: [R, V] float32.
         params: the request's sampling parameters.
         histories: R histories, one per row, each along the row's own path; needed if `params.has_processors`.
-        is_draft: nothing rests on the exact law: where top-p needs more than the likeliest 256 tokens it removes none,
-            so that no host read asks whether it does.
+        is_draft: nothing rests on the exact distribution: where top-p needs more than the likeliest 256 tokens it
+            removes none, so that no host read asks whether it does.
 
     Returns:
         [R, V] float32 normalised log-probabilities, -inf for removed tokens; at temperature 0 all mass is on the
@@ -31,11 +31,11 @@ def warp(
         ValueError: the options need histories and there are none.
     """
     if not params.has_processors:
-        return _law(logits, params, is_draft)
+        return _distribution(logits, params, is_draft)
     processed = _processed(logits, params, histories)
-    # Not only -inf: a penalty of 1e-40 overflows, and an infinite score is no law either.
+    # Not only -inf: a penalty of 1e-40 overflows, and an infinite score is no distribution either.
     is_empty = ~torch.isfinite(processed.amax(dim=-1, keepdim=True))  # [R, 1]
-    return _law(processed, params, is_draft).masked_fill(is_empty, -torch.inf)
+    return _distribution(processed, params, is_draft).masked_fill(is_empty, -torch.inf)
 
 
 def _processed(logits: Tensor, params: SamplingParams, histories: Sequence[History] | None) -> Tensor:
@@ -44,7 +44,7 @@ def _processed(logits: Tensor, params: SamplingParams, histories: Sequence[Histo
     return process(logits, params, histories or ())
 
 
-def _law(logits: Tensor, params: SamplingParams, is_draft: bool) -> Tensor:
+def _distribution(logits: Tensor, params: SamplingParams, is_draft: bool) -> Tensor:
     if params.is_greedy:
         best = logits.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter_(-1, best, 0.0)

@@ -1,9 +1,9 @@
 """What keyed scores are worth: how often candidates that had such a score were the target's own draw.
 
 At temperature > 0 a candidate's keyed score says who leads the race under the noise that the target will use, not how
-sure that is: where draft and target are the same law the best candidate always wins, whether it leads by 0.2 or by 0.9,
-and the second one never. Shapes compare scores with probabilities, so these are put in their place: learned from what
-became of trees, by rank, by tenth of the score and by depth, for each tenth of a degree apart.
+sure that is: where draft and target are the same distribution the best candidate always wins, whether it leads by 0.2
+or by 0.9, and the second one never. Shapes compare scores with probabilities, so these are put in their place: learned
+from what became of trees, by rank, by tenth of the score and by depth, for each tenth of a degree apart.
 """
 
 from collections.abc import Sequence

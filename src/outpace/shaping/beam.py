@@ -16,40 +16,42 @@ class BeamConfig(BaseModel):
 
     EAGLE's code names a tree by (total, depth, top-k). Its total counts the pending token, so `budget` is one less;
     its depth counts the expansions after the first level, so `depth` here, drafted tokens on the longest path, is one
-    more. (60, 7, 10) is budget=59,depth=8,top_k=10.
-
-    Attributes:
-        depth: drafted tokens on the longest path.
-        top_k: children per node.
-        beam: nodes of a level that are expanded; None for as many as `top_k`, as EAGLE has it.
-        level_power, level_decay: scores of level l, counted from 0, weigh (l + 1)^-level_power * level_decay^l. The
-            limits keep every weight a normal float32.
+    more. (60, 7, 10) is budget=59,depth=8,breadth=10. The limits of level_power and level_decay keep every weight a
+    normal float32.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    depth: int = Field(default=8, ge=1, le=64)
-    top_k: int = Field(default=10, ge=1, le=64)
-    beam: int | None = Field(default=None, ge=1, le=64)
-    level_power: float = Field(default=0.0, ge=0, le=4)
-    level_decay: float = Field(default=1.0, ge=0.5, le=1)
+    depth: int = Field(default=8, ge=1, le=64, description="drafted tokens on the longest path")
+    breadth: int = Field(default=10, ge=1, le=64, description="children per node")
+    beam: int | None = Field(
+        default=None, ge=1, le=64, description="nodes of a level that are expanded; None for as many as breadth"
+    )
+    level_power: float = Field(
+        default=0.0, ge=0, le=4, description="scores of level l, from 0, weigh (l + 1)^-level_power * level_decay^l"
+    )
+    level_decay: float = Field(default=1.0, ge=0.5, le=1, description="see level_power")
 
 
 class SearchConfig(BeamConfig):
     """The beam with the constants of DART's tree search (arXiv 2601.19278 and the authors' decoder).
 
     Theirs adds w_l * (0.9^l * log p + 0.5 * log p_ngram) per level, with w_l = (l + 1)^-0.7. Here w_l * 0.9^l is the
-    level's weight, and the n-gram's term is in the source's scores (`drafters.continuity`).
+    level's weight, and the n-gram's term is in the source's scores (`sources.continuity`).
     """
 
-    top_k: int = Field(default=25, ge=1, le=64)
-    beam: int | None = Field(default=20, ge=1, le=64)
-    level_power: float = Field(default=0.7, ge=0, le=4)
-    level_decay: float = Field(default=0.9, ge=0.5, le=1)
+    breadth: int = Field(default=25, ge=1, le=64, description="children per node")
+    beam: int | None = Field(
+        default=20, ge=1, le=64, description="nodes of a level that are expanded; None for as many as breadth"
+    )
+    level_power: float = Field(
+        default=0.7, ge=0, le=4, description="scores of level l, from 0, weigh (l + 1)^-level_power * level_decay^l"
+    )
+    level_decay: float = Field(default=0.9, ge=0.5, le=1, description="see level_power")
 
 
 class Beam(PlainShape):
-    """Every expanded node proposes `top_k` children; the best `beam` of a level by cumulative score are expanded; in
+    """Every expanded node proposes `breadth` children; the best `beam` of a level by cumulative score are expanded; in
     the end the best nodes of all levels make the tree.
 
     Args:
@@ -60,12 +62,12 @@ class Beam(PlainShape):
 
     def __init__(self, config: BeamConfig) -> None:
         self.config = config
-        self.width = config.top_k
+        self.width = config.breadth
 
     @property
     def beam(self) -> int:
         """Nodes of a level that are expanded at most."""
-        return self.config.beam or self.config.top_k
+        return self.config.beam or self.config.breadth
 
     def weight(self, depth: int) -> float:
         """What scores at a depth, counted from 1, count: positive, so that no child scores more than its parent."""

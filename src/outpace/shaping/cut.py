@@ -12,18 +12,14 @@ from outpace.shaping.base import PlainShape
 
 
 class CutConfig(BaseModel):
-    """Settings of the cut.
-
-    Attributes:
-        threshold: probability below which a token and all behind it are left out; 0 leaves none out. The paper prunes
-            by "draft logits" and gives no number: the default is ours.
-        depth: drafted tokens at most.
-    """
+    """Settings of the cut. The paper prunes by "draft logits" and gives no number: the default is ours."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    threshold: float = Field(default=0.2, ge=0, le=1)
-    depth: int = Field(default=64, ge=1, le=64)
+    min_prob: float = Field(
+        default=0.2, ge=0, le=1, description="probability below which a token and all behind it get no slot"
+    )
+    depth: int = Field(default=64, ge=1, le=64, description="drafted tokens on the longest path")
 
 
 class Cut(PlainShape):
@@ -37,7 +33,7 @@ class Cut(PlainShape):
 
     def __init__(self, config: CutConfig) -> None:
         self.config = config
-        self._least = math.log(config.threshold) if config.threshold else -math.inf
+        self._least = math.log(config.min_prob) if config.min_prob else -math.inf
 
     def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]:
         selected = level.log_probs >= self._least  # [F, 1]

@@ -14,23 +14,22 @@ from outpace.shaping.gates import check_ascending
 class DddConfig(BeamConfig):
     """Settings of Dynamic Depth Decoding.
 
-    The paper counts draft steps; a step is a pass of the drafter, which scores one more depth.
-
-    Attributes:
-        depth: drafted tokens on the longest path: the paper's 11 steps.
-        checks: depths, ascending, at which drafting may end; in options as 5/7/9, the paper's.
-        threshold: drafting ends where H = log(sum over the beam of exp(cumulative score)) is below the logarithm of
-            this; 0 never ends it. The paper's value was not found: the default is ours. A beam that holds the right
-            path with a probability of 0.2 gains about that many tokens by its next step.
+    The paper counts draft steps; a step is a pass of the drafter, which scores one more depth. Its threshold was not
+    found: the default is ours. A beam that holds the right path with a probability of 0.2 gains about that many tokens
+    by its next step.
     """
 
-    depth: int = Field(default=11, ge=1, le=64)
-    checks: Integers = (5, 7, 9)
-    threshold: float = Field(default=0.2, ge=0, le=1)
+    depth: int = Field(default=11, ge=1, le=64, description="drafted tokens on the longest path")
+    checkpoints: Integers = Field(
+        default=(5, 7, 9), description="depths, ascending, at which a draft may end; written as 5/7/9"
+    )
+    min_beam_prob: float = Field(
+        default=0.2, ge=0, le=1, description="probability left in the whole beam below which a draft ends; 0 ends none"
+    )
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        check_ascending("checks", self.checks, 1, 64)
+        check_ascending("checkpoints", self.checkpoints, 1, 64)
         return self
 
 
@@ -48,8 +47,8 @@ class DynamicDepth(Beam):
         super().__init__(config)
 
     def goes_on(self, state: Any, depth: int, scores: Tensor) -> bool:
-        if self.config.threshold > 0 and depth in self.config.checks:
+        if self.config.min_beam_prob > 0 and depth in self.config.checkpoints:
             beam = scores.flatten().topk(min(self.beam, scores.numel())).values
-            if float(beam.logsumexp(dim=0)) < math.log(self.config.threshold):
+            if float(beam.logsumexp(dim=0)) < math.log(self.config.min_beam_prob):
                 return False
         return super().goes_on(state, depth, scores)

@@ -8,7 +8,8 @@ from pydantic import Field
 from torch import Tensor
 
 from outpace.core.drafting import Level
-from outpace.models.packed import MAX_TREE_NODES
+from outpace.core.tree import MAX_TREE_NODES
+from outpace.shaping.base import Numbers
 from outpace.shaping.gates import CheckpointConfig, Gated, GateState
 
 
@@ -17,20 +18,21 @@ class EchoConfig(CheckpointConfig):
 
     Public are sparse gates on confidence at few calibrated depths, a threshold of 0.2 in the authors' example, and a
     batch treated as one tree whose budget moves between depth and width. Where the gates stand and what a draft keeps
-    that ended at one is not: these are Graft's numbers, which says that it calibrates as ECHO does. `deeper` is ours.
-    Requests that are verified by rejection neither lend nor borrow: there the tree has a say in what is said, and it
-    must not depend on neighbours. They keep the budget that is theirs, in breadth where a gate has ended them.
-
-    Attributes:
-        threshold: what the confidence must exceed at every checkpoint for drafting to go on; 0 never ends it.
-        deeper: by how much more than `depth` the others may be drafted where some drafts of the batch have ended.
+    that ended at one is not: these are Graft's numbers, which says that it calibrates as ECHO does. `extra_depth` is
+    ours. Requests that are verified by rejection neither lend nor borrow: there the tree has a say in what is said, and
+    it must not depend on neighbours. They keep the budget that is theirs, in breadth where a gate has ended them.
     """
 
-    threshold: float = Field(default=0.2, ge=0, le=1)
-    deeper: int = Field(default=2, ge=0, le=64)
-
-    def gate(self, stage: int) -> float:
-        return self.threshold
+    thresholds: Numbers = Field(
+        default=(0.2, 0.2, 0.2),
+        description="what the confidence must exceed at each checkpoint for drafting to go on; 0 never ends it",
+    )
+    extra_depth: int = Field(
+        default=2,
+        ge=0,
+        le=64,
+        description="by how much more than depth the others may be drafted where some drafts of the batch have ended",
+    )
 
 
 @dataclass(eq=False)
@@ -79,7 +81,7 @@ class Echo(Gated):
         together = [state for state in states if not state.alone]
         if any(self.share(state.budget, state.stage) < state.budget for state in together):
             for state in together:
-                state.depth = self.config.depth + self.config.deeper
+                state.depth = self.config.depth + self.config.extra_depth
         return super().grow(states, level)
 
     def goes_on(self, state: EchoState, depth: int, scores: Tensor) -> bool:

@@ -12,27 +12,23 @@ from outpace.core.drafting import Level
 from outpace.shaping.base import PlainShape
 
 Prune = Literal["leaves", "expansion"]
+PRUNE = "a pruned node is not verified (leaves), or verified and not expanded (expansion)"
 
 
 class FixedTreeConfig(BaseModel):
-    """Settings of the fixed tree.
-
-    Attributes:
-        depth: drafted tokens on the longest path.
-        breadth: children per node (B).
-        root_breadth: children of the pending token; None for `breadth`.
-        threshold: cumulative probability below which a node is pruned (tau).
-        prune: "expansion": such a node is verified but not expanded, as in the published baseline; "leaves": it is
-            not verified either, as in section 3.3.
-    """
+    """Settings of the fixed tree."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    depth: int = Field(default=8, ge=1, le=64)
-    breadth: int = Field(default=3, ge=1, le=16)
-    root_breadth: int | None = Field(default=None, ge=1, le=16)
-    threshold: float = Field(default=0.1, ge=0, lt=1)
-    prune: Prune = "expansion"
+    depth: int = Field(default=8, ge=1, le=64, description="drafted tokens on the longest path")
+    breadth: int = Field(default=3, ge=1, le=16, description="children per node")
+    root_breadth: int | None = Field(
+        default=None, ge=1, le=16, description="children of the pending token; None for breadth"
+    )
+    min_path_prob: float = Field(
+        default=0.1, ge=0, lt=1, description="probability of the path to a node below which it is pruned"
+    )
+    prune: Prune = Field(default="expansion", description=PRUNE)
 
 
 class BaselineTreeConfig(FixedTreeConfig):
@@ -40,8 +36,10 @@ class BaselineTreeConfig(FixedTreeConfig):
     token and D counts from there, in the paper's Algorithm 1 as in the authors' code: 9 tokens on the longest path, and
     one child of the pending token."""
 
-    depth: int = Field(default=9, ge=1, le=64)
-    root_breadth: int | None = Field(default=1, ge=1, le=16)
+    depth: int = Field(default=9, ge=1, le=64, description="drafted tokens on the longest path")
+    root_breadth: int | None = Field(
+        default=1, ge=1, le=16, description="children of the pending token; None for breadth"
+    )
 
 
 class FixedTree(PlainShape):
@@ -57,7 +55,7 @@ class FixedTree(PlainShape):
         self.draws = config.prune == "expansion"
 
     def grow(self, states: Sequence[None], level: Level) -> tuple[Tensor, Tensor]:
-        likely = level.cumulative >= (math.log(self.config.threshold) if self.config.threshold else -math.inf)
+        likely = level.cumulative >= (math.log(self.config.min_path_prob) if self.config.min_path_prob else -math.inf)
         selected = likely if self.config.prune == "leaves" else likely.new_ones(likely.shape)
         breadth = (self.config.root_breadth if level.depth == 1 else None) or self.config.breadth
         selected = selected & (torch.arange(likely.shape[1]) < breadth)

@@ -1,14 +1,13 @@
 """Graft's pruning: a doubtful draft ends at one of a few checkpoints, which frees slots (arXiv 2605.20104, 3.1)."""
 
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.shaping.base import Integers, Numbers
@@ -25,19 +24,23 @@ class CheckpointConfig(BeamConfig):
     which has scored depth 1 of drafted tokens ("prune at root"), and Algorithm 2 judges d after expansion d, which has
     scored depth d + 1. Hence 1, 2 and 6 here. Its full template, "the same maximum depth" as a base tree of depth 8 in
     EAGLE's count, has 9 levels, which is the same shift: the base tree has depth=9 and 60 drafted nodes, which `graft`
-    and `echo` take by default off the CPU.
-
-    Attributes:
-        checkpoints: depths, ascending, at which a request's draft may end; in options as 1/2/6.
-        kept: of a budget of 60 drafted nodes, how many a draft keeps that ended at each of them; in options as 8/24/40.
+    and `echo` take by default off the CPU. The default thresholds are its own for Qwen3-8B on HumanEval (table 11),
+    which table 12 carries over to other texts; a warm-up calibrates these and the checkpoints for another drafter
+    (`shaping.calibration`).
     """
 
-    checkpoints: Integers = (1, 2, 6)
-    kept: Integers = (8, 24, 40)
+    checkpoints: Integers = Field(
+        default=(1, 2, 6), description="depths, ascending, at which a draft may end; written as 1/2/6"
+    )
+    kept: Integers = Field(
+        default=(8, 24, 40),
+        description="of a budget of 60 drafted nodes, how many a draft keeps that ended at each checkpoint",
+    )
 
-    @abstractmethod
-    def gate(self, stage: int) -> float:
-        """What the confidence must exceed at a checkpoint for drafting to go on."""
+    thresholds: Numbers = Field(
+        default=(0.15, 0.13, 0.51),
+        description="what the confidence must exceed at each checkpoint for drafting to go on; 0 never ends it",
+    )
 
     @property
     def prunes_early(self) -> bool:
@@ -48,37 +51,24 @@ class CheckpointConfig(BeamConfig):
     def _agree(self) -> Self:
         check_ascending("checkpoints", self.checkpoints, 1, 64)
         check_ascending("kept", self.kept, 1, KEPT_OF, len(self.checkpoints))
-        return self
-
-
-class GatedConfig(CheckpointConfig):
-    """Graft's gates, without what it grafts.
-
-    Attributes:
-        thresholds: tau at each checkpoint, as probabilities; a gate of 0 never closes. The defaults are the paper's for
-            Qwen3-8B on HumanEval (table 11), which table 12 carries over to other texts. A warm-up calibrates these and
-            the checkpoints for another drafter (`shaping.calibration`).
-        prune: "early": a closed gate ends drafting, which saves its passes; "after": the whole tree is drafted,
-            then pruned to as many nodes, the best of all depths, so that requests of a batch draft alike (batch mode,
-            appendix D).
-    """
-
-    thresholds: Numbers = (0.15, 0.13, 0.51)
-    prune: Literal["early", "after"] = "early"
-
-    def gate(self, stage: int) -> float:
-        return self.thresholds[stage]
-
-    @property
-    def prunes_early(self) -> bool:
-        return self.prune == "early"
-
-    @model_validator(mode="after")
-    def _count(self) -> Self:
         if len(self.thresholds) != len(self.checkpoints) or not all(0 <= tau <= 1 for tau in self.thresholds):
             wanted = f"{len(self.checkpoints)} probabilities, one for each of checkpoints={_slashed(self.checkpoints)}"
             raise ValueError(f"thresholds={_slashed(self.thresholds)}: must be {wanted}")
         return self
+
+
+class GatedConfig(CheckpointConfig):
+    """Graft's gates, without what it grafts."""
+
+    draft_all: bool = Field(
+        default=False,
+        description="draft the whole tree and then prune it to as many nodes, the best of all depths, so that requests "
+        "of a batch draft alike (batch mode, appendix D); else a closed gate ends drafting, which saves its passes",
+    )
+
+    @property
+    def prunes_early(self) -> bool:
+        return not self.draft_all
 
 
 @dataclass(eq=False)
@@ -135,7 +125,7 @@ class Gated(Beam):
     def goes_on(self, state: Any, depth: int, scores: Tensor) -> bool:
         if depth in self.config.checkpoints:
             stage = self.config.checkpoints.index(depth)
-            gate = self.config.gate(stage)
+            gate = self.config.thresholds[stage]
             # By logarithms: the exponential of a long path's score would be 0, and not above a gate of 0.
             if state.stage is None and gate > 0 and float(scores.max()) <= math.log(gate):
                 state.stage = stage

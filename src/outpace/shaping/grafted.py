@@ -1,4 +1,4 @@
-"""Graft as a proposer: any proposer's tree, and a fill for the slots it leaves free (arXiv 2605.20104)."""
+"""Graft as a proposer: any proposer's tree, and a retriever for the slots it leaves free (arXiv 2605.20104)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import Fill
+from outpace.core.drafting import Retriever
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.tree import DraftTree
 from outpace.shaping.grafting import Offer, free_slots, graft
@@ -16,20 +16,21 @@ from outpace.shaping.grafting import Offer, free_slots, graft
 
 @dataclass(eq=False)
 class GraftedState:
-    """A request's state in a proposer and in a fill."""
+    """A request's state in a proposer and in a retriever."""
 
     of_base: Any
-    of_fill: Any
+    of_retriever: Any
 
 
 class GraftedProposer:
-    """Asks another proposer for its tree and grafts what a fill retrieves into the slots that are left of the budget.
+    """Asks another proposer for its tree and grafts what a retriever retrieves into the slots that are left of the
+    budget.
 
     How many are left is the base's decision: a gate of its shape ends drafting early. A full tree stays as it is.
 
     Args:
         base: drafts.
-        fill: retrieves.
+        retriever: retrieves.
         place: "root": retrieval continues the pending token, and is on its way on the device while the base drafts;
             "tail": it continues the ends of what the base drafted, the likeliest first, in turn (Graft(TAIL), section
             2.2; of a cut chain, appendix F).
@@ -41,52 +42,52 @@ class GraftedProposer:
     def __init__(
         self,
         base: Proposer,
-        fill: Fill,
+        retriever: Retriever,
         device: torch.device,
         place: Literal["root", "tail"] = "root",
         reserved: float = 0.0,
     ) -> None:
-        assert not fill.needs.taps, "features are the base's: they come side by side, in the order it asked for"
-        self.base, self.fill, self.budget = base, fill, base.budget
-        self.needs = Needs(max(base.needs.top_k, fill.needs.top_k), base.needs.taps)
+        assert not retriever.needs.taps, "features are the base's: they come side by side, in the order it asked for"
+        self.base, self.retriever, self.budget = base, retriever, base.budget
+        self.needs = Needs(max(base.needs.top_k, retriever.needs.top_k), base.needs.taps)
         self._device, self._place, self._reserved = device, place, reserved
 
     def open(self, slot: int, alone: bool = False) -> GraftedState:
-        return GraftedState(self.base.open(slot, alone), self.fill.open(slot, alone))
+        return GraftedState(self.base.open(slot, alone), self.retriever.open(slot, alone))
 
     def close(self, state: GraftedState) -> None:
         self.base.close(state.of_base)
 
     def rewind(self, state: GraftedState, length: int) -> None:
         self.base.rewind(state.of_base, length)
-        self.fill.rewind(state.of_fill, length)
+        self.retriever.rewind(state.of_retriever, length)
 
     def prefill(self, states: Sequence[GraftedState], chunks: Sequence[PromptChunk]) -> None:
         self.base.prefill([state.of_base for state in states], chunks)
-        self.fill.prefill([state.of_fill for state in states], chunks)
+        self.retriever.prefill([state.of_retriever for state in states], chunks)
 
     def propose(self, states: Sequence[GraftedState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-        bases, fills = [state.of_base for state in states], [state.of_fill for state in states]
+        bases, retrievers = [state.of_base for state in states], [state.of_retriever for state in states]
         offered = [
             replace(request, budget=request.budget - int(request.budget * self._reserved)) for request in requests
         ]
         started = perf_counter()
         if self._place == "root":
             pending = torch.tensor([request.ids[-1:] for request in requests], device=self._device)  # [R, 1]
-            retrieved = self.fill.prepare(fills, requests, list(pending))
+            retrieved = self.retriever.prepare(retrievers, requests, list(pending))
         asked = perf_counter()
         trees = self.base.propose(bases, offered)
         answered = perf_counter()
         if self._place == "root":
             offers = [[Offer(0, found)] for found in retrieved]
         else:
-            offers = self._behind_ends(fills, requests, trees)
+            offers = self._behind_ends(retrievers, requests, trees)
         trees = graft(trees, offers, requests)
         graft_ms = (perf_counter() - answered + asked - started) * 1e3
         return [replace(tree, graft_ms=tree.graft_ms + graft_ms) for tree in trees]
 
     def _behind_ends(
-        self, fills: Sequence[Any], requests: Sequence[DraftRequest], trees: Sequence[DraftTree]
+        self, retrievers: Sequence[Any], requests: Sequence[DraftRequest], trees: Sequence[DraftTree]
     ) -> list[list[Offer]]:
         """What continues the ends of each tree, as many as there are free slots in it."""
         rooms = free_slots(trees, requests)
@@ -96,8 +97,8 @@ class GraftedProposer:
         if ends:
             members = [index for index, _ in ends]
             paths = [_path_tokens(trees[index], node) for index, node in ends]
-            found = self.fill.prepare(
-                [fills[index] for index in members], [requests[index] for index in members], paths
+            found = self.retriever.prepare(
+                [retrievers[index] for index in members], [requests[index] for index in members], paths
             )
             for (index, node), one in zip(ends, found, strict=True):
                 offers[index].append(Offer(node, one))
@@ -105,11 +106,11 @@ class GraftedProposer:
 
     def observe(self, states: Sequence[GraftedState], observations: Sequence[Observation]) -> None:
         self.base.observe([state.of_base for state in states], observations)
-        self.fill.observe([state.of_fill for state in states], observations)
+        self.retriever.observe([state.of_retriever for state in states], observations)
 
     def reset(self) -> None:
         self.base.reset()
-        self.fill.reset()
+        self.retriever.reset()
 
 
 def _ends(tree: DraftTree, count: int, finals: Sequence[int]) -> list[int]:

@@ -36,8 +36,8 @@ class GrowingProposer:
         source: what might come next, with scores.
         shape: which of it deserves a slot.
         budget: drafted nodes per tree by default.
-        is_filled: leave what the shape has pruned in the trees, for a fill (`DraftTree.pruned`). It adds chosen nodes,
-            so that none of theirs may be drawn.
+        leaves_room: leave what the shape has pruned in the trees, for a retriever (`DraftTree.pruned`). It adds chosen
+            nodes, so that none of theirs may be drawn.
         acceptance: what the shape reads in the place of keyed scores; None to leave these as they are.
         private: every request learns for itself what they are worth.
     """
@@ -47,13 +47,13 @@ class GrowingProposer:
         source: LevelSource,
         shape: GrowingShape,
         budget: int,
-        is_filled: bool = False,
+        leaves_room: bool = False,
         acceptance: KeyedAcceptance | None = None,
         private: bool = False,
     ) -> None:
         self.source, self.shape, self.budget, self.acceptance = source, shape, budget, acceptance
         self.needs = source.needs
-        self._is_filled, self._private = is_filled, private
+        self._leaves_room, self._private = leaves_room, private
 
     def open(self, slot: int, alone: bool = False) -> GrowingState:
         lesson = None
@@ -90,7 +90,7 @@ class GrowingProposer:
         nodes = ((room > 0) & (limits > 0)).nonzero()[:, 0]  # [F] to expand
         above = torch.full_like(nodes, -1)
         passes = torch.zeros(len(requests), dtype=torch.int64)
-        draws, laws = self.shape.draws and not self._is_filled, dict[int, Tensor]()
+        draws, distributions = self.shape.draws and not self._leaves_room, dict[int, Tensor]()
         depth = 0
         while len(nodes):
             depth += 1
@@ -105,9 +105,17 @@ class GrowingProposer:
             log_probs, is_rate = calibrated(lessons, depth, scored)
             cumulative = grove.scores[nodes, None] + self.shape.weight(depth) * log_probs
             ends = (tokens[:, :, None] == endings[owners, None]).any(dim=2) if endings.numel() else None  # [F, C]
-            level = Level(depth, owners, log_probs, cumulative, self._entropy(found), ends, is_rate)
+            level = Level(
+                depth,
+                owners,
+                log_probs,
+                cumulative=cumulative,
+                entropy=self._entropy(found),
+                ends=ends,
+                is_rate=is_rate,
+            )
             selected, expanded = self.shape.grow(shapes, level)
-            laws |= {int(nodes[place]): law for place, law in found.draft_probs.items()}
+            distributions |= {int(nodes[place]): distribution for place, distribution in found.draft_probs.items()}
             order = _without_looking(level, list(found.draft_probs), grove.scores[nodes])
             selected = within_room(selected & torch.isfinite(level.cumulative), order, room)
             places, ranks = selected.nonzero(as_tuple=True)  # [M]
@@ -119,8 +127,8 @@ class GrowingProposer:
             nodes, above = added[onward], places[onward]
         kept = self.shape.kept(shapes, budgets)
         assert int(kept.sum()) <= int(budgets.sum()), "slots move between requests, and none is made"
-        pruned = budgets.tolist() if self._is_filled else [0] * len(kept)
-        return grove.trees(passes.tolist(), kept.tolist(), pruned, laws)
+        pruned = budgets.tolist() if self._leaves_room else [0] * len(kept)
+        return grove.trees(passes.tolist(), kept.tolist(), pruned, distributions)
 
     def _entropy(self, found: Candidates) -> Tensor | None:
         if not self.shape.wants_entropy:
@@ -206,10 +214,11 @@ class _Grove:
         return numbers
 
     def trees(
-        self, passes: Sequence[int], kept: Sequence[int], pruned: Sequence[int], laws: Mapping[int, Tensor]
+        self, passes: Sequence[int], kept: Sequence[int], pruned: Sequence[int], distributions: Mapping[int, Tensor]
     ) -> list[DraftTree]:
         """The trees, each of its best nodes if there are more than are kept, and behind them up to so many of the next
-        best: a parent never scores less than its child and comes before it, so what is kept is a tree. `laws` are those
+        best: a parent never scores less than its child and comes before it, so what is kept is a tree. `distributions`
+            are those
         from which children were drawn, by the number of the node above them."""
         local = torch.empty(len(self.tokens), dtype=torch.int64)
         trees = []
@@ -222,6 +231,10 @@ class _Grove:
             local[own] = torch.arange(len(own))
             topology = Topology.of([-1, *local[self.parents[own[1:]]].tolist()])
             tokens, scores = self.tokens[own], self.scores[own]
-            drawn = {int(local[node]): laws[node] for node in own.tolist() if node in laws} if laws else None
+            drawn = (
+                {int(local[node]): distributions[node] for node in own.tolist() if node in distributions}
+                if distributions
+                else None
+            )
             trees.append(DraftTree(tokens, topology, drawn, passes[owner], scores=scores, pruned=len(rest)))
         return trees

@@ -6,41 +6,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.core.bases import BaseProposer
 from outpace.core.drafting import Frontier, LevelSource, StaticShape
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
 
 
-class EmptyDraft:
+class EmptyDraft(BaseProposer):
     """Plain decoding: the same round with nothing drafted."""
 
     def __init__(self) -> None:
         self.needs = Needs()
         self.budget = 0
 
-    def open(self, slot: int, alone: bool = False) -> None:
-        return None
-
-    def close(self, state: None) -> None:
-        pass
-
-    def rewind(self, state: None, length: int) -> None:
-        pass
-
-    def prefill(self, states: Sequence[None], chunks: Sequence[PromptChunk]) -> None:
-        pass
-
     def propose(self, states: Sequence[None], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         return [DraftTree.chain(torch.tensor([request.ids[-1]])) for request in requests]
 
-    def observe(self, states: Sequence[None], observations: Sequence[Observation]) -> None:
-        pass
 
-    def reset(self) -> None:
-        pass
-
-
-class StaticProposer:
+class StaticProposer(BaseProposer):
     """A source asked level by level under a shape that is fixed before any token is known.
 
     On a GPU the host reads nothing that was drafted, except the path of requests whose options look back at it. On a
@@ -51,21 +34,18 @@ class StaticProposer:
         shape: which of it deserves a slot.
         budget: drafted nodes per tree by default.
         device: where tokens live.
-        is_filled: a fill adds chosen nodes to its trees, so that none of theirs may be drawn.
+        leaves_room: a retriever adds chosen nodes to its trees, so that none of theirs may be drawn.
     """
 
     def __init__(
-        self, source: LevelSource, shape: StaticShape, budget: int, device: torch.device, is_filled: bool = False
+        self, source: LevelSource, shape: StaticShape, budget: int, device: torch.device, leaves_room: bool = False
     ) -> None:
         self.source, self.shape, self.budget = source, shape, budget
         self.needs = source.needs
-        self._device, self._draws = device, not is_filled
+        self._device, self._draws = device, not leaves_room
 
     def open(self, slot: int, alone: bool = False) -> Any:
         return self.source.open(slot, alone)
-
-    def close(self, state: Any) -> None:
-        pass
 
     def rewind(self, state: Any, length: int) -> None:
         self.source.rewind(state, length)
@@ -82,7 +62,7 @@ class StaticProposer:
         before = [torch.tensor([request.stream.before], device=self._device) for request in requests]  # those above
         sayable = [[True] for _ in requests]  # of the last level, whether anything can be said behind a node
         passes = [0] * len(plans)
-        laws: list[dict[int, Tensor]] = [{} for _ in plans]
+        distributions: list[dict[int, Tensor]] = [{} for _ in plans]
         starts = [0] * len(plans)  # where each request's nodes began in the frontier before
         for depth in range(max(len(plan.levels) for plan in plans)):
             growing = [index for index, plan in enumerate(plans) if depth < len(plan.levels) and any(sayable[index])]
@@ -105,9 +85,9 @@ class StaticProposer:
             for index, tokens in zip(growing, found.tokens.split(sizes), strict=True):
                 passes[index] += found.passes
                 starts[index], first = owners.index(index), sum(len(level) for level in trees[index][:-1])
-                laws[index] |= {
-                    first + place - starts[index]: law
-                    for place, law in found.draft_probs.items()
+                distributions[index] |= {
+                    first + place - starts[index]: distribution
+                    for place, distribution in found.draft_probs.items()
                     if owners[place] == index
                 }
                 places, ranks = plans[index].levels[depth]
@@ -119,7 +99,7 @@ class StaticProposer:
                     sayable[index] = [sayable[index][place] and token not in ends for place, token in pairs]
         return [
             DraftTree(torch.cat(tokens), _first(plan.topology, sum(map(len, tokens))), own or None, count)
-            for tokens, plan, own, count in zip(trees, plans, laws, passes, strict=True)
+            for tokens, plan, own, count in zip(trees, plans, distributions, passes, strict=True)
         ]
 
     def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:

@@ -1,4 +1,4 @@
-"""SVIP: a chain that ends where the draft's own law grows flat (arXiv 2411.18462)."""
+"""SVIP: a chain that ends where the draft's own distribution grows flat (arXiv 2411.18462)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,18 +15,17 @@ ENTROPY_SCALE = 0.15
 
 
 class SvipConfig(BaseModel):
-    """Settings of SVIP.
-
-    Attributes:
-        threshold: h: the chain ends behind a token whose law q had sqrt(0.15 * H(q)) above it, H its entropy in nats;
-            inf never ends it.
-        depth: drafted tokens at most.
-    """
+    """Settings of SVIP."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    threshold: float = Field(default=0.3, ge=0)
-    depth: int = Field(default=40, ge=1, le=64)
+    entropy_threshold: float = Field(
+        default=0.3,
+        ge=0,
+        description="the chain ends behind a token whose distribution had sqrt(0.15 * entropy in nats) above it; inf "
+        "never ends it",
+    )
+    depth: int = Field(default=40, ge=1, le=64, description="drafted tokens on the longest path")
 
 
 class Svip(PlainShape):
@@ -51,5 +50,5 @@ class Svip(PlainShape):
         doubt = (ENTROPY_SCALE * level.entropy).sqrt()
         if level.is_rate is not None:
             doubt = doubt.where(~level.is_rate, 1 - level.log_probs[:, 0].exp())
-        is_sure = doubt <= self.config.threshold
+        is_sure = doubt <= self.config.entropy_threshold
         return selected, is_sure[:, None] & (level.depth < self.config.depth)

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
+from outpace.core.bases import BaseProposer
+from outpace.core.protocols import DraftRequest, Needs, Observation
 from outpace.core.tree import DraftTree, Topology
 
 
-class OracleDrafter:
+class OracleDrafter(BaseProposer):
     """Drafts what will be said: chains copied from known sequences. Every draft is accepted.
 
     Args:
@@ -23,18 +24,6 @@ class OracleDrafter:
         self.budget = budget
         self._sequences = [list(sequence) for sequence in sequences]
         self.observations: list[Observation] = []
-
-    def open(self, slot: int, alone: bool = False) -> Any:
-        return None
-
-    def close(self, state: Any) -> None:
-        pass
-
-    def rewind(self, state: Any, length: int) -> None:
-        pass
-
-    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None:
-        pass
 
     def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         trees = []

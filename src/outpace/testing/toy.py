@@ -13,14 +13,15 @@ TOP = 16
 
 
 class ToyTarget:
-    """A target whose next-token law depends on the last two tokens and on the position, like a model with RoPE.
+    """A target whose next-token distribution depends on the last two tokens and on the position, like a model with
+    RoPE.
 
     It implements the engine's `Target` protocol, remembers committed ids per slot, and evaluates every node on its own
     path: a drafter, shape or verifier that confuses positions or paths changes the output.
 
     Args:
         vocab_size: V, a handful.
-        seed: which law.
+        seed: which distribution.
         sharpness: scale of the logits; larger is more predictable.
         max_length, max_slots, eos_token_ids: as for any target.
     """
@@ -49,7 +50,7 @@ class ToyTarget:
         return uniform([key], torch.arange(self.vocab_size))[0] * self._sharpness
 
     def probs(self, ids: Sequence[int]) -> Tensor:
-        """[V] the exact next-token law after a sequence, at temperature 1."""
+        """[V] the exact next-token distribution after a sequence, at temperature 1."""
         return torch.softmax(self.logits(ids, len(ids)).double(), dim=-1)
 
     def rewind_slot(self, slot: int, length: int) -> None:

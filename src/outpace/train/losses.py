@@ -84,7 +84,7 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> T
 
     Args:
         logits: [R, V].
-        labels: ids [R], or laws [R, V].
+        labels: ids [R], or distributions [R, V].
         weights: [R].
     """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))

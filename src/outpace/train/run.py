@@ -106,7 +106,9 @@ def train(
     stored = None if run.features is None else stored_features(run.features, objective, samples, longest)
     data = TrainingData(samples, held_out, stored, run.settings.data.workers)
     write = partial(objective.write, codec=codec, dtype=run.settings.training.dtype)
-    trainer = Trainer(objective, data, run.settings.training, run.out, accelerator, write, report)
+    trainer = Trainer(
+        objective, data, run.settings.training, folder=run.out, accelerator=accelerator, write=write, report=report
+    )
     try:
         done = trainer.run()
     finally:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from outpace.core.errors import InvalidRequest
-from outpace.drafters.frequency import rank_tokens
+from outpace.sources.frequency import rank_tokens
 from outpace.train.objectives.facts import Facts
 
 

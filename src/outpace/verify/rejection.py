@@ -1,4 +1,4 @@
-"""Verification by rejection sampling: exact in law, accepts more than matching when the draft was sampled."""
+"""Verification by rejection sampling: exact in distribution, accepts more than matching when the draft was sampled."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,9 +26,9 @@ def rejection(
     A child drawn from q is accepted with probability min(1, p(x) / q(x)); after a rejection p becomes
     norm(max(p - q, 0)), and q, for the next child, what x leaves of it (recursive rejection sampling of siblings drawn
     without replacement, arXiv 2402.14160; one child is the classic rule of Leviathan et al. 2023). A
-    point-mass draft is the case q = 1 at its token: accept with p(x), else drop x from p. The emitted law equals the
-    target's for any q that the tokens were really drawn from. Where q was empty before all children were drawn, the
-    others stand for nothing and are passed over.
+    point-mass draft is the case q = 1 at its token: accept with p(x), else drop x from p. The emitted distribution
+    equals the target's for any q that the tokens were really drawn from. Where q was empty before all children were
+    drawn, the others stand for nothing and are passed over.
 
     Args:
         tree: the proposal; `tree.draft_probs` at a node is the q of its children.
@@ -40,39 +40,43 @@ def rejection(
     Raises:
         ValueError: a drafted token has probability 0 under the distribution it claims to come from.
     """
-    laws = tree.draft_probs or {}
+    distributions = tree.draft_probs or {}
     path = [0]
     while True:
         node = path[-1]
         remaining = target_probs(node)  # [V]
-        law = laws.get(node)
+        distribution = distributions.get(node)
         for child in tree.topology.children[node]:
             token = tokens[child]
-            draft_prob = 1.0 if law is None else float(law[token])
-            if law is not None and draft_prob <= 0.0:
-                if not law.any():
+            draft_prob = 1.0 if distribution is None else float(distribution[token])
+            if distribution is not None and draft_prob <= 0.0:
+                if not distribution.any():
                     continue
                 raise ValueError(f"node {child}: token {token} has draft probability 0, so it was not drawn from it")
             if bernoulli(min(1.0, float(remaining[token]) / draft_prob), child):
                 path.append(child)
                 break
-            if law is None:
+            if distribution is None:
                 left = _without(remaining, token)
             else:
-                left, law = _normalised(torch.clamp(remaining - law.to(remaining), min=0.0)), _without(law, token)
-            # p == q up to rounding leaves nothing: the rejection itself was rounding, and p is the law to draw from.
+                left, distribution = (
+                    _normalised(torch.clamp(remaining - distribution.to(remaining), min=0.0)),
+                    _without(distribution, token),
+                )
+            # p == q up to rounding leaves nothing: the rejection itself was rounding, and p is the distribution to draw
+            # from.
             remaining = left if left.any() else remaining
         else:
             return Verdict(tuple(path), categorical(remaining, node))
 
 
-def _without(law: Tensor, token: int) -> Tensor:
-    rest = law.clone()
+def _without(distribution: Tensor, token: int) -> Tensor:
+    rest = distribution.clone()
     rest[token] = 0.0
     return _normalised(rest)
 
 
 def _normalised(weights: Tensor) -> Tensor:
-    """The law with these weights; all 0 where they are."""
+    """The distribution with these weights; all 0 where they are."""
     total = weights.sum()
     return weights / total if total > 0 else weights

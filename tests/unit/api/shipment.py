@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import outpace
-from outpace.drafters import catalog
-from outpace.drafters.frequency import save_vocabulary
+from outpace.methods import catalog
 from outpace.models import registry, shipped
 from outpace.models.registry import BuiltIn
 from outpace.nets.dflash import DFlashConfig, DFlashNet
@@ -17,9 +16,10 @@ from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.layouts.dflash import write_dflash
 from outpace.nets.layouts.domino import write_domino
 from outpace.nets.layouts.eagle3_export import write_eagle3
-from tests.unit.drafters.learned import BLOCK, random_net
-from tests.unit.drafters.test_presets import HEAD, OURS
+from outpace.sources.frequency import save_vocabulary
+from tests.unit.methods.test_presets import HEAD, OURS
 from tests.unit.models.tiny import save_tiny_model
+from tests.unit.sources.learned import BLOCK, random_net
 
 KINDS = ("dflash", "domino", "draft-lm", "eagle3")
 WITH_VOCABULARY = ("draft-lm", "eagle3")

@@ -78,8 +78,8 @@ def test_a_result_is_consistent_in_itself(model: outpace.Model) -> None:
     ("options", "complaint"),
     [
         ({"method": "guess"}, "method='guess': unknown; choose one of plain, lookup, recycle"),
-        ({"method": "recycle:depth=3"}, "recycle takes budget, shape, .*not 'depth=3'"),
-        ({"method": "plain:budget=3"}, "plain takes no options"),
+        ({"method": "recycle:depth=3"}, "recycle takes budget, .*shape.*not 'depth=3'"),
+        ({"method": "plain:budget=3"}, "budget=3: plain decoding drafts nothing"),
         ({"method": "lookup:budget=-1"}, "budget=-1: input should be greater than or equal to 0"),
         ({"budget": 512}, "budget=512: must be from 0 to 511"),
         ({"temprature": 1.0}, "temprature=1.0: unknown option; known options are"),

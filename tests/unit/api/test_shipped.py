@@ -13,17 +13,17 @@ from transformers import AutoModelForCausalLM
 
 import outpace
 from outpace.core.errors import InvalidRequest, ModelError
-from outpace.drafters import shelf
-from outpace.drafters.frequency import save_vocabulary
+from outpace.methods import drafter_store
 from outpace.models.shipped import find_drafter, shipped, shipped_folder, shipped_for, size_of
 from outpace.nets import load as net_loading
 from outpace.nets.domino import DominoNet
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.layouts.eagle3_export import write_eagle3
 from outpace.nets.load import load_net
+from outpace.sources.frequency import save_vocabulary
 from tests.unit.api.shipment import KINDS, install, load, ship
-from tests.unit.drafters.learned import PROMPTS, random_net
-from tests.unit.drafters.test_presets import OURS
+from tests.unit.methods.test_presets import OURS
+from tests.unit.sources.learned import PROMPTS, random_net
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,7 +62,7 @@ def test_one_model_serves_methods_of_many_kinds_each_with_its_own(monkeypatch: p
         read.append(Path(name).name)
         return load_net(name)
 
-    monkeypatch.setattr(shelf, "load_net", reading)
+    monkeypatch.setattr(drafter_store, "load_net", reading)
     model = load("tiny", "domino")
     assert read == ["domino"]
     for method in ("domino", "dflash", "eagle3", "fr-spec", "domino:shape=beam", "linear", "fixed", "dynatree"):

@@ -24,7 +24,7 @@ METHODS = (
     "recycle:budget=6",
     "samd:budget=6",
     "lookahead",
-    "dynatree:history=authors,max_depth=6",
+    "dynatree:history=authors,depth=6",
     "outpace:draft=none,budget=6",
 )
 SAID = ("abc", "the cat", "0101", "abcabc", "xyz", "the dog")

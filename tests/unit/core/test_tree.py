@@ -124,14 +124,15 @@ def test_two_trees_with_the_same_depths_are_different_topologies() -> None:
 
 @given(parent_lists(), st.randoms(use_true_random=False))
 def test_what_cannot_be_said_is_cut(parents: list[int], source: random.Random) -> None:
-    """Guards against a node left behind an end, one lost beside it, and scores, laws and counts of other nodes."""
+    """Guards against a node left behind an end, one lost beside it, and scores, distributions and counts of other
+    nodes."""
     count = len(parents)
     tokens, drafted = [source.randrange(4) for _ in parents], source.randint(1, count)
-    scores, laws = (
+    scores, distributions = (
         torch.rand(drafted),
         {node: torch.rand(4) for node in range(count) if source.random() < 0.7 or not node},
     )
-    tree = DraftTree(torch.tensor(tokens), Topology.of(parents), laws, 2, count - drafted, scores)
+    tree = DraftTree(torch.tensor(tokens), Topology.of(parents), distributions, 2, count - drafted, scores)
     cut = tree.without_unsayable((0, 3), tokens)
     ended = [any(tokens[above] in (0, 3) for above in ancestors(parents, node)[1:] if above) for node in range(count)]
     kept = [node for node in range(count) if not ended[node]]
@@ -140,8 +141,10 @@ def test_what_cannot_be_said_is_cut(parents: list[int], source: random.Random) -
         assert [kept[above] for above in cut.topology.path(place)] == ancestors(parents, node)[::-1]
     assert cut.draft_probs is not None
     assert cut.scores is not None
-    assert list(cut.draft_probs.values()) == [law for node, law in laws.items() if node in kept]
-    assert [kept[place] for place in cut.draft_probs] == [node for node in laws if node in kept]
+    assert list(cut.draft_probs.values()) == [
+        distribution for node, distribution in distributions.items() if node in kept
+    ]
+    assert [kept[place] for place in cut.draft_probs] == [node for node in distributions if node in kept]
     assert torch.equal(cut.scores, scores[[node for node in kept if node < drafted]])
     assert (cut.retrieved, cut.draft_passes) == (sum(node >= drafted for node in kept), 2)
     assert (cut is tree) == (not any(token in (0, 3) for token in tokens[1:]))
@@ -164,7 +167,7 @@ def test_tokens_of_a_wrong_shape_are_refused() -> None:
 
 @pytest.mark.parametrize(("node", "shape"), [(0, (1, 5)), (3, (5,)), (-1, (5,)), (1, ())])
 def test_draft_probs_that_are_no_law_of_a_node_are_refused(node: int, shape: tuple[int, ...]) -> None:
-    """Guards against a batch dimension left on, and laws of nodes that are not there."""
+    """Guards against a batch dimension left on, and distributions of nodes that are not there."""
     with pytest.raises(ValueError, match=r"draft_probs\["):
         DraftTree(torch.zeros(3, dtype=torch.int64), Topology.chain(3), {node: torch.full(shape, 0.2)})
 

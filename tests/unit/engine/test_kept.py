@@ -9,14 +9,14 @@ import torch
 from outpace.core.errors import InvalidRequest, NonFiniteLogits
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer, Target
-from outpace.drafters.catalog import build_proposer, parse_method
-from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
 from outpace.engine.kept import KeptSlot
 from outpace.engine.session import Session
+from outpace.methods.build_context import BuildContext
+from outpace.methods.catalog import build_proposer, parse_method
 from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
-from tests.unit.drafters.requests import no_draft_model
+from outpace.testing.requests import no_draft_model
 from tests.unit.engine.doubles import PROMPT, VOCAB, PoisonedTarget, run_all, toy_engine
 from tests.unit.models.tiny import FAMILIES, tiny_config, tiny_target
 from tests.unit.models.tiny import VOCAB as TINY_VOCAB
@@ -25,7 +25,7 @@ SAMPLING: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"temperature": 
 
 
 def named(method: str, vocab: int) -> Proposer:
-    return build_proposer(parse_method(method), Surroundings(vocab, torch.device("cpu"), no_draft_model))
+    return build_proposer(parse_method(method), BuildContext(vocab, torch.device("cpu"), no_draft_model))
 
 
 def turn(
@@ -57,7 +57,7 @@ def assert_turns_equal_fresh(make_target: Callable[[], Target], proposer: Propos
 @pytest.mark.parametrize("options", SAMPLING.values(), ids=SAMPLING)
 @pytest.mark.parametrize(
     "method",
-    ["plain", "lookup:budget=3", "recycle:budget=8", "samd:budget=8,threshold=1", "lookahead:budget=15", "adversary"],
+    ["plain", "lookup:budget=3", "recycle:budget=8", "samd:budget=8,min_match=1", "lookahead:budget=15", "adversary"],
 )
 def test_answers_over_a_kept_slot_are_those_of_a_fresh_engine(method: str, options: dict[str, Any]) -> None:
     """Guards against rows of the old turn seen by the new one, and against a first token drawn without its KV."""

@@ -103,7 +103,7 @@ def test_a_request_without_a_token_left_ends_alone(
     run_all(engine, [stuck, neighbour])
     assert neighbour.generated == expected.generated
     if verification == "rejection" and stuck.finish_reason == "length":
-        return  # another law-abiding answer, which never met the dead end
+        return  # another distribution-abiding answer, which never met the dead end
     assert stuck.finish_reason == "error"
     assert stuck.ids[-1] == last
     place = len(stuck.ids)

@@ -10,16 +10,17 @@ from outpace.core.drafting import Retrieved
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, NodeOutputs, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
-from outpace.drafters.matrix_fill import MatrixFill
-from outpace.drafters.transition_matrix import TransitionMatrix
-from outpace.engine import engine, gain, round
+from outpace.engine import engine, gain
+from outpace.engine import phases as timing
 from outpace.engine.session import Session
+from outpace.retrieval.matrix_retriever import MatrixRetriever
+from outpace.retrieval.transition_matrix import TransitionMatrix
 from outpace.shaping import grafted
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
 from outpace.shaping.grafted import GraftedProposer
 from outpace.shaping.grafting import Offer, graft
 from outpace.testing import OracleDrafter, ToyTarget, decode
-from tests.unit.drafters.requests import draft_request
+from outpace.testing.requests import draft_request
 from tests.unit.engine.doubles import CharDetokenizer
 
 CPU = torch.device("cpu")
@@ -79,7 +80,7 @@ class TimedBase(OracleDrafter):
         self._clock.part("observe")
 
 
-class TimedFill(MatrixFill):
+class TimedRetriever(MatrixRetriever):
     """Knows nothing."""
 
     def __init__(self, clock: Clock) -> None:
@@ -97,14 +98,14 @@ class TimedFill(MatrixFill):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (engine, gain, round, grafted):
+    for module in (engine, gain, timing, grafted):
         monkeypatch.setattr(module, "perf_counter", lambda: clock.now)
     return clock
 
 
-def run(clock: Clock, batch: int = 1, is_filled: bool = True) -> list[Session]:
+def run(clock: Clock, batch: int = 1, has_retrieval: bool = True) -> list[Session]:
     base = TimedBase(clock)
-    proposer = GraftedProposer(base, TimedFill(clock), CPU) if is_filled else base
+    proposer = GraftedProposer(base, TimedRetriever(clock), CPU) if has_retrieval else base
     params = SamplingParams(max_new_tokens=STEPS + 1)
     timed = engine.Engine(TimedTarget(clock), lambda: TimedDetokenizer(clock))
     return decode(timed, [[1, 2]] * batch, [params] * batch, [proposer] * batch)
@@ -151,8 +152,8 @@ def test_grafting_is_counted_whole_for_every_tree(clock: Clock, place: Any) -> N
     """Guards against a base's own drafting in the figure, trees left as they were without one, and nested grafts of
     which only the last is counted."""
     clock.takes = {"propose": 50.0, "prepare": 10.0}
-    inner = GraftedProposer(TimedBase(clock), TimedFill(clock), CPU, place)
-    outer = GraftedProposer(inner, TimedFill(clock), CPU, place)
+    inner = GraftedProposer(TimedBase(clock), TimedRetriever(clock), CPU, place)
+    outer = GraftedProposer(inner, TimedRetriever(clock), CPU, place)
     requests = [draft_request([5], 0, 0), draft_request([6], 4, 4)]
     for proposer, spent in ((inner, 10.0), (outer, 20.0)):
         trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
@@ -170,6 +171,6 @@ def test_a_grafted_tree_keeps_what_was_counted() -> None:
 def test_without_a_fill_nothing_is_grafted(clock: Clock) -> None:
     """Guards against a retrieval time of methods that have none."""
     clock.takes = {"propose": 3.0}
-    (session,) = run(clock, is_filled=False)
+    (session,) = run(clock, has_retrieval=False)
     assert session.metrics.graft_ms == 0.0
     assert session.metrics.draft_ms == pytest.approx(3.0 * STEPS)

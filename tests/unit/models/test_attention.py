@@ -11,7 +11,7 @@ from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
 from outpace.core.errors import UnsupportedModel
 from outpace.core.tree import Topology
-from outpace.models.attention import Law, _attend_capped, _attend_on_cpu, products, tree_attention
+from outpace.models.attention import AttentionSettings, _attend_capped, _attend_on_cpu, products, tree_attention
 from tests.unit.models.company import assert_rows, has_exact_scores
 
 HEADS, DIM = 6, 16
@@ -134,7 +134,7 @@ def test_scores_are_capped_before_they_are_masked(compute: Any, softcap: float |
     kv.keys[0, slot, :, :count], kv.values[0, slot, :, :count] = rows.keys, rows.values
     kv.lengths[slot] = 9
     segment = Segment(kv, slot, 0, TREE.depth_tensor + 9, TREE.ancestor_mask)
-    actual = compute(rows.query[:, 9:], segment, Law(0, 0.7, None, softcap))  # [N, H, D]
+    actual = compute(rows.query[:, 9:], segment, AttentionSettings(0, 0.7, None, softcap))  # [N, H, D]
     keys, values = rows.keys.repeat_interleave(3, 0), rows.values.repeat_interleave(3, 0)
     scores = rows.query[:, 9:] @ keys.transpose(1, 2) * 0.7  # [H, N, L]
     if softcap is not None:
@@ -153,7 +153,7 @@ def test_one_row_that_must_not_see_all_scratch_rows_is_masked() -> None:
     kv.lengths[slot] = 3
     visible = torch.tensor([[True, False, True]])
     segment = Segment(kv, slot, 0, torch.tensor([3, 3, 4]), visible, scratch=2)
-    actual = _attend_on_cpu(rows.query[:, 5:6], segment, Law(0, 0.7, None, None))
+    actual = _attend_on_cpu(rows.query[:, 5:6], segment, AttentionSettings(0, 0.7, None, None))
     seen = [0, 1, 2, 3, 5]
     expected = nn.functional.scaled_dot_product_attention(
         rows.query[None, :, 5:6], rows.keys[None, :, seen], rows.values[None, :, seen], scale=0.7, enable_gqa=True

@@ -12,13 +12,13 @@ from safetensors.torch import load_file, save_file
 
 import outpace
 from outpace.core.errors import ModelError
-from outpace.drafters.frequency import save_vocabulary
 from outpace.models.draft import DraftModel, Growth, load_drafter
 from outpace.models.frozen import FrozenTarget
 from outpace.models.load import load_vocabulary_facts
 from outpace.models.small import BareLM, SmallSizes, copy_layers, make_bare, small_config
 from outpace.models.target import TransformersTarget
 from outpace.models.text import TextCodec
+from outpace.sources.frequency import save_vocabulary
 from tests.unit.models.tiny import (
     FAMILIES,
     VOCAB,
@@ -223,7 +223,7 @@ def test_it_is_no_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["linear:budget=4,vocabulary={file}", "fixed:budget=6,depth=3,threshold=0", "dynatree:budget=6"]
+    "method", ["linear:budget=4,vocabulary={file}", "fixed:budget=6,depth=3,min_path_prob=0", "dynatree:budget=6"]
 )
 def test_trees_and_subsets_of_the_vocabulary(method: str, tmp_path: Path) -> None:
     """Guards against rows of the target's head that are asked for and not there, and answers that change."""

@@ -166,8 +166,8 @@ def test_a_fault_of_a_later_kind_of_layer_is_caught(monkeypatch: pytest.MonkeyPa
     assert probes._until_every_kind(tiny_target(tiny_config("llama")).decoder) == 1
     stock = attention._attend_on_cpu
 
-    def attend(query: Tensor, segment: Any, law: attention.Law) -> Tensor:
-        return stock(query, segment, law) * (1 + 1e-6 * (law.window is None and segment.count > 1))
+    def attend(query: Tensor, segment: Any, distribution: attention.AttentionSettings) -> Tensor:
+        return stock(query, segment, distribution) * (1 + 1e-6 * (distribution.window is None and segment.count > 1))
 
     monkeypatch.setattr(attention, "_attend_on_cpu", attend)
     assert "pass of 9 rows" in probe(target).reason
@@ -226,6 +226,7 @@ def test_halves_without_instructions_are_told() -> None:
     assert ("weights rounded to bfloat16" in exactness.reason) != can_pack(torch.bfloat16, CPU)
 
 
+@pytest.mark.thorough
 def test_a_library_told_to_be_compatible_is_caught() -> None:
     """Guards against a probe that knows planted faults only: held to MKL_CBWR=COMPATIBLE, MKL's own products of
     attention depend on the number of rows (where it is MKL that computes them)."""

@@ -33,6 +33,7 @@ SETS = [
 ]
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("allowed", "capability"), SETS)
 def test_drafts_change_nothing_but_what_the_probe_says(allowed: str, capability: str | None) -> None:
     """Guards against a promise that held on the two machines where it was measured: without instructions for bfloat16

@@ -13,8 +13,8 @@ from outpace.nets.fingerprint import fingerprint
 from outpace.nets.layouts.eagle3_export import write_eagle3
 from outpace.nets.load import load_net
 from outpace.nets.medusa import MedusaConfig, MedusaNet
-from tests.unit.drafters.learned import SIZES, random_net
 from tests.unit.nets.block_nets import small_dflash, small_domino
+from tests.unit.sources.learned import SIZES, random_net
 
 
 def eagle3() -> Eagle3Net:

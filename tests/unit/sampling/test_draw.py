@@ -126,7 +126,7 @@ def test_acceptance_and_residual_are_independent() -> None:
 def test_siblings_do_not_share_their_luck() -> None:
     """Guards against acceptances keyed by position alone: after a rejection a sibling's chance would be spoilt.
 
-    Two siblings accepted with 0.5 and 0.3: all four outcomes have the product law. False alarm: 1e-6.
+    Two siblings accepted with 0.5 and 0.3: all four outcomes have the product distribution. False alarm: 1e-6.
     """
     outputs = outputs_of(torch.zeros(3, 4))
     counts = [0] * 4
@@ -211,10 +211,14 @@ def test_a_node_is_drawn_after_its_own_path(temperature: float) -> None:
         scores = warp(row, stream.params, [History(PROMPT, [*SAID, *path], (9,))])[0]
         noise = gumbel([noise_key(8, 0, 4 + len(path))], torch.arange(VOCAB))[0] * bool(temperature)
         assert drawn[node] == int((scores + noise).argmax()), node
-        law = RejectionDraw(outputs, TREE, TOKENS, stream).target_probs(node)
-        assert torch.equal(law, scores.exp()), node
-    laws = [RejectionDraw(outputs, TREE, TOKENS, penalised(temperature=1.0)).target_probs(node) for node in range(5)]
-    assert len({tuple(law.tolist()) for law in laws}) == 5, "every path must have its own law, or nothing was tested"
+        distribution = RejectionDraw(outputs, TREE, TOKENS, stream).target_probs(node)
+        assert torch.equal(distribution, scores.exp()), node
+    distributions = [
+        RejectionDraw(outputs, TREE, TOKENS, penalised(temperature=1.0)).target_probs(node) for node in range(5)
+    ]
+    assert len({tuple(distribution.tolist()) for distribution in distributions}) == 5, (
+        "every path must have its own distribution, or nothing was tested"
+    )
 
 
 def test_only_visited_nodes_are_computed() -> None:
@@ -259,10 +263,10 @@ def test_no_token_is_drawn_where_none_is_left(temperature: float) -> None:
     assert drawn[0] == NO_TOKEN
     assert 0 <= drawn[1] < VOCAB
     rejecting = RejectionDraw(outputs, tree, [2, 5, 6], stream)
-    law = rejecting.target_probs(1)
-    assert law.tolist() == [0.0] * VOCAB
-    assert rejecting.categorical(law, 1) == NO_TOKEN
-    assert not rejecting.bernoulli(float(law[3]), 2)
+    distribution = rejecting.target_probs(1)
+    assert distribution.tolist() == [0.0] * VOCAB
+    assert rejecting.categorical(distribution, 1) == NO_TOKEN
+    assert not rejecting.bernoulli(float(distribution[3]), 2)
 
 
 def test_a_path_that_does_not_lead_to_the_position_is_an_error() -> None:

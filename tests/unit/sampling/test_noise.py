@@ -1,4 +1,5 @@
-"""Keyed noise: the same key gives the same bits for ever, other keys give independent ones, and the law is right."""
+"""Keyed noise: the same key gives the same bits for ever, other keys give independent ones, and the distribution is
+right."""
 
 import itertools
 import random
@@ -146,7 +147,7 @@ def draw(keys: list[tuple[int, int]]) -> list[int]:
 
 @pytest.mark.parametrize("purpose", list(Purpose))
 @pytest.mark.parametrize("varying", ["seed", "sample_index", "position"])
-def test_gumbel_argmax_has_the_right_law(varying: str, purpose: Purpose) -> None:
+def test_gumbel_argmax_has_the_right_distribution(varying: str, purpose: Purpose) -> None:
     """Guards against noise that is no standard Gumbel, or keys that do not mix. False alarm: 1e-6 per case."""
     decisions = [{"seed": 3, "sample_index": 0, "position": 11} | {varying: value} for value in range(40_000)]
     drawn = draw([noise_key(**decision, purpose=purpose) for decision in decisions])
@@ -156,7 +157,7 @@ def test_gumbel_argmax_has_the_right_law(varying: str, purpose: Purpose) -> None
 
 @pytest.mark.parametrize("step", ["seed", "sample_index", "position", "purpose"])
 def test_neighbouring_decisions_are_independent(step: str) -> None:
-    """Guards against correlated neighbours: right marginals, wrong joint law. False alarm: 1e-6 per case."""
+    """Guards against correlated neighbours: right marginals, wrong joint distribution. False alarm: 1e-6 per case."""
     pairs = []
     for seed in range(20_000):
         moved = {name: int(name == step) for name in ("seed", "sample_index", "position", "purpose")}

@@ -36,7 +36,7 @@ def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB) -> Tensor:
 
 @pytest.mark.parametrize("noise", [True, False])
 def test_greedy_scores_are_log_probabilities(noise: bool) -> None:
-    """Guards against noise in greedy drafts, and against the one-hot law of the greedy warp as confidence."""
+    """Guards against noise in greedy drafts, and against the one-hot distribution of the greedy warp as confidence."""
     logits = random_logits(6)
     scores = keyed_scores(logits, [stream(SamplingParams())] * 6, list(range(6)), noise)
     assert torch.equal(scores, torch.log_softmax(logits, dim=-1))

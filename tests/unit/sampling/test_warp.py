@@ -181,7 +181,8 @@ def test_a_greedy_request_has_no_cutoff_whatever_its_other_options() -> None:
 
 
 def test_a_drafts_nucleus_is_exact_or_everything(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a draft's law that is cut where the guess ends, and so never drafts what the target may draw."""
+    """Guards against a draft's distribution that is cut where the guess ends, and so never drafts what the target may
+    draw."""
     monkeypatch.setattr(warp_module, "_TOP_P_GUESS", 4)
     params = SamplingParams(temperature=1.0, top_p=0.8)
     logits = torch.tensor([[9.0, 8.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]])

@@ -13,9 +13,9 @@ from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.tree import DraftTree
-from outpace.drafters.catalog import parse_method
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
+from outpace.methods.catalog import parse_method
 from outpace.shaping.acceptance import DEPTHS, MEMORY, OF_ALL_DEPTHS, OF_PRIOR, PRIOR, KeyedAcceptance, Rates
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.cut import Cut, CutConfig
@@ -28,18 +28,18 @@ from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft
 from outpace.shaping.svip import Svip, SvipConfig
 from outpace.testing import ToyTarget, decode
-from tests.unit.shaping.toy_source import ToySource, blend
+from outpace.testing.sources import ToySource, blend
 
 V = 12
 PROMPTS = [[1], [2, 5, 1], [7, 1, 4, 4]]
 SHAPES: dict[str, Callable[[], GrowingShape]] = {
     "dynatree": lambda: DynaTree(DynaTreeConfig()),
-    "fixed": lambda: FixedTree(FixedTreeConfig(depth=6, breadth=2, threshold=0.3)),
-    "gated": lambda: Gated(GatedConfig(depth=6, top_k=3, thresholds=(0.5, 0.5, 0.5))),
-    "ddd": lambda: DynamicDepth(DddConfig(depth=6, top_k=2, checks=(1, 2, 3), threshold=0.9)),
+    "fixed": lambda: FixedTree(FixedTreeConfig(depth=6, breadth=2, min_path_prob=0.3)),
+    "gated": lambda: Gated(GatedConfig(depth=6, breadth=3, thresholds=(0.5, 0.5, 0.5))),
+    "ddd": lambda: DynamicDepth(DddConfig(depth=6, breadth=2, checkpoints=(1, 2, 3), min_beam_prob=0.9)),
     "svip": lambda: Svip(SvipConfig(depth=6)),
-    "echo": lambda: Echo(EchoConfig(depth=6, top_k=3, threshold=0.5)),
-    "cut": lambda: Cut(CutConfig(depth=6, threshold=0.5)),
+    "echo": lambda: Echo(EchoConfig(depth=6, breadth=3, thresholds=(0.5, 0.5, 0.5))),
+    "cut": lambda: Cut(CutConfig(depth=6, min_prob=0.5)),
 }
 
 
@@ -63,7 +63,7 @@ def tokens_per_step(sessions: Sequence[Session]) -> float:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_perfect_draft_is_trusted(shape: str) -> None:
     """Guards against thresholds that end, cut and widen drafts which are always right, since the best candidate of an
-    equal law may lead by little: with what was learned from ten answers, trees are as deep as they may be."""
+    equal distribution may lead by little: with what was learned from ten answers, trees are as deep as they may be."""
     learning = drafted_by(shape, KeyedAcceptance())
     for seed in range(10):
         said(learning, seed=10 * seed)
@@ -100,7 +100,7 @@ class Watching(Beam):
     """A beam that writes down what it is shown of every node's candidates."""
 
     def __init__(self) -> None:
-        super().__init__(BeamConfig(depth=3, top_k=3))
+        super().__init__(BeamConfig(depth=3, breadth=3))
         self.levels: list[Level] = []
 
     def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]:
@@ -108,6 +108,7 @@ class Watching(Beam):
         return super().grow(states, level)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 @pytest.mark.parametrize("share", [0.3, 0.7])
 def test_what_a_shape_is_shown_comes_true(share: float, temperature: float) -> None:
@@ -149,7 +150,7 @@ def test_what_a_shape_is_shown_comes_true(share: float, temperature: float) -> N
 def test_what_was_never_verified_teaches_too() -> None:
     """Guards against drafts that stay cut for ever: nothing is verified, so nothing would tell that they are right."""
     proposer = GrowingProposer(
-        ToySource(blend(1.0, V)), Cut(CutConfig(threshold=0.9, depth=6)), 12, acceptance=KeyedAcceptance()
+        ToySource(blend(1.0, V)), Cut(CutConfig(min_prob=0.9, depth=6)), 12, acceptance=KeyedAcceptance()
     )
     first = said(proposer)
     for seed in range(10):

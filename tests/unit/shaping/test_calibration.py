@@ -12,8 +12,8 @@ from outpace.core.drafting import Gates
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NodeOutputs, Observation, Proposer, Verdict
 from outpace.core.tree import DraftTree, Topology
-from outpace.drafters.matrix_fill import MatrixFill
 from outpace.engine.engine import Engine
+from outpace.retrieval.matrix_retriever import MatrixRetriever
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.calibration import LEAST_ROUNDS, LOSS, Recorder, Round, calibrated, gates_open
@@ -23,9 +23,9 @@ from outpace.shaping.grafted import GraftedProposer
 from outpace.shaping.growing import GrowingProposer, GrowingState
 from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import ToyTarget, decode
-from tests.unit.drafters.requests import draft_request
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import ToySource, blend
 from tests.unit.shaping.test_grafted import CPU, PLAN, V, warm_matrix
-from tests.unit.shaping.toy_source import ToySource, blend
 
 VAIN, RIGHT = Round((0.1, 0.05, 0.02, 0.01, 0.01), 0), Round((0.505, 0.405, 0.305, 0.205, 0.105), 4)
 
@@ -110,7 +110,7 @@ def test_too_little_is_not_calibrated_from() -> None:
 def test_rounds_are_written_down_as_drafted() -> None:
     """Guards against confidences of other nodes than the best, gates that close meanwhile, retrieved tokens counted as
     drafted ones, and a round without drafts that is told with those of the one before."""
-    config = GatedConfig(depth=4, top_k=3, thresholds=(0.99, 0.99, 0.99))
+    config = GatedConfig(depth=4, breadth=3, thresholds=(0.99, 0.99, 0.99))
     recorder, source = Recorder(config), ToySource(blend(0.5, V))
     proposer = GrowingProposer(source, recorder, 9)
     state = proposer.open(0)
@@ -137,14 +137,14 @@ def test_rounds_are_written_down_as_drafted() -> None:
 
 
 def run_beam(source: ToySource, config: GatedConfig) -> list[DraftTree]:
-    beam = GrowingProposer(source, Beam(BeamConfig(depth=config.depth, top_k=config.top_k)), 9)
+    beam = GrowingProposer(source, Beam(BeamConfig(depth=config.depth, breadth=config.breadth)), 9)
     return beam.propose([beam.open(0)], [draft_request([3], 9, 9)])
 
 
 def gated_proposer() -> tuple[GraftedProposer, GrowingProposer]:
-    shape = Gated(GatedConfig(depth=5, top_k=2, thresholds=(0.99, 0.99, 0.99)))
+    shape = Gated(GatedConfig(depth=5, breadth=2, thresholds=(0.99, 0.99, 0.99)))
     base = GrowingProposer(ToySource(blend(0.7, V)), shape, 8)
-    return GraftedProposer(base, MatrixFill(warm_matrix(), PLAN), CPU), base
+    return GraftedProposer(base, MatrixRetriever(warm_matrix(), PLAN), CPU), base
 
 
 def test_a_warm_up_drafts_with_open_gates_and_leaves_them_as_they_were() -> None:
@@ -169,7 +169,7 @@ def test_a_warm_up_drafts_with_open_gates_and_leaves_them_as_they_were() -> None
     assert {each.accepted for each in recorder.rounds} >= {0, 3}
     gates = calibrated(recorder.rounds)
     assert gates is not None
-    base.shape = Gated(GatedConfig.model_validate({"depth": 5, "top_k": 2, **gates._asdict()}))
+    base.shape = Gated(GatedConfig.model_validate({"depth": 5, "breadth": 2, **gates._asdict()}))
     again, fewer = run(proposer)
     assert again == said
     assert fewer < passes
@@ -195,7 +195,7 @@ def test_sampled_warm_ups_calibrate_from_keyed_scores() -> None:
     """Guards against thresholds on the probability of a draft where gates see how sure it is to win under the noise of
     the target's own draw: at temperature 1 these are two things."""
     target, prompt, seed = ToyTarget(V, sharpness=4.0), [1, 2, 3], 11
-    base = GrowingProposer(ToySource(blend(1.0, V)), Gated(GatedConfig(depth=4, top_k=1)), 4)
+    base = GrowingProposer(ToySource(blend(1.0, V)), Gated(GatedConfig(depth=4, breadth=1)), 4)
     with gates_open(base) as recorder:
         params = SamplingParams(max_new_tokens=40, temperature=1.0, seed=seed)
         (session,) = decode(Engine(target), [prompt], [params], [base])
@@ -205,10 +205,10 @@ def test_sampled_warm_ups_calibrate_from_keyed_scores() -> None:
     said = iter(session.generated)
     ids.append(next(said))  # the pending token of the first round
     for confidences, accepted in recorder.rounds:
-        law = target.logits(ids, len(ids)).log_softmax(dim=-1)
+        distribution = target.logits(ids, len(ids)).log_softmax(dim=-1)
         noise = gumbel([noise_key(seed, 0, len(ids))], torch.arange(V))[0]
-        assert confidences[0] == pytest.approx(float((law + noise).softmax(dim=-1).max()), rel=1e-4)
-        plain.append(float(law.exp().max()))
-        assert accepted == len(confidences), "who knows law and noise of the target is always right"
+        assert confidences[0] == pytest.approx(float((distribution + noise).softmax(dim=-1).max()), rel=1e-4)
+        plain.append(float(distribution.exp().max()))
+        assert accepted == len(confidences), "who knows distribution and noise of the target is always right"
         ids += [token for _, token in zip(range(accepted + 1), said, strict=False)]
     assert all(abs(each.confidences[0] - own) > 0.01 for each, own in zip(recorder.rounds, plain, strict=True))

@@ -11,16 +11,16 @@ from outpace.core.tree import DraftTree
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig, DynaTreeState
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig, Prune
 from outpace.shaping.growing import GrowingProposer
-from tests.unit.drafters.requests import draft_request
-from tests.unit.shaping.toy_source import Path, ToySource, node_paths, random_table, table
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import Path, ToySource, node_paths, random_table, table
 
 VOCAB = 5
 PRUNES: tuple[Prune, ...] = ("leaves", "expansion")
 LawTable = Mapping[Path, Sequence[float]]
 
 
-def draft(shape: DynaTree | FixedTree, law: LawTable, budget: int = 2000) -> DraftTree:
-    proposer = GrowingProposer(ToySource(table(law, VOCAB)), shape, budget)
+def draft(shape: DynaTree | FixedTree, distribution: LawTable, budget: int = 2000) -> DraftTree:
+    proposer = GrowingProposer(ToySource(table(distribution, VOCAB)), shape, budget)
     (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], budget, 64)])
     return tree
 
@@ -52,7 +52,7 @@ def test_breadth_by_hand(confidence: float, breadth: int) -> None:
     for depth in (1, 3, 6):
         (row,) = grow(config, depth, [[confidence, rest, rest]])
         assert [place for place, mark in enumerate(row) if mark != "."] == list(range(breadth))
-    (row,) = grow(DynaTreeConfig(prune="expansion", breadth=False), 1, [[confidence, rest, rest]])
+    (row,) = grow(DynaTreeConfig(prune="expansion", adaptive_breadth=False), 1, [[confidence, rest, rest]])
     assert sum(mark != "." for mark in row) == 2, "switched off, every node gets B_mid"
 
 
@@ -99,7 +99,7 @@ def test_depth_gate_by_hand(depth: int, path: float, expanded: bool) -> None:
 
 def test_depth_switched_off_by_hand() -> None:
     """Guards against early stopping or deep expansion that survive their switch."""
-    config = DynaTreeConfig(depth=False)
+    config = DynaTreeConfig(adaptive_depth=False)
     assert grow(config, 4, [[0.95]], above=0.07) == [["e"]], "no early stopping: above tau is enough"
     assert grow(config, 4, [[0.95]], above=0.04) == [["."]]
     assert grow(config, 5, [[0.95]]) == [["n"]], "no deep expansion, however likely"
@@ -110,7 +110,7 @@ def test_pruning_by_hand() -> None:
     rows = [[0.5, 0.05, 0.049]]
     third: tuple[tuple[Prune, str], ...] = (("leaves", "."), ("expansion", "n"))
     for prune, mark in third:
-        config = DynaTreeConfig(low_confidence=0.6, stop_probability=0.01, prune=prune)
+        config = DynaTreeConfig(low_confidence=0.6, stop_path_prob=0.01, prune=prune)
         assert grow(config, 1, rows) == [["e", "e", mark]]
 
 
@@ -127,33 +127,35 @@ def test_d0_is_rounded_where_it_is_used() -> None:
 
 
 def breadth_of(confidence: float, config: DynaTreeConfig) -> int:
-    if not config.breadth or config.low_confidence <= confidence < config.high_confidence:
+    if not config.adaptive_breadth or config.low_confidence <= confidence < config.high_confidence:
         return config.mid_breadth
     return config.min_breadth if confidence >= config.high_confidence else config.max_breadth
 
 
 def gate(depth: int, mass: float, config: DynaTreeConfig) -> bool:
     """The paper's rule: may a node of this depth and path probability be expanded?"""
-    if not config.depth:
+    if not config.adaptive_depth:
         return depth < config.base_depth
-    if depth >= config.max_depth or mass < config.stop_probability:
+    if depth >= config.depth or mass < config.stop_path_prob:
         return False
-    return depth < config.base_depth or mass > config.deep_probability
+    return depth < config.base_depth or mass > config.deep_path_prob
 
 
-def expand_all(law: LawTable, config: DynaTreeConfig, path: Path, mass: float, prune_first: bool) -> dict[Path, float]:
+def expand_all(
+    distribution: LawTable, config: DynaTreeConfig, path: Path, mass: float, prune_first: bool
+) -> dict[Path, float]:
     """Path probabilities of all nodes below one, which is expanded if the rules say so.
 
     With `prune_first` it is Algorithm 1, lines 13 to 28; without, the construction of section 3.3 before pruning.
     """
-    if (prune_first and mass < config.prune_probability) or not gate(len(path), mass, config):
+    if (prune_first and mass < config.min_path_prob) or not gate(len(path), mass, config):
         return {}
-    best = sorted(enumerate(law[path]), key=lambda pair: -pair[1])
+    best = sorted(enumerate(distribution[path]), key=lambda pair: -pair[1])
     found: dict[Path, float] = {}
     for token, share in best[: breadth_of(best[0][1], config)]:
         child = (*path, token)
         found[child] = mass * share
-        found |= expand_all(law, config, child, mass * share, prune_first)
+        found |= expand_all(distribution, config, child, mass * share, prune_first)
     return found
 
 
@@ -178,36 +180,41 @@ def test_equals_the_paper_as_a_recursion(seed: int, prune: Prune, breadth: bool,
     """
     config = DynaTreeConfig(
         base_depth=1 + seed % 3,
-        max_depth=4,
-        stop_probability=(0.1, 0.02)[seed % 2],
-        prune_probability=(0.05, 0.15, 0.005)[seed % 3],
-        deep_probability=0.3,
+        depth=4,
+        stop_path_prob=(0.1, 0.02)[seed % 2],
+        min_path_prob=(0.05, 0.15, 0.005)[seed % 3],
+        deep_path_prob=0.3,
         prune=prune,
-        breadth=breadth,
-        depth=depth,
+        adaptive_breadth=breadth,
+        adaptive_depth=depth,
     )
-    law = random_table(VOCAB, 4, 50 + seed)
-    nodes = expand_all(law, config, (), 1.0, prune_first=prune == "expansion")
-    expected = prune_leaves(nodes, config.prune_probability) if prune == "leaves" else set(nodes)
-    assert set(node_paths(draft(DynaTree(config), law))[1:]) == expected
+    distribution = random_table(VOCAB, 4, 50 + seed)
+    nodes = expand_all(distribution, config, (), 1.0, prune_first=prune == "expansion")
+    expected = prune_leaves(nodes, config.min_path_prob) if prune == "leaves" else set(nodes)
+    assert set(node_paths(draft(DynaTree(config), distribution))[1:]) == expected
 
 
 @pytest.mark.parametrize("prune", PRUNES)
 @pytest.mark.parametrize("seed", range(10))
 def test_with_everything_off_it_is_the_fixed_tree(seed: int, prune: Prune) -> None:
     """Guards against an ablation whose last row is not the baseline: D = D0, B = B_mid, the same tau."""
-    law, depth, breadth, tau = random_table(VOCAB, 4, 80 + seed), 1 + seed % 4, 2 + seed % 2, (0.02, 0.1)[seed % 2]
+    distribution, depth, breadth, tau = (
+        random_table(VOCAB, 4, 80 + seed),
+        1 + seed % 4,
+        2 + seed % 2,
+        (0.02, 0.1)[seed % 2],
+    )
     off = DynaTreeConfig(
         base_depth=depth,
         mid_breadth=breadth,
-        prune_probability=tau,
+        min_path_prob=tau,
         prune=prune,
-        breadth=False,
-        depth=False,
+        adaptive_breadth=False,
+        adaptive_depth=False,
         history="off",
     )
-    fixed = FixedTreeConfig(depth=depth, breadth=breadth, threshold=tau, prune=prune)
+    fixed = FixedTreeConfig(depth=depth, breadth=breadth, min_path_prob=tau, prune=prune)
     for budget in (2000, 9):
-        left, right = draft(DynaTree(off), law, budget), draft(FixedTree(fixed), law, budget)
+        left, right = draft(DynaTree(off), distribution, budget), draft(FixedTree(fixed), distribution, budget)
         assert left.tokens.tolist() == right.tokens.tolist()
         assert left.topology.parents == right.topology.parents

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from outpace.core.errors import InvalidRequest
-from outpace.drafters.catalog import parse_method
-from outpace.drafters.model_options import ModelOptions
+from outpace.methods.catalog import parse_method
+from outpace.methods.model_options import ModelOptions
 from outpace.shaping.dynatree import DynaTreeConfig
 
 
@@ -15,13 +15,13 @@ def test_the_defaults_are_the_papers() -> None:
     """Guards against results reported under settings that are not the published ones."""
     options = parse_method("dynatree").options
     assert isinstance(options, ModelOptions)
-    tree = options.tree()
+    tree = options.shape_settings()
     assert isinstance(tree, DynaTreeConfig)
     assert (tree.min_breadth, tree.mid_breadth, tree.max_breadth) == (1, 2, 3)
     assert (tree.high_confidence, tree.low_confidence) == (0.9, 0.4)
-    assert (tree.base_depth, tree.max_depth) == (5, 8)
-    assert (tree.stop_probability, tree.deep_probability, tree.prune_probability) == (0.1, 0.5, 0.05)
-    assert (tree.breadth, tree.depth, tree.history, tree.prune) == (True, True, "paper", "leaves")
+    assert (tree.base_depth, tree.depth) == (5, 8)
+    assert (tree.stop_path_prob, tree.deep_path_prob, tree.min_path_prob) == (0.1, 0.5, 0.05)
+    assert (tree.adaptive_breadth, tree.adaptive_depth, tree.history, tree.prune) == (True, True, "paper", "leaves")
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_the_defaults_are_the_papers() -> None:
         ({"max_breadth": 1}, "mid_breadth=2", "max_breadth=1"),
         ({"low_confidence": 0.9}, "low_confidence=0.9", "high_confidence=0.9"),
         ({"high_confidence": 0.3}, "low_confidence=0.4", "high_confidence=0.3"),
-        ({"stop_probability": 0.5}, "stop_probability=0.5", "deep_probability=0.5"),
-        ({"deep_probability": 0.05}, "stop_probability=0.1", "deep_probability=0.05"),
-        ({"base_depth": 8}, "base_depth=8", "max_depth=8"),
-        ({"max_depth": 4}, "base_depth=5", "max_depth=4"),
+        ({"stop_path_prob": 0.5}, "stop_path_prob=0.5", "deep_path_prob=0.5"),
+        ({"deep_path_prob": 0.05}, "stop_path_prob=0.1", "deep_path_prob=0.05"),
+        ({"base_depth": 8}, "base_depth=8", "depth=8"),
+        ({"depth": 4}, "base_depth=5", "depth=4"),
     ],
 )
 def test_contradictions_are_refused_with_both_names(given: dict[str, Any], lower: str, upper: str) -> None:
@@ -55,14 +55,14 @@ def test_contradictions_are_refused_with_both_names(given: dict[str, Any], lower
         "max_breadth=17",
         "base_depth=x",
         "base_depth=4.5",
-        "max_depth=65",
-        "max_depth=",
+        "depth=65",
+        "depth=",
         "high_confidence=1.1",
         "high_confidence=nan",
         "low_confidence=0",
-        "stop_probability=-1",
-        "prune_probability=0",
-        "prune_probability=nan",
+        "stop_path_prob=-1",
+        "min_path_prob=0",
+        "min_path_prob=nan",
         "target_acceptance=1",
         "target_acceptance=nan",
         "window=4",
@@ -70,7 +70,7 @@ def test_contradictions_are_refused_with_both_names(given: dict[str, Any], lower
         "depth_step=inf",
         "confidence_step=nan",
         "history=mine",
-        "breadth=maybe",
+        "adaptive_breadth=maybe",
         "prune=never",
         "budget=512",
     ],

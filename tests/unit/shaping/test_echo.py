@@ -5,12 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.models.packed import MAX_TREE_NODES
+from outpace.core.tree import MAX_TREE_NODES
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.echo import Echo, EchoConfig
-from tests.unit.drafters.requests import draft_request
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import Path, ToySource, blend, node_paths
 from tests.unit.shaping.test_gates import batch, run
-from tests.unit.shaping.toy_source import Path, ToySource, blend, node_paths
 
 VOCAB = 12
 SURE, DOUBTFUL = [0.9] * 12, [0.15, 0.3]
@@ -58,7 +58,9 @@ def test_what_nobody_can_use_comes_back(chances: list[float], nodes: int, passes
 def test_freed_slots_go_to_the_best_nodes_of_all() -> None:
     """Guards against slots shared out by order or evenly: the batch is one tree, ranked by score."""
     requests, source = batch([0.85] * 12, DOUBTFUL, [0.8] * 12, budget=20)
-    trees, states = run(Echo(EchoConfig(checkpoints=(1,), kept=(6,), deeper=0)), requests, source)
+    trees, states = run(
+        Echo(EchoConfig(checkpoints=(1,), kept=(6,), thresholds=(0.2,), extra_depth=0)), requests, source
+    )
     assert [state.of_shape.stage for state in states] == [None, 0, None]
     ranked = {owner: sorted(totals_of(source, owner).values(), reverse=True) for owner in (0, 2)}
     beyond = sorted([(score, owner) for owner in (0, 2) for score in ranked[owner][20:]], reverse=True)[:18]
@@ -85,7 +87,9 @@ def test_no_tree_outgrows_the_target() -> None:
 def test_the_sum_is_kept(wishes: list[tuple[int, int]], threshold: float, deeper: int, heat: float, seed: int) -> None:
     """Guards against more nodes than all budgets together, fewer while there are nodes for them, and slots given to
     requests that wanted none or beyond the depth that they have left."""
-    config = EchoConfig(depth=3, top_k=3, checkpoints=(1, 2), kept=(10, 30), threshold=threshold, deeper=deeper)
+    config = EchoConfig(
+        depth=3, breadth=3, checkpoints=(1, 2), kept=(10, 30), thresholds=(threshold, threshold), extra_depth=deeper
+    )
     source, shape = ToySource(blend(0, VOCAB, other=seed, sharpness=3)), Echo(config)
     requests = [
         draft_request([3, index], budget, depth, index, temperature=heat)

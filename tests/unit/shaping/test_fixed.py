@@ -9,20 +9,22 @@ import torch
 from outpace.core.drafting import Level
 from outpace.core.errors import InvalidRequest
 from outpace.core.tree import DraftTree
-from outpace.drafters.catalog import parse_method
-from outpace.drafters.model_options import ModelOptions
+from outpace.methods.catalog import parse_method
+from outpace.methods.model_options import ModelOptions
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig, Prune
 from outpace.shaping.growing import GrowingProposer
-from tests.unit.drafters.requests import draft_request
-from tests.unit.shaping.toy_source import Path, ToySource, node_paths, random_table, table
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import Path, ToySource, node_paths, random_table, table
 
 VOCAB = 4
 # After the pending token, token 1 has 1/2, token 2 1/4, and so on: all scores are exact in float32.
 HALVES = [0.125, 0.5, 0.25, 0.125]
 
 
-def draft(config: FixedTreeConfig, law: Mapping[Path, Sequence[float]], vocab: int, budget: int = 500) -> DraftTree:
-    proposer = GrowingProposer(ToySource(table(law, vocab)), FixedTree(config), budget)
+def draft(
+    config: FixedTreeConfig, distribution: Mapping[Path, Sequence[float]], vocab: int, budget: int = 500
+) -> DraftTree:
+    proposer = GrowingProposer(ToySource(table(distribution, vocab)), FixedTree(config), budget)
     (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], budget, 64)])
     return tree
 
@@ -44,30 +46,32 @@ def test_small_trees_by_hand(prune: Prune, threshold: float, expected: list[Path
 
     Breadth 2, depth 2, each node with 1/2 and 1/4: paths of 1/2, 1/4 and of 1/4, 1/8, 1/8, 1/16.
     """
-    law = {(): HALVES, (1,): HALVES, (2,): HALVES}
-    tree = draft(FixedTreeConfig(depth=2, breadth=2, threshold=threshold, prune=prune), law, VOCAB)
+    distribution = {(): HALVES, (1,): HALVES, (2,): HALVES}
+    tree = draft(FixedTreeConfig(depth=2, breadth=2, min_path_prob=threshold, prune=prune), distribution, VOCAB)
     assert node_paths(tree)[1:] == expected
 
 
 @pytest.mark.parametrize(("depth", "breadth"), [(1, 1), (1, 4), (3, 1), (3, 3), (2, 9)])
 def test_depth_and_breadth_count_nodes(depth: int, breadth: int) -> None:
     """Guards against one level too many or too few, and breadths beyond the vocabulary."""
-    tree = draft(FixedTreeConfig(depth=depth, breadth=breadth, threshold=0), {}, VOCAB)
+    tree = draft(FixedTreeConfig(depth=depth, breadth=breadth, min_path_prob=0), {}, VOCAB)
     assert tree.topology.max_depth == tree.draft_passes == depth
     assert len(tree) == sum(min(breadth, VOCAB) ** level for level in range(depth + 1))
 
 
-def plain_paths(law: Mapping[Path, Sequence[float]], config: FixedTreeConfig, path: Path, mass: float) -> set[Path]:
+def plain_paths(
+    distribution: Mapping[Path, Sequence[float]], config: FixedTreeConfig, path: Path, mass: float
+) -> set[Path]:
     """The published rule as a recursion: paths of the nodes below one that is expanded."""
     found: set[Path] = set()
-    best = sorted(enumerate(law[path]), key=lambda pair: -pair[1])[: config.breadth]
+    best = sorted(enumerate(distribution[path]), key=lambda pair: -pair[1])[: config.breadth]
     for token, share in best:
         child, below = (*path, token), mass * share
-        likely = below >= config.threshold
+        likely = below >= config.min_path_prob
         if likely or config.prune == "expansion":
             found.add(child)
         if likely and len(child) < config.depth:
-            found |= plain_paths(law, config, child, below)
+            found |= plain_paths(distribution, config, child, below)
     return found
 
 
@@ -75,11 +79,11 @@ def plain_paths(law: Mapping[Path, Sequence[float]], config: FixedTreeConfig, pa
 @pytest.mark.parametrize("seed", range(15))
 def test_equals_a_plain_recursion(seed: int, prune: Prune) -> None:
     """Guards against scores, depths or parents that slip between levels of a random tree."""
-    law = random_table(5, 4, seed)
+    distribution = random_table(5, 4, seed)
     config = FixedTreeConfig(
-        depth=1 + seed % 4, breadth=1 + seed % 3, threshold=(0.01, 0.07, 0.2)[seed % 3], prune=prune
+        depth=1 + seed % 4, breadth=1 + seed % 3, min_path_prob=(0.01, 0.07, 0.2)[seed % 3], prune=prune
     )
-    assert set(node_paths(draft(config, law, 5))[1:]) == plain_paths(law, config, (), 1.0)
+    assert set(node_paths(draft(config, distribution, 5))[1:]) == plain_paths(distribution, config, (), 1.0)
 
 
 def test_the_threshold_reads_the_path() -> None:
@@ -94,7 +98,7 @@ def test_the_threshold_reads_the_path() -> None:
 def test_the_pending_token_has_as_many_children_as_is_said(root_breadth: int) -> None:
     """Guards against a root that branches where it should not, one that cannot branch more than others, and the number
     of its children given to all nodes."""
-    tree = draft(FixedTreeConfig(depth=3, breadth=2, root_breadth=root_breadth, threshold=0), {}, VOCAB)
+    tree = draft(FixedTreeConfig(depth=3, breadth=2, root_breadth=root_breadth, min_path_prob=0), {}, VOCAB)
     first = min(root_breadth, VOCAB)
     assert [tree.topology.depths.count(depth) for depth in (1, 2, 3)] == [first, 2 * first, 4 * first]
 
@@ -104,15 +108,15 @@ def test_the_default_is_the_papers_baseline() -> None:
     below the draft's first token, which is the pending token's only child and no part of D."""
     options = parse_method("fixed").options
     assert isinstance(options, ModelOptions)
-    config = options.tree()
+    config = options.shape_settings()
     assert isinstance(config, FixedTreeConfig)
-    assert (config.breadth, config.threshold, config.prune) == (3, 0.1, "expansion")
+    assert (config.breadth, config.min_path_prob, config.prune) == (3, 0.1, "expansion")
     sure = {(1,) * depth: [0.01, 0.97, 0.01, 0.01] for depth in range(12)}
     tree = draft(config, sure, VOCAB)
     assert [tree.topology.depths.count(depth) for depth in range(11)] == [1, 1, *[3] * 8, 0]
     plain = parse_method("linear:shape=fixed").options
     assert isinstance(plain, ModelOptions)
-    assert plain.tree() == FixedTreeConfig()
+    assert plain.shape_settings() == FixedTreeConfig()
 
 
 @pytest.mark.parametrize(
@@ -125,10 +129,10 @@ def test_the_default_is_the_papers_baseline() -> None:
         "breadth=17",
         "breadth=two",
         "root_breadth=0",
-        "threshold=1",
-        "threshold=-0.1",
-        "threshold=nan",
-        "threshold=inf",
+        "min_path_prob=1",
+        "min_path_prob=-0.1",
+        "min_path_prob=nan",
+        "min_path_prob=inf",
         "prune=all",
         "budget=-1",
     ],

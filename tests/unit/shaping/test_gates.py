@@ -15,25 +15,25 @@ from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.ddd import DddConfig, DynamicDepth
 from outpace.shaping.gates import Gated, GatedConfig
 from outpace.shaping.growing import GrowingProposer, GrowingState
-from tests.unit.drafters.requests import draft_request
-from tests.unit.shaping.toy_source import Path, ToySource, blend, table
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import Path, ToySource, blend, table
 
 VOCAB = 12
 
 
 def likely(chances: Sequence[float], first: int = 1) -> dict[Path, list[float]]:
-    """A law whose path of ones has these chances, one per depth, the rest shared by the others unequally.
+    """A distribution whose path of ones has these chances, one per depth, the rest shared by the others unequally.
 
     The path begins with `first` instead, so that the requests of a batch, told apart by it, can have other chances.
     """
-    law: dict[Path, list[float]] = {}
+    distribution: dict[Path, list[float]] = {}
     for depth, chance in enumerate(chances):
         others = [(1 - chance) * (token + 1) for token in range(VOCAB)]
         others[1] = 0.0
         row = [value / (VOCAB * (VOCAB + 1) / 2 - 2) for value in others]
         row[1] = chance
-        law[(first,) + (1,) * depth] = row
-    return law
+        distribution[(first,) + (1,) * depth] = row
+    return distribution
 
 
 def run(
@@ -45,9 +45,12 @@ def run(
 
 
 def batch(*chances: Sequence[float], budget: int = 60) -> tuple[list[DraftRequest], ToySource]:
-    """Requests whose likeliest path has these chances; their ids are [0, index], so that one law serves them all."""
-    law = {path: row for index, own in enumerate(chances) for path, row in likely(own, index).items()}
-    return [draft_request([0, index], budget, 60) for index in range(len(chances))], ToySource(table(law, VOCAB))
+    """Requests whose likeliest path has these chances; their ids are [0, index], so that one distribution serves them
+    all."""
+    distribution = {path: row for index, own in enumerate(chances) for path, row in likely(own, index).items()}
+    return [draft_request([0, index], budget, 60) for index in range(len(chances))], ToySource(
+        table(distribution, VOCAB)
+    )
 
 
 SURE = [0.9] * 12
@@ -75,7 +78,7 @@ def test_each_gate_ends_drafting_at_its_depth(stage: int | None, depth: int, kep
 def test_gates_may_prune_afterwards(stage: int, kept: int) -> None:
     """Guards against a batch whose requests draft differently, and gates that a later one overrules."""
     requests, source = batch(ENDING[stage])
-    shape = Gated(GatedConfig(thresholds=THRESHOLDS, prune="after"))
+    shape = Gated(GatedConfig(thresholds=THRESHOLDS, draft_all=True))
     (tree,), (state,) = run(shape, requests, source)
     assert shape.stage(state.of_shape) == stage
     assert tree.draft_passes == 8
@@ -119,7 +122,7 @@ def test_proportions_of_other_budgets(budget: int, kept: list[int]) -> None:
     assert shape.share(0, 0) == 0
 
 
-BEAMS = {"depth": st.integers(1, 6), "top_k": st.integers(1, 5), "level_power": st.sampled_from([0.0, 0.7])}
+BEAMS = {"depth": st.integers(1, 6), "breadth": st.integers(1, 5), "level_power": st.sampled_from([0.0, 0.7])}
 
 
 @settings(max_examples=40, deadline=None)
@@ -137,7 +140,7 @@ def test_open_gates_leave_the_beam(config: dict[str, float], budget: int, heat: 
     (base,), _ = run(Beam(BeamConfig.model_validate(config)), [request], source)
     said = dict(source.said)
     gated = Gated(GatedConfig.model_validate({**config, "thresholds": "0/0/0"}))
-    ddd = DynamicDepth(DddConfig.model_validate({**config, "checks": "1/3", "threshold": 0}))
+    ddd = DynamicDepth(DddConfig.model_validate({**config, "checkpoints": "1/3", "min_beam_prob": 0}))
     for shape in (gated, ddd):
         (tree,), _ = run(shape, [request], source)
         assert torch.equal(tree.tokens, base.tokens)
@@ -156,7 +159,7 @@ def test_never_more_than_the_budget(
     budgets: list[int], thresholds: tuple[float, float], heat: float, seed: int
 ) -> None:
     """Guards against K exceeded, and against gates that close, or not, for another reason than their confidence."""
-    config = GatedConfig(depth=4, top_k=3, checkpoints=(1, 3), kept=(10, 30), thresholds=thresholds)
+    config = GatedConfig(depth=4, breadth=3, checkpoints=(1, 3), kept=(10, 30), thresholds=thresholds)
     source, shape = ToySource(blend(0, VOCAB, other=seed, sharpness=3)), Gated(config)
     requests = [draft_request([3, 1 + i], budget, 9, i, temperature=heat) for i, budget in enumerate(budgets)]
     trees, states = run(shape, requests, source)
@@ -183,7 +186,7 @@ def test_never_more_than_the_budget(
 def test_ddd_ends_at_checked_depths_only(chances: list[float], passes: int) -> None:
     """Guards against checks at every depth, at the next one, or past the last of 11 steps."""
     requests, source = batch(chances)
-    (tree,), _ = run(DynamicDepth(DddConfig(top_k=2)), requests, source)
+    (tree,), _ = run(DynamicDepth(DddConfig(breadth=2)), requests, source)
     assert source.expands == tree.draft_passes == passes
     assert len(tree) - 1 == min(60, 2 + 4 * (passes - 1)), "what is not drafted deeper is kept in breadth"
 
@@ -191,8 +194,8 @@ def test_ddd_ends_at_checked_depths_only(chances: list[float], passes: int) -> N
 @pytest.mark.parametrize(("beam", "threshold", "ends"), [(1, 0.35, True), (3, 0.35, False), (3, 0.7, True)])
 def test_ddd_sums_over_the_beam(beam: int, threshold: float, ends: bool) -> None:
     """Guards against the best path, or all candidates, taken for the beam: 0.3 + 0.2 + 0.15 of 0.9 are in it."""
-    law: dict[Path, list[float]] = {(): [0.3, 0.2, 0.15, 0.13, 0.12] + [0.1 / 7] * 7}
-    source = ToySource(table(law, VOCAB))
-    config = DddConfig(top_k=5, beam=beam, checks=(1,), threshold=threshold, depth=2)
+    distribution: dict[Path, list[float]] = {(): [0.3, 0.2, 0.15, 0.13, 0.12] + [0.1 / 7] * 7}
+    source = ToySource(table(distribution, VOCAB))
+    config = DddConfig(breadth=5, beam=beam, checkpoints=(1,), min_beam_prob=threshold, depth=2)
     (tree,), _ = run(DynamicDepth(config), [draft_request([0], 60, 9)], source)
     assert tree.draft_passes == (1 if ends else 2)

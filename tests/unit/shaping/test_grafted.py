@@ -10,9 +10,9 @@ from outpace.core.drafting import Retrieved
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Needs, NodeOutputs, Observation, PromptChunk, Verdict
 from outpace.core.tree import DraftTree, Topology
-from outpace.drafters.matrix_fill import MatrixFill
-from outpace.drafters.transition_matrix import SUCCESSORS, TransitionMatrix
 from outpace.engine.engine import Engine
+from outpace.retrieval.matrix_retriever import MatrixRetriever
+from outpace.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
 from outpace.shaping.gates import Gated, GatedConfig
 from outpace.shaping.graft_template import grafted_paths, retrieval_plan
@@ -21,8 +21,8 @@ from outpace.shaping.growing import GrowingProposer
 from outpace.shaping.proposer import EmptyDraft, StaticProposer
 from outpace.shaping.rank_paths import Chain
 from outpace.testing import OracleDrafter, ToyTarget, decode
-from tests.unit.drafters.requests import draft_request
-from tests.unit.shaping.toy_source import ToySource, blend, node_paths, table
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import ToySource, blend, node_paths, table
 
 CPU = torch.device("cpu")
 V = 40
@@ -74,7 +74,7 @@ class Told(EmptyDraft):
 def test_both_halves_hear_everything() -> None:
     """Guards against a half whose caches are never closed, rewound, filled, taught or reset, and needs that go."""
     base, matrix = Told(), TransitionMatrix(V, CPU)
-    proposer = GraftedProposer(base, MatrixFill(matrix, PLAN), CPU)
+    proposer = GraftedProposer(base, MatrixRetriever(matrix, PLAN), CPU)
     assert proposer.needs == Needs(SUCCESSORS, (1, 4))
     assert proposer.budget == 9
     state = proposer.open(0)
@@ -97,7 +97,7 @@ def test_both_halves_hear_everything() -> None:
 
 def test_retrieval_takes_exactly_what_the_base_leaves() -> None:
     """Guards against a graft into a full tree, one that outgrows K or the depth that fits, and neighbours mixed up."""
-    proposer = GraftedProposer(chain_of(4), MatrixFill(warm_matrix(), PLAN), CPU)
+    proposer = GraftedProposer(chain_of(4), MatrixRetriever(warm_matrix(), PLAN), CPU)
     wanted = [(4, 9), (15, 9), (60, 9), (0, 9), (12, 2)]
     requests = [draft_request([7, number], budget, depth) for number, (budget, depth) in enumerate(wanted)]
     states = [proposer.open(slot) for slot in range(len(requests))]
@@ -116,7 +116,7 @@ def test_retrieval_takes_exactly_what_the_base_leaves() -> None:
 def test_the_tail_continues_the_chain() -> None:
     """Guards against Graft(TAIL) rooted at the pending token, or a tail that exceeds the block's budget."""
     chain = retrieval_plan([(0,) * depth for depth in range(1, 9)])
-    proposer = GraftedProposer(chain_of(3), MatrixFill(warm_matrix(), chain), CPU, place="tail")
+    proposer = GraftedProposer(chain_of(3), MatrixRetriever(warm_matrix(), chain), CPU, place="tail")
     requests = [draft_request([2, 9], 7, 20), draft_request([1], 2, 20), draft_request([4], 9, 4)]
     trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
     assert [len(tree) - 1 for tree in trees] == [7, 2, 4]
@@ -128,13 +128,13 @@ def test_the_tail_continues_the_chain() -> None:
 def test_the_tail_continues_every_end_of_a_tree() -> None:
     """Guards against Graft(TAIL) as one chain below an arbitrary leaf, which leaves slots free: a tree pruned to five
     nodes has four ends, and of seven free slots each gets one in turn, the likeliest first; what was pruned none."""
-    law = table({(): [0.0, 0.6, 0.3, 0.1], (1,): [0.0, 0.1, 0.7, 0.2]}, 4)
-    shape = Gated(GatedConfig(depth=4, top_k=3, checkpoints=(1, 2), thresholds=(0.1, 0.5), kept=(10, 25)))
-    base = GrowingProposer(ToySource(law), shape, 12, is_filled=True)
+    distribution = table({(): [0.0, 0.6, 0.3, 0.1], (1,): [0.0, 0.1, 0.7, 0.2]}, 4)
+    shape = Gated(GatedConfig(depth=4, breadth=3, checkpoints=(1, 2), thresholds=(0.1, 0.5), kept=(10, 25)))
+    base = GrowingProposer(ToySource(distribution), shape, 12, leaves_room=True)
     matrix = TransitionMatrix(20, CPU)
     matrix.successors.copy_((torch.arange(20)[:, None] + torch.arange(4, 4 + SUCCESSORS)) % 20)
     chain = retrieval_plan([(0,) * depth for depth in range(1, 9)])
-    proposer = GraftedProposer(base, MatrixFill(matrix, chain), CPU, "tail")
+    proposer = GraftedProposer(base, MatrixRetriever(matrix, chain), CPU, "tail")
     (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], 12, 20)])
     paths = node_paths(tree)
     assert sorted(paths[: tree.drafted]) == [(), (1,), (1, 2), (1, 3), (2,), (3,)]
@@ -144,11 +144,11 @@ def test_the_tail_continues_every_end_of_a_tree() -> None:
 def test_batch_mode_has_a_fixed_shape() -> None:
     """Guards against slots that stay empty where the pending token has no transitions yet: pruned after drafting, every
     request verifies exactly K nodes, as long as there are so many (appendix D)."""
-    shape = Gated(GatedConfig(depth=4, top_k=5, thresholds=(0.9, 0.9, 0.9), prune="after"))
-    base = GrowingProposer(ToySource(blend(0.3, V)), shape, 15, is_filled=True)
+    shape = Gated(GatedConfig(depth=4, breadth=5, thresholds=(0.9, 0.9, 0.9), draft_all=True))
+    base = GrowingProposer(ToySource(blend(0.3, V)), shape, 15, leaves_room=True)
     matrix = warm_matrix()
     matrix.successors[7] = 0
-    proposer = GraftedProposer(base, MatrixFill(matrix, PLAN), CPU)
+    proposer = GraftedProposer(base, MatrixRetriever(matrix, PLAN), CPU)
     requests = [draft_request([1, 7], 15, 20), draft_request([2, 9], 15, 20)]
     trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
     assert [len(tree) - 1 for tree in trees] == [15, 15]
@@ -163,7 +163,7 @@ def test_batch_mode_has_a_fixed_shape() -> None:
 def test_a_reserved_share_is_not_offered_to_the_base(share: float, offered: int) -> None:
     """Guards against Graft(ROOT) with a base that takes the slots reserved for retrieval, or with K exceeded."""
     base = Told()
-    proposer = GraftedProposer(base, MatrixFill(warm_matrix(), PLAN), CPU, reserved=share)
+    proposer = GraftedProposer(base, MatrixRetriever(warm_matrix(), PLAN), CPU, reserved=share)
     (tree,) = proposer.propose([proposer.open(0)], [draft_request([3], 9, 9)])
     assert base.heard[-1] == ("propose", [offered])
     assert len(tree) - 1 == 9
@@ -181,7 +181,7 @@ def test_accepted_tokens_are_counted_by_where_they_came_from() -> None:
         def propose(self, states: Any, requests: Sequence[DraftRequest]) -> list[DraftTree]:
             return [DraftTree.chain(tree.tokens[:3]) for tree in super().propose(states, requests)]
 
-    class Known(MatrixFill):
+    class Known(MatrixRetriever):
         """Retrieves what will be said, five tokens of it."""
 
         def prepare(self, states: Any, requests: Any, paths: Any) -> Any:

@@ -142,12 +142,12 @@ def test_slots_that_moved_are_not_filled_again() -> None:
     assert alone == [5]
 
 
-def accepted(tree: DraftTree, law: int) -> int:
+def accepted(tree: DraftTree, distribution: int) -> int:
     """Drafts that a target accepts which says one token after each path, the same at any node with that path."""
     paths = paths_of(tree.tokens, tree.topology)
 
     def say(nodes: list[tuple[int, int]]) -> list[int]:
-        return [random.Random(repr((law, paths[node]))).randrange(VOCAB) for _, node in nodes]
+        return [random.Random(repr((distribution, paths[node]))).randrange(VOCAB) for _, node in nodes]
 
     (verdict,) = match([tree.topology], [tree.tokens.tolist()], say)
     return verdict.accepted_drafts
@@ -174,9 +174,9 @@ def test_candidates_never_shorten_what_is_accepted(batch: Round, cut: int) -> No
     ]
     grafted = graft(pruned, root, wanted)
     for small, whole, hybrid in zip(pruned, whole_trees, grafted, strict=True):
-        for law in range(4):
-            assert accepted(small, law) <= accepted(whole, law)
-            assert accepted(small, law) <= accepted(hybrid, law)
+        for distribution in range(4):
+            assert accepted(small, distribution) <= accepted(whole, distribution)
+            assert accepted(small, distribution) <= accepted(hybrid, distribution)
 
 
 def test_grafting_can_accept_what_pruning_lost() -> None:
@@ -198,7 +198,8 @@ def test_of_equal_siblings_the_first_is_continued() -> None:
 
 
 def test_trees_with_drawn_siblings_are_refused() -> None:
-    """Guards against a chosen token verified as one drawn from q, which changes the law of what is accepted."""
+    """Guards against a chosen token verified as one drawn from q, which changes the distribution of what is
+    accepted."""
     drawn = DraftTree(torch.tensor([0, 1]), Topology.of([-1, 0]), {0: torch.full((VOCAB,), 0.25)})
     retrieved = Retrieved(torch.tensor([0, 2]), Topology.of([-1, 0]))
     with pytest.raises(ValueError, match="draft_probs"):

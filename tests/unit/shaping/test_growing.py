@@ -16,8 +16,8 @@ from outpace.shaping.fixed import FixedTree, FixedTreeConfig
 from outpace.shaping.growing import GrowingProposer, within_room
 from outpace.shaping.proposer import StaticProposer
 from outpace.shaping.rank_paths import Chain, RecyclingTemplate
-from tests.unit.drafters.requests import draft_request
-from tests.unit.shaping.toy_source import ToySource, blend, node_paths
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import ToySource, blend, node_paths
 
 VOCAB = 9
 ROUNDING = 1e-5
@@ -33,7 +33,7 @@ SHAPES = st.builds(
     FixedTreeConfig,
     depth=st.integers(1, 5),
     breadth=st.integers(1, 3),
-    threshold=st.sampled_from([0.0, 0.02, 0.1, 0.4]),
+    min_path_prob=st.sampled_from([0.0, 0.02, 0.1, 0.4]),
     prune=st.sampled_from(["leaves", "expansion"]),
 )
 
@@ -83,7 +83,7 @@ def test_a_cut_level_keeps_the_best(wishes: list[Wish], config: FixedTreeConfig,
     """
     source, requests = ToySource(blend(0, VOCAB, other=seed, sharpness=3)), as_requests(wishes)
     trees = draft(GrowingProposer(source, FixedTree(config), 15), requests)
-    floor = math.log(config.threshold) if config.threshold and config.prune == "leaves" else -math.inf
+    floor = math.log(config.min_path_prob) if config.min_path_prob and config.prune == "leaves" else -math.inf
     for owner, (tree, request) in enumerate(zip(trees, requests, strict=True)):
         paths = node_paths(tree)
         assert len(set(paths)) == len(paths)
@@ -119,7 +119,7 @@ def test_company_changes_nothing(wishes: list[Wish], config: FixedTreeConfig, se
 def test_no_room_means_no_question(wish: Wish) -> None:
     """Guards against a draft pass for a request that may draft nothing, alone and beside one that may."""
     source = ToySource(blend(0.5, VOCAB))
-    proposer = GrowingProposer(source, FixedTree(FixedTreeConfig(depth=2, threshold=0)), 15)
+    proposer = GrowingProposer(source, FixedTree(FixedTreeConfig(depth=2, min_path_prob=0)), 15)
     (tree,) = draft(proposer, as_requests([wish]))
     assert (len(tree), tree.draft_passes, source.expands) == (1, 0, 0)
     trees = draft(proposer, as_requests([wish, (2, 5, 5, 0.0), wish]))
@@ -132,7 +132,9 @@ def test_a_source_at_its_end_drafts_nothing() -> None:
     """Guards against ignoring the source's own limit, also where it is negative: beyond a draft model's context."""
     for limit in (-3, 0, 2):
         source = ToySource(blend(0.5, VOCAB), limit=limit)
-        trees = draft(GrowingProposer(source, FixedTree(FixedTreeConfig(threshold=0)), 40), as_requests([(2, 9, 9, 0)]))
+        trees = draft(
+            GrowingProposer(source, FixedTree(FixedTreeConfig(min_path_prob=0)), 40), as_requests([(2, 9, 9, 0)])
+        )
         assert trees[0].topology.max_depth == max(limit, 0)
         assert source.expands == trees[0].draft_passes == max(limit, 0)
 
@@ -140,7 +142,7 @@ def test_a_source_at_its_end_drafts_nothing() -> None:
 def test_one_question_per_level_for_all_requests() -> None:
     """Guards against a pass per request, and passes charged to requests whose tree had already ended."""
     source = ToySource(blend(0.5, VOCAB))
-    proposer = GrowingProposer(source, FixedTree(FixedTreeConfig(depth=6, breadth=1, threshold=0)), 15)
+    proposer = GrowingProposer(source, FixedTree(FixedTreeConfig(depth=6, breadth=1, min_path_prob=0)), 15)
     trees = draft(proposer, as_requests([(2, 9, 2, 0.0), (1, 9, 9, 0.7), (3, 4, 9, 0.0), (3, 0, 9, 0.0)]))
     assert [tree.topology.max_depth for tree in trees] == [2, 6, 4, 0]
     assert [tree.draft_passes for tree in trees] == [2, 6, 4, 0]
@@ -151,7 +153,7 @@ def test_one_question_per_level_for_all_requests() -> None:
 def test_tokens_ruled_out_never_become_nodes(breadth: int) -> None:
     """Guards against slots spent on tokens that top-k removed: their score is -inf and so is their chance."""
     source = ToySource(blend(0.5, VOCAB))
-    config = FixedTreeConfig(depth=3, breadth=breadth, threshold=0)
+    config = FixedTreeConfig(depth=3, breadth=breadth, min_path_prob=0)
     request = draft_request([1, 2], 500, 9, temperature=1.0, top_k=2)
     (tree,) = draft(GrowingProposer(source, FixedTree(config), 500), [request])
     assert any(score == -math.inf for answers in source.said.values() for score in answers.values())

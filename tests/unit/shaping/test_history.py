@@ -15,8 +15,8 @@ from outpace.engine.engine import Engine
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig, DynaTreeState
 from outpace.shaping.growing import GrowingProposer
 from outpace.testing import ToyTarget, decode
-from tests.unit.drafters.requests import draft_request
-from tests.unit.shaping.toy_source import ToySource, blend
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import ToySource, blend
 
 NOTHING = NodeOutputs(torch.empty(0, 1), torch.empty(0, 1, dtype=torch.int64), torch.empty(0, 1))
 AUTHORS = DynaTreeConfig(history="authors")
@@ -29,7 +29,7 @@ def seen(accepted: int, deepest: int) -> Observation:
 
 
 def settings_of(state: DynaTreeState) -> tuple[float, float, float]:
-    return state.base_depth, state.high_confidence, state.deep_probability
+    return state.base_depth, state.high_confidence, state.deep_path_prob
 
 
 def watch(shape: DynaTree, rounds: Sequence[tuple[int, int]]) -> DynaTreeState:
@@ -222,14 +222,14 @@ def test_the_authors_rule_acts_between_answers_only() -> None:
 def test_the_authors_ranges_yield_to_the_options(accepted: int) -> None:
     """Guards against a clip to their ranges that drops an upper threshold below its lower one."""
     config = DynaTreeConfig(
-        low_confidence=0.96, high_confidence=0.99, stop_probability=0.85, deep_probability=0.9, history="authors"
+        low_confidence=0.96, high_confidence=0.99, stop_path_prob=0.85, deep_path_prob=0.9, history="authors"
     )
     shape = DynaTree(config)
     for _ in range(12):
         answer(shape, accepted)
-        _, high_confidence, deep_probability = settings_of(shape.open())
+        _, high_confidence, deep_path_prob = settings_of(shape.open())
         assert high_confidence > config.low_confidence
-        assert deep_probability > config.stop_probability
+        assert deep_path_prob > config.stop_path_prob
 
 
 def test_the_papers_rule_carries_nothing() -> None:

@@ -12,15 +12,15 @@ from outpace.shaping.beam import Beam, BeamConfig, SearchConfig
 from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
 from outpace.shaping.growing import GrowingProposer
-from tests.unit.drafters.requests import draft_request
-from tests.unit.shaping.toy_source import Path, ToySource, blend, node_paths
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import Path, ToySource, blend, node_paths
 
 VOCAB = 9
 ROUNDING = 1e-5
 BEAMS = st.builds(
     BeamConfig,
     depth=st.integers(1, 5),
-    top_k=st.integers(1, 5),
+    breadth=st.integers(1, 5),
     beam=st.none() | st.integers(1, 6),
     level_power=st.sampled_from([0.0, 0.7, 4.0]),
     level_decay=st.sampled_from([1.0, 0.9, 0.5]),
@@ -49,9 +49,9 @@ def test_the_smallest_weight_is_a_normal_number() -> None:
 def test_constants_of_the_search() -> None:
     """Guards against EAGLE's widths under the name of DART's search."""
     config = SearchConfig()
-    assert (config.top_k, config.beam, config.level_power, config.level_decay) == (25, 20, 0.7, 0.9)
+    assert (config.breadth, config.beam, config.level_power, config.level_decay) == (25, 20, 0.7, 0.9)
     plain = BeamConfig()
-    assert (plain.top_k, plain.beam, plain.level_power, plain.level_decay) == (10, None, 0.0, 1.0)
+    assert (plain.breadth, plain.beam, plain.level_power, plain.level_decay) == (10, None, 0.0, 1.0)
 
 
 @settings(max_examples=80, deadline=None)
@@ -74,9 +74,9 @@ def test_the_best_of_all_levels_make_a_tree(config: BeamConfig, budget: int, hea
     left_out = [score for path, score in totals.items() if path not in paths]
     assert min(totals[path] for path in paths) >= max(left_out, default=-torch.inf) - ROUNDING
     expanded = Counter(len(path) for _, path in source.said)
-    width = config.beam or config.top_k
+    width = config.beam or config.breadth
     for depth in range(1, config.depth):
-        assert expanded[depth] == min(width, expanded[depth - 1] * config.top_k)
+        assert expanded[depth] == min(width, expanded[depth - 1] * config.breadth)
         inside = [totals[path] for _, path in source.said if len(path) == depth]
         outside = [score for path, score in totals.items() if len(path) == depth and (0, path) not in source.said]
         assert min(inside) >= max(outside, default=-torch.inf) - ROUNDING

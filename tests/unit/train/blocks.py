@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.drafters.block import BlockSource
+from outpace.sources.block import BlockSource
 from outpace.train.anchors import Anchors
 from outpace.train.batch import Batch, collate, sample_seed
 from outpace.train.objectives.dflash import DFlashObjective
@@ -126,10 +126,10 @@ def reference(objective: BlockObjective, batch: Batch, anchors: Anchors, gamma: 
             seen.append(max(ranked, key=lambda token, made=corrected: float(made[token])) if is_own else right)
             if right not in ranked:
                 continue
-            law = torch.eye(len(ids_of))[ids_of.index(right)].double()
+            distribution = torch.eye(len(ids_of))[ids_of.index(right)].double()
             if chosen["labels"] == "target-softmax":
                 told = head @ features[anchor + depth - 1, -tiny.frozen().hidden_size :]
-                law = (told[ids_of] + shift).softmax(dim=0)
-            losses = [-float(law @ (made[ids_of] + shift).log_softmax(dim=0)) for made in (scores, corrected)]
+                distribution = (told[ids_of] + shift).softmax(dim=0)
+            losses = [-float(distribution @ (made[ids_of] + shift).log_softmax(dim=0)) for made in (scores, corrected)]
             base, final, total = base + share * losses[0], final + share * losses[1], total + share
     return base, final, total

@@ -12,8 +12,8 @@ import torch
 from pydantic import ValidationError
 
 from outpace.core.errors import ModelError
-from outpace.drafters.dart import DartSource
 from outpace.models.frozen import FrozenTarget
+from outpace.sources.dart import DartSource
 from outpace.train import chains
 from outpace.train.anchors import random_anchors
 from outpace.train.batch import Batch

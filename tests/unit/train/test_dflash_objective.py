@@ -11,8 +11,8 @@ import torch
 from pydantic import ValidationError
 
 from outpace.core.errors import InvalidRequest, ModelError
-from outpace.drafters.frequency import FILE_NAME, load_vocabulary
 from outpace.models.frozen import FrozenTarget
+from outpace.sources.frequency import FILE_NAME, load_vocabulary
 from outpace.train import chains
 from outpace.train.anchors import all_anchors, random_anchors
 from outpace.train.batch import Batch
@@ -66,9 +66,9 @@ def test_the_loss_is_that_of_every_block_by_itself(kind: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("labels", ["tokens", "target-softmax"])
 @pytest.mark.parametrize("limits", [{}, {"vocabulary": 20}, {"vocabulary": 12, "sampled": 9}])
-def test_a_loss_may_compare_some_ids_and_learn_from_laws(limits: dict[str, int], labels: str) -> None:
+def test_a_loss_may_compare_some_ids_and_learn_from_distributions(limits: dict[str, int], labels: str) -> None:
     """Guards against places among the compared ids that are taken for ids, rare tokens that are learned as others,
-    laws of another position or of the whole vocabulary, and features of the labels that the net reads."""
+    distributions of another position or of the whole vocabulary, and features of the labels that the net reads."""
     objective = blocks.wild(fresh(gamma=3.0, loss={"labels": labels, **limits}))
     assert len(objective.taps) == len(objective.net.config.taps) + (labels == "target-softmax")
     batch = blocks.short(objective.taps)
@@ -168,6 +168,7 @@ def test_training_in_bfloat16() -> None:
         assert bool(weight.grad.isfinite().all()), name
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_helps(seed: int) -> None:
     """Guards against a loss that falls while nothing useful is learned.
@@ -180,6 +181,7 @@ def test_training_helps(seed: int) -> None:
     assert after > before + 0.46
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", ["plain", "sliding"])
 def test_simulated_rounds_are_the_engines(kind: str) -> None:
     """Guards against figures of training that drafting does not keep: a tap, a row or a depth apart."""

@@ -171,6 +171,7 @@ def test_parameters_without_work_take_part() -> None:
     assert all(weight.grad is not None and not weight.grad.any() for weight in objective.net.parameters())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [0, 1])
 def test_the_curriculum_keeps_the_base_strong(seed: int) -> None:
     """Guards against a curriculum that changes nothing: figure 4 of the paper, at the size of a test.
@@ -213,6 +214,7 @@ def test_training_may_stop_once_lambda_is_small() -> None:
     assert fresh(strategy="teacher-forcing").may_stop(0.0)
 
 
+@pytest.mark.thorough
 def test_training_on_own_drafts_works_too() -> None:
     """Guards against an ablation that does not learn, which would say nothing about the paper's figure.
 
@@ -222,6 +224,7 @@ def test_training_on_own_drafts_works_too() -> None:
     assert pairs.played(objective).tokens_per_step > 1.54
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("is_shifted", "prefix"), [(True, 1), (False, 0)])
 def test_simulated_rounds_are_the_engines(is_shifted: bool, prefix: int) -> None:
     """Guards against figures of training that drafting does not keep: a tap, a row or a depth apart."""

@@ -13,8 +13,8 @@ from torch import Tensor
 import outpace
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
-from outpace.drafters.catalog import build_proposer, parse_method
-from outpace.drafters.surroundings import Surroundings
+from outpace.methods.build_context import BuildContext
+from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.draft import load_drafter
 from outpace.models.frozen import FrozenTarget
 from outpace.models.small import BareLM, SmallLM
@@ -82,13 +82,13 @@ def scores_of(net: SmallLM, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loss_is_that_of_every_position_by_itself(kind: str) -> None:
-    """Guards against positions a token off, prompts or padding in the loss, what comes later being seen, and a law at
-    another temperature."""
+    """Guards against positions a token off, prompts or padding in the loss, what comes later being seen, and a
+    distribution at another temperature."""
     objective, batch = fresh(kind), held_out()
     batch = replace(batch, ids=batch.ids[:3], mask=batch.mask[:3], features=batch.features[:3])
     with torch.no_grad():
         for weight in objective.net.parameters():
-            weight.mul_(2)  # a law far from uniform
+            weight.mul_(2)  # a distribution far from uniform
     terms = objective(batch, 0.5)
     loss, count, right = 0.0, 0, 0
     temperature = objective.settings.temperature
@@ -180,7 +180,7 @@ def test_simulated_rounds_are_the_engines(kind: str, tmp_path: Path) -> None:
     objective, target = trained(kind, 0), tiny.target()
     objective.net.write(tmp_path / "draft", CODEC, torch.float32)
     draft = load_drafter(str(tmp_path / "draft"), target, CODEC)
-    around = Surroundings(target.vocab_size, target.device, lambda: draft, target)
+    around = BuildContext(target.vocab_size, target.device, lambda: draft, target)
     proposer = build_proposer(parse_method(f"linear:budget={objective.depth}"), around)
     samples = tiny.samples()[: tiny.HELD_OUT]
     made, tokens_per_step = tiny.answers(proposer, [one.ids[~one.mask].tolist() for one in samples])

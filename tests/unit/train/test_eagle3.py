@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from outpace.core.errors import InvalidRequest, ModelError
-from outpace.drafters.eagle3 import EagleSource
-from outpace.drafters.frequency import FILE_NAME, load_vocabulary
 from outpace.models.frozen import FrozenTarget
 from outpace.nets.eagle3 import Eagle3Net
 from outpace.nets.load import load_net
+from outpace.sources.eagle3 import EagleSource
+from outpace.sources.frequency import FILE_NAME, load_vocabulary
 from outpace.train import chains
 from outpace.train.anchors import all_anchors, stretches
 from outpace.train.batch import Batch
@@ -80,12 +80,12 @@ def slowly(objective: Eagle3Objective, batch: Batch) -> tuple[float, float, floa
                 ranked = objective.vocabulary.ranked
                 if best not in ids_of or (ranked is not None and best not in ranked):
                     continue
-                law = torch.eye(len(ids_of))[ids_of.index(best)]
+                distribution = torch.eye(len(ids_of))[ids_of.index(best)]
                 if said is not None:
-                    law = (said[ids_of] + shift).softmax(dim=-1)
-                    best = ids_of[int(law.argmax())]
+                    distribution = (said[ids_of] + shift).softmax(dim=-1)
+                    best = ids_of[int(distribution.argmax())]
                 share = settings.decay**step
-                loss -= share * float(law.double() @ log_probs)
+                loss -= share * float(distribution.double() @ log_probs)
                 weight += share
                 accuracy += share * (ids_of[int(log_probs.argmax())] == best)
     return loss, weight, accuracy

@@ -10,12 +10,12 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from outpace.drafters.medusa import MedusaSource
 from outpace.models.text import TextCodec
 from outpace.nets.load import load_net
 from outpace.nets.medusa import HeadKind, MedusaHead, MedusaNet
 from outpace.shaping.proposer import StaticProposer
 from outpace.shaping.rank_paths import Chain
+from outpace.sources.medusa import MedusaSource
 from outpace.train.anchors import all_anchors
 from outpace.train.batch import Batch, collate
 from outpace.train.objectives.medusa import (
@@ -145,6 +145,7 @@ def test_training_in_bfloat16(head: HeadKind) -> None:
         assert bool(weight.grad.isfinite().all())
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("head", KINDS)
 def test_training_helps(head: HeadKind) -> None:
     """Guards against a loss that falls while nothing useful is learned.

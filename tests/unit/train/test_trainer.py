@@ -173,6 +173,7 @@ def on_two_processes(folder: Path, how: str) -> None:
     subprocess.run(command, check=True, env=environment, cwd=ROOT, timeout=240, capture_output=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["copies", "fsdp"])
 def test_two_processes_learn_what_one_does(how: str, tmp_path: Path) -> None:
     """Guards against gradients averaged with the wrong weights, processes that see each other's sequences, and weights
@@ -186,6 +187,7 @@ def test_two_processes_learn_what_one_does(how: str, tmp_path: Path) -> None:
     torch.testing.assert_close(two["weight"], one["weight"], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_weights_spread_over_processes_go_on(tmp_path: Path) -> None:
     """Guards against states of which each process can read only its own part, or not even that."""
     on_two_processes(tmp_path, "fsdp")

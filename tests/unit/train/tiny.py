@@ -7,9 +7,9 @@ import torch
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.drafters.catalog import build_proposer, parse_method
-from outpace.drafters.surroundings import Surroundings
 from outpace.engine.engine import Engine
+from outpace.methods.build_context import BuildContext
+from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.draft import DraftModel
 from outpace.models.frozen import FrozenTarget
 from outpace.models.target import TransformersTarget
@@ -66,7 +66,7 @@ def answers(proposer: Proposer, prompts: list[list[int]], batch: int = 8) -> tup
 def samples(count: int = 48, seed: int = 0) -> tuple[TrainingSample, ...]:
     """Prompts of different lengths with the target's own greedy answers."""
     prompts = [random_ids(5 + at % 7, 1000 * seed + at, MASK) for at in range(count)]
-    around = Surroundings(VOCAB, torch.device("cpu"), _no_draft_model, target())
+    around = BuildContext(VOCAB, torch.device("cpu"), _no_draft_model, target())
     made, _ = answers(build_proposer(parse_method("plain"), around), prompts)
     return tuple(
         TrainingSample(f"{at}/0", torch.tensor(ids + own), torch.arange(len(ids) + len(own)) >= len(ids))

@@ -19,9 +19,9 @@ VOCAB = 4
 START = (1, 2)
 
 Ids = tuple[int, ...]
-Law = dict[Ids, float]
+Probabilities = dict[Ids, float]
 Conditional = Callable[[Ids], Tensor]
-"""The float64 law [V] of the token after these ids."""
+"""The float64 distribution [V] of the token after these ids."""
 Round = Callable[[Ids, "Oracle"], Ids]
 """One round of decoding after these ids, the last of them pending; returns the tokens it emits."""
 
@@ -64,57 +64,58 @@ def enumerate_outcomes(run: Callable[[Oracle], Ids]) -> Iterator[tuple[Ids, floa
         yield outcome, oracle.probability
 
 
-def joint_law(context: Ids, count: int, decode_round: Round) -> Law:
-    """The exact law of the first `count` tokens emitted by rounds, what a round emits beyond them cut off."""
-    rounds: dict[Ids, Law] = {}
+def joint_distribution(context: Ids, count: int, decode_round: Round) -> Probabilities:
+    """The exact distribution of the first `count` tokens emitted by rounds, what a round emits beyond them cut off."""
+    rounds: dict[Ids, Probabilities] = {}
 
-    def after(ids: Ids, wanted: int) -> Law:
+    def after(ids: Ids, wanted: int) -> Probabilities:
         if ids not in rounds:
             rounds[ids] = {}
             for emitted, probability in enumerate_outcomes(lambda oracle: decode_round(ids, oracle)):
                 rounds[ids][emitted] = rounds[ids].get(emitted, 0.0) + probability
-        law: Law = {}
+        distribution: Probabilities = {}
         for emitted, probability in rounds[ids].items():
             rest = {(): 1.0} if len(emitted) >= wanted else after(ids + emitted, wanted - len(emitted))
             for tail, share in rest.items():
                 tokens = emitted[:wanted] + tail
-                law[tokens] = law.get(tokens, 0.0) + probability * share
-        return law
+                distribution[tokens] = distribution.get(tokens, 0.0) + probability * share
+        return distribution
 
     return after(context, count)
 
 
-def plain_law(context: Ids, count: int, target: Conditional) -> Law:
-    """The same law by plain sampling, one token after the other."""
-    law: Law = {(): 1.0}
+def plain_distribution(context: Ids, count: int, target: Conditional) -> Probabilities:
+    """The same distribution by plain sampling, one token after the other."""
+    distribution: Probabilities = {(): 1.0}
     for _ in range(count):
-        law = {
+        distribution = {
             (*tokens, token): probability * share
-            for tokens, probability in law.items()
+            for tokens, probability in distribution.items()
             for token, share in enumerate(target(context + tokens).tolist())
         }
-    return law
+    return distribution
 
 
-def total_variation(first: Law, second: Law) -> float:
+def total_variation(first: Probabilities, second: Probabilities) -> float:
     return 0.5 * sum(abs(first.get(key, 0.0) - second.get(key, 0.0)) for key in first.keys() | second.keys())
 
 
-def toy_law(seed: int, params: SamplingParams | None = None) -> Conditional:
-    """A target's (or drafter's) exact law, warped, remembered by ids. The same seed gives the same law.
+def toy_distribution(seed: int, params: SamplingParams | None = None) -> Conditional:
+    """A target's (or drafter's) exact distribution, warped, remembered by ids. The same seed gives the same
+    distribution.
 
     Penalties and bans see START as the prompt and what follows it as the answer; 3 is the EOS id.
     """
     toy, wanted = ToyTarget(VOCAB, seed), params or SamplingParams(temperature=1.0)
     known: dict[Ids, Tensor] = {}
 
-    def law(ids: Ids) -> Tensor:
+    def distribution(ids: Ids) -> Tensor:
         if ids not in known:
             history = History(START, ids[len(START) :], (3,))
             known[ids] = warp(toy.probs(ids).log()[None], wanted, [history])[0].exp()
         return known[ids]
 
-    return law
+    return distribution
 
 
 PENALISED = SamplingParams.from_options(
@@ -126,7 +127,7 @@ PENALISED = SamplingParams.from_options(
     bad_words_ids=[[2, 1], [0, 3, 0]],
     min_new_tokens=2,
 )
-"""Options whose law depends on everything said before, not on the last tokens alone."""
+"""Options whose distribution depends on everything said before, not on the last tokens alone."""
 
 
 def random_topology(ids: Ids, seed: int, kind: str, most: int) -> Topology:
@@ -144,27 +145,27 @@ def tokens_down_to(tree: DraftTree, context: Ids, node: int) -> Ids:
 
 
 def chosen_tree(ids: Ids, topology: Topology, seed: int) -> DraftTree:
-    """A point-mass draft: tokens by no law at all, equal siblings included."""
+    """A point-mass draft: tokens by no distribution at all, equal siblings included."""
     dice = random.Random(f"tokens {seed} {ids}")
     tokens = [ids[-1]] + [dice.randrange(VOCAB) for _ in topology.parents[1:]]
     return DraftTree(torch.tensor(tokens), topology)
 
 
 def sampled_tree(ids: Ids, topology: Topology, draft: Conditional, oracle: Oracle) -> DraftTree:
-    """Children of a node drawn from the draft's law there, each from what the ones before it left of it, and every draw
-    enumerated. Where nothing is left there is an arbitrary token, which was not drawn."""
+    """Children of a node drawn from the draft's distribution there, each from what the ones before it left of it, and
+    every draw enumerated. Where nothing is left there is an arbitrary token, which was not drawn."""
     tokens = [ids[-1]]
-    laws: dict[int, Tensor] = {}
+    distributions: dict[int, Tensor] = {}
     left: dict[int, Tensor] = {}  # not normalised
     for parent in topology.parents[1:]:
-        if parent not in laws:
+        if parent not in distributions:
             path = [tokens[above] for above in topology.path(parent)[1:]]
-            laws[parent] = draft(ids + tuple(path))
-            left[parent] = laws[parent].clone()
+            distributions[parent] = draft(ids + tuple(path))
+            left[parent] = distributions[parent].clone()
         total = left[parent].sum()
         tokens.append(oracle.choose((left[parent] / total).tolist()) if total else VOCAB - 1)
         left[parent][tokens[-1]] = 0.0
-    return DraftTree(torch.tensor(tokens), topology, laws)
+    return DraftTree(torch.tensor(tokens), topology, distributions)
 
 
 def emitted(tree: DraftTree, verdict: Verdict) -> Ids:

@@ -1,4 +1,4 @@
-"""Matching: the law of what it emits, by exact enumeration, and which node it follows."""
+"""Matching: the distribution of what it emits, by exact enumeration, and which node it follows."""
 
 import pytest
 
@@ -13,13 +13,13 @@ from tests.unit.verify.enumeration import (
     Oracle,
     chosen_tree,
     enumerate_outcomes,
-    joint_law,
+    joint_distribution,
     match_round,
-    plain_law,
+    plain_distribution,
     random_topology,
     sampled_tree,
     total_variation,
-    toy_law,
+    toy_distribution,
 )
 
 KINDS = ["chain", "star", "random"]
@@ -27,7 +27,7 @@ WARPS = [SamplingParams(temperature=1.0), SamplingParams(temperature=0.6, top_k=
 
 
 def test_the_enumeration_itself_is_complete() -> None:
-    """Guards against an enumeration that skips branches, on which every law below would rest."""
+    """Guards against an enumeration that skips branches, on which every distribution below would rest."""
 
     def run(oracle: Oracle) -> Ids:
         first = oracle.choose([0.5, 0.0, 0.3, 0.2])
@@ -40,30 +40,30 @@ def test_the_enumeration_itself_is_complete() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("params", WARPS)
 @pytest.mark.parametrize("seed", range(8))
-def test_chosen_drafts_keep_the_joint_law(kind: str, params: SamplingParams, seed: int) -> None:
+def test_chosen_drafts_keep_the_joint_distribution(kind: str, params: SamplingParams, seed: int) -> None:
     """Guards against a walk that biases what is emitted: a draft taken for granted, a bonus from the wrong node."""
-    target = toy_law(seed, params)
+    target = toy_distribution(seed, params)
 
     def decode_round(ids: Ids, oracle: Oracle) -> Ids:
         tree = chosen_tree(ids, random_topology(ids, seed, kind, most=6), seed)
         return match_round(tree, ids, target, oracle)
 
-    law = joint_law(START, 3, decode_round)
-    assert sum(law.values()) == pytest.approx(1.0, abs=1e-12)
-    assert total_variation(law, plain_law(START, 3, target)) <= 1e-9
+    distribution = joint_distribution(START, 3, decode_round)
+    assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-12)
+    assert total_variation(distribution, plain_distribution(START, 3, target)) <= 1e-9
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(3))
-def test_sampled_drafts_keep_the_joint_law(kind: str, seed: int) -> None:
+def test_sampled_drafts_keep_the_joint_distribution(kind: str, seed: int) -> None:
     """Guards against matching that leans on draft probabilities: it must be exact whatever the tokens came from."""
-    target, draft = toy_law(seed), toy_law(seed + 1000)
+    target, draft = toy_distribution(seed), toy_distribution(seed + 1000)
 
     def decode_round(ids: Ids, oracle: Oracle) -> Ids:
         tree = sampled_tree(ids, random_topology(ids, seed, kind, most=3), draft, oracle)
         return match_round(tree, ids, target, oracle)
 
-    assert total_variation(joint_law(START, 3, decode_round), plain_law(START, 3, target)) <= 1e-9
+    assert total_variation(joint_distribution(START, 3, decode_round), plain_distribution(START, 3, target)) <= 1e-9
 
 
 # Node:       0       1       2       3 (below 1)  4 (below 2)  5 (below 4)

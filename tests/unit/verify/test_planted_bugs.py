@@ -29,14 +29,14 @@ from tests.unit.verify.enumeration import (
     Ids,
     Oracle,
     chosen_tree,
-    joint_law,
+    joint_distribution,
     match_round,
-    plain_law,
+    plain_distribution,
     random_topology,
     rejection_round,
     sampled_tree,
     total_variation,
-    toy_law,
+    toy_distribution,
 )
 
 Verify = Callable[[DraftTree, Ids, Conditional, Oracle], Ids]
@@ -118,11 +118,11 @@ def test_a_processor_missing_at_drafted_positions_is_caught_token_by_token(monke
 
 @pytest.mark.parametrize("verify_round", [match_round, rejection_round])
 @pytest.mark.parametrize("bugged", [False, True])
-def test_a_processor_missing_at_drafted_positions_breaks_the_law(verify_round: Verify, bugged: bool) -> None:
+def test_a_processor_missing_at_drafted_positions_breaks_the_distribution(verify_round: Verify, bugged: bool) -> None:
     """Guards against an enumeration that cannot see a processor left out; the control arm stays within 1e-9."""
     for seed in range(4):
-        narrowed = toy_law(seed, SamplingParams(temperature=1.0, top_k=2))
-        raw = toy_law(seed)
+        narrowed = toy_distribution(seed, SamplingParams(temperature=1.0, top_k=2))
+        raw = toy_distribution(seed)
 
         def decode_round(
             ids: Ids, oracle: Oracle, seed: int = seed, p: Conditional = narrowed, raw: Conditional = raw
@@ -130,7 +130,7 @@ def test_a_processor_missing_at_drafted_positions_breaks_the_law(verify_round: V
             tree = chosen_tree(ids, random_topology(ids, seed, "random", most=6), seed)
             return verify_round(tree, ids, lambda at: raw(at) if bugged and at != ids else p(at), oracle)
 
-        distance = total_variation(joint_law(START, 3, decode_round), plain_law(START, 3, narrowed))
+        distance = total_variation(joint_distribution(START, 3, decode_round), plain_distribution(START, 3, narrowed))
         assert distance > 1e-3 if bugged else distance <= 1e-9
 
 
@@ -175,14 +175,14 @@ def test_another_nodes_history_is_caught(option: str, temperature: float, monkey
 
 @pytest.mark.parametrize("verify_round", [match_round, rejection_round])
 @pytest.mark.parametrize("bugged", ["", "root", "siblings"])
-def test_another_nodes_history_breaks_the_law(verify_round: Verify, bugged: str) -> None:
+def test_another_nodes_history_breaks_the_distribution(verify_round: Verify, bugged: str) -> None:
     """Guards against an enumeration that cannot see a history gone astray; the control arm stays within 1e-9.
 
-    The planted laws look at the right logits and apply the options by the root's history, or below the root by all
-    drafted tokens.
+    The planted distributions look at the right logits and apply the options by the root's history, or below the root by
+    all drafted tokens.
     """
     for seed in range(4):
-        target, toy = toy_law(seed, PENALISED), ToyTarget(4, seed)
+        target, toy = toy_distribution(seed, PENALISED), ToyTarget(4, seed)
 
         def decode_round(ids: Ids, oracle: Oracle, seed: int = seed, p: Conditional = target, toy: Any = toy) -> Ids:
             tree = chosen_tree(ids, random_topology(ids, seed, "random", most=6), seed)
@@ -196,16 +196,16 @@ def test_another_nodes_history_breaks_the_law(verify_round: Verify, bugged: str)
 
             return verify_round(tree, ids, astray if bugged else p, oracle)
 
-        distance = total_variation(joint_law(START, 3, decode_round), plain_law(START, 3, target))
+        distance = total_variation(joint_distribution(START, 3, decode_round), plain_distribution(START, 3, target))
         assert distance > 1e-3 if bugged else distance <= 1e-9
 
 
 @pytest.mark.parametrize("bugged", [False, True])
-def test_probabilities_that_were_not_sampled_from_break_the_law(bugged: bool) -> None:
+def test_probabilities_that_were_not_sampled_from_break_the_distribution(bugged: bool) -> None:
     """Guards against an enumeration that cannot tell q from what was sampled (here the same q at temperature 0.5)."""
     for seed in range(4):
-        target, claimed = toy_law(seed), toy_law(seed + 1000)
-        sampled = toy_law(seed + 1000, SamplingParams(temperature=0.5)) if bugged else claimed
+        target, claimed = toy_distribution(seed), toy_distribution(seed + 1000)
+        sampled = toy_distribution(seed + 1000, SamplingParams(temperature=0.5)) if bugged else claimed
 
         def decode_round(
             ids: Ids, oracle: Oracle, p: Conditional = target, q: Conditional = claimed, used: Conditional = sampled
@@ -213,35 +213,35 @@ def test_probabilities_that_were_not_sampled_from_break_the_law(bugged: bool) ->
             tree = sampled_tree(ids, Topology.of([-1, 0, 0]), used, oracle)
             return rejection_round(DraftTree(tree.tokens, tree.topology, {0: q(ids)}), ids, p, oracle)
 
-        distance = total_variation(joint_law(START, 3, decode_round), plain_law(START, 3, target))
+        distance = total_variation(joint_distribution(START, 3, decode_round), plain_distribution(START, 3, target))
         assert distance > 1e-3 if bugged else distance <= 1e-9
 
 
 def test_siblings_verified_as_if_each_were_drawn_from_the_whole_law_break_it() -> None:
     """Guards against an enumeration blind to q that is not renewed: the second of two siblings, drawn from what the
-    first one left, judged by the law that the first one was drawn from."""
+    first one left, judged by the distribution that the first one was drawn from."""
 
     def decode_round(ids: Ids, oracle: Oracle, p: Conditional, q: Conditional) -> Ids:
         tree = sampled_tree(ids, Topology.of([-1, 0, 0]), q, oracle)
-        left, law = p(ids), q(ids)
+        left, distribution = p(ids), q(ids)
         for node in (1, 2):
             token = int(tree.tokens[node])
-            if oracle.bernoulli(min(1.0, float(left[token] / law[token])), node):
+            if oracle.bernoulli(min(1.0, float(left[token] / distribution[token])), node):
                 return (token,)
-            left = (left - law).clamp(min=0)
+            left = (left - distribution).clamp(min=0)
             left /= left.sum()
         return (oracle.categorical(left, 0),)
 
     for seed in range(4):
-        target, draft = toy_law(seed), toy_law(seed + 1000)
-        law = joint_law(START, 1, partial(decode_round, p=target, q=draft))
-        assert total_variation(law, plain_law(START, 1, target)) > 1e-3
+        target, draft = toy_distribution(seed), toy_distribution(seed + 1000)
+        distribution = joint_distribution(START, 1, partial(decode_round, p=target, q=draft))
+        assert total_variation(distribution, plain_distribution(START, 1, target)) > 1e-3
 
 
-def test_a_residual_that_keeps_the_rejected_token_breaks_the_law() -> None:
+def test_a_residual_that_keeps_the_rejected_token_breaks_the_distribution() -> None:
     """Guards against an enumeration blind to the classic slip: after a rejection, drawing from p and not from p - q."""
     for seed in range(4):
-        target, draft = toy_law(seed), toy_law(seed + 1000)
+        target, draft = toy_distribution(seed), toy_distribution(seed + 1000)
 
         def decode_round(ids: Ids, oracle: Oracle, p: Conditional = target, q: Conditional = draft) -> Ids:
             tree = sampled_tree(ids, Topology.chain(2), q, oracle)
@@ -250,7 +250,7 @@ def test_a_residual_that_keeps_the_rejected_token_breaks_the_law() -> None:
                 return (drafted,)
             return (oracle.choose(p(ids).tolist()),)
 
-        assert total_variation(joint_law(START, 1, decode_round), plain_law(START, 1, target)) > 1e-3
+        assert total_variation(joint_distribution(START, 1, decode_round), plain_distribution(START, 1, target)) > 1e-3
 
 
 class SharedNoise(RejectionDraw):

@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from outpace.drafters.frequency import FILE_NAME, save_vocabulary
 from outpace.models.frozen import FrozenTarget
 from outpace.models.text import TextCodec
 from outpace.nets.convert import DTYPES, KINDS
 from outpace.nets.layouts.weights import filled
+from outpace.sources.frequency import FILE_NAME, save_vocabulary
 from outpace.train.anchors import Anchors
 from outpace.train.batch import Batch
 from outpace.train.vocabulary import LossVocabulary

@@ -93,10 +93,11 @@ class Rows:
 
     Attributes:
         own: [A, D] bool, which they are.
-        told: ids [R] that came, as places among the compared ids; or features [R, H] that the target's law is made of.
+        told: ids [R] that came, as places among the compared ids; or features [R, H] that the target's distribution is
+            made of.
         weights: [R].
         compared: the ids that the loss compares.
-        target: whose head makes laws of features.
+        target: whose head makes distributions of features.
     """
 
     own: Tensor
@@ -126,11 +127,11 @@ def supervised(objective: Objective, batch: Batch, anchors: Anchors, depth: int,
 
     Args:
         objective: whose target and vocabulary.
-        batch: for laws, its last features are what the target's head reads.
+        batch: for distributions, its last features are what the target's head reads.
         anchors: of A blocks.
         depth: D, tokens that a block foresees.
         gamma: of the weights of depths.
-        labels: the tokens that came, or the laws they came from.
+        labels: the tokens that came, or the distributions they came from.
     """
     compared = objective.vocabulary.draw(batch.seeds)
     ids, own = anchors.followed(batch, depth)  # [A, D]

@@ -64,8 +64,8 @@ class DFlashObjectiveSettings(VocabularySettings):
 
     Attributes:
         vocabulary, sampled: as in `VocabularySettings`.
-        labels: the "tokens" that came, as the authors do, or the laws they came from ("target-softmax"), which say more
-            per token.
+        labels: the "tokens" that came, as the authors do, or the distributions they came from ("target-softmax"), which
+            say more per token.
         anchors: blocks of a sequence at most, drawn anew in every epoch.
         gamma: depth k weighs exp(-(k - 1) / gamma), as early drafts gate all later ones; None for the authors' value
             for the block size, which `default_gamma` continues to other sizes.
@@ -122,7 +122,8 @@ class DFlashObjective(Objective):
 
 
 def tapped(net: DFlashNet, target: FrozenTarget, labels: Labels) -> tuple[int, ...]:
-    """Hidden states of the target that training reads: the net's own, and for laws what the target's head reads."""
+    """Hidden states of the target that training reads: the net's own, and for distributions what the target's head
+    reads."""
     return (*net.config.taps, target.layers) if labels == "target-softmax" else net.config.taps
 
 

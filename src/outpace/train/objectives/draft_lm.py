@@ -54,8 +54,9 @@ class DraftLmObjectiveSettings(VocabularySettings):
 
     Attributes:
         vocabulary, sampled: as in `VocabularySettings`.
-        loss: "kl" from the target's law to the draft model's, or the cross-entropy with the "tokens" that came.
-        temperature: of both laws of "kl".
+        loss: "kl" from the target's distribution to the draft model's, or the cross-entropy with the "tokens" that
+            came.
+        temperature: of both distributions of "kl".
         chain_depth: drafts per round that training counts with; drafting may take others.
     """
 

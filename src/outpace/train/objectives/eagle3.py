@@ -188,12 +188,13 @@ class Eagle3Objective(PairObjective):
 
     @torch.no_grad()
     def _labels(self, compared: Compared, told: Tensor) -> tuple[Tensor, Tensor]:
-        """Labels for a cross-entropy, laws [R, Vd] or ids [R], and the best draft id [R], -1 where it is not one."""
+        """Labels for a cross-entropy, distributions [R, Vd] or ids [R], and the best draft id [R], -1 where it is not
+        one."""
         if compared.ids is not None:
             if not self._is_soft:
                 return told, told
-            laws = compared.shifted(self.target.logits(told, compared.ids).float()).softmax(dim=-1)
-            return laws, laws.argmax(dim=-1)
+            distributions = compared.shifted(self.target.logits(told, compared.ids).float()).softmax(dim=-1)
+            return distributions, distributions.argmax(dim=-1)
         ids, drafts = self._vocabulary()
         if not self._is_soft:
             best = drafts[told]

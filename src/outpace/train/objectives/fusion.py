@@ -57,7 +57,8 @@ def sizes_for(net: FusionNetSettings, target: FrozenTarget, scalings: Collection
 
 
 def begin(net: N, target: FrozenTarget, facts: Facts, seed: int) -> N:
-    """Fill a new net: random layers, the ids supervised most often as its vocabulary, their rows of the target's head.
+    """Retriever a new net: random layers, the ids supervised most often as its vocabulary, their rows of the target's
+    head.
 
     Returns:
         The net in float32, on the target's device.

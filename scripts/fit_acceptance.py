@@ -1,0 +1,108 @@
+"""Fit the weights that the union starts from, on prompts that no figure is quoted on.
+
+    python scripts/fit_evidence.py MODEL PROMPTS.jsonl:100 OUT.json [--methods outpace,outpace:draft=none]
+
+Each method decodes the prompts at temperature 0 and 1, and what was named below each accepted node is kept with what
+the target said there. The weights are those of the conditional logit that makes it likeliest, with a Gaussian prior.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+
+import torch
+
+import outpace
+from outpace.bench.workload import read_workload
+from outpace.core.params import SamplingParams
+from outpace.union.acceptance import BIAS, SIZE, AcceptanceModel, Features, named_weights
+from outpace.union.proposer import Union
+
+Seen = tuple[Sequence[Features], int | None]
+STIFFNESS = 1.0  # of the Gaussian prior: a weight that is never seen stays 0
+
+
+class Recorded(AcceptanceModel):
+    """AcceptanceModel that keeps what it is taught, and learns from it as ever."""
+
+    def __init__(self, like: AcceptanceModel) -> None:
+        self.__dict__ |= like.copy().__dict__
+        self.seen: list[Seen] = []
+
+    def learn(self, verified: Sequence[Seen]) -> None:
+        self.seen += verified
+        super().learn(verified)
+
+
+def fitted(seen: Sequence[Seen]) -> tuple[list[float], float]:
+    """Weights [SIZE] and the mean log-loss per node that they leave."""
+    width = max(len(named) for named, _ in seen)
+    features = torch.full((len(seen), width, 6), SIZE)  # SIZE: no such token
+    for row, (named, _) in enumerate(seen):
+        features[row, : len(named), 0] = BIAS
+        features[row, : len(named), 1:] = torch.tensor(named)
+    said = torch.tensor([width if place is None else place for _, place in seen])  # [N]
+    weights = torch.zeros(SIZE, requires_grad=True)
+    nothing = torch.zeros(1)
+    optimizer = torch.optim.LBFGS([weights], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> torch.Tensor:
+        scores = torch.cat([weights, nothing])[features].sum(-1)  # [N, W]
+        scores = scores.masked_fill(features[..., 0] == SIZE, -torch.inf)
+        odds = torch.cat([scores, scores.new_zeros(len(scores), 1)], dim=1)
+        return torch.nn.functional.cross_entropy(odds, said, reduction="sum")
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        total = loss() + 0.5 * STIFFNESS * weights.square().sum()
+        total.backward()  # type: ignore[no-untyped-call]
+        return total
+
+    optimizer.step(closure)  # type: ignore[no-untyped-call]
+    return [round(weight, 3) for weight in weights.tolist()], float(loss()) / len(seen)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("prompts")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--methods", default="outpace,outpace:draft=none", help="separated by commas")
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    args = parser.parse_args()
+    model, items = outpace.load(args.model, max_num_seqs=1), read_workload(args.prompts)
+    methods = args.methods.split(",")
+    seen: dict[str, list[Seen]] = {"greedy": [], "sampled": []}
+    for method in methods:
+        union = model.proposer(method)
+        assert isinstance(union, Union), f"{method} is no union"
+        greedy, sampled = union.greedy, union.sampled = Recorded(union.greedy), Recorded(union.sampled)
+        for number, item in enumerate(items):
+            for temperature in (0.0, 1.0):
+                params = SamplingParams(args.max_new_tokens, temperature, seed=number)
+                model.generate(item.prompt(0, []), params, method=method)
+        seen["greedy"] += greedy.seen
+        seen["sampled"] += sampled.seen
+    weights, about = {}, {}
+    for kind, what in seen.items():
+        values, loss = fitted(what)
+        weights[kind] = named_weights(values)
+        about[kind] = {"nodes": len(what), "log_loss": round(loss, 4)}
+    provenance = {
+        "target": args.model,
+        "methods": methods,
+        "drafter": model.drafters.fingerprint("domino"),
+        "prompts": [item.id for item in items],
+        "max_new_tokens": args.max_new_tokens,
+        "made_by": "scripts/fit_evidence.py",
+        "date": date.today().isoformat(),
+        "fit": about,
+    }
+    args.out.write_text(json.dumps({"weights": weights, "provenance": provenance}, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(about))
+
+
+if __name__ == "__main__":
+    main()

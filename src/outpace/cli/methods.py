@@ -1,0 +1,57 @@
+"""`outpace methods`: what there is to draft with, what it needs, and what it can be told."""
+
+import json
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method, for its options; none for the list.")] = None,
+    shape: Annotated[str | None, typer.Option(help="The shape whose settings are listed, by default its own.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """List the methods, or the options of one with their types, defaults and meaning."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from outpace.methods.catalog import method_named, option_kinds
+    from outpace.methods.catalog import methods as known
+    from outpace.methods.model_options import ModelOptions
+
+    console = Console(highlight=False)
+    if name is None:
+        rows = [{"name": key, "needs": method.needs, "summary": method.summary} for key, method in known().items()]
+        if as_json:
+            print(json.dumps({"methods": rows}))
+            return
+        table = Table("method", "needs", "what it drafts")
+        for row in rows:
+            table.add_row(row["name"], row["needs"], row["summary"])
+        console.print(table)
+        console.print(
+            "Options of one: outpace methods NAME. Use: --method NAME:option=value,option=value", highlight=False
+        )
+        return
+    method = method_named(name)
+    options = [row for kind in option_kinds(method.options, shape) for row in _described(kind)]
+    if as_json:
+        print(json.dumps({"name": name, "needs": method.needs, "summary": method.summary, "options": options}))
+        return
+    console.print(f"{name}: {method.summary}\nneeds {method.needs}\n")
+    table = Table("option", "type", "default", "meaning")
+    for option in options:
+        table.add_row(option["name"], option["type"], str(option["default"]), option["meaning"])
+    console.print(table)
+    if issubclass(method.options, ModelOptions):
+        names = method.options.shape_names()
+        console.print(
+            f"shapes: {', '.join(names)}; settings of one: outpace methods {name} --shape SHAPE", highlight=False
+        )
+
+
+def _described(kind: type[BaseModel]) -> list[dict[str, Any]]:
+    from outpace.methods.options import described
+
+    return [dict(zip(("name", "type", "default", "meaning"), row, strict=True)) for row in described(kind)]

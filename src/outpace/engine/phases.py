@@ -1,0 +1,42 @@
+"""Where a round's time goes, and what its trees were, entered into the metrics of its requests."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
+
+from outpace.core.tree import DraftTree
+from outpace.engine.gain import Gain
+
+
+class Phases:
+    """A clock for one round: each phase is timed where it stands, `with phase("forward"):`."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._last = perf_counter()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a phase. What lies between two phases counts to the second one."""
+        yield
+        now = perf_counter()
+        self._seconds[name], self._last = now - self._last, now
+
+    def count(self, gains: Sequence[Gain], trees: Sequence[DraftTree]) -> None:
+        """Enter the round into the metrics of its requests.
+
+        Args:
+            gains: of the requests.
+            trees: that they verified.
+        """
+        for gain, tree in zip(gains, trees, strict=True):
+            metrics = gain.metrics
+            metrics.steps += 1
+            metrics.drafted += len(tree) - 1
+            metrics.retrieved += tree.retrieved
+            metrics.draft_passes += tree.draft_passes
+            metrics.graft_ms += tree.graft_ms
+            for name, seconds in self._seconds.items():
+                setattr(metrics, f"{name}_ms", getattr(metrics, f"{name}_ms") + seconds * 1e3)
+            if gain.error is None:
+                metrics.decode_ms = gain.since_first_token(self._last)

@@ -1,0 +1,41 @@
+"""Methods, and all that one more of them is written with: see `examples/my_method.py` and `examples/my_shape.py`.
+
+A method gives an `Options` and a build function; what it builds is a `BaseProposer`, or a `BaseSource` under the shape
+that its options name (`shaped`). A shape decides level by level which candidates deserve a slot.
+"""
+
+from outpace.core.bases import BaseProposer, BaseSource
+from outpace.core.drafting import Candidates, Frontier, GrowingShape, Level, LevelSource
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
+from outpace.core.tree import DraftTree, Topology
+from outpace.methods.build_context import BuildContext
+from outpace.methods.method import Method
+from outpace.methods.model_options import ModelOptions
+from outpace.methods.options import Options
+from outpace.methods.shaped import shaped
+from outpace.shaping.base import PlainShape
+from outpace.shaping.table import Shape
+
+__all__ = [
+    "BaseProposer",
+    "BaseSource",
+    "BuildContext",
+    "Candidates",
+    "DraftRequest",
+    "DraftTree",
+    "Frontier",
+    "GrowingShape",
+    "Level",
+    "LevelSource",
+    "Method",
+    "ModelOptions",
+    "Needs",
+    "Observation",
+    "Options",
+    "PlainShape",
+    "PromptChunk",
+    "Proposer",
+    "Shape",
+    "Topology",
+    "shaped",
+]

@@ -1,0 +1,44 @@
+"""What a method may ask of the target it drafts for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from outpace.models.draft import DraftModel
+from outpace.models.packed import PackedModel
+from outpace.sources.frequency import EVERY_ID, load_vocabulary
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a method may want to know of the target it drafts for.
+
+    Attributes:
+        vocab_size, device: of the target.
+        draft_model: loads the draft model when first asked, and gives the same one ever after.
+        target: the target itself, whose embedding and head trained drafters work with; None if it is no transformers
+            model.
+        net: reads the trained drafter when first asked.
+        vocabulary: file of the ids that this drafter drafts from unless an option says otherwise; None for all.
+        fingerprint: of the trained drafter, which is read for it when first asked.
+    """
+
+    vocab_size: int
+    device: torch.device
+    draft_model: Callable[[], DraftModel]
+    target: PackedModel | None = None
+    net: Callable[[], nn.Module] | None = None
+    vocabulary: Path | None = None
+    fingerprint: Callable[[], str] | None = None
+
+    def default_budget(self, on_cpu: int, otherwise: int) -> int:
+        """Beyond a handful of rows a CPU pass is compute-bound, so small trees win there (docs/log.md)."""
+        return on_cpu if self.device.type == "cpu" else otherwise
+
+    def ranked_vocabulary(self, option: str | None) -> Tensor | None:
+        """[K] the only ids to draft, None for all: of the file an option names, or without one of the drafter's own."""
+        file = self.vocabulary if option is None else option
+        return None if file is None or file == EVERY_ID else load_vocabulary(file, self.vocab_size)

@@ -1,0 +1,199 @@
+"""The methods by name, and what a text such as "recycle:budget=8" says of them.
+
+A method of our own is one file and one line here; one of another package is one file and one line there, an entry point
+of the group "outpace.methods" that names a `Method`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from torch import nn
+
+from outpace.core.errors import InvalidRequest
+from outpace.core.plugins import plugins
+from outpace.core.protocols import Proposer
+from outpace.methods import blocks, draft_models, eagle3, parallel_heads, samd, union, without_model
+from outpace.methods.build_context import BuildContext
+from outpace.methods.drafter_store import DrafterStore
+from outpace.methods.method import LANGUAGE_MODEL, Method
+from outpace.methods.model_options import ModelOptions
+from outpace.methods.options import Options, first_complaint
+from outpace.methods.retrievers import with_retrieval
+from outpace.models.shipped import shipped_for
+from outpace.nets.dart import DartNet
+from outpace.nets.dflash import DFlashNet
+from outpace.nets.domino import DominoNet
+from outpace.nets.eagle3 import Eagle3Net
+from outpace.nets.medusa import MedusaNet
+
+BUILT_IN: dict[str, Method] = {
+    **without_model.METHODS,
+    **samd.METHODS,
+    **draft_models.METHODS,
+    **eagle3.METHODS,
+    **parallel_heads.METHODS,
+    **blocks.METHODS,
+    **union.METHODS,
+}
+BEST = {"smollm2-135m": "outpace"}
+"""What targets with shipped drafters draft with by default: the fastest on prompts kept for it (docs/log.md)."""
+BEST_FOR: dict[type[nn.Module], str] = {
+    DominoNet: "outpace",
+    DFlashNet: "outpace:draft=dflash",
+    Eagle3Net: "outpace:draft=eagle3",
+    MedusaNet: "medusa",
+    DartNet: "dart",
+}
+"""The same where a drafter net is named."""
+FOR_LANGUAGE_MODELS = "outpace:draft=linear"
+WITHOUT_DRAFTER = "outpace:draft=none"
+
+
+@lru_cache(maxsize=1)
+def methods() -> Mapping[str, Method]:
+    """All methods by name: our own, and those of installed packages."""
+    return MappingProxyType(BUILT_IN | plugins("outpace.methods", Method, tuple(BUILT_IN)))
+
+
+@dataclass(frozen=True)
+class MethodSpec:
+    """A method with its options, as in "recycle:budget=8,shape=chain": a name of `methods` and its checked options."""
+
+    name: str
+    options: Options
+
+    def __str__(self) -> str:
+        given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
+        said = ",".join(f"{name}={_written(value)}" for name, value in given.items())
+        return f"{self.name}:{said}" if said else self.name
+
+    @property
+    def budget(self) -> int | None:
+        return self.options.budget
+
+    @property
+    def drafter(self) -> str | None:
+        """Kind of the drafter it drafts with; None if it needs none."""
+        return methods()[self.options.drafts_with or self.name].drafter
+
+    @property
+    def uses_draft_model(self) -> bool:
+        return self.drafter == LANGUAGE_MODEL
+
+
+def _written(value: Any) -> str:
+    """A value as texts have it."""
+    return (
+        "/".join(map(str, value))
+        if isinstance(value, tuple | list)
+        else str(value).lower()
+        if isinstance(value, bool)
+        else str(value)
+    )
+
+
+def method_named(name: str) -> Method:
+    """A method.
+
+    Raises:
+        InvalidRequest: there is none of that name.
+    """
+    if name not in methods():
+        raise InvalidRequest(f"method={name!r}: unknown; choose one of {', '.join(methods())}")
+    return methods()[name]
+
+
+def parse_method(text: str) -> MethodSpec:
+    """Read "name" or "name:option=value,option=value".
+
+    Raises:
+        InvalidRequest: unknown method or option, or a bad value.
+    """
+    name, _, rest = text.strip().partition(":")
+    kind = method_named(name).options
+    items = [item.partition("=") for item in filter(None, rest.split(","))]
+    shape = next((value for option, _, value in items if option == "shape"), None)
+    known = [option for part in option_kinds(kind, shape) for option in part.model_fields]
+    given: dict[str, str] = {}
+    for option, equals, value in items:
+        if not equals or option not in known:
+            takes = f"takes {', '.join(known)} (name:option=value)"
+            raise InvalidRequest(f"method={text!r}: {name} {takes}, not {option + equals + value!r}")
+        if option in given:
+            raise InvalidRequest(f"method={text!r}: {option} is given twice")
+        given[option] = value
+    return _checked(text, name, given)
+
+
+def method(name: str, **options: Any) -> MethodSpec:
+    """A method with typed options, as in `method("domino", shape="beam", budget=15)`: what a text can say of it, and
+    what an editor can complete.
+
+    Raises:
+        InvalidRequest: unknown method or option, or a bad value.
+    """
+    kind = method_named(name).options
+    known = [option for part in option_kinds(kind, options.get("shape")) for option in part.model_fields]
+    for option in options:
+        if option not in known:
+            raise InvalidRequest(f"method={name!r}: takes {', '.join(known)}, not {option}={options[option]!r}")
+    return _checked(name, name, options)
+
+
+def _checked(what: str, name: str, given: Mapping[str, Any]) -> MethodSpec:
+    try:
+        return MethodSpec(name, methods()[name].options.model_validate(given))
+    except ValidationError as error:
+        raise InvalidRequest(f"method={what!r}: {first_complaint(error)}") from error
+
+
+MethodLike = str | MethodSpec | Proposer
+"""How a method is named: by a text, by `method(...)`, or by a proposer made by hand."""
+
+
+def name_of(method: MethodLike) -> str:
+    """A method in words: as a text names it, or a proposer's class."""
+    return str(method) if isinstance(method, str | MethodSpec) else type(method).__name__
+
+
+def option_kinds(kind: type[Options], shape: str | None = None) -> list[type[BaseModel]]:
+    """What holds the options that a method takes with a shape: its own, and the shape's if it has any.
+
+    Args:
+        kind: of the method's options.
+        shape: None for the method's own.
+    """
+    kinds: list[type[BaseModel]] = [kind]
+    if issubclass(kind, ModelOptions):
+        settings = kind.settings_kind(shape or kind.model_fields["shape"].default)
+        kinds += [] if settings is None else [settings]
+    return kinds
+
+
+def default_method(target: str, drafters: DrafterStore) -> str:
+    """The method to take where none is named: the best for the drafter net that was named, or for those that ship with
+    the target, else what needs none. Chosen by speed on a CPU (docs/log.md).
+
+    Args:
+        target: the name it is loaded by.
+        drafters: of the target.
+    """
+    if drafters.is_named:
+        net = drafters.named_net
+        return next((method for kind, method in BEST_FOR.items() if isinstance(net, kind)), FOR_LANGUAGE_MODELS)
+    best = BEST.get(target)
+    return WITHOUT_DRAFTER if best is None or parse_method(best).drafter not in shipped_for(target) else best
+
+
+def build_proposer(spec: MethodSpec, context: BuildContext) -> Proposer:
+    """The proposer of a method, with state of its own."""
+    return with_retrieval(methods()[spec.name].build(spec.options, context), spec.options, context)
+
+
+def stored_proposer(spec: MethodSpec, drafters: DrafterStore) -> Proposer:
+    """The proposer of a method with the drafter of its kind."""
+    return build_proposer(spec, drafters.context_for(spec.drafter))

@@ -1,0 +1,36 @@
+"""What a proposer keeps from request to request."""
+
+from typing import Any
+
+from outpace.core.protocols import Proposer
+from outpace.retrieval.samd import SamDecoding
+from outpace.retrieval.suffix_retriever import JoinedRetriever
+from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.shaping.dynatree import DynaTree
+from outpace.shaping.grafted import GraftedProposer
+from outpace.shaping.growing import GrowingProposer
+from outpace.shaping.proposer import StaticProposer
+from outpace.union.proposer import Union
+
+
+def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
+    """The transition matrix that a proposer keeps from request to request; None if it keeps none."""
+    reader: Any = None
+    if isinstance(proposer, GraftedProposer):
+        reader = proposer.retriever
+        reader = reader.retrievers[-1] if isinstance(reader, JoinedRetriever) else reader
+    elif isinstance(proposer, Union):
+        reader = proposer.matrix
+    elif isinstance(proposer, StaticProposer):
+        reader = proposer.source
+    return reader.matrix if isinstance(reader, MatrixLearner) and not reader.private else None
+
+
+def learns(proposer: Proposer) -> bool:
+    """Whether what a proposer drafts depends on the requests it had before."""
+    if isinstance(proposer, SamDecoding):
+        return learns(proposer.other)
+    base = proposer.base if isinstance(proposer, GraftedProposer) else proposer
+    shape = base.shape if isinstance(base, GrowingProposer) else None
+    carries = isinstance(shape, DynaTree) and shape.config.history == "authors"
+    return carries or matrix_of(proposer) is not None

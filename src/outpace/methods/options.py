@@ -1,0 +1,130 @@
+"""Options: what a method can be told, typed, checked and described in one place."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+MAX_BUDGET = 511
+
+
+class Options(BaseModel):
+    """Options of every method."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    budget: int | None = Field(
+        default=None, ge=0, le=MAX_BUDGET, description="drafted nodes per round; None for the method's default"
+    )
+
+    @property
+    def drafts_with(self) -> str | None:
+        """Name of another method whose drafter it drafts with; None for its own."""
+        return None
+
+
+class MatrixOptions(BaseModel):
+    """Options of whatever reads the transition matrix."""
+
+    context: int = Field(
+        default=1,
+        ge=1,
+        le=2,
+        description="tokens that a row of the transition matrix is keyed by: 1, or 2, which backs off to 1 where a "
+        "pair was not seen",
+    )
+    matrix: Literal["shared", "private"] = Field(
+        default="shared",
+        description="shared by all requests, or private: each learns for itself, in as much memory again (64 bytes per "
+        "token of the vocabulary, and 5.2 MB with context=2). Sampled requests that are verified by rejection "
+        "always do, from `warm` alone",
+    )
+    warm: str | None = Field(
+        default=None,
+        description="file of the transitions to start from, and to return to when what was learned is forgotten, made "
+        "by `outpace warmup`; with shape=gated its gates are taken too, but for the checkpoints and thresholds that "
+        "are named",
+    )
+
+
+OF_MATRIX = tuple(MatrixOptions.model_fields)
+
+
+class RetrievalOptions(MatrixOptions, Options):
+    """Options of whatever leaves slots free that retrieval can take (Graft, arXiv 2605.20104)."""
+
+    retrieve: Literal["none", "matrix", "suffix", "both"] = Field(
+        default="none",
+        description="what retrieves: matrix, the target's transitions; suffix, what followed the longest match in the "
+        "request's own ids; both; none",
+    )
+    place: Literal["root", "tail"] = Field(
+        default="root",
+        description="root: retrieval continues the pending token, by a template; tail: the ends of the draft, by "
+        "chains. Graft(TAIL) of section 2.2 is graft:shape=beam,reserved=0.25,place=tail",
+    )
+    reserved: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the budget that is kept from the draft for retrieval, whatever the shape leaves free",
+    )
+    retrieve_depth: int | None = Field(
+        default=None, ge=1, le=9, description="of the template at most; None for the paper's 9 levels"
+    )
+    retrieve_breadth: int | None = Field(
+        default=None, ge=1, le=8, description="ranks of the template at most; None for the paper's 8"
+    )
+
+    @property
+    def takes_gates(self) -> bool:
+        """Whether the gates of a warm-up's file take effect."""
+        return False
+
+    @property
+    def reads_matrix(self) -> bool:
+        """Whether the target's transitions are retrieved from."""
+        return self.retrieve in ("matrix", "both")
+
+    @model_validator(mode="after")
+    def _check_retrieval(self) -> "RetrievalOptions":
+        of_matrix = ("retrieve_depth", "retrieve_breadth", *OF_MATRIX)
+        idle = {"none": (*of_matrix, "place", "reserved"), "suffix": of_matrix}.get(self.retrieve, ())
+        for name in self.model_fields_set.intersection(idle):
+            if name != "warm" or not self.takes_gates:
+                raise ValueError(idle_option(self, name, f"retrieve={self.retrieve}", "choose another retrieve"))
+        if self.place == "tail" and "retrieve_breadth" in self.model_fields_set:
+            because = "place=tail, a chain of best successors"
+            raise ValueError(idle_option(self, "retrieve_breadth", because, "choose place=root"))
+        return self
+
+
+def idle_option(options: BaseModel, name: str, because: str, remedy: str) -> str:
+    """The complaint about an option that would change nothing."""
+    return f"{name}={getattr(options, name)}: does nothing with {because}; {remedy}"
+
+
+def first_complaint(error: ValidationError) -> str:
+    """The first thing wrong, in one line: which option, which value, what would be right."""
+    details = error.errors()[0]
+    message = str(details["msg"]).removeprefix("Value error, ")
+    field = ".".join(str(part) for part in details["loc"])
+    return f"{field}={details['input']}: {message[0].lower()}{message[1:]}" if field else message
+
+
+def described(kind: type[BaseModel]) -> list[tuple[str, str, Any, str]]:
+    """Name, type, default and meaning of each option, in order."""
+    rows = []
+    for name, field in kind.model_fields.items():
+        rows.append((name, _type_name(field.annotation), field.default, field.description or ""))
+    return rows
+
+
+def _type_name(annotation: Any) -> str:
+    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    if text.startswith("typing.Literal["):
+        return text.removeprefix("typing.Literal[").removesuffix("]").replace("'", "").replace(", ", " | ")
+    return (
+        text.replace("typing.", "")
+        .replace("tuple[int, ...]", "int/int/...")
+        .replace("tuple[float, ...]", "float/float/...")
+    )

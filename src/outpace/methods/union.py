@@ -1,0 +1,118 @@
+"""The union as a method: what drafts, what retrieves, and what a slot must be worth."""
+
+from typing import Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from outpace.core.protocols import Proposer
+from outpace.methods.blocks import DFLASH, DOMINO
+from outpace.methods.build_context import BuildContext
+from outpace.methods.draft_models import LINEAR
+from outpace.methods.eagle3 import EAGLE3
+from outpace.methods.method import Method
+from outpace.methods.options import MAX_BUDGET, OF_MATRIX, MatrixOptions, Options, idle_option
+from outpace.retrieval.transition_matrix import MatrixLearner
+from outpace.retrieval.warm_file import load_matrix
+from outpace.shaping.proposer import EmptyDraft
+from outpace.union.acceptance import AcceptanceModel, priors
+from outpace.union.proposer import Union, UnionPlan
+
+DRAFTS = {"domino": DOMINO, "dflash": DFLASH, "eagle3": EAGLE3, "linear": LINEAR}
+_OF_DRAFT = ("draft_budget", "depth", "beam", "skip_draft_above", "vocabulary")
+
+
+class OutpaceOptions(MatrixOptions, Options):
+    """Options of the union. With matrix=private, requests learn for themselves what tokens are worth, too."""
+
+    draft: Literal["domino", "dflash", "eagle3", "linear", "none"] = Field(
+        default="domino",
+        description="what drafts; linear is a draft model, or the target's own first layers, a pass for each depth",
+    )
+    draft_budget: int = Field(default=15, ge=1, le=MAX_BUDGET, description="nodes that it drafts at most")
+    depth: int = Field(default=3, ge=1, le=64, description="drafted tokens on the longest path of its beam")
+    beam: int = Field(default=10, ge=1, le=64, description="nodes of a level of its beam that are expanded")
+    retrieve: Literal["none", "matrix", "suffix", "both"] = Field(
+        default="both",
+        description="what names tokens beside it: matrix, the target's transitions; suffix, what followed the same "
+        "words in the request's own ids; both; none",
+    )
+    min_prob: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="probability of acceptance below which a token gets no slot; 0 uses the whole budget. Alone every "
+        "slot pays; where rows are dear, as in large batches on a CPU, about 0.5 keeps a batch from being slower than "
+        "plain",
+    )
+    skip_draft_above: float = Field(
+        default=3.0,
+        ge=0,
+        description="tokens that must be expected from retrieval alone for a round to do without a draft; 0 drafts "
+        "always",
+    )
+    noise: bool = Field(
+        default=True,
+        description="draft, and price what was retrieved, by the request's keyed noise at temperature > 0",
+    )
+    vocabulary: str | None = Field(
+        default=None,
+        description="file of the only ids to draft, made by `outpace rank-vocabulary`; all for no such limit; None for "
+        "the drafter's own file, if it brings one",
+    )
+    context: int = Field(default=2, ge=1, le=2, description=str(MatrixOptions.model_fields["context"].description))
+
+    @model_validator(mode="after")
+    def _check_draft(self) -> "OutpaceOptions":
+        if self.draft == "none":
+            for name in self.model_fields_set.intersection(_OF_DRAFT):
+                raise ValueError(idle_option(self, name, "draft=none", "choose a draft"))
+        idle = {"none": (*OF_MATRIX, "skip_draft_above"), "suffix": OF_MATRIX}.get(self.retrieve, ())
+        for name in self.model_fields_set.intersection(idle):
+            raise ValueError(idle_option(self, name, f"retrieve={self.retrieve}", "choose another retrieve"))
+        return self
+
+    @property
+    def drafts_with(self) -> str:
+        return "plain" if self.draft == "none" else self.draft
+
+
+def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
+    budget = context.default_budget(15, 60) if options.budget is None else options.budget
+    base = EmptyDraft() if options.draft == "none" else _beam(options, context, budget)
+    may_skip = options.skip_draft_above > 0 and "none" not in (options.draft, options.retrieve)
+    plan = UnionPlan(
+        draft_budget=options.draft_budget,
+        min_prob=options.min_prob,
+        skip_draft_above=options.skip_draft_above if may_skip else None,
+        uses_matrix=options.retrieve in ("both", "matrix"),
+        uses_text=options.retrieve in ("both", "suffix"),
+        uses_noise=options.noise,
+    )
+    transitions = load_matrix(options.warm, context.vocab_size, torch.device("cpu"), options.context)
+    matrix = MatrixLearner(transitions, options.matrix == "private")
+    greedy, sampled, rejected = (AcceptanceModel(priors()[kind]) for kind in ("greedy", "sampled", "rejected"))
+    return Union(
+        base, matrix, greedy, sampled=sampled, plan=plan, budget=budget, device=context.device, rejected=rejected
+    )
+
+
+def _beam(options: OutpaceOptions, context: BuildContext, budget: int) -> Proposer:
+    """A beam of the method that drafts."""
+    given = options.model_dump(include={"depth", "beam", "noise", "vocabulary"})
+    given |= {"shape": "beam", "budget": budget, "breadth": options.beam}
+    if options.noise:
+        given["calibration"] = "off"  # prices of its own weigh keyed scores
+    draft = DRAFTS[options.draft]
+    return draft.build(draft.options.model_validate(given), context)
+
+
+METHODS = {
+    "outpace": Method(
+        _outpace,
+        "the union: drafts, transitions and matches, the likeliest first",
+        OutpaceOptions,
+        "domino",
+        "a drafter of kind domino, or what draft= names; nothing with draft=none",
+    ),
+}

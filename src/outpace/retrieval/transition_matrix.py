@@ -1,0 +1,184 @@
+"""The transition matrix: which ids the target ranked highest after each token (Token Recycling, arXiv 2408.08696;
+Graft, arXiv 2605.20104, section 3.2), or after each pair of tokens, which the papers do not have.
+
+Eight ids of 8 bytes per token of the vocabulary: 3.1 MB on the device for 49,152 tokens, 9.7 MB for 151,936. Rows of
+pairs take 5.2 MB more (`pair_rows`). Shared by the requests of an engine that is paid once; private, once per open
+request, which also starts with a copy of it.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outpace.core.errors import InvalidRequest
+from outpace.core.protocols import Needs, Observation, PromptChunk
+from outpace.retrieval.pair_rows import PairRows, last_of
+
+SUCCESSORS = 8
+
+
+class Rows(NamedTuple):
+    """What is known of the target's transitions.
+
+    Attributes:
+        tokens: [N] int64, ascending.
+        successors: [N, 8] their rows.
+        pairs: [P, 2] int64 of tokens, ascending; the first may be NO_TOKEN.
+        pair_successors: [P, 8] their rows.
+    """
+
+    tokens: Tensor
+    successors: Tensor
+    pairs: Tensor
+    pair_successors: Tensor
+
+
+class TransitionMatrix:
+    """For each token, the 8 ids that the target last ranked highest after it: [V, 8] on the device.
+
+    Ranked by the model's own logits, before any option: penalties depend on a path, and rows are for all paths. Rows
+    never seen are zeros, as in the paper; a row that was seen never is, for its ids differ.
+
+    Args:
+        vocab_size: V.
+        device: where the target runs, so that drafting needs no host read.
+        known: rows that it starts with and returns to when it is reset.
+        context: how many tokens a row is keyed by: 1, or 2, backing off to 1 where a pair was not seen.
+
+    Attributes:
+        successors: [V, 8] int64, rows by the last token.
+        pairs: rows by the last two; None with a context of 1.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device, known: Rows | None = None, context: int = 1) -> None:
+        if vocab_size < SUCCESSORS:
+            raise InvalidRequest(
+                f"a transition matrix needs a vocabulary of at least {SUCCESSORS} tokens, not {vocab_size}"
+            )
+        self.successors = torch.zeros(vocab_size, SUCCESSORS, dtype=torch.int64, device=device)
+        self.pairs = PairRows(vocab_size, SUCCESSORS, device) if context == 2 else None
+        self._known = None if known is None else Rows(*(part.to(device) for part in known))
+        self.reset()
+
+    @property
+    def nbytes(self) -> int:
+        """Memory on the device."""
+        return self.successors.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
+
+    @property
+    def context(self) -> int:
+        """How many tokens a row is keyed by."""
+        return 1 if self.pairs is None else 2
+
+    def fresh(self) -> "TransitionMatrix":
+        """A matrix of what this one was made with, that learns for itself."""
+        return TransitionMatrix(len(self.successors), self.successors.device, self._known, self.context)
+
+    def copy(self) -> "TransitionMatrix":
+        """A matrix of the same content that learns for itself."""
+        copied = self.fresh()
+        copied.successors.copy_(self.successors)
+        if self.pairs is not None and copied.pairs is not None:
+            copied.pairs.copy_(self.pairs)
+        return copied
+
+    def reset(self) -> None:
+        """Forget what was learned since it was made; what it was made with it keeps."""
+        self.successors.zero_()
+        if self.pairs is not None:
+            self.pairs.clear()
+        if self._known is not None:
+            self.successors[self._known.tokens] = self._known.successors
+            if self.pairs is not None:
+                before, tokens = self._known.pairs.unbind(1)
+                self.pairs.update(before, tokens, self._known.pair_successors)
+
+    def rows(self) -> Rows:
+        """All that is known."""
+        tokens = self.successors.any(dim=1).nonzero()[:, 0]
+        none = self.successors[:0]
+        pairs = (none[:, :2], none) if self.pairs is None else self.pairs.known()
+        return Rows(tokens, self.successors[tokens], *pairs)
+
+    def after(self, before: Tensor, tokens: Tensor) -> Tensor:
+        """[..., 8] ids after tokens [...] that stand behind the tokens `before` [...], the likeliest first.
+
+        The pair's row where there is one, else the token's; zeros where neither was seen.
+        """
+        rows = self.successors[tokens]
+        return rows if self.pairs is None else self.pairs.read(before, tokens, rows)
+
+    def update(self, tokens: Tensor, top_ids: Tensor, before: Tensor | None = None) -> None:
+        """Refresh the rows of tokens [M], and of the pairs with those before them [M], from the target's top ids
+        [M, >= 8] after them.
+
+        Where a token or a pair appears more than once the last one wins, always. Without `before` no pair is known.
+        """
+        device = self.successors.device
+        tokens, rows = tokens.to(device), top_ids[:, :SUCCESSORS].to(device)
+        self.successors[tokens] = rows[last_of(tokens, len(self.successors))]
+        if self.pairs is not None and before is not None:
+            self.pairs.update(before.to(device), tokens, rows)
+
+
+class MatrixLearner:
+    """What every reader of a transition matrix does with the target's answers: it refreshes the rows of all tokens that
+    the target was asked about, of prompts and of verified nodes, accepted or not.
+
+    A request's state is the matrix that it reads and teaches.
+
+    Args:
+        matrix: shared by all requests, or what private ones start from.
+        private: every request has a matrix of its own, and forgets it when it ends; a request that is opened alone has
+            one in any case, of what the shared one was made with.
+    """
+
+    def __init__(self, matrix: TransitionMatrix, private: bool = False) -> None:
+        self.needs = Needs(top_k=SUCCESSORS)
+        self.matrix, self.private = matrix, private
+
+    def open(self, slot: int, alone: bool = False) -> TransitionMatrix:
+        if alone:
+            return self.matrix.fresh()
+        return self.matrix.copy() if self.private else self.matrix
+
+    def rewind(self, state: TransitionMatrix, length: int) -> None:
+        pass  # what follows a token was true wherever it stood
+
+    def prefill(self, states: Sequence[TransitionMatrix], chunks: Sequence[PromptChunk]) -> None:
+        seen = [chunk.top_ids for chunk in chunks if chunk.top_ids is not None]
+        assert len(seen) == len(chunks), "needs.top_k asks for top ids at every prompt position"
+        before = [_with(chunk.before, chunk.tokens[:-1]) for chunk in chunks]
+        _teach(states, [chunk.tokens for chunk in chunks], seen, before)
+
+    def observe(self, states: Sequence[TransitionMatrix], observations: Sequence[Observation]) -> None:
+        trees = [observation.tree for observation in observations]
+        above = [tree.tokens[list(tree.topology.parents[1:])] for tree in trees]
+        before = [_with(one.before, tokens) for one, tokens in zip(observations, above, strict=True)]
+        _teach(states, [tree.tokens for tree in trees], [one.outputs.top_ids for one in observations], before)
+
+    def reset(self) -> None:
+        self.matrix.reset()
+
+
+def by_matrix(states: Sequence[TransitionMatrix]) -> dict[TransitionMatrix, list[int]]:
+    """Indices of the requests that share a matrix."""
+    groups: dict[TransitionMatrix, list[int]] = {}
+    for index, state in enumerate(states):
+        groups.setdefault(state, []).append(index)
+    return groups
+
+
+def _with(first: int, rest: Tensor) -> Tensor:
+    """[1 + M] a token and the M after it."""
+    return torch.cat([rest.new_tensor([first]), rest])
+
+
+def _teach(
+    states: Sequence[TransitionMatrix], tokens: Sequence[Tensor], top_ids: Sequence[Tensor], before: Sequence[Tensor]
+) -> None:
+    """One flattened update per matrix, in the order of requests."""
+    for matrix, members in by_matrix(states).items():
+        matrix.update(*(torch.cat([part[index] for index in members]) for part in (tokens, top_ids, before)))

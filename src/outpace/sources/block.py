@@ -1,0 +1,242 @@
+"""Block drafters as sources: DFlash's one pass for all depths, and Domino's causal correction on top of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core.bases import BaseSource
+from outpace.core.drafting import Candidates, Frontier
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Stream
+from outpace.models.head import LmHead, SubsetHead
+from outpace.models.net_slots import NetSlots, Rows, Sight
+from outpace.nets.dflash import DFlashNet
+from outpace.nets.domino import DominoNet
+from outpace.sampling.scores import Pool, best_scores
+
+
+@dataclass(eq=False)
+class BlockState:
+    """One request in a block drafter.
+
+    Attributes:
+        slot: of the net; it holds the context of all committed positions.
+        request: the request of this round.
+        hidden: [B, H] outputs of this round's block.
+        base: [D, V] float32 base logits by depth, or [D, M] of the pool's ids.
+        pool: [M] ids that drafts come from, if not all may.
+        rows: [M, r] of Domino's W2, the pool's.
+        causal: [n, G] causal states of this request's nodes in the last frontier.
+        start: where these nodes began in it.
+        depth: of these nodes.
+        paths: drafted tokens down to each of them, kept only for requests whose options look back.
+        is_beyond: the context has outgrown the net; nothing is drafted any more.
+    """
+
+    slot: int
+    request: DraftRequest | None = None
+    hidden: Tensor = field(default_factory=lambda: torch.empty(0))
+    base: Tensor = field(default_factory=lambda: torch.empty(0))
+    pool: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    rows: Tensor = field(default_factory=lambda: torch.empty(0))
+    causal: Tensor = field(default_factory=lambda: torch.empty(0))
+    start: int = 0
+    depth: int = 0
+    paths: list[list[int]] = field(default_factory=list)
+    is_beyond: bool = False
+
+
+class BlockSource(BaseSource):
+    """A DFlash or Domino net on slots of its own.
+
+    A round costs one pass over the block and one product with the LM head for all depths. DFlash's candidates of a
+    depth are the same for every node there; Domino adds, per level, one GRU step and one low-rank product for all
+    frontier nodes of all requests, so its block feeds trees as well as chains.
+
+    Args:
+        net: the drafter.
+        embed: the target's embedding, ids [T] -> [T, H].
+        head: the target's LM head, or the rows of it that drafts may come from.
+        max_length, max_slots: of the target.
+        noise: draft with the request's keyed noise at temperature > 0.
+        every_position: with shifted labels also use the last position, B drafts instead of B - 1.
+        pool: draft only from this many ids per block, those with the best base logits at any depth; None for all.
+    """
+
+    def __init__(
+        self,
+        net: DFlashNet,
+        embed: Callable[[Tensor], Tensor],
+        head: LmHead | SubsetHead,
+        max_length: int,
+        max_slots: int,
+        noise: bool = True,
+        every_position: bool = False,
+        pool: int | None = None,
+    ) -> None:
+        self.net, self._embed, self._head, self._noise = net, embed, head, noise
+        # Ids that cannot be drafted need no correction.
+        drafted = len(head.ids) if isinstance(head, SubsetHead) else head.vocab_size
+        limit = min(pool or drafted, drafted)
+        self._pool = limit if limit < head.vocab_size else None
+        self._ranked_rows: Tensor | None = None  # of W2, where every block drafts from the same ids
+        if isinstance(net, DominoNet) and head.ids is not None and self._pool == drafted:
+            self._ranked_rows = net.head.vocabulary_weight[head.ids]
+        config = net.config
+        self.needs = Needs(taps=config.taps)
+        self.depth = config.drafts_per_block(every_position)
+        weight = net.norm.weight
+        self._device, self._limit = weight.device, min(max_length, config.max_positions)
+        capacity = self._limit + config.block_size
+        self.slots = NetSlots(
+            config.layers,
+            max_slots,
+            config.kv_heads,
+            capacity=capacity,
+            head_dim=config.head_dim,
+            dtype=weight.dtype,
+            device=self._device,
+        )
+        self._sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
+        self._positions = [config.draft_step(depth).position for depth in range(1, self.depth + 1)]
+
+    def open(self, slot: int, alone: bool = False) -> BlockState:
+        self.slots.kv.truncate(slot, 0)
+        return BlockState(slot)
+
+    def rewind(self, state: BlockState, length: int) -> None:
+        self.slots.kv.truncate(state.slot, length)
+        state.is_beyond = self.slots.kv.lengths[state.slot] < length
+
+    def prefill(self, states: Sequence[BlockState], chunks: Sequence[PromptChunk]) -> None:
+        self._absorb(states, [chunk.features for chunk in chunks])
+
+    def observe(self, states: Sequence[BlockState], observations: Sequence[Observation]) -> None:
+        found = [observation.outputs.features for observation in observations]
+        paths = [torch.tensor(observation.verdict.path) for observation in observations]
+        self._absorb(states, [None if rows is None else rows[path] for rows, path in zip(found, paths, strict=True)])
+
+    def begin(self, states: Sequence[BlockState], requests: Sequence[DraftRequest]) -> list[int]:
+        for state, request in zip(states, requests, strict=True):
+            state.request = request
+        return [
+            0 if state.is_beyond else min(request.max_depth, self.depth)
+            for state, request in zip(states, requests, strict=True)
+        ]
+
+    def expand(self, states: Sequence[BlockState], frontier: Frontier, width: int) -> Candidates:
+        groups = frontier.groups()
+        is_first = frontier.parents[0] < 0
+        if is_first:
+            self._draft_blocks([states[owner] for owner in groups], frontier.tokens)
+        streams: list[Stream] = []
+        depths: list[int] = []
+        paths: list[list[int]] = []
+        above: list[list[int]] = []  # per request, the rows of its nodes' parents in the last frontier
+        for owner, nodes in groups.items():
+            state = states[owner]
+            assert state.request is not None, "begin() comes before expand()"
+            above.append([parent - state.start for parent in frontier.parents[nodes.start : nodes.stop]])
+            state.start, state.depth = nodes.start, 0 if is_first else state.depth + 1
+            self._extend_paths(state, above[-1], frontier.tokens[nodes.start : nodes.stop])
+            streams += [state.request.stream] * len(nodes)
+            depths += [state.depth] * len(nodes)
+            paths += state.paths
+        members = [states[owner] for owner in groups]
+        logits = self._logits(members, above, frontier.tokens)
+        pool = None
+        if self._pool is not None:
+            ids = [state.pool.expand(len(rows), -1) for state, rows in zip(members, above, strict=True)]
+            pool = Pool(torch.cat(ids), self._head.vocab_size)
+        asked = frontier.wants_entropy, frontier.draws
+        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, *asked)
+        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
+
+    def _extend_paths(self, state: BlockState, above: Sequence[int], tokens: Tensor) -> None:
+        """Drafted tokens down to each node, for requests that look at them: reading them costs a host read."""
+        assert state.request is not None
+        if state.depth == 0 or not state.request.stream.params.has_processors:
+            state.paths = [[]] * len(above)
+        else:
+            state.paths = [[*state.paths[row], token] for row, token in zip(above, tokens.tolist(), strict=True)]
+
+    @torch.inference_mode()
+    def _draft_blocks(self, states: Sequence[BlockState], pending: Tensor) -> None:
+        """One pass over [pending, MASK, ...] of every request, one product with the LM head."""
+        config, size = self.net.config, self.net.config.block_size
+        tokens = torch.full((len(states), size), config.mask_token_id, device=self._device)
+        tokens[:, 0] = pending.to(self._device)
+        parts = [Rows(state.slot, size, torch.arange(size)) for state in states]
+        positions = self.slots.positions(parts).to(self._device)
+        attend = self.slots.attention(parts, self._sights)
+        hidden = self.net.block(self._embed(tokens.flatten()), positions, attend).unflatten(0, (-1, size))  # [R, B, H]
+        wanted = hidden[:, self._positions]  # [R, D, H]
+        base = self._head.own_scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))  # [R, D, K]
+        for state, rows, logits in zip(states, wanted, base, strict=True):
+            state.hidden, state.base = rows, logits
+            if self._pool is None:
+                continue
+            if self._pool < logits.shape[1]:
+                best = logits.amax(dim=0).topk(self._pool).indices
+                state.base, state.pool = logits[:, best], best if self._head.ids is None else self._head.ids[best]
+            else:
+                assert self._head.ids is not None, "a pool of all ids is none"
+                state.pool = self._head.ids
+            if isinstance(self.net, DominoNet):
+                shared = self._ranked_rows
+                state.rows = self.net.head.vocabulary_weight[state.pool] if shared is None else shared
+
+    @torch.inference_mode()
+    def _logits(self, states: Sequence[BlockState], above: Sequence[Sequence[int]], tokens: Tensor) -> Tensor:
+        """[F, V] logits of what follows each frontier node, or [F, M] in the order of its request's pool.
+
+        Args:
+            states: the requests.
+            above: per request, the rows of its nodes' parents in the last frontier's causal states.
+            tokens: [F] of the nodes.
+        """
+        sizes = [len(rows) for rows in above]
+        at = states[0].depth  # the same for all: trees grow level by level
+        base = torch.cat([state.base[at].expand(size, -1) for state, size in zip(states, sizes, strict=True)])
+        if not isinstance(self.net, DominoNet):
+            return base
+        head, embeddings = self.net.head, self._embed(tokens.to(self._device))  # [F, H]
+        if at == 0:
+            causal = head.start(embeddings)  # [F, G]
+        else:
+            before = [state.causal[list(rows)] for state, rows in zip(states, above, strict=True)]
+            causal = head.step(torch.cat(before), embeddings)
+        for state, rows in zip(states, causal.split(sizes), strict=True):
+            state.causal = rows
+        if not self.net.config.draft_step(at + 1).corrected:
+            return base
+        hidden = torch.cat([state.hidden[at].expand(size, -1) for state, size in zip(states, sizes, strict=True)])
+        if self._pool is None:
+            return base + head.correction(hidden, causal)
+        low = head.low_rank(hidden, causal).split(sizes)  # R x [F', r]
+        moved = [nn.functional.linear(own, state.rows) for own, state in zip(low, states, strict=True)]
+        return base + torch.cat(moved)
+
+    @torch.inference_mode()
+    def _absorb(self, states: Sequence[BlockState], features: Sequence[Tensor | None]) -> None:
+        """Turn the target's features [n, taps * H] of newly committed positions into context, all requests at once."""
+        found = [rows for rows in features if rows is not None]
+        assert len(found) == len(states), "needs.taps asks for features at every position"
+        fitting = []
+        for state, rows in zip(states, found, strict=True):
+            state.is_beyond = state.is_beyond or self.slots.kv.lengths[state.slot] + len(rows) > self._limit
+            if not state.is_beyond:
+                fitting.append((state.slot, rows))
+        if not fitting:
+            return
+        parts = [Rows(slot, len(rows), torch.arange(len(rows))) for slot, rows in fitting]
+        positions = self.slots.positions(parts).to(self._device)
+        sizes = [len(rows) for _, rows in fitting]
+        rows = torch.cat([rows for _, rows in fitting]).to(self.net.norm.weight)
+        layers = [
+            list(zip(keys.split(sizes), values.split(sizes), strict=True))
+            for keys, values in self.net.context(rows, positions)
+        ]
+        for index, (slot, _) in enumerate(fitting):
+            self.slots.append(slot, [layer[index] for layer in layers])

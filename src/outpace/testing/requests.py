@@ -1,0 +1,32 @@
+"""Requests and build contexts as the engine makes them, without a model."""
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import DraftRequest, Stream
+from outpace.methods.build_context import BuildContext
+
+
+def draft_request(ids: Sequence[int], budget: int, max_depth: int, seed: int = 0, **params: Any) -> DraftRequest:
+    """One request's wish for a tree.
+
+    Args:
+        ids: prompt and answer so far, the last one pending.
+        budget, max_depth: as for `DraftRequest`.
+        seed: of its noise.
+        **params: fields of `SamplingParams`.
+    """
+    return DraftRequest(Stream(SamplingParams(**params), seed, 0, ids, len(ids)), budget, max_depth)
+
+
+def toy_context(vocab_size: int) -> BuildContext:
+    """What a method without a model may ask for."""
+    return BuildContext(vocab_size, torch.device("cpu"), no_draft_model)
+
+
+def no_draft_model() -> NoReturn:
+    """Stands where a draft model would be loaded."""
+    raise AssertionError("this method needs no draft model")

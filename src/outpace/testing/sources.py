@@ -1,0 +1,141 @@
+"""A source known exactly: scores over a distribution in closed form, every question checked against the contract."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.core.bases import BaseSource
+from outpace.core.drafting import Candidates, Frontier
+from outpace.core.protocols import DraftRequest, Needs, Observation
+from outpace.core.tree import DraftTree
+from outpace.sampling.scores import best_scores
+from outpace.testing.toy import ToyTarget
+
+Logits = Callable[[Sequence[int]], Tensor]
+"""[V] float32 logits after a sequence of ids."""
+Path = tuple[int, ...]
+
+
+def blend(share: float, vocab: int, seed: int = 0, other: int = 101, sharpness: float = 4.0) -> Logits:
+    """A toy target's own distribution mixed with another one's: at share 1 it is the target's, at 0 it knows nothing of
+    it."""
+    own, foreign = (ToyTarget(vocab, key, sharpness) for key in (seed, other))
+    return lambda ids: share * own.logits(ids, len(ids)) + (1 - share) * foreign.logits(ids, len(ids))
+
+
+def table(distribution: Mapping[Path, Sequence[float]], vocab: int) -> Logits:
+    """A distribution written down: the probabilities after each path below a prompt of one token; elsewhere flat."""
+
+    def logits(ids: Sequence[int]) -> Tensor:
+        return torch.tensor(distribution.get(tuple(ids[1:]), [1 / vocab] * vocab)).log()
+
+    return logits
+
+
+def random_table(vocab: int, depth: int, seed: int) -> dict[Path, list[float]]:
+    """A random distribution for all paths up to a depth, from nearly certain nodes to nearly flat ones."""
+    source = random.Random(seed)
+    distribution: dict[Path, list[float]] = {}
+    paths: list[Path] = [()]
+    for _ in range(depth):
+        for path in paths:
+            power = source.choice([0.5, 2.0, 8.0, 30.0])
+            weights = [source.random() ** power + 1e-6 * source.random() for _ in range(vocab)]  # no ties
+            distribution[path] = [weight / sum(weights) for weight in weights]
+        paths = [(*path, token) for path in paths for token in range(vocab)]
+    return distribution
+
+
+def node_paths(tree: DraftTree) -> list[Path]:
+    """The drafted tokens down to each node, the pending token left out."""
+    return [tuple(tree.tokens[list(tree.topology.path(node)[1:])].tolist()) for node in range(len(tree))]
+
+
+@dataclass(eq=False)
+class ToyState:
+    """One request: its wish of this round."""
+
+    request: DraftRequest | None = None
+
+
+class ToySource(BaseSource):
+    """A `LevelSource` over an exact distribution. It fails when the contract of its frontier is broken.
+
+    Args:
+        distribution: what it believes.
+        noise: draw its scores with the noise of sampled requests.
+        limit: depth beyond which it refuses to draft, like the end of a draft model's context.
+
+    Attributes:
+        expands: how often it was asked, over all rounds.
+        said: what it answered this round: request, path of the node, and the score of each candidate.
+    """
+
+    def __init__(self, distribution: Logits, noise: bool = True, limit: int = 1 << 30) -> None:
+        self.needs = Needs()
+        self.expands = 0
+        self.said: dict[tuple[int, Path], dict[int, float]] = {}
+        self._distribution, self._noise, self._limit = distribution, noise, limit
+        self._limits: list[int] = []
+        self._before: list[tuple[int, Path]] = []
+
+    def open(self, slot: int, alone: bool = False) -> ToyState:
+        return ToyState()
+
+    def begin(self, states: Sequence[ToyState], requests: Sequence[DraftRequest]) -> list[int]:
+        for state, request in zip(states, requests, strict=True):
+            state.request = request
+        self.said, self._before = {}, []
+        self._limits = [min(request.max_depth, self._limit) for request in requests]
+        return list(self._limits)
+
+    def expand(self, states: Sequence[ToyState], frontier: Frontier, width: int) -> Candidates:
+        self.expands += 1
+        nodes = self._nodes(states, frontier)
+        requests = [_request(states[owner]) for owner, _ in nodes]
+        rows = [self._distribution([*request.ids, *path]) for request, (_, path) in zip(requests, nodes, strict=True)]
+        streams, depths = [request.stream for request in requests], [len(path) for _, path in nodes]
+        asked = frontier.wants_entropy, frontier.draws
+        best = best_scores(torch.stack(rows), streams, depths, width, self._noise, None, None, *asked)
+        for node, row, values in zip(nodes, best.tokens.tolist(), best.log_probs.tolist(), strict=True):
+            self.said[node] = dict(zip(row, values, strict=True))
+        self._before = nodes
+        return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)
+
+    def observe(self, states: Sequence[ToyState], observations: Sequence[Observation]) -> None:
+        for observation in observations:
+            assert len(observation.outputs.top_ids) == len(observation.tree)
+
+    def reset(self) -> None:
+        self.said, self._before = {}, []
+
+    def _nodes(self, states: Sequence[ToyState], frontier: Frontier) -> list[tuple[int, Path]]:
+        """Request and path of each frontier node, after all checks."""
+        owners, parents, tokens = list(frontier.owners), list(frontier.parents), frontier.tokens.tolist()
+        assert owners, "an empty frontier is asked for"
+        assert owners == sorted(owners), f"owners {owners} do not ascend"
+        assert len(owners) == len(parents) == len(tokens)
+        nodes: list[tuple[int, Path]] = []
+        for owner, parent, token in zip(owners, parents, tokens, strict=True):
+            if parent < 0:
+                assert not self._before, "a pending token below the first level"
+                assert token == _request(states[owner]).ids[-1], "not the request's pending token"
+                node: tuple[int, Path] = (owner, ())
+            else:
+                above = self._before[parent]
+                assert above[0] == owner, f"a node of request {owner} below one of request {above[0]}"
+                assert token in self.said[above], f"{token} was never a candidate below {above}"
+                node = (owner, (*above[1], token))
+            assert node not in self.said, f"{node} is asked for twice"
+            assert node not in nodes, f"{node} is asked for twice in one frontier"
+            assert len(node[1]) < self._limits[owner], f"children of {node} would be too deep"
+            nodes.append(node)
+        return nodes
+
+
+def _request(state: ToyState) -> DraftRequest:
+    assert state.request is not None, "begin() comes before expand()"
+    return state.request

@@ -1,0 +1,180 @@
+"""The union: drafted, recycled and matched tokens compete for the same slots, by one price.
+
+Domino or EAGLE-3 drafts a shallow beam; Graft's transition matrix and SAM-Decoding's automaton continue every node of
+it, not the pending token alone; and, as DynaTree's, the tree is as wide and deep as the odds say. What goes beyond the
+papers is that none has a share of its own: the next slot is for whatever is most likely to be accepted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from torch import device
+
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
+from outpace.core.tree import DraftTree
+from outpace.retrieval.suffix import TextMatch
+from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.union.acceptance import AcceptanceModel
+from outpace.union.best_first import CandidatePool, Growth, Named
+
+
+@dataclass(frozen=True)
+class UnionPlan:
+    """How the union builds its trees.
+
+    Attributes:
+        draft_budget: nodes that the draft may have.
+        min_prob: a token less likely to be accepted gets no slot; 0 uses the whole budget.
+        skip_draft_above: tokens that a tree must be expected to gain without a draft for the draft to be left out; None
+            to draft always.
+        uses_matrix, uses_text: whether transitions and matches are asked.
+        uses_noise: whether the noise of the target's own draw counts. If so retrieved tokens are priced by it, and the
+            draft's scores must know it already.
+    """
+
+    draft_budget: int
+    min_prob: float
+    skip_draft_above: float | None
+    uses_matrix: bool = True
+    uses_text: bool = True
+    uses_noise: bool = True
+
+
+@dataclass(eq=False)
+class UnionState:
+    """One request.
+
+    Attributes:
+        of_base: its state in the draft.
+        matrix: what it reads and teaches.
+        text: matches in its own ids; None if they are not asked.
+        greedy, sampled: what prices its tokens at temperature 0, and above, by the rule that verifies it.
+        acceptance: the one of them that priced those of this round.
+        named: what was named below each node of the tree of this round.
+    """
+
+    of_base: Any
+    matrix: TransitionMatrix
+    text: TextMatch | None
+    greedy: AcceptanceModel
+    sampled: AcceptanceModel
+    acceptance: AcceptanceModel
+    named: Sequence[Named] = ()
+
+
+class Union:
+    """Grows every tree best-first from what draft, transitions and text name.
+
+    Trees and the transition matrix live on the host: what is most likely is decided node by node.
+
+    Args:
+        base: drafts a tree with scores, or empty trees.
+        matrix: keeps the target's transitions, on the host.
+        greedy, sampled: what the candidates are worth at temperature 0, and above.
+        plan: how trees are built.
+        budget: nodes per tree by default.
+        device: where tokens live.
+        rejected: what the candidates are worth above temperature 0 under rejection, where every request learns for
+            itself; None for `sampled`.
+    """
+
+    def __init__(
+        self,
+        base: Proposer,
+        matrix: MatrixLearner,
+        greedy: AcceptanceModel,
+        sampled: AcceptanceModel,
+        plan: UnionPlan,
+        budget: int,
+        device: device,
+        rejected: AcceptanceModel | None = None,
+    ) -> None:
+        self.base, self.matrix, self.greedy, self.sampled, self.budget = base, matrix, greedy, sampled, budget
+        self.needs = Needs(max(base.needs.top_k, matrix.needs.top_k), base.needs.taps)
+        self._plan, self._device = plan, device
+        self._rejected = (rejected or sampled).copy()
+
+    def open(self, slot: int, alone: bool = False) -> UnionState:
+        greedy, sampled = self.greedy, self.sampled
+        if self.matrix.private:  # else its trees would depend on its neighbours all the same
+            greedy, sampled = greedy.copy(), sampled.copy()
+        if alone:
+            sampled = self._rejected.copy()
+        text = TextMatch() if self._plan.uses_text else None
+        return UnionState(self.base.open(slot, alone), self.matrix.open(slot, alone), text, greedy, sampled, greedy)
+
+    def close(self, state: UnionState) -> None:
+        self.base.close(state.of_base)
+
+    def rewind(self, state: UnionState, length: int) -> None:
+        self.base.rewind(state.of_base, length)
+        if state.text is not None:
+            state.text.rewind(length)
+
+    def prefill(self, states: Sequence[UnionState], chunks: Sequence[PromptChunk]) -> None:
+        self.base.prefill([state.of_base for state in states], chunks)
+        self.matrix.prefill([state.matrix for state in states], chunks)
+
+    def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        started = perf_counter()
+        candidates = [self._candidates(state, request) for state, request in zip(states, requests, strict=True)]
+        grown: dict[int, Growth] = {}
+        if self._plan.skip_draft_above is not None:
+            for index, state in enumerate(states):
+                sketch = self._grow(state, requests[index], candidates[index], wanted_gain=self._plan.skip_draft_above)
+                if sketch.gain >= self._plan.skip_draft_above:
+                    grown[index] = sketch
+        rest = [index for index in range(len(states)) if index not in grown]
+        offered = [
+            replace(requests[index], budget=min(requests[index].budget, self._plan.draft_budget)) for index in rest
+        ]
+        before = perf_counter()
+        drafts = self.base.propose([states[index].of_base for index in rest], offered) if rest else []
+        drafting_s = perf_counter() - before
+        for index, draft in zip(rest, drafts, strict=True):
+            grown[index] = self._grow(states[index], requests[index], candidates[index], draft)
+        trees = []
+        for index, state in enumerate(states):
+            tree, state.named = grown[index].tree(self._device)
+            trees.append(tree)
+        graft_ms = (perf_counter() - started - drafting_s) * 1e3
+        return [replace(tree, graft_ms=graft_ms) for tree in trees]
+
+    def _candidates(self, state: UnionState, request: DraftRequest) -> CandidatePool:
+        """What will be asked about a request in this round, brought up to date."""
+        state.acceptance = state.greedy if request.stream.params.is_greedy else state.sampled
+        if state.text is not None:
+            state.text.follow(request.ids)
+        matrix = state.matrix if self._plan.uses_matrix else None
+        return CandidatePool(request.stream, matrix, state.text, self._plan.uses_noise)
+
+    def _grow(
+        self,
+        state: UnionState,
+        request: DraftRequest,
+        candidates: CandidatePool,
+        draft: DraftTree | None = None,
+        wanted_gain: float = 0.0,
+    ) -> Growth:
+        budget, depth, min_prob = request.budget, request.max_depth, self._plan.min_prob
+        return candidates.grow(state.acceptance, budget, depth, min_prob, draft, wanted_gain)
+
+    def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
+        self.base.observe([state.of_base for state in states], observations)
+        self.matrix.observe([state.matrix for state in states], observations)
+        for state, observation in zip(states, observations, strict=True):
+            path, next_token = observation.verdict.path, observation.verdict.next_token
+            said = [*observation.tree.tokens[list(path[1:])].tolist(), next_token]
+            verified = []
+            for node, token in zip(path, said, strict=True):
+                if named := state.named[node]:
+                    verified.append((list(named.values()), list(named).index(token) if token in named else None))
+            state.acceptance.learn(verified)
+
+    def reset(self) -> None:
+        self.base.reset()
+        self.matrix.reset()
+        self.greedy.reset()
+        self.sampled.reset()

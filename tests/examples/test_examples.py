@@ -1,0 +1,144 @@
+"""The two examples do what their first lines say: one file and one line, and everything else follows."""
+
+import json
+from collections.abc import Iterator
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+from warnings import catch_warnings, simplefilter
+
+import pytest
+import torch
+
+import outpace
+from outpace.core import plugins
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+from outpace.engine.engine import Engine
+from outpace.methods.catalog import build_proposer, methods, parse_method
+from outpace.shaping.growing import GrowingProposer
+from outpace.shaping.table import shapes
+from outpace.testing import ToySource, ToyTarget, assert_lossless, blend, toy_context
+from tests.unit.models.tiny import save_tiny_model
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+VOCAB = 12
+INSTALLED = {
+    "outpace.methods": [EntryPoint("bigram", "my_method:BIGRAM", "outpace.methods")],
+    "outpace.shapes": [EntryPoint("fork", "my_shape:FORK", "outpace.shapes")],
+}
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """Both examples as packages that are installed."""
+    points = {group: list(entries) for group, entries in INSTALLED.items()}
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    monkeypatch.setattr(plugins, "entry_points", lambda group: points.get(group, []))
+    methods.cache_clear()
+    shapes.cache_clear()
+    yield points
+    methods.cache_clear()
+    shapes.cache_clear()
+
+
+def requests(temperature: float) -> list[SamplingParams]:
+    return [SamplingParams(max_new_tokens=40, temperature=temperature, seed=seed) for seed in range(3)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_method_of_others_is_lossless(temperature: float) -> None:
+    """Guards against a door that lets in a method and loses what it drafts, or what plain decoding says."""
+    sessions = assert_lossless(
+        lambda: Engine(ToyTarget(VOCAB, sharpness=6.0)),
+        lambda sequences: build_proposer(parse_method("bigram:budget=3"), toy_context(VOCAB)),
+        [[1], [4, 6, 4, 6, 4], [2, 5, 1]],
+        requests(temperature),
+    )
+    assert sum(session.metrics.accepted for session in sessions) > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_shape_of_others_is_lossless(temperature: float) -> None:
+    """Guards against a shape that the table holds and nothing can be built with."""
+    shape = shapes()["fork"]
+    assert shape.settings is not None
+    grown = shape.growing(shape.settings.model_validate({"sure": "0.6"}))
+    sessions = assert_lossless(
+        lambda: Engine(ToyTarget(VOCAB)),
+        lambda sequences: GrowingProposer(ToySource(blend(0.8, VOCAB)), grown, 9),
+        [[1], [4, 6, 4, 6, 4], [2, 5, 1]],
+        requests(temperature),
+    )
+    assert sum(session.metrics.accepted for session in sessions) > 0
+
+
+def test_everything_else_follows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a second table: names, options, their checks and the listing come from the one line each."""
+    save_tiny_model(tmp_path / "tiny", eos_token_id=None)
+    model = outpace.load(str(tmp_path / "tiny"), "bigram", dtype="float32", device="cpu")
+    plain = model.generate("la la la", max_new_tokens=24, method="plain").token_ids
+    for method in ("bigram:budget=2", outpace.method("linear", shape="fork", sure=0.9, budget=6), "linear:shape=fork"):
+        answer = model.generate("la la la", max_new_tokens=24, method=method)
+        assert answer.token_ids == plain
+        assert answer.metrics.drafted > 0, method
+    with pytest.raises(InvalidRequest, match="shape=fork,sure=2': sure=2: "):
+        parse_method("linear:shape=fork,sure=2")
+    with pytest.raises(InvalidRequest, match="bigram takes budget"):
+        parse_method("bigram:breadth=2")
+    from outpace.cli.methods import methods as listing
+
+    listing(as_json=True)
+    assert {"bigram"} <= {row["name"] for row in json.loads(capsys.readouterr().out)["methods"]}
+    listing("linear", shape="fork", as_json=True)
+    (sure,) = [row for row in json.loads(capsys.readouterr().out)["options"] if row["name"] == "sure"]
+    assert sure == {"name": "sure", "type": "float", "default": 0.5, "meaning": sure["meaning"]}
+    assert "stands alone" in sure["meaning"]
+
+
+def test_a_proposer_made_by_hand_is_taken_as_it_is(tmp_path: Path) -> None:
+    """Guards against an object that is asked for its name, and one that proposes nothing taken for a method."""
+    from my_method import Bigram  # type: ignore[import-not-found]
+
+    save_tiny_model(tmp_path / "tiny", eos_token_id=None)
+    model = outpace.load(str(tmp_path / "tiny"), "plain", dtype="float32", device="cpu")
+    plain, ours = (model.generate("la la la", max_new_tokens=24, method=method) for method in ("plain", Bigram(3)))
+    assert ours.token_ids == plain.token_ids
+    assert ours.metrics.drafted > 0
+    handed = outpace.load(str(tmp_path / "tiny"), Bigram(3), dtype="float32", device="cpu")
+    assert handed.method_name == "Bigram"
+    handed.reset()
+    assert handed.generate("la la la", max_new_tokens=24).token_ids == plain.token_ids
+    with pytest.raises(InvalidRequest, match=r"method=7 is a int: give a name, outpace.method\(...\) or an object"):
+        model.generate("la", method=7)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        (EntryPoint("broken", "no_such_module:X", "outpace.methods"), "'broken' .* is left out: ModuleNotFoundError"),
+        (EntryPoint("odd", "my_shape:FORK", "outpace.methods"), "my_shape:FORK is a Shape, not a Method"),
+        (EntryPoint("recycle", "my_method:BIGRAM", "outpace.methods"), "there is a 'recycle' already"),
+    ],
+)
+def test_a_broken_package_hurts_nobody_else(entry: EntryPoint, said: str, installed: dict[str, Any]) -> None:
+    """Guards against one package that fails to import and takes every method with it, or takes the place of another."""
+    installed["outpace.methods"].append(entry)
+    with pytest.warns(UserWarning, match=said):
+        methods()
+    assert {"bigram", "recycle"} <= set(methods())
+    assert methods()["recycle"].summary.startswith("Token Recycling")
+    with catch_warnings():
+        simplefilter("error")
+        methods()  # told once
+
+
+def test_a_bigram_is_what_followed_last() -> None:
+    """Guards against an example that teaches a bug: what it drafts below a token that nothing followed."""
+    from my_method import Bigram
+
+    from outpace.testing import draft_request
+
+    trees = Bigram(3).propose([None, None], [draft_request([1, 2, 1, 3, 1], 3, 9), draft_request([1, 2], 3, 9)])
+    assert [tree.tokens.tolist() for tree in trees] == [[1, 3, 1, 3], [2]]
+    assert torch.equal(trees[1].tokens, torch.tensor([2]))

@@ -1,0 +1,323 @@
+"""Trained drafters through the front door: from a folder in a public layout to tokens, and refusals by name."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outpace
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.tree import DraftTree
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.nets.dart import DartConfig, DartNet
+from outpace.nets.dflash import DFlashConfig, DFlashNet
+from outpace.nets.domino import DominoConfig, DominoNet
+from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.nets.layouts.dart import write_dart
+from outpace.nets.layouts.dflash import write_dflash
+from outpace.nets.layouts.domino import write_domino
+from outpace.nets.layouts.eagle3_export import write_eagle3
+from outpace.nets.layouts.medusa import write_medusa
+from outpace.nets.medusa import MedusaConfig, MedusaNet
+from outpace.shaping.beam import Beam, BeamConfig
+from outpace.shaping.gates import Gated
+from outpace.shaping.growing import GrowingProposer
+from outpace.sources.frequency import save_vocabulary
+from outpace.sources.ngrams import count_ngrams, save_ngrams
+from outpace.union.proposer import Union
+from tests.unit.models.tiny import random_ids, save_tiny_model
+from tests.unit.sources.learned import BLOCK, PROMPTS, SIZES, random_net
+
+OURS: dict[str, Any] = SIZES | {"vocab_size": 264}
+HEAD: dict[str, Any] = {"emb_dim": 8, "gru_hidden_dim": 12, "shift_label": True, "pure_draft_prefix_len": 1}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("drafters")
+    eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264)))
+    write_eagle3(eagle, folder / "eagle3", "midlayer")
+    # The layout says no taps: the usual three depend on the target, and of three layers 0, 1 and 2 are tapped.
+    write_dart(random_net(DartNet(DartConfig(**OURS, draft_vocab_size=264, draft_length=3))), folder / "dart")
+    write_dflash(random_net(DFlashNet(DFlashConfig(**OURS, **BLOCK))), folder / "dflash", "z-lab")
+    write_domino(random_net(DominoNet(DominoConfig(**OURS, **BLOCK, **HEAD))), folder / "domino", "sglang")
+    sizes: dict[str, Any] = {"hidden_size": 48, "vocab_size": 264, "draft_vocab_size": 264, "heads": 4}
+    write_medusa(random_net(MedusaNet(MedusaConfig(**sizes))), folder / "medusa", "authors")
+    return {name: folder / name for name in ("eagle3", "dflash", "domino", "medusa", "dart")}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "eagle3:budget=12,depth=4,breadth=3",
+        "eagle3:shape=chain,budget=4",
+        "eagle3:shape=dynatree,budget=12",
+        "eagle3:shape=svip,budget=12,entropy_threshold=2",
+        "ddd:budget=12,breadth=3,checkpoints=2,min_beam_prob=0.01",
+        "echo:budget=12,breadth=3,thresholds=0.01/0.01/0.01",
+        "graft:budget=12,breadth=3,thresholds=0.05/0.05/0.05",
+        "graft:budget=12,shape=beam,reserved=0.5,retrieve=both,breadth=3",
+        "graft-dflash:budget=6,min_prob=0.01",
+        "graft-domino:budget=6,min_prob=0.01,retrieve=both",
+        "domino:shape=beam,budget=12,depth=3,breadth=3,retrieve=suffix,reserved=0.3",
+        "outpace:budget=12",
+        "outpace:draft=eagle3,budget=12,beam=3,depth=2,draft_budget=5",
+        "outpace:draft=dflash,budget=12,retrieve=none,noise=false",
+        "outpace:draft=eagle3,budget=12,skip_draft_above=0.7,matrix=private",
+        "dart",
+        "dart:budget=12,depth=4,breadth=3",
+        "dart:shape=beam,budget=12,depth=4,breadth=3",
+        "dart:shape=chain",
+        "dart:shape=dynatree,budget=12",
+        "medusa",
+        "medusa:shape=beam,budget=12,depth=3,breadth=3",
+        "dflash",
+        "dflash:shape=beam,budget=12,depth=3,breadth=3",
+        "domino",
+        "domino:every_position=true,pool=0",
+        "domino:shape=fixed,budget=12,pool=20,depth=3,breadth=2,min_path_prob=0",
+        "domino:shape=gated,budget=12,breadth=3,checkpoints=1/2,kept=8/24,thresholds=0.01/0.01",
+        "domino:shape=dynatree,budget=12,depth=3,base_depth=2,min_path_prob=1e-6",
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])
+def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against a preset wired to the wrong embedding, head or hidden states: it would draft, and change nothing
+    but speed; that it is lossless, and drafts, must hold whatever the weights."""
+    folder = str(drafters[parse_method(method).drafter or ""])
+    model = outpace.load(str(target), method, drafter=folder, dtype="float32", device="cpu")
+    expected = [model.generate(prompt, max_new_tokens=20, method="plain", **options).token_ids for prompt in PROMPTS]
+    answers = model.generate(PROMPTS, max_new_tokens=20, **options)
+    assert [answer.token_ids for answer in answers] == expected
+    assert all(answer.metrics.drafted for answer in answers)
+
+
+@pytest.mark.parametrize("kind", ["dflash", "domino"])
+def test_grafted_blocks_verify_no_more_than_blocks(kind: str, target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against Graft on blocks measured with more rows than the block it is compared with: the paper's B."""
+    model = outpace.load(str(target), "plain", drafter=str(drafters[kind]), dtype="float32", device="cpu")
+    block, grafted = model.proposer(kind), model.proposer(f"graft-{kind}")
+    assert grafted.budget == block.budget == 5
+    most = []
+    for method in (kind, f"graft-{kind}:min_prob=0.5"):
+        answer = model.generate(PROMPTS[0], max_new_tokens=20, method=method)
+        most.append(answer.metrics.drafted / answer.metrics.steps)
+    assert 0 < most[1] <= most[0] <= 5
+
+
+def test_graft_and_echo_draft_the_papers_tree(target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against Graft off the CPU in another tree than the paper's: 60 nodes, 8, 24 or 40 of them kept, 9 deep.
+
+    The methods are built as for a GPU, which they ask for their sizes alone.
+    """
+    model = outpace.load(str(target), "plain", drafter=str(drafters["eagle3"]), dtype="float32", device="cpu")
+    context = model.drafters.context_for("eagle3")
+    elsewhere = replace(context, device=torch.device("cuda"))
+    for method, trees in (
+        ("echo", ((15, 8), (60, 9))),
+        ("graft:retrieve=none", ((15, 8), (60, 9))),
+        ("graft:retrieve=none,shape=beam", ((15, 8), (60, 9))),
+        ("graft:retrieve=none,depth=7,budget=20", ((20, 7), (20, 7))),
+        ("eagle3", ((15, 8), (59, 8))),
+    ):
+        for where, (budget, depth) in zip((context, elsewhere), trees, strict=True):
+            proposer = build_proposer(parse_method(method), where)
+            assert isinstance(proposer, GrowingProposer)
+            assert isinstance(proposer.shape, Beam)
+            assert (proposer.budget, proposer.shape.config.depth) == (budget, depth)
+            if isinstance(proposer.shape, Gated) and budget == 60:
+                assert [proposer.shape.share(60, stage) for stage in range(3)] == [8, 24, 40]
+
+
+def test_options_of_the_union_reach_it(target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against options that are read and then forgotten, of its draft's beam or of its own plan."""
+    model = outpace.load(str(target), "plain", drafter=str(drafters["eagle3"]), dtype="float32", device="cpu")
+    union = model.proposer("outpace:draft=eagle3,depth=2,beam=4,budget=9")
+    assert isinstance(union, Union)
+    assert isinstance(union.base, GrowingProposer)
+    assert isinstance(union.base.shape, Beam)
+    assert union.base.shape.config == BeamConfig(depth=2, breadth=4, beam=4)
+    assert union.budget == 9
+
+    def counts(options: str) -> tuple[int, int]:
+        method = f"outpace:draft=eagle3,budget=9{options}"
+        (answer,) = model.generate([PROMPTS[0]], max_new_tokens=20, method=method)
+        return answer.metrics.drafted - answer.metrics.retrieved, answer.metrics.draft_passes
+
+    always, passes = counts("")
+    assert counts(",draft_budget=1")[0] < always
+    assert counts(",min_prob=0.9")[0] < always
+    assert counts(",skip_draft_above=0.001")[1] < passes
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("vocabulary") / "ids.safetensors"
+    save_vocabulary(file, torch.arange(0, 264, 2), 264)
+    return file
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["fr-spec", "eagle3", "dart", "medusa", "dflash", "domino", "linear", "fixed", "dynatree", "outpace:retrieve=none"],
+)
+def test_frequent_tokens_alone_are_drafted(
+    method: str, target: Path, drafters: dict[str, Path], vocabulary: Path
+) -> None:
+    """Guards against the option being dropped on the way, and against an answer restricted with the drafts."""
+    drafter = drafters.get(parse_method(method).drafter or "")
+    name = f"{method}{',' if ':' in method else ':'}vocabulary={vocabulary}"
+    model = outpace.load(str(target), name, drafter=str(drafter) if drafter else None, dtype="float32", device="cpu")
+    proposer, drafted = model.proposer(name), []
+    propose = proposer.propose
+    proposer.propose = lambda *given: drafted.append(propose(*given)) or drafted[-1]  # type: ignore[method-assign, func-returns-value]
+    expected = [model.generate(prompt, max_new_tokens=20, method="plain").token_ids for prompt in PROMPTS]
+    assert [answer.token_ids for answer in model.generate(PROMPTS, max_new_tokens=20)] == expected
+    tokens = torch.cat([tree.tokens[1:] for trees in drafted for tree in trees])
+    assert len(tokens)
+    assert not bool((tokens % 2).any())
+    assert any(token % 2 for ids in expected for token in ids)
+
+
+def test_fr_spec_needs_a_vocabulary_and_a_full_head(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
+    """Guards against FR-Spec by name that drafts from everything, or thins out what is thinned out already."""
+    eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=60)))
+    eagle.d2t.zero_()
+    write_eagle3(eagle, tmp_path / "ranked", "midlayer")
+    save_vocabulary(tmp_path / "other", torch.arange(100), 300)
+    for method, drafter, complaint in (
+        ("fr-spec", drafters["eagle3"], "vocabulary=FILE is missing; make one"),
+        ("fr-spec:vocabulary=x", tmp_path / "ranked", "draft_vocab_size=60 of 264; use method 'eagle3'"),
+        ("fr-spec:vocabulary=x", drafters["dflash"], "method 'fr-spec' needs a drafter of its own kind"),
+        ("fr-spec:vocabulary=x", drafters["eagle3"], "vocabulary=x: cannot be read"),
+        (f"eagle3:vocabulary={tmp_path / 'other'}", drafters["eagle3"], "made for 300 ids, and the target has 264"),
+    ):
+        with pytest.raises((InvalidRequest, ModelError), match=complaint):
+            outpace.load(str(target), method, drafter=str(drafter), dtype="float32", device="cpu")
+
+
+def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against a net of one kind run as another, a language model read as a net, or the reverse."""
+    for method, drafter, complaint in (
+        ("eagle3", drafters["domino"], "method 'eagle3' needs a drafter of its own kind, and this one is a DominoNet"),
+        ("domino", drafters["dflash"], "needs a drafter of its own kind, and this one is a DFlashNet"),
+        ("medusa", drafters["eagle3"], "needs a drafter of its own kind, and this one is a Eagle3Net"),
+        ("linear", drafters["medusa"], "is a trained net, and this method needs a language model"),
+        ("linear", drafters["eagle3"], "is a trained net, and this method needs a language model"),
+    ):
+        with pytest.raises(InvalidRequest, match=complaint):
+            outpace.load(str(target), method, drafter=str(drafter), dtype="float32", device="cpu")
+    with pytest.raises(InvalidRequest, match="needs a trained drafter: name its checkpoint"):
+        outpace.load(str(target), "domino", dtype="float32", device="cpu")
+    with pytest.raises(ModelError, match="describes no drafter net"):
+        outpace.load(str(target), "domino", drafter=str(target), dtype="float32", device="cpu")
+
+
+def test_a_chain_longer_than_the_block_is_refused(target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against a request for more drafts than a block has that is cut in silence."""
+    for method, most in (("dflash", 5), ("domino", 5), ("domino:every_position=true", 6)):
+        options = f"{method}{',' if ':' in method else ':'}budget="
+        folder = str(drafters[method.partition(":")[0]])
+        with pytest.raises(
+            InvalidRequest, match=f"budget={most + 1}, but a block of this drafter drafts {most} tokens"
+        ):
+            outpace.load(str(target), f"{options}{most + 1}", drafter=folder, dtype="float32", device="cpu")
+        outpace.load(str(target), f"{options}{most}", drafter=folder, dtype="float32", device="cpu")
+
+
+def test_a_drafter_for_another_target_is_refused(target: Path, tmp_path: Path) -> None:
+    """Guards against features of another width or ids of another vocabulary, caught at the first product or never."""
+    for changes, complaint in (
+        ({"vocab_size": 300}, "vocab_size=300"),
+        ({"hidden_size": 32, "target_hidden_size": 32}, "hidden_size=32"),
+        ({"target_layers": 9, "target_layer_ids": (0, 8)}, "target_layers=9"),
+    ):
+        sizes: dict[str, Any] = OURS | BLOCK | changes
+        folder = tmp_path / complaint
+        write_dflash(random_net(DFlashNet(DFlashConfig(**sizes))), folder, "z-lab")
+        with pytest.raises(ModelError, match=complaint):
+            outpace.load(str(target), "dflash", drafter=str(folder), dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"vocab_size": 300, "draft_vocab_size": 300}, "vocab_size=300 of the drafter: the target has 264"),
+        ({"hidden_size": 32, "target_hidden_size": 32}, "target_hidden_size=32 of the drafter: the target has 48"),
+        ({"taps": (0, 1, 3)}, r"taps \(0, 1, 3\) do not fit a target of 3 layers: 0 to 2 exist"),
+    ],
+    ids=["vocabulary", "width", "taps"],
+)
+def test_an_eagle_or_dart_drafter_for_another_target_is_refused(
+    changes: dict[str, Any], complaint: str, target: Path, tmp_path: Path
+) -> None:
+    """Guards against the same for one-layer drafters, and taps beyond the target's layers."""
+    sizes: dict[str, Any] = OURS | {"draft_vocab_size": 264} | changes
+    write_eagle3(random_net(Eagle3Net(Eagle3Config(**sizes))), tmp_path / "eagle3", "midlayer")
+    if "taps" not in changes:  # DART's layout says none
+        write_dart(random_net(DartNet(DartConfig(**sizes, draft_length=3))), tmp_path / "dart")
+    for folder in tmp_path.iterdir():
+        with pytest.raises(ModelError, match=complaint):
+            outpace.load(str(target), folder.name, drafter=str(folder), dtype="float32", device="cpu")
+
+
+def test_heads_beyond_the_configs_count_are_used(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
+    """Guards against published Medusa files, whose config counts fewer heads than they hold, being refused."""
+    for file in drafters["medusa"].iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    model = outpace.load(str(target), "medusa", drafter=str(tmp_path), dtype="float32", device="cpu")
+    assert len(model.drafters.net("medusa").heads) == 4  # type: ignore[arg-type]
+    write_medusa(
+        random_net(MedusaNet(MedusaConfig(hidden_size=32, vocab_size=264, draft_vocab_size=264, heads=1))),
+        tmp_path / "narrow",
+        "authors",
+    )
+    with pytest.raises(ModelError, match="hidden_size=32 of the drafter: the target has 48"):
+        outpace.load(str(target), "medusa", drafter=str(tmp_path / "narrow"), dtype="float32", device="cpu")
+
+
+def test_a_checkpoint_cut_off_is_refused(target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
+    """Guards against half a drafter that drafts noise."""
+    for file in drafters["domino"].iterdir():
+        data = file.read_bytes()
+        (tmp_path / file.name).write_bytes(data[: len(data) // 2] if file.suffix == ".safetensors" else data)
+    with pytest.raises(ModelError, match="cannot be read, maybe cut off"):
+        outpace.load(str(target), "domino", drafter=str(tmp_path), dtype="float32", device="cpu")
+
+
+def test_a_net_is_read_in_the_targets_dtype(target: Path, drafters: dict[str, Path]) -> None:
+    """Guards against a product of two dtypes at the first round."""
+    model = outpace.load(str(target), "domino", drafter=str(drafters["domino"]), dtype="bfloat16", device="cpu")
+    assert {weight.dtype for weight in model.drafters.net("domino").parameters()} == {model.target.dtype}
+    plain = model.generate(PROMPTS[0], max_new_tokens=10, method="plain").token_ids
+    assert model.generate(PROMPTS[0], max_new_tokens=10).token_ids == plain
+
+
+@pytest.mark.parametrize("shape", ["search", "beam", "dynatree", "chain"])
+def test_dart_takes_an_ngram_table(shape: str, target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
+    """Guards against a table that is never asked, one that changes the answer, and one for another vocabulary."""
+    for name, size in (("ngrams", 264), ("other", 300)):
+        save_ngrams(tmp_path / name, count_ngrams([random_ids(4000, 6, 264)], size, 10_000))
+    model = outpace.load(str(target), "plain", drafter=str(drafters["dart"]), dtype="float32", device="cpu")
+    drafted: list[list[int]] = []
+    expected = [model.generate(prompt, max_new_tokens=20).token_ids for prompt in PROMPTS]
+    for ngrams in ("", f",ngrams={tmp_path / 'ngrams'}"):
+        method = f"dart:shape={shape}{ngrams}"
+        proposer = model.proposer(method)
+        seen: list[list[DraftTree]] = []
+        propose = proposer.propose
+        proposer.propose = lambda *given, propose=propose, seen=seen: seen.append(propose(*given)) or seen[-1]  # type: ignore[method-assign, func-returns-value, misc]
+        assert [model.generate(prompt, max_new_tokens=20, method=method).token_ids for prompt in PROMPTS] == expected
+        drafted.append([token for trees in seen for tree in trees for token in tree.tokens.tolist()])
+    assert drafted[0] != drafted[1]
+    for name, complaint in (("other", "made for 300 ids, and the target has 264"), ("none", "cannot be read")):
+        with pytest.raises(ModelError, match=complaint):
+            model.proposer(f"dart:ngrams={tmp_path / name}")

@@ -1,0 +1,141 @@
+"""Fills: what followed the longest match, several fills in order, and the options that choose them."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from outpace.core.drafting import UNKNOWN, Retrieved
+from outpace.core.errors import InvalidRequest
+from outpace.core.tree import Topology
+from outpace.methods.build_context import BuildContext
+from outpace.methods.catalog import build_proposer, methods, parse_method
+from outpace.methods.learned import matrix_of
+from outpace.methods.model_options import ModelOptions
+from outpace.methods.retrievers import with_retrieval
+from outpace.retrieval.matrix_retriever import MatrixRetriever
+from outpace.retrieval.suffix import TextMatch
+from outpace.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever, joined
+from outpace.shaping.grafted import GraftedProposer
+from outpace.shaping.proposer import EmptyDraft
+from outpace.testing.requests import draft_request, no_draft_model
+
+CPU = torch.device("cpu")
+AROUND = BuildContext(50, CPU, no_draft_model)
+
+
+def longest_match(ids: Sequence[int], drafted: Sequence[int], count: int) -> list[int]:
+    """By definition: the longest end of ids and drafts that stands in the ids before their own end, at its earliest
+    place, and what follows there, repeated from the end on."""
+    text = [*ids, *drafted]
+    for length in range(len(text), 0, -1):
+        suffix = text[len(text) - length :]
+        for end in range(length, len(ids)):
+            if list(ids[end - length : end]) == suffix:
+                return [ids[end + place % (len(ids) - end)] for place in range(count)]
+    return []
+
+
+@pytest.mark.parametrize("alphabet", [2, 3, 8])
+def test_what_is_retrieved_followed_the_longest_match(alphabet: int) -> None:
+    """Guards against matches that drafted tokens do not shorten or move, and ones that end in the drafts themselves."""
+    draw = random.Random(alphabet)
+    fill = SuffixRetriever(CPU)
+    found = 0
+    for _ in range(200):
+        ids = [draw.randrange(alphabet) for _ in range(draw.randint(1, 30))]
+        drafted = [draw.randrange(alphabet) for _ in range(draw.randint(0, 4))]
+        path = torch.tensor([ids[-1], *drafted])
+        (retrieved,) = fill.prepare([TextMatch()], [draft_request(ids, 6, 20)], [path])
+        wanted = longest_match(ids, drafted, 6)
+        assert retrieved.tokens.tolist()[1:] == wanted
+        assert len(retrieved.topology) == 1 + len(wanted)
+        assert retrieved.topology.is_chain
+        found += bool(wanted)
+    assert found > 100
+
+
+def test_a_match_follows_its_request() -> None:
+    """Guards against a fill that forgets what a request said since, or keeps what was taken back."""
+    fill = SuffixRetriever(CPU)
+    state = fill.open(0)
+    for ids in ([1, 2, 3, 1], [1, 2, 3, 1, 2]):
+        (retrieved,) = fill.prepare([state], [draft_request(ids, 2, 20)], [torch.tensor(ids[-1:])])
+        assert retrieved.tokens.tolist()[1:] == longest_match(ids, [], 2)
+    fill.rewind(state, 2)
+    (retrieved,) = fill.prepare([state], [draft_request([1, 2, 9], 2, 20)], [torch.tensor([9])])
+    assert len(retrieved.tokens) == 1
+
+
+def test_fills_take_turns() -> None:
+    """Guards against nodes of the second fill below nodes of the first, and against a long chain of little worth that
+    leaves no slot to the other fill."""
+    chain = Retrieved(torch.tensor([7, 1, 2, 3, 8]), Topology.chain(5))
+    fork = Retrieved(torch.tensor([7, 4, 5, 6]), Topology.of([-1, 0, 0, 1]))
+    both = joined([chain, fork])
+    assert both.tokens.tolist() == [7, 1, 4, 2, 5, 3, 6, 8]
+    assert both.topology.parents == (-1, 0, 0, 1, 0, 3, 2, 5)
+    nothing = joined([Retrieved(torch.tensor([UNKNOWN]), Topology.chain(1)), fork])
+    assert (nothing.tokens.tolist()[1:], nothing.topology.parents) == ([4, 5, 6], (-1, 0, 0, 1))
+
+
+def test_options_choose_the_fill() -> None:
+    """Guards against options of a fill that are read and then forgotten."""
+
+    def made(**options: object) -> GraftedProposer:
+        proposer = with_retrieval(EmptyDraft(), ModelOptions.model_validate(options), AROUND)
+        assert isinstance(proposer, GraftedProposer)
+        return proposer
+
+    base = EmptyDraft()
+    assert with_retrieval(base, ModelOptions(), AROUND) is base
+    assert isinstance(made(retrieve="suffix").retriever, SuffixRetriever)
+    proposer = made(retrieve="both")
+    both = proposer.retriever
+    assert isinstance(both, JoinedRetriever)
+    assert [type(fill) for fill in both.retrievers] == [SuffixRetriever, MatrixRetriever]
+    assert both.needs.top_k == 8
+    assert matrix_of(proposer) is both.retrievers[1].matrix  # type: ignore[attr-defined]
+    assert matrix_of(made(retrieve="matrix", matrix="private")) is None
+    for options, levels, nodes in (({}, 9, 80), ({"retrieve_depth": 2}, 2, 24), ({"place": "tail"}, 16, 16)):
+        fill = made(retrieve="matrix", **options).retriever
+        (retrieved,) = fill.prepare([fill.open(0)], [draft_request([1], 60, 20)], [torch.tensor([1])])
+        assert (retrieved.topology.max_depth, len(retrieved.topology) - 1) == (levels, nodes)
+    narrow = made(retrieve="matrix", retrieve_breadth=1).retriever
+    (retrieved,) = narrow.prepare([narrow.open(0)], [draft_request([1], 60, 20)], [torch.tensor([1])])
+    assert retrieved.topology.is_chain
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "eagle3:place=tail",
+        "dynatree:reserved=0.5",
+        "domino:retrieve=suffix,warm=x",
+        "domino:retrieve=suffix,matrix=private",
+        "graft:retrieve=none,retrieve_depth=3",
+        "linear:retrieve=all",
+        "graft:reserved=1",
+        "graft:place=tail,retrieve_breadth=2",
+        "graft-dflash:retrieve_breadth=2",
+    ],
+)
+def test_options_that_would_do_nothing_are_refused(method: str) -> None:
+    """Guards against an ablation that is none."""
+    with pytest.raises(InvalidRequest, match=r"does nothing with (retrieve|place)=|retrieve=all|reserved=1"):
+        parse_method(method)
+
+
+def test_ablations_of_graft_are_options() -> None:
+    """Guards against presets whose defaults rule out their own ablations."""
+    for method in (
+        "graft:retrieve=none",
+        "graft:place=tail",
+        "graft:shape=beam,reserved=0.5",
+        "graft-dflash:retrieve=none",
+    ):
+        assert parse_method(method).options.budget is None
+    with pytest.raises(InvalidRequest, match="needs a trained drafter"):
+        build_proposer(parse_method("graft"), AROUND)
+    assert {name for name in methods() if name.startswith("graft")} == {"graft", "graft-dflash", "graft-domino"}
