@@ -4,14 +4,17 @@ READY := .venv/.ready
 # Tests of a file share fixtures; more workers want more memory, about 2 GB each.
 PARALLEL := --numprocesses 2 --dist loadfile
 
-.PHONY: demo test test-all lint bench clean
+.PHONY: demo test test-more test-all lint docs bench clean
 
 demo: $(READY) ## Race plain against speculative decoding on a real model
 	$(BIN)/outpace models pull smollm2-135m
 	$(BIN)/python -m outpace.bench.demo
 
-test: lint ## Lint, types, and all tests that take seconds, a short one on the real model and pairs of the matrix included
-	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu"
+test: lint ## Lint, types, and a test of everything: every source, shape, retriever and rule, the real model included
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu and not thorough"
+
+test-more: $(READY) ## What CI runs beside it: more cases of the same, statistics, several processes
+	$(BIN)/pytest $(PARALLEL) -m "thorough and not slow and not gpu"
 
 test-all: lint ## Everything a CPU can run, the long runs on the real model and the full matrix included
 	$(BIN)/pytest $(PARALLEL) -m "not gpu"
@@ -20,6 +23,10 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+docs: $(READY) ## The documents as a site, in build/site; every link and every table of options is checked
+	$(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(READY) ## The headline table on the built-in prompts
 	$(BIN)/outpace models pull smollm2-135m

@@ -1,0 +1,178 @@
+"""Tables of methods, shapes, options and commands, rendered from the code when MkDocs builds the site.
+
+A line such as `<!-- outpace: options domino -->` in a page becomes a table. What is known here:
+
+    methods             all methods, with links to their pages
+    options NAME        what a method takes beside what many share, and the settings of its own shape
+    shared              the options that every method takes that drafts with a model
+    shapes              all shapes
+    settings SHAPE      the settings of one
+    command NAME        the options of a command, as in "command bench" or "command train capture"
+    arrows              which room may import which, from tests/architecture/test_arrows.py
+    file PATH           a file of the repository
+    figures METHOD...   the rows of these methods in the four tables of docs/measurements/graft-and-union.md
+
+The build fails where a page names something that does not exist, and where a method has no page.
+"""
+
+import ast
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import Files
+from mkdocs.structure.pages import Page
+
+from outpace.cli import app
+from outpace.methods.catalog import BUILT_IN
+from outpace.methods.model_options import ModelOptions
+from outpace.methods.options import described
+from outpace.shaping.table import BUILT_IN as SHAPES
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "docs" / "measurements" / "graft-and-union.md"
+MARK = re.compile(r"^<!-- outpace: (.+?) -->$", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """The page with its tables."""
+
+    def render(mark: re.Match[str]) -> str:
+        verb, *names = mark[1].split()
+        try:
+            return TABLES[verb](*names, **({"pages": _pages(config)} if verb == "methods" else {}))
+        except (KeyError, IndexError, TypeError, OSError) as error:
+            raise PluginError(f"{page.file.src_uri}: {mark[0]}: {error!r}") from error
+
+    return MARK.sub(render, markdown)
+
+
+def _pages(config: MkDocsConfig) -> dict[str, str]:
+    """The page, in docs/methods, of each method."""
+    pages = {}
+    for path in sorted(Path(config.docs_dir, "methods").glob("*.md")):
+        for mark in MARK.findall(path.read_text()):
+            verb, *names = mark.split()
+            if verb == "options":
+                pages |= dict.fromkeys(names, path.name)
+    if missing := BUILT_IN.keys() - pages.keys():
+        raise PluginError(f"methods without a page in docs/methods: {', '.join(sorted(missing))}")
+    return pages
+
+
+def _methods(pages: dict[str, str]) -> str:
+    rows = [(f"[`{name}`]({pages[name]})", method.summary, method.needs) for name, method in BUILT_IN.items()]
+    return _table(("method", "what it drafts", "needs"), rows)
+
+
+def _options(name: str) -> str:
+    kind = BUILT_IN[name].options
+    own = described(kind)
+    text = ""
+    if issubclass(kind, ModelOptions):
+        shared = {row[0]: row for row in described(ModelOptions)}
+        own = [row for row in own if row[0] not in shared or row[2] != shared[row[0]][2]]
+        shape = kind.model_fields["shape"].default
+        settings = kind.settings_kind(shape)
+        if shape not in kind.shape_names():
+            raise KeyError(shape)
+        takes = ", ".join(f"`{one}`" for one in kind.shape_names())
+        text = f"Shapes: {takes}; by default `{shape}`. It takes the [shared options](shared-options.md), too.\n"
+        if settings is not None:
+            text = f"Settings of its shape `{shape}`:\n\n{_table(OPTION, _cells(settings))}\n\n{text}"
+    table = _table(OPTION, _rows(own)) if own else ""
+    return f"{table}\n\n{text}"
+
+
+def _shared() -> str:
+    return _table(OPTION, _cells(ModelOptions))
+
+
+def _shapes() -> str:
+    rows = [(f"`{name}`", shape.summary) for name, shape in SHAPES.items()]
+    return _table(("shape", "the tree it makes"), rows)
+
+
+def _settings(name: str) -> str:
+    kind = SHAPES[name].settings
+    return "It has no settings." if kind is None else _table(OPTION, _cells(kind))
+
+
+def _command(*names: str) -> str:
+    command: Any = typer.main.get_command(app)
+    for name in names:
+        command = command.commands[name]
+    rows = []
+    for parameter in command.params:
+        if "--help" in parameter.opts:
+            continue
+        is_option = parameter.param_type_name == "option"
+        flags = ", ".join(f"`{flag}`" for flag in parameter.opts) if is_option else f"`{parameter.name.upper()}`"
+        is_plain = parameter.required or parameter.default is None or isinstance(parameter.default, bool)
+        rows.append((flags, "" if is_plain else f"`{parameter.default}`", getattr(parameter, "help", None) or ""))
+    return _table(("option", "default", "meaning"), rows)
+
+
+def _figures(*methods: str) -> str:
+    wanted, rows, setting, found = {f"`{name}`" for name in methods}, [], "", set()
+    for line in FIGURES.read_text().splitlines():
+        if line.startswith("**K = "):
+            setting = line.split("**")[1]
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if setting and cells[0] in wanted and len(cells) == 10:
+            found.add(cells[0])
+            rows.append((cells[0], setting, *cells[5:7], cells[8], cells[9]))
+    if wanted - found:
+        raise KeyError(wanted - found)
+    head = ("method", "setting", "tokens per step", "speedup (95 %)", "drafting, ms of a round", "equal")
+    about = "SmolLM2-135M-Instruct, bfloat16, 2 cores of an Intel Xeon with AMX, dev prompts, 2026-11-22"
+    return f"{_table(head, rows)}\n\n{about}; K = 60 is slow on a CPU: read its tokens per step."
+
+
+def _arrows() -> str:
+    tree = ast.parse((ROOT / "tests" / "architecture" / "test_arrows.py").read_text())
+    named = [node for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "ARROWS"]
+    rules: Any = named[0].value
+    rows = []
+    for room, others in zip(rules.keys, rules.values, strict=True):
+        names = sorted(one.value for one in getattr(others, "elts", ()))
+        rows.append((f"`{room.value}`", ", ".join(names) or "nothing"))
+    return _table(("room", "may import"), rows)
+
+
+def _file(path: str) -> str:
+    return f"```{Path(path).suffix[1:]}\n{(ROOT / path).read_text()}```"
+
+
+OPTION = ("option", "type", "default", "meaning")
+TABLES: dict[str, Any] = {
+    "methods": _methods,
+    "options": _options,
+    "shared": _shared,
+    "shapes": _shapes,
+    "settings": _settings,
+    "command": _command,
+    "arrows": _arrows,
+    "file": _file,
+    "figures": _figures,
+}
+
+
+def _cells(kind: Any) -> Iterable[tuple[str, ...]]:
+    return _rows(described(kind))
+
+
+def _rows(options: Iterable[tuple[str, str, Any, str]]) -> Iterable[tuple[str, ...]]:
+    for name, kind, default, meaning in options:
+        said = "/".join(map(str, default)) if isinstance(default, tuple) else default
+        written = str(said).lower() if isinstance(said, bool) else str(said)
+        yield f"`{name}`", kind, f"`{written}`", meaning
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
