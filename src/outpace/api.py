@@ -54,7 +54,7 @@ class Model:
         self.engine = Engine(target, codec.new_detokenizer)
         self.exactness = probe(target)
         self._budget = checked_budget(budget)
-        self._proposers: dict[MethodSpec, Proposer] = {}
+        self._proposers: dict[str | MethodSpec, Proposer] = {}
         self._building = Lock()
         self.proposer(self.method)
 
@@ -65,16 +65,16 @@ class Model:
         Raises:
             InvalidRequest: an unknown method or option, a bad value, or an object that proposes nothing.
         """
-        if isinstance(method, str):
-            method = parse_method(method)
-        if not isinstance(method, MethodSpec):
+        if not isinstance(method, str | MethodSpec):
             if not callable(getattr(method, "propose", None)):
                 what = f"method={method!r} is a {type(method).__name__}"
                 raise InvalidRequest(f"{what}: give a name, outpace.method(...) or an object with propose()")
             return method
         with self._building:  # by one thread, or a draft model would be read twice
             if method not in self._proposers:
-                self._proposers[method] = stored_proposer(method, self.drafters)
+                spec = parse_method(method) if isinstance(method, str) else method
+                built = self._proposers.get(spec) or stored_proposer(spec, self.drafters)
+                self._proposers[method] = self._proposers[spec] = built
         return self._proposers[method]
 
     def reset(self) -> None:
