@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lossless.test_matrix import FILLS, OPTIONS, SHAPES, SOURCES
+from tests.lossless.test_matrix import OPTIONS, RETRIEVERS, SHAPES, SOURCES
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,7 +22,7 @@ def chosen(*paths: str) -> list[str]:
 def test_make_test_has_everything_at_least_once() -> None:
     """Guards against a short run that says "all passed" and never saw a source, a shape, a retriever or a rule."""
     cases = [line.partition("test_lossless[")[2].removesuffix("]") for line in chosen("tests/lossless/test_matrix.py")]
-    for value in (*SOURCES, *SHAPES, *FILLS, *OPTIONS):
+    for value in (*SOURCES, *SHAPES, *RETRIEVERS, *OPTIONS):
         assert any(f"-{value}-" in f"-{case}-" for case in cases), f"no case of {value}"
     rules = chosen("tests/lossless/test_rejection.py", "tests/unit/verify")
     assert {line.partition("::")[0].rpartition("/")[2] for line in rules} >= {"test_rejection.py", "test_match.py"}

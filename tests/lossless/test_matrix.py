@@ -1,5 +1,5 @@
-"""The contract as a matrix: what any source x shape x fill x options x batch says on tiny random models, plain decoding
-says.
+"""The contract as a matrix: what any source x shape x retriever x options x batch says on tiny random models, plain
+decoding says.
 
 All combinations run in `make test-all`; in `make test-more` a subset in which every two values still meet, and in
 `make test` one in which each value is seen.
@@ -42,7 +42,7 @@ from tests.unit.sources.learned import KINDS, proposer_of, source_of
 
 SHAPES = tuple(name for name, shape in shapes().items() if shape.is_general or name == "template")
 WITHOUT_SCORES = ("chain", "template")  # a growing shape needs scores
-FILLS = ("matrix", "private", "suffix", "both", "tail")
+RETRIEVERS = ("matrix", "private", "suffix", "both", "tail")
 CPU = torch.device("cpu")
 MODELS = ("draft-lm", "early-exit")
 CHOSEN = {
@@ -69,7 +69,7 @@ LIMITS = (15, 12, 18, 8)
 
 class Case(NamedTuple):
     """A cell of the matrix. `drafts` is "own" for what the random source says, "led" for what `LedSource` makes of it;
-    `noise` is whether sampled requests draft with their keyed noise, `fill` one of FILLS."""
+    `noise` is whether sampled requests draft with their keyed noise, `retriever` one of RETRIEVERS."""
 
     source: str
     shape: str
@@ -77,7 +77,7 @@ class Case(NamedTuple):
     noise: bool
     batch: int
     drafts: str
-    fill: str = "none"
+    retriever: str = "none"
 
     def __str__(self) -> str:
         return "-".join(str(value) for value in self)
@@ -91,9 +91,9 @@ def supported() -> Iterator[Case]:
         drafts = ("own",) if source in WHOLE else ("own", "led")
         for rest in product(shapes, [options], [True, False] if has_noise else [True], (1, 4), drafts):
             yield Case(source, *rest)
-        if source not in WHOLE:  # what fills do wrong they do to neighbours and after their tokens were accepted
-            for shape, own, fill in product(shapes, drafts, FILLS):
-                yield Case(source, shape, options, True, 4, own, fill)
+        if source not in WHOLE:  # what retrievers do wrong they do to neighbours and after their tokens were accepted
+            for shape, own, retriever in product(shapes, drafts, RETRIEVERS):
+                yield Case(source, shape, options, True, 4, own, retriever)
 
 
 CASES = list(supported())
@@ -103,7 +103,7 @@ PAIRWISE = covering(CASES)
 def showing(cases: Sequence[Case]) -> list[Case]:
     """Cases that show every value of every field at least once."""
     chosen, shown = list[Case](), set[tuple[int, Any]]()
-    for case in sorted(cases, key=lambda case: case.fill == "none"):  # those with more to them first
+    for case in sorted(cases, key=lambda case: case.retriever == "none"):  # those with more to them first
         if new := set(enumerate(case)) - shown:
             shown |= new
             chosen.append(case)
@@ -153,19 +153,19 @@ def proposer_for(case: Case, target: TransformersTarget, sequences: Sequence[Seq
     if case.source == "recycle" and case.shape == "template":
         base: Proposer = StaticProposer(source, RecyclingTemplate(), 16, CPU)
     else:
-        base = proposer_of(case.shape, source, leaves_room=case.fill != "none")
-    if case.fill == "none":
+        base = proposer_of(case.shape, source, leaves_room=case.retriever != "none")
+    if case.retriever == "none":
         return base
-    # Gates leave slots free. Of the budgets of other shapes half is kept for the fill.
-    place: Any = "tail" if case.fill == "tail" else "root"
-    return GraftedProposer(base, fill_of(case.fill), CPU, place, 0.0 if case.shape == "gated" else 0.5)
+    # Gates leave slots free. Of the budgets of other shapes half is kept for retrieval.
+    place: Any = "tail" if case.retriever == "tail" else "root"
+    return GraftedProposer(base, retriever_of(case.retriever), CPU, place, 0.0 if case.shape == "gated" else 0.5)
 
 
-def fill_of(name: str) -> Retriever:
+def retriever_of(name: str) -> Retriever:
     if name == "suffix":
         return SuffixRetriever(CPU)
     if name == "both":
-        return JoinedRetriever([fill_of("suffix"), fill_of("matrix")])
+        return JoinedRetriever([retriever_of("suffix"), retriever_of("matrix")])
     paths = [(0,) * depth for depth in range(1, 5)] if name == "tail" else grafted_paths()
     return MatrixRetriever(TransitionMatrix(VOCAB, CPU, context=2), retrieval_plan(paths), name == "private")
 
@@ -184,7 +184,7 @@ def test_lossless(case: Case) -> None:
         assert got.metrics.drafted > 0 or (case.source == "lookup" and index), f"nothing was drafted for {index}"
         if not case.source.startswith(("eagle3", *MODELS)):
             assert got.metrics.draft_passes <= got.metrics.steps, "one pass per round"
-    if case.fill != "none" and (case.fill != "suffix" or case.shape != "gated"):
+    if case.retriever != "none" and (case.retriever != "suffix" or case.shape != "gated"):
         assert any(session.metrics.retrieved for session in sessions), "nothing was grafted"
     if case.drafts == "led":
         accepted = [session.metrics.accepted > 0 for session in sessions]
@@ -200,7 +200,7 @@ def test_the_subset_covers_every_pair() -> None:
     covered = set[Any]().union(*(pairs_of(case) for case in PAIRWISE))
     assert covered == wanted
     assert wanted > {(0, source, 1, shape) for source in (*KINDS, *MODELS) for shape in SHAPES}
-    assert wanted > {(1, shape, 6, fill) for shape in SHAPES for fill in ("none", *FILLS)}
+    assert wanted > {(1, shape, 6, retriever) for shape in SHAPES for retriever in ("none", *RETRIEVERS)}
     assert set[Any]().union(*(pairs_of(case) for case in PAIRWISE[:-1])) < wanted, "every case is there for a pair"
     assert len(PAIRWISE) < len(CASES) / 10
 
