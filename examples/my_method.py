@@ -34,4 +34,4 @@ def build(options: Options, context: BuildContext) -> Bigram:
     return Bigram(4 if options.budget is None else options.budget)
 
 
-BIGRAM = Method(build, "bigrams: what followed the last token the last time")
+BIGRAM = Method(build, "what followed the last token the last time")

@@ -93,40 +93,51 @@ def line(summary: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def table(summary: dict[str, dict[str, Any]], title: str) -> Table:
-    """The summary for people."""
+def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = False) -> Table:
+    """The summary for people; docs/command-line.md says what the columns mean.
+
+    Args:
+        summary: by method.
+        title: above the table.
+        with_phases: with the milliseconds of each phase of a round, and memory.
+    """
     result = Table(title=title, title_justify="left")
-    columns = ["method", "speedup", "95 %", "end to end", "tok/step", "acc/drafted", "tok/s", "TTFT ms", "TPOT ms"]
-    columns += ["draft", "forward", "verify", "commit", "observe", "graft ms", "books", "other", "MB"]
-    columns += ["equal", "ties", "bugs"]
-    for column in columns:
+    columns = ["method", "speedup", "95 %", "tok/step", "acc/drafted", "tok/s", "TPOT ms"]
+    more = ["end to end", "TTFT ms", "draft ms", "forward ms", "verify ms", "commit ms", "observe ms", "graft ms"]
+    more += ["bookkeeping", "not forward", "MB"]
+    for column in [*columns, *(more if with_phases else ()), "equal", "ties", "bugs"]:
         if column == "method":  # options are part of the name
             result.add_column(column, overflow="fold")
         else:
             result.add_column(column, justify="right", no_wrap=True)
     for method, row in summary.items():
         low, high = row["speedup_interval"] or (None, None)
-        interval = f"{low:.2f}-{high:.2f}" if low is not None else "-"
         result.add_row(
             method,
             _number(row["speedup"], 2, "x"),
-            interval,
-            _number(row["end_to_end_speedup"], 2, "x"),
+            f"{low:.2f}-{high:.2f}" if low is not None else "-",
             _number(row["tokens_per_step"], 2),
             f"{row['accepted_per_drafted']:.0%}" if row["drafted_per_step"] else "-",
             _number(row["tokens_per_second"], 1),
-            _number(row["ttft_ms"], 1),
             _number(row["tpot_ms"], 2),
-            *(_number(row[phase], 2) for phase in PHASES),
-            _number(row["graft_ms"], 2) if row["graft_ms"] else "-",
-            _percentage(row["bookkeeping_share"]),
-            _percentage(row["overhead"]),
-            _number(row["memory_mb"], 0),
+            *(_phases(row) if with_phases else ()),
             f"{row['equal']:.0%}",
             str(row["ties"]),
             str(row["bugs"]),
         )
     return result
+
+
+def _phases(row: dict[str, Any]) -> list[str]:
+    return [
+        _number(row["end_to_end_speedup"], 2, "x"),
+        _number(row["ttft_ms"], 1),
+        *(_number(row[phase], 2) for phase in PHASES),
+        _number(row["graft_ms"], 2) if row["graft_ms"] else "-",
+        _percentage(row["bookkeeping_share"]),
+        _percentage(row["overhead"]),
+        _number(row["memory_mb"], 0),
+    ]
 
 
 def _median(values: Sequence[float]) -> float | None:

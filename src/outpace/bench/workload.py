@@ -40,7 +40,7 @@ class WorkItem:
 
 
 def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
-    """Read "FILE" or "FILE:LIMIT"; "builtin" names a few prompts of this package's own.
+    """Read "FILE" or "FILE:LIMIT"; "builtin" and "builtin:LIMIT" name a few prompts of this package's own.
 
     Args:
         spec: what to read.
@@ -52,6 +52,8 @@ def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
     name, _, ending = spec.rpartition(":")
     if ending.isdigit():
         limit = int(ending)
+        if limit < 1:
+            raise InvalidRequest(f"workload {spec!r}: a limit of {limit} leaves no prompts; give 1 or more")
     else:
         name = spec
     if name == BUILT_IN:

@@ -79,6 +79,7 @@ def bench(
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
     check: Annotated[bool, typer.Option(help="Classify differences as ties or bugs.")] = True,
+    phases: Annotated[bool, typer.Option("--phases", help="Show where a round's time goes, and memory.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Race methods against plain decoding, interleaved prompt by prompt or batch by batch; the last line is JSON."""
@@ -137,8 +138,11 @@ def bench(
         (out / "summary.json").write_text(json.dumps({"methods": summary}, indent=2))
     if not as_json:
         where = f"{records[0]['hardware']}, {records[0]['threads']} threads, {records[0]['dtype']}"
-        title = f"{model}, {len(items)} prompts, batch size {batch_size}, {where}"
-        Console(width=max(console.width, 240)).print(table(summary, title))
+        turns = sum(len(item.turns) for item in items)
+        prompts = f"{len(items)} prompts" + (f" of {turns} turns" if turns != len(items) else "")
+        title = f"{model}, {prompts}, batch size {batch_size}, {where}"
+        wide = Console(width=max(console.width, 240)) if phases else Console(width=max(console.width, 100))
+        wide.print(table(summary, title, phases))
     print(json.dumps({"methods": summary}))
 
 

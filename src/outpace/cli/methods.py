@@ -6,6 +6,8 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
+from outpace.core.errors import InvalidRequest
+
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, for its options; none for the list.")] = None,
@@ -35,6 +37,11 @@ def methods(
         )
         return
     method = method_named(name)
+    if shape is not None:
+        taken = method.options.shape_names() if issubclass(method.options, ModelOptions) else ()
+        if shape not in taken:
+            known_shapes = f"choose one of {', '.join(taken)}" if taken else f"{name} has no shapes to choose from"
+            raise InvalidRequest(f"shape={shape}: {known_shapes}")
     options = [row for kind in option_kinds(method.options, shape) for row in _described(kind)]
     if as_json:
         print(json.dumps({"name": name, "needs": method.needs, "summary": method.summary, "options": options}))

@@ -41,7 +41,7 @@ SpeculativeConfig = Annotated[
     ),
 ]
 Budget = Annotated[int | None, typer.Option(help="Drafted nodes per round; by default the method's own.")]
-MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate per prompt.")]
+MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate per turn.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option(help="Keep the smallest set with this probability; 1 keeps all.")]
@@ -54,10 +54,12 @@ Seed = Annotated[int | None, typer.Option(help="Key of the sampling noise.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Tokens per request, prompt and answer together.")]
-Workload = Annotated[list[str], typer.Option("--workload", "-w", help="JSON-lines FILE or FILE:LIMIT; 'builtin'.")]
+Workload = Annotated[
+    list[str], typer.Option("--workload", "-w", help="JSON-lines FILE or FILE:LIMIT; 'builtin' or 'builtin:LIMIT'.")
+]
 MaxTurns = Annotated[int | None, typer.Option(help="Turns per conversation; by default all.")]
 Target = Annotated[str, typer.Option(help="Folder, GGUF file, pulled name or hub id.")]
-Prompts = Annotated[list[str], typer.Option(help="JSON-lines FILE or FILE:LIMIT; 'builtin'.")]
+Prompts = Annotated[list[str], typer.Option(help="JSON-lines FILE or FILE:LIMIT; 'builtin' or 'builtin:LIMIT'.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 
 

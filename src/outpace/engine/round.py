@@ -60,6 +60,8 @@ def propose(target: Target, sessions: Sequence[Session]) -> list[DraftTree]:
             room = min(session.remaining, target.max_length - len(session.ids)) - 1
             requests.append(DraftRequest(session.stream, session.budget, max(room, 0)))
         proposed = proposer.propose([sessions[index].state for index in members], requests)
+        if len(proposed) != len(requests):
+            raise ValueError(f"{type(proposer).__name__} proposed {len(proposed)} trees for {len(requests)} requests")
         # A proposer may move slots from one of its requests to another; it has no more than they have together.
         is_over = sum(len(tree) - 1 for tree in proposed) > sum(request.budget for request in requests)
         for index, request, tree in zip(members, requests, proposed, strict=True):
@@ -77,6 +79,11 @@ def sayable(trees: Sequence[DraftTree], sessions: Sequence[Session]) -> tuple[li
     kept, tokens = [], []
     for tree, session in zip(trees, sessions, strict=True):
         said = tree.tokens.tolist()
+        if said[0] != session.ids[-1]:
+            raise ValueError(
+                f"{type(session.proposer).__name__} proposed a tree of {said[0]}; node 0 must be the pending token "
+                f"{session.ids[-1]}, or the answer would change"
+            )
         kept.append(tree.without_unsayable(session.stream.ending_ids, said))
         tokens.append(said if kept[-1] is tree else kept[-1].tokens.tolist())
     return kept, tokens

@@ -6,6 +6,7 @@ of the group "outpace.methods" that names a `Method`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -103,7 +104,9 @@ def method_named(name: str) -> Method:
         InvalidRequest: there is none of that name.
     """
     if name not in methods():
-        raise InvalidRequest(f"method={name!r}: unknown; choose one of {', '.join(methods())}")
+        near = get_close_matches(name, methods(), n=1)
+        hint = f"did you mean {near[0]!r}? There are" if near else "choose one of"
+        raise InvalidRequest(f"method={name!r}: unknown; {hint} {', '.join(methods())}")
     return methods()[name]
 
 
@@ -121,8 +124,12 @@ def parse_method(text: str) -> MethodSpec:
     given: dict[str, str] = {}
     for option, equals, value in items:
         if not equals or option not in known:
+            near = [f"did you mean {one}? " for one in get_close_matches(option, known, n=1)]
             takes = f"takes {', '.join(known)} (name:option=value)"
-            raise InvalidRequest(f"method={text!r}: {name} {takes}, not {option + equals + value!r}")
+            said = option + equals + value
+            raise InvalidRequest(
+                f"method={text!r}: {''.join(near)}{name} {takes}, not {said!r}{_shapes_with(kind, option)}"
+            )
         if option in given:
             raise InvalidRequest(f"method={text!r}: {option} is given twice")
         given[option] = value
@@ -153,6 +160,13 @@ def _checked(what: str, name: str, given: Mapping[str, Any]) -> MethodSpec:
 
 MethodLike = str | MethodSpec | Proposer
 """How a method is named: by a text, by `method(...)`, or by a proposer made by hand."""
+
+
+def _shapes_with(kind: type[Options], option: str) -> str:
+    """Which shapes of a method have a setting of that name, in words; nothing if none does."""
+    names = kind.shape_names() if issubclass(kind, ModelOptions) else ()
+    having = [name for name in names if any(option in part.model_fields for part in option_kinds(kind, name)[1:])]
+    return f"; {option} is a setting of shape={', '.join(having)}" if having else ""
 
 
 def name_of(method: MethodLike) -> str:

@@ -122,8 +122,8 @@ class DrafterStore:
         place = self._place(kind)
         if place is None:
             raise InvalidRequest(
-                f"this method needs a trained drafter: name its checkpoint with drafter=, or make one with "
-                f"`outpace train {kind}`; {shipped_names()}"
+                f"this method needs a trained drafter of kind {kind}: name its checkpoint with drafter= (--drafter), "
+                f"or make one with `outpace train {kind}`; {shipped_names()}"
             )
         return self._read(place)
 

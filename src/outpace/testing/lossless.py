@@ -40,8 +40,11 @@ def assert_lossless(
         The method's sessions from the batched run, for further assertions.
 
     Raises:
+        ValueError: not as many params as prompts.
         AssertionError: naming the prompt, the run and the first token that differs.
     """
+    if len(prompts) != len(params):
+        raise ValueError(f"{len(prompts)} prompts and {len(params)} params: give one SamplingParams per prompt")
     engine = make_engine()
     plain = [decode(engine, [prompt], [wanted], [EmptyDraft()]) for prompt, wanted in zip(prompts, params, strict=True)]
     sequences = [session.ids for sessions in plain for session in sessions]

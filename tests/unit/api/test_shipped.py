@@ -115,7 +115,7 @@ def test_only_a_target_loaded_by_its_name_has_drafters(drafters: Path) -> None:
     folder = drafters.parents[1] / "home" / "models" / "tiny"
     assert tuple(shipped_for("tiny")) == KINDS
     assert shipped_for(str(folder)) == shipped_for("other") == {}
-    complaint = "needs a trained drafter: name its checkpoint.*`outpace train {}`; shipped are tiny/dflash, tiny/domino"
+    complaint = "needs a trained drafter of kind {0}: name its checkpoint.*`outpace train {0}`; shipped are tiny/dflash"
     for target, method in ((str(folder), "domino"), ("tiny", "medusa")):
         with pytest.raises(InvalidRequest, match=complaint.format(method)):
             load(target, method)

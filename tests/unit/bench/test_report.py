@@ -1,11 +1,13 @@
 """Figures from records: the arithmetic behind every published number."""
 
+from io import StringIO
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from outpace.bench.records import TurnRun, group_figures
-from outpace.bench.report import summarise
+from outpace.bench.report import summarise, table
 from outpace.bench.runner import split_methods, with_baseline
 from outpace.core.errors import InvalidRequest
 
@@ -142,3 +144,16 @@ def test_method_lists() -> None:
         split_methods("recycle:depth=3")
     with pytest.raises(InvalidRequest, match="unknown; choose one of"):
         split_methods("plain,magic")
+
+
+def test_the_table_fits_a_terminal() -> None:
+    """Guards against a table that wraps into garbage where people look, and phases that nobody can ask for."""
+    summary = summarise([_record(0, "plain"), _record(0, "fast", steps=4, accepted=6, drafted=20)])
+    for with_phases, width in ((False, 100), (True, 240)):
+        console = Console(width=width, record=True, file=StringIO())
+        console.print(table(summary, "title", with_phases))
+        shown = console.export_text()
+        assert max(map(len, shown.splitlines())) <= width
+        assert ("forward ms" in shown) == with_phases
+        assert all(column in shown for column in ("speedup", "tok/step", "equal", "bugs"))
+        assert "…" not in shown

@@ -214,7 +214,7 @@ def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, 
     ):
         with pytest.raises(InvalidRequest, match=complaint):
             outpace.load(str(target), method, drafter=str(drafter), dtype="float32", device="cpu")
-    with pytest.raises(InvalidRequest, match="needs a trained drafter: name its checkpoint"):
+    with pytest.raises(InvalidRequest, match="needs a trained drafter of kind domino: name its checkpoint"):
         outpace.load(str(target), "domino", dtype="float32", device="cpu")
     with pytest.raises(ModelError, match="describes no drafter net"):
         outpace.load(str(target), "domino", drafter=str(target), dtype="float32", device="cpu")
