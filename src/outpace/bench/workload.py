@@ -52,8 +52,6 @@ def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
     name, _, ending = spec.rpartition(":")
     if ending.isdigit():
         limit = int(ending)
-        if limit < 1:
-            raise InvalidRequest(f"workload {spec!r}: a limit of {limit} leaves no prompts; give 1 or more")
     else:
         name = spec
     if name == BUILT_IN:
@@ -73,16 +71,20 @@ def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
     return items[:limit]
 
 
-def read_workloads(specs: list[str], max_turns: int | None = None, limit: int | None = None) -> tuple[WorkItem, ...]:
+def read_workloads(
+    specs: list[str], max_turns: int | None = None, limit: int | None = None, may_be_empty: bool = False
+) -> tuple[WorkItem, ...]:
     """Several workloads one after the other, conversations cut to `max_turns`, with `limit` items of those that do not
-    say how many.
+    say how many. A race or a certificate over nothing says nothing, so limits of 0 are refused unless they may be.
 
     Raises:
-        InvalidRequest: see `read_workload`; or no turn would be left.
+        InvalidRequest: see `read_workload`; or no turn or no prompt would be left.
     """
     if max_turns is not None and max_turns < 1:
         raise InvalidRequest(f"max_turns={max_turns}: must be at least 1")
     items = [item for spec in specs for item in read_workload(spec, limit)]
+    if specs and not items and not may_be_empty:
+        raise InvalidRequest(f"workload {specs[-1]!r}: its limit leaves no prompts; give 1 or more")
     return tuple(replace(item, turns=item.turns[:max_turns]) for item in items)
 
 

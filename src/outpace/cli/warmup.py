@@ -61,7 +61,7 @@ def warmup(
 
     new_file(out)  # answers take long: told before, not after them
     params = SamplingParams(max_new_tokens, temperature, seed=seed)
-    items = read_workloads(workload, limit=ROUNDS)
+    items = read_workloads(workload, limit=ROUNDS, may_be_empty=True)
     loaded = load_model(
         model, method, drafter, budget=budget, dtype=dtype, device=device, max_model_len=max_model_len, max_num_seqs=1
     )

@@ -82,3 +82,11 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     file.write_bytes(b"\x1f\x8b\x08\xff\xfe")
     with pytest.raises(InvalidRequest, match="UTF-8"):
         read_workload(str(file))
+
+
+def test_a_race_over_nothing_is_refused() -> None:
+    """Guards against "LOSSLESS: 0 of 0", a certificate without evidence, and a race that ends in a traceback."""
+    with pytest.raises(InvalidRequest, match="workload 'builtin:0': its limit leaves no prompts; give 1 or more"):
+        read_workloads(["builtin:0"])
+    assert read_workloads(["builtin:0"], may_be_empty=True) == ()
+    assert len(read_workloads(["builtin:0", "builtin:2"])) == 2
