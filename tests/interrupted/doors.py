@@ -61,7 +61,8 @@ class Doors:
         if not self._model.engine.is_idle or self._model.engine.free_slots != self._model.target.max_slots:
             self.faults.append(f"{self._model.engine.free_slots} slots are free")
 
-    def _do(self, action: Callable[[], T]) -> T:
+    def _do(self, action: Callable[[], T], may_repeat: bool = True) -> T:
+        """Do something until it comes through; what is lost stays lost where it may not be repeated."""
         while True:
             try:
                 return action()
@@ -69,15 +70,17 @@ class Doors:
                 self._injector.resume()
             except (StateLost, outpace.InvalidRequest):  # a chat template that ran out of memory is an InvalidRequest
                 self.lost += 1
+                if not may_repeat:
+                    raise
 
     def _read(self, stream: outpace.TokenStream, count: int = 1000) -> tuple[tuple[int, ...], str]:
         """Read on wherever it was interrupted; nothing if the request was lost."""
         tokens: list[int] = []
         text = ""
         for _ in range(count):
-            lost = self.lost
-            event = self._do(lambda: next(stream, None))
-            if self.lost > lost:
+            try:
+                event = self._do(lambda: next(stream, None), may_repeat=False)
+            except (StateLost, outpace.InvalidRequest):
                 return (), ""
             if event is None:
                 break

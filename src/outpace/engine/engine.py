@@ -180,7 +180,7 @@ class Engine:
             StateLost: an exception interrupted it.
         """
         if session.error is not None:
-            raise session.error
+            raise session.error.with_traceback(None)  # as often as it is asked for: tracebacks add up
         assert session.finish_reason is not None, "result() is for sessions that have ended"
         return Sample(
             tuple(session.generated),

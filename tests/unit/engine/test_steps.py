@@ -178,3 +178,22 @@ def test_requests_that_nobody_holds_are_forgotten() -> None:
     run_all(engine, sessions)
     assert [session.generated for session in sessions] == [alone([number, 5]) for number in (1, 2)]
     assert (engine.is_idle, engine.free_slots) == (True, 2)
+
+
+def test_an_error_that_is_asked_for_again_does_not_grow() -> None:
+    """Guards against a traceback that gets longer with each reading of a request that is lost, without end."""
+    target = Failing()
+    engine = Engine(target)
+    (lost,) = engine.add(PROMPT, PARAMS, Forgetful())
+    engine.step()
+    engine.step()
+    target.fails = [KeyboardInterrupt()]
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    run_all(engine, [lost])
+    lengths = []
+    for _ in range(3):
+        with pytest.raises(StateLost) as caught:
+            engine.result(lost)
+        lengths.append(len(caught.traceback))
+    assert lengths[0] == lengths[-1]
