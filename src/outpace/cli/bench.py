@@ -18,6 +18,7 @@ from outpace.cli.options import (
     Dtype,
     FrequencyPenalty,
     IgnoreEos,
+    Loading,
     MaxModelLen,
     MaxNewTokens,
     MaxTurns,
@@ -31,7 +32,6 @@ from outpace.cli.options import (
     TopP,
     Workload,
     console,
-    load_model,
     notes,
     progress_bar,
 )
@@ -84,7 +84,7 @@ def bench(
 ) -> None:
     """Race methods against plain decoding, interleaved prompt by prompt or batch by batch; the last line is JSON."""
     from outpace.bench.report import summarise, table
-    from outpace.bench.runner import BenchPlan, BenchRun, split_methods, usual_methods, with_baseline
+    from outpace.bench.runner import TRANSFORMERS, BenchPlan, BenchRun, split_methods, usual_methods, with_baseline
     from outpace.bench.workload import read_workloads
 
     chosen = () if methods is None else split_methods(methods)
@@ -104,30 +104,11 @@ def bench(
     plan = BenchPlan(
         with_baseline(chosen), items, params, budget=budget, warm_items=warm_items, check=check, batch_size=batch_size
     )
+    loading = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config)
     if methods is not None and speculative_config is None:
-        loaded = load_model(
-            model,
-            "plain",
-            drafter,
-            budget=None,
-            dtype=dtype,
-            device=device,
-            max_model_len=max_model_len,
-            max_num_seqs=batch_size,
-        )
+        loaded = loading.load_for([name for name in chosen if name != TRANSFORMERS], batch_size)
     else:  # the model's default, or the config's, which may name no method beside it
-        slots = batch_size
-        loaded = load_model(
-            model,
-            methods,
-            drafter,
-            budget=budget,
-            dtype=dtype,
-            device=device,
-            max_model_len=max_model_len,
-            max_num_seqs=slots,
-            speculative_config=speculative_config,
-        )
+        loaded = loading.load(methods, batch_size)
         chosen = usual_methods(loaded) if speculative_config is None else (loaded.method_name,)
         plan = replace(plan, methods=with_baseline(chosen))
     run = BenchRun(loaded, plan)

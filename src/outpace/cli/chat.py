@@ -14,6 +14,7 @@ from outpace.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Loading,
     MaxModelLen,
     MaxNewTokens,
     Method,
@@ -24,7 +25,6 @@ from outpace.cli.options import (
     Temperature,
     TopK,
     TopP,
-    load_model,
     notes,
 )
 from outpace.core.errors import OutpaceError
@@ -58,17 +58,7 @@ def chat(
     params = SamplingParams(
         max_new_tokens, temperature, top_k, top_p, min_p, seed, stop=tuple(stop or ())
     )  # checked before a model is loaded
-    loaded = load_model(
-        model,
-        method,
-        drafter,
-        budget=budget,
-        dtype=dtype,
-        device=device,
-        max_model_len=max_model_len,
-        max_num_seqs=1,
-        speculative_config=speculative_config,
-    )
+    loaded = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config).load(method, 1)
     has_failed = False
     with loaded.chat(system, params) as conversation:
         if sys.stdin.isatty():

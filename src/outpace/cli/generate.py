@@ -16,6 +16,7 @@ from outpace.cli.options import (
     Dtype,
     FrequencyPenalty,
     IgnoreEos,
+    Loading,
     MaxModelLen,
     MaxNewTokens,
     Method,
@@ -28,7 +29,6 @@ from outpace.cli.options import (
     Temperature,
     TopK,
     TopP,
-    load_model,
     notes,
 )
 from outpace.core.errors import InvalidRequest
@@ -91,17 +91,7 @@ def generate(
     if logprobs is not None and not as_json:
         raise InvalidRequest(f"logprobs={logprobs}: they are printed with --json only")
     text = sys.stdin.read() if prompt == "-" else prompt
-    loaded = load_model(
-        model,
-        method,
-        drafter,
-        budget=budget,
-        dtype=dtype,
-        device=device,
-        max_model_len=max_model_len,
-        max_num_seqs=max(n, 1),
-        speculative_config=speculative_config,
-    )
+    loaded = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config).load(method, max(n, 1))
     is_chat = not raw and bool(loaded.codec.tokenizer.chat_template)
     asked: Any = [{"role": "user", "content": text}] if is_chat else text
     if as_json or n > 1:

@@ -2,9 +2,10 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -63,41 +64,82 @@ Prompts = Annotated[list[str], typer.Option(help="JSON-lines FILE or FILE:LIMIT;
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else on stdout.")]
 
 
-def load_model(
-    model: str,
-    method: str | None,
-    drafter: str | None,
-    budget: int | None,
-    dtype: str,
-    device: str,
-    max_model_len: int | None,
-    max_num_seqs: int,
-    speculative_config: str | None = None,
-) -> "Model":
-    """`outpace.load`, with a line on standard error that says how exact the model is on this machine."""
-    try:
-        config = None if speculative_config is None else json.loads(speculative_config)
-    except json.JSONDecodeError as error:
-        raise InvalidRequest(f"speculative_config={speculative_config!r}: not JSON: {error}") from error
-    if speculative_config is not None and not isinstance(config, dict):
-        raise InvalidRequest(f"speculative_config={speculative_config!r}: must be a JSON object")
-    with notes.status(f"loading {model}"):
-        quieten_transformers()
-        from outpace.api import load
+@dataclass(frozen=True)
+class Loading:
+    """How a command loads its model: the options that commands share. All are those of `outpace.load`, but for
+    `speculative_config`, which is JSON here."""
 
-        loaded = load(
-            model,
-            method,
-            drafter=drafter,
-            budget=budget,
-            speculative_config=config,
-            dtype=dtype,
-            device=device,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-        )
-    notes.print(f"[dim]{loaded.exactness}[/dim]", highlight=False, soft_wrap=True)
-    return loaded
+    model: str
+    drafter: str | None
+    budget: int | None
+    dtype: str
+    device: str
+    max_model_len: int | None
+    speculative_config: str | None = None
+
+    def load(self, method: str | None, slots: int) -> "Model":
+        """The model with a method, None for its default, or the config's.
+
+        Raises:
+            InvalidRequest: a bad option, or a drafter that this method does not use.
+            ModelError: as `outpace.load`.
+        """
+        return self._load(method, None if method is None else (method,), slots)
+
+    def load_for(self, methods: Sequence[str], slots: int) -> "Model":
+        """The model for methods that its requests name, with the drafter but no budget: that comes with each request.
+
+        Raises:
+            InvalidRequest: a bad option, or a drafter that none of these methods uses.
+            ModelError: as `outpace.load`.
+        """
+        return replace(self, budget=None)._load("plain", methods, slots)
+
+    def _load(self, method: str | None, methods: Sequence[str] | None, slots: int) -> "Model":
+        """`outpace.load`, with a line on standard error that says how exact the model is on this machine."""
+        config = _config(self.speculative_config)
+        with notes.status(f"loading {self.model}"):
+            quieten_transformers()
+            from outpace.api import load
+
+            if methods is not None and config is None:
+                self._check_drafter(methods)
+            loaded = load(
+                self.model,
+                method,
+                drafter=self.drafter,
+                budget=self.budget,
+                speculative_config=config,
+                dtype=self.dtype,
+                device=self.device,
+                max_model_len=self.max_model_len,
+                max_num_seqs=slots,
+            )
+        notes.print(f"[dim]{loaded.exactness}[/dim]", highlight=False, soft_wrap=True)
+        return loaded
+
+    def _check_drafter(self, methods: Sequence[str]) -> None:
+        """Refuse a drafter that was asked for where nothing that is named would draft with it."""
+        from outpace.methods.catalog import parse_method
+
+        if self.drafter is not None and all(parse_method(method).drafter is None for method in methods):
+            raise InvalidRequest(
+                f"drafter={self.drafter!r}: it would not be used, for {', '.join(methods) or 'stock generate'} needs "
+                "none; leave it out, or choose a method that drafts with one (`outpace methods` says what each needs)"
+            )
+
+
+def _config(text: str | None) -> dict[str, Any] | None:
+    """A speculative config from its JSON."""
+    if text is None:
+        return None
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"speculative_config={text!r}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InvalidRequest(f"speculative_config={text!r}: must be a JSON object")
+    return config
 
 
 def tokenized_turns(model: str, workload: list[str]) -> tuple[Iterator[list[int]], int, tuple[int, ...]]:

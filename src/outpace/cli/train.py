@@ -9,6 +9,7 @@ import typer
 from outpace.cli.options import (
     Device,
     Dtype,
+    Loading,
     MaxModelLen,
     MinP,
     Prompts,
@@ -16,7 +17,6 @@ from outpace.cli.options import (
     Temperature,
     TopK,
     TopP,
-    load_model,
     notes,
     progress_bar,
     quieten_transformers,
@@ -75,16 +75,7 @@ def regenerate(
     store = AnswerStore(out, about_answers(target, codec, vocab_size, params, endpoint, dtype))
     answerer: Answerer
     if endpoint is None:
-        model = load_model(
-            target,
-            method,
-            drafter,
-            budget=None,
-            dtype=dtype,
-            device=device,
-            max_model_len=max_model_len,
-            max_num_seqs=batch_size,
-        )
+        model = Loading(target, drafter, None, dtype, device, max_model_len).load(method, batch_size)
         answerer = EngineAnswerer(model, params, method)
     else:
         from outpace.train.endpoint import EndpointAnswerer

@@ -14,6 +14,7 @@ from outpace.cli.options import (
     Dtype,
     FrequencyPenalty,
     IgnoreEos,
+    Loading,
     MaxModelLen,
     MaxNewTokens,
     MaxTurns,
@@ -26,7 +27,6 @@ from outpace.cli.options import (
     TopP,
     Workload,
     console,
-    load_model,
     progress_bar,
 )
 from outpace.core.errors import InvalidRequest
@@ -86,29 +86,11 @@ def verify(
     )
     wanted = [replace(base, temperature=value) for value in temperature or [0.0, 1.0]]
     size = max(batch_sizes)
+    loading = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config)
     if methods and speculative_config is None:
-        loaded = load_model(
-            model,
-            "plain",
-            drafter,
-            budget=None,
-            dtype=dtype,
-            device=device,
-            max_model_len=max_model_len,
-            max_num_seqs=size,
-        )
+        loaded = loading.load_for(methods, size)
     else:  # the model's default, or the config's, which may name no method beside it
-        loaded = load_model(
-            model,
-            method,
-            drafter,
-            budget=budget,
-            dtype=dtype,
-            device=device,
-            max_model_len=max_model_len,
-            max_num_seqs=size,
-            speculative_config=speculative_config,
-        )
+        loaded = loading.load(method, size)
         methods = (loaded.method_name,)
     certified = ",".join(methods)
     cases: list[dict[str, Any]] = []

@@ -11,12 +11,12 @@ from outpace.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Loading,
     MaxModelLen,
     MaxNewTokens,
     ModelName,
     Temperature,
     Workload,
-    load_model,
     notes,
     progress_bar,
 )
@@ -62,9 +62,7 @@ def warmup(
     new_file(out)  # answers take long: told before, not after them
     params = SamplingParams(max_new_tokens, temperature, seed=seed)
     items = read_workloads(workload, limit=ROUNDS, may_be_empty=True)
-    loaded = load_model(
-        model, method, drafter, budget=budget, dtype=dtype, device=device, max_model_len=max_model_len, max_num_seqs=1
-    )
+    loaded = Loading(model, drafter, budget, dtype, device, max_model_len).load(method, 1)
     proposer = loaded.proposer(method)
     matrix = matrix_of(proposer)
     with gates_open(proposer) as recorder:
