@@ -31,7 +31,7 @@ def run_round(target: Target, gains: Sequence[Gain]) -> None:
     """
     sessions, phase = [gain.session for gain in gains], Phases()
     with phase("draft"):
-        trees, tokens = sayable(propose(target, sessions), sessions)
+        trees, tokens = sayable(propose(target, sessions), sessions, target.vocab_size)
     with phase("forward"):
         taps = [session.proposer.needs.taps for session in sessions]
         outputs = target.forward([_slot(session) for session in sessions], trees, taps)
@@ -74,7 +74,9 @@ def propose(target: Target, sessions: Sequence[Session]) -> list[DraftTree]:
     return [trees[index] for index in range(len(sessions))]
 
 
-def sayable(trees: Sequence[DraftTree], sessions: Sequence[Session]) -> tuple[list[DraftTree], list[list[int]]]:
+def sayable(
+    trees: Sequence[DraftTree], sessions: Sequence[Session], vocab_size: int
+) -> tuple[list[DraftTree], list[list[int]]]:
     """The trees without what no request can ever say, whoever proposed it, and their tokens on the host."""
     kept, tokens = [], []
     for tree, session in zip(trees, sessions, strict=True):
@@ -83,6 +85,12 @@ def sayable(trees: Sequence[DraftTree], sessions: Sequence[Session]) -> tuple[li
             raise ValueError(
                 f"{type(session.proposer).__name__} proposed a tree of {said[0]}; node 0 must be the pending token "
                 f"{session.ids[-1]}, or the answer would change"
+            )
+        if min(said) < 0 or max(said) >= vocab_size:
+            outside = next(token for token in said if not 0 <= token < vocab_size)
+            raise ValueError(
+                f"{type(session.proposer).__name__} proposed token id {outside}; ids must be from 0 to "
+                f"{vocab_size - 1}, those of the target's vocabulary"
             )
         kept.append(tree.without_unsayable(session.stream.ending_ids, said))
         tokens.append(said if kept[-1] is tree else kept[-1].tokens.tolist())
