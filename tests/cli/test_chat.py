@@ -67,7 +67,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(folder: str, monkeypat
     result = _chat(folder, "Hello\nGo on\n", "--method", "plain")
     assert result.exit_code == 0
     exactness, first, second = result.stderr.splitlines()
-    assert exactness.startswith(("bitwise: ", "rounding: "))
+    assert exactness.startswith(("exactness: bitwise - ", "exactness: rounding - "))
     assert "5 tokens" in first
     assert [line.split()[-1] for line in (first, second)] == ["cancelled", "length"]
     assert _reused(result)[1][0] >= _reused(result)[0][1]

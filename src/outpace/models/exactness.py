@@ -38,7 +38,11 @@ class Exactness:
         return self.kind == "bitwise"
 
     def __str__(self) -> str:
-        return f"{self.kind}: {self.reason}"
+        """In a sentence for who reads an answer: what it means, and how it was found."""
+        meant = "every method's tokens are plain decoding's on this machine"
+        if not self.is_bitwise:
+            meant += ", but where two tokens score as good as equal and rounding may choose the other one"
+        return f"exactness: {self.kind} - {meant}; found at load: {self.reason}"
 
 
 @torch.inference_mode()

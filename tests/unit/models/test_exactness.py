@@ -54,13 +54,15 @@ def plant(monkeypatch: pytest.MonkeyPatch, module: type, differs: Callable[[Tens
 @each_dtype
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_is_probed(family: str, dtype: str) -> None:
-    """Guards against a probe that fails on a family's layers, names no reason, or takes slots of the target's."""
+    """Guards against a probe that fails on a family's layers, names no reason, or takes slots of the target's; and
+    against a verdict that says nothing to who does not know the word."""
     target = tiny_target(tiny_config(family), DTYPES[dtype])
     exactness = probe(target)
     assert exactness.kind in ("bitwise", "rounding")
     assert exactness.milliseconds > 0
     assert str(target.dtype).removeprefix("torch.") in exactness.reason
-    assert str(exactness) == f"{exactness.kind}: {exactness.reason}"
+    assert str(exactness).startswith(f"exactness: {exactness.kind} - every method's tokens are plain decoding's")
+    assert str(exactness).endswith(f"; found at load: {exactness.reason}")
     assert "\n" not in str(exactness)
     assert not any(target.kv.lengths)
 
@@ -215,7 +217,10 @@ def test_what_is_not_packed_is_not_called_exact() -> None:
         assert (exactness.kind, exactness.milliseconds) == ("rounding", 0.0)
         assert "not packed" in exactness.reason
     on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, rounded_to=torch.bfloat16)
-    assert str(probe(on_gpu)).startswith("rounding: kernels of a GPU")
+    said = str(probe(on_gpu))
+    assert said.startswith("exactness: rounding - ")
+    assert "but where two tokens score as good as equal" in said
+    assert "found at load: kernels of a GPU" in said
 
 
 def test_halves_without_instructions_are_told() -> None:

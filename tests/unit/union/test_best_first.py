@@ -108,7 +108,8 @@ def test_every_witness_goes_on_behind_every_other() -> None:
 
 def test_the_draft_comes_first_and_keeps_its_parents() -> None:
     """Guards against a drafted node numbered behind a retrieved one, or hung below another when nodes are renumbered:
-    here the matrix is likelier than the draft at every depth, so that growth takes them the other way round."""
+    here the matrix is likelier than the draft at every depth, so that growth takes them the other way round. And
+    against a growth that its own tree puts in another order, so that a second tree of it is another one."""
     stream = draft_request([0], 0, 0).stream
     draft = draft_tree([(0, 1, 0.95), (0, 2, 0.95), (1, 3, 0.95), (2, 4, 0.95)], 0, passes=2)
     acceptance = flat(bias=-1, first=6, second=4, sure=2)
@@ -124,6 +125,8 @@ def test_the_draft_comes_first_and_keeps_its_parents() -> None:
     above = zip(paths[1:], tree.topology.parents[1:], strict=True)
     assert [named[parent][path[-1]] for path, parent in above] == [features[path] for path in paths[1:]]
     assert tree.draft_passes == 2
+    again, named_again = growth.tree(CPU)
+    assert (again.tokens.tolist(), again.topology, named_again) == (tree.tokens.tolist(), tree.topology, named)
 
 
 def test_siblings_that_the_draft_says_twice_are_one() -> None:
