@@ -8,6 +8,8 @@ from pydantic import BaseModel
 
 from outpace.core.errors import InvalidRequest
 
+TYPE_WIDTH = 22
+
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, for its options; none for the list.")] = None,
@@ -16,7 +18,7 @@ def methods(
 ) -> None:
     """List the methods, or the options of one with their types, defaults and meaning."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from outpace.methods.catalog import method_named, option_kinds
     from outpace.methods.catalog import methods as known
@@ -47,15 +49,28 @@ def methods(
         print(json.dumps({"name": name, "needs": method.needs, "summary": method.summary, "options": options}))
         return
     console.print(f"{name}: {method.summary}\nneeds {method.needs}\n")
-    table = Table("option", "type", "default", "meaning")
+    # Type and default share a column, and take what the sentences leave; nothing is cut off in a narrow terminal.
+    table = Table(
+        Column("option", overflow="fold", min_width=max(len(option["name"]) for option in options)),
+        Column("values (default)", overflow="fold", max_width=TYPE_WIDTH),
+        Column("meaning", overflow="fold"),
+        show_lines=True,
+    )
     for option in options:
-        table.add_row(option["name"], option["type"], str(option["default"]), option["meaning"])
+        table.add_row(option["name"], f"{option['type']} ({_written(option['default'])})", option["meaning"])
     console.print(table)
     if issubclass(method.options, ModelOptions):
         names = method.options.shape_names()
         console.print(
             f"shapes: {', '.join(names)}; settings of one: outpace methods {name} --shape SHAPE", highlight=False
         )
+
+
+def _written(default: Any) -> str:
+    """A default as it is written behind --method."""
+    if isinstance(default, tuple):
+        return "/".join(map(str, default))
+    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _described(kind: type[BaseModel]) -> list[dict[str, Any]]:

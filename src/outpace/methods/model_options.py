@@ -26,19 +26,19 @@ class ModelOptions(RetrievalOptions):
     shape: str = Field(default="chain", description="how the tree grows; its settings stand beside it")
     noise: bool = Field(
         default=True,
-        description="draft with the request's keyed noise at temperature > 0. Under rejection that noise says nothing: "
-        "there chains, templates and fixed trees with prune=expansion are drawn from the drafter's distribution, with "
-        "noise of their own, unless retrieval takes what they leave; other trees are the likeliest by it",
+        description="true: at temperature > 0 draft with the random numbers that the target will draw with (under "
+        "rejection, draw chains and fixed trees from the drafter's distribution), so that more is accepted; false: "
+        "draft the likeliest tokens; at temperature 0 both do the same",
     )
     vocabulary: str | None = Field(
         default=None,
-        description="file of the only ids to draft, made by `outpace rank-vocabulary`; all for no such limit; None for "
-        "the drafter's own file, if it brings one",
+        description="file of the only ids to draft, made by `outpace rank-vocabulary`; `all` drafts from every id; "
+        "None takes the drafter's own file, if it brings one",
     )
     calibration: Literal["shared", "private", "off"] = Field(
         default="shared",
-        description="what a growing shape reads of keyed scores: how often candidates with such a score are accepted, "
-        "as learned from all requests of the method, or from this one; or the scores themselves",
+        description="what a growing shape compares at temperature > 0: how often drafts with such a score were "
+        "accepted, as all requests learn it together (shared) or each for itself (private), or the scores (off)",
     )
 
     @classmethod

@@ -29,20 +29,18 @@ class MatrixOptions(BaseModel):
         default=1,
         ge=1,
         le=2,
-        description="tokens that a row of the transition matrix is keyed by: 1, or 2, which backs off to 1 where a "
-        "pair was not seen",
+        description="how many of the last tokens are looked up in the transition matrix: 1, or 2, which falls back to "
+        "1 where the pair was not seen",
     )
     matrix: Literal["shared", "private"] = Field(
         default="shared",
-        description="shared by all requests, or private: each learns for itself, in as much memory again (64 bytes per "
-        "token of the vocabulary, and 5.2 MB with context=2). Sampled requests that are verified by rejection "
-        "always do, from `warm` alone",
+        description="shared: all requests learn together; private: each for itself, in as much memory again (64 bytes "
+        "per token of the vocabulary, and 5.2 MB with context=2), as sampled requests under rejection always do",
     )
     warm: str | None = Field(
         default=None,
-        description="file of the transitions to start from, and to return to when what was learned is forgotten, made "
-        "by `outpace warmup`; with shape=gated its gates are taken too, but for the checkpoints and thresholds that "
-        "are named",
+        description="file made by `outpace warmup` that drafting starts from: transitions and, with shape=gated, "
+        "gates; None starts with nothing learned",
     )
 
 
@@ -54,25 +52,29 @@ class RetrievalOptions(MatrixOptions, Options):
 
     retrieve: Literal["none", "matrix", "suffix", "both"] = Field(
         default="none",
-        description="what retrieves: matrix, the target's transitions; suffix, what followed the longest match in the "
-        "request's own ids; both; none",
+        description="what fills the slots that the draft leaves free: matrix, what the target ranked high behind the "
+        "same token before; suffix, what followed the longest match in the request's own text; both; none",
     )
     place: Literal["root", "tail"] = Field(
         default="root",
-        description="root: retrieval continues the pending token, by a template; tail: the ends of the draft, by "
-        "chains. Graft(TAIL) of section 2.2 is graft:shape=beam,reserved=0.25,place=tail",
+        description="where retrieved tokens join the tree: root, as alternatives to the draft from its first token "
+        "on; tail, as chains that go on where the draft ends",
     )
     reserved: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="share of the budget that is kept from the draft for retrieval, whatever the shape leaves free",
+        description="share of the budget that is kept for retrieval even where the draft could fill it; 0 leaves it "
+        "what the shape leaves free",
     )
     retrieve_depth: int | None = Field(
-        default=None, ge=1, le=9, description="of the template at most; None for the paper's 9 levels"
+        default=None, ge=1, le=9, description="levels that the matrix adds at most; None for the paper's 9"
     )
     retrieve_breadth: int | None = Field(
-        default=None, ge=1, le=8, description="ranks of the template at most; None for the paper's 8"
+        default=None,
+        ge=1,
+        le=8,
+        description="best successors of a token that are tried at most; None for the paper's 8",
     )
 
     @property

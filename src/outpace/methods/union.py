@@ -11,6 +11,7 @@ from outpace.methods.build_context import BuildContext
 from outpace.methods.draft_models import LINEAR
 from outpace.methods.eagle3 import EAGLE3
 from outpace.methods.method import Method
+from outpace.methods.model_options import ModelOptions
 from outpace.methods.options import MAX_BUDGET, OF_MATRIX, MatrixOptions, Options, idle_option
 from outpace.retrieval.transition_matrix import MatrixLearner
 from outpace.retrieval.warm_file import load_matrix
@@ -34,8 +35,8 @@ class OutpaceOptions(MatrixOptions, Options):
     beam: int = Field(default=10, ge=1, le=64, description="nodes of a level of its beam that are expanded")
     retrieve: Literal["none", "matrix", "suffix", "both"] = Field(
         default="both",
-        description="what names tokens beside it: matrix, the target's transitions; suffix, what followed the same "
-        "words in the request's own ids; both; none",
+        description="what names tokens beside the draft: matrix, what the target ranked high behind the same tokens "
+        "before; suffix, what followed the longest match in the request's own text; both; none",
     )
     min_prob: float = Field(
         default=0.0,
@@ -48,18 +49,15 @@ class OutpaceOptions(MatrixOptions, Options):
     skip_draft_above: float = Field(
         default=3.0,
         ge=0,
-        description="tokens that must be expected from retrieval alone for a round to do without a draft; 0 drafts "
+        description="a round does without a draft where retrieval alone is expected to give this many tokens; 0 drafts "
         "always",
     )
     noise: bool = Field(
         default=True,
-        description="draft, and price what was retrieved, by the request's keyed noise at temperature > 0",
+        description="true: at temperature > 0 draft, and price what was retrieved, by the random numbers that the "
+        "target will draw with; false: by probability alone",
     )
-    vocabulary: str | None = Field(
-        default=None,
-        description="file of the only ids to draft, made by `outpace rank-vocabulary`; all for no such limit; None for "
-        "the drafter's own file, if it brings one",
-    )
+    vocabulary: str | None = Field(default=None, description=str(ModelOptions.model_fields["vocabulary"].description))
     context: int = Field(default=2, ge=1, le=2, description=str(MatrixOptions.model_fields["context"].description))
 
     @model_validator(mode="after")

@@ -1,0 +1,30 @@
+"""What `outpace methods` prints of a method's options."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from outpace.methods.catalog import method_named, option_kinds
+from outpace.methods.options import described
+
+
+@pytest.mark.parametrize(("name", "columns"), [("graft", 80), ("outpace", 80), ("domino", 60), ("svip", 200)])
+def test_options_are_whole_in_a_narrow_terminal(name: str, columns: int) -> None:
+    """Guards against sentences that end in dots, words broken in two, and a column of a few letters for the longest
+    text: what each option means must be readable as it was written, in its own column, from 80 columns on."""
+    command = [sys.executable, "-m", "outpace.cli", "methods", name]
+    environment = {**os.environ, "COLUMNS": str(columns)}
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    assert "\u2026" not in shown
+    rows = [[cell.strip() for cell in line.split("\u2502")[1:-1]] for line in shown.splitlines() if "\u2502" in line]
+    found: dict[str, str] = {}
+    for option, _, meaning in rows:
+        found |= {option: ""} if option else {}
+        found[list(found)[-1]] += f" {meaning}"
+    options = [row for kind in option_kinds(method_named(name).options) for row in described(kind)]
+    assert {option: meaning.strip() for option, meaning in found.items()} == {row[0]: row[3] for row in options}
+    if columns >= 80:
+        assert max(len(meaning) for _, _, meaning in rows) >= 30
+    assert max(map(len, shown.splitlines()[3:-1])) <= columns
