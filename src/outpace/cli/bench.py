@@ -104,7 +104,7 @@ def bench(
     plan = BenchPlan(
         with_baseline(chosen), items, params, budget=budget, warm_items=warm_items, check=check, batch_size=batch_size
     )
-    loading = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config)
+    loading = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config=speculative_config)
     if methods is not None and speculative_config is None:
         loaded = loading.load_for([name for name in chosen if name != TRANSFORMERS], batch_size)
     else:  # the model's default, or the config's, which may name no method beside it

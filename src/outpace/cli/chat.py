@@ -58,7 +58,9 @@ def chat(
     params = SamplingParams(
         max_new_tokens, temperature, top_k, top_p, min_p, seed, stop=tuple(stop or ())
     )  # checked before a model is loaded
-    loaded = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config).load(method, 1)
+    loaded = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config=speculative_config).load(
+        method, 1
+    )
     has_failed = False
     with loaded.chat(system, params) as conversation:
         if sys.stdin.isatty():

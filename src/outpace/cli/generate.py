@@ -91,7 +91,9 @@ def generate(
     if logprobs is not None and not as_json:
         raise InvalidRequest(f"logprobs={logprobs}: they are printed with --json only")
     text = sys.stdin.read() if prompt == "-" else prompt
-    loaded = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config).load(method, max(n, 1))
+    loaded = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config=speculative_config).load(
+        method, max(n, 1)
+    )
     is_chat = not raw and bool(loaded.codec.tokenizer.chat_template)
     asked: Any = [{"role": "user", "content": text}] if is_chat else text
     if as_json or n > 1:

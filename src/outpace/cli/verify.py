@@ -86,7 +86,7 @@ def verify(
     )
     wanted = [replace(base, temperature=value) for value in temperature or [0.0, 1.0]]
     size = max(batch_sizes)
-    loading = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config)
+    loading = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config=speculative_config)
     if methods and speculative_config is None:
         loaded = loading.load_for(methods, size)
     else:  # the model's default, or the config's, which may name no method beside it

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
-from torch import nn
 
 from outpace.core.errors import InvalidRequest
 from outpace.core.plugins import plugins
@@ -25,11 +24,6 @@ from outpace.methods.model_options import ModelOptions
 from outpace.methods.options import Options, first_complaint
 from outpace.methods.retrievers import with_retrieval
 from outpace.models.shipped import shipped_for
-from outpace.nets.dart import DartNet
-from outpace.nets.dflash import DFlashNet
-from outpace.nets.domino import DominoNet
-from outpace.nets.eagle3 import Eagle3Net
-from outpace.nets.medusa import MedusaNet
 
 BUILT_IN: dict[str, Method] = {
     **without_model.METHODS,
@@ -42,15 +36,15 @@ BUILT_IN: dict[str, Method] = {
 }
 BEST = {"smollm2-135m": "outpace"}
 """What targets with shipped drafters draft with by default: the fastest on prompts kept for it (docs/log.md)."""
-BEST_FOR: dict[type[nn.Module], str] = {
-    DominoNet: "outpace",
-    DFlashNet: "outpace:draft=dflash",
-    Eagle3Net: "outpace:draft=eagle3",
-    MedusaNet: "medusa",
-    DartNet: "dart",
+BEST_FOR = {
+    "domino": "outpace",
+    "dflash": "outpace:draft=dflash",
+    "eagle3": "outpace:draft=eagle3",
+    "medusa": "medusa",
+    "dart": "dart",
+    LANGUAGE_MODEL: "outpace:draft=linear",
 }
-"""The same where a drafter net is named."""
-FOR_LANGUAGE_MODELS = "outpace:draft=linear"
+"""The same where a drafter is named, by its kind."""
 WITHOUT_DRAFTER = "outpace:draft=none"
 
 
@@ -196,9 +190,8 @@ def default_method(target: str, drafters: DrafterStore) -> str:
         target: the name it is loaded by.
         drafters: of the target.
     """
-    if drafters.is_named:
-        net = drafters.named_net
-        return next((method for kind, method in BEST_FOR.items() if isinstance(net, kind)), FOR_LANGUAGE_MODELS)
+    if drafters.named_kind is not None:
+        return BEST_FOR[drafters.named_kind]
     best = BEST.get(target)
     return WITHOUT_DRAFTER if best is None or parse_method(best).drafter not in shipped_for(target) else best
 
@@ -209,5 +202,11 @@ def build_proposer(spec: MethodSpec, context: BuildContext) -> Proposer:
 
 
 def stored_proposer(spec: MethodSpec, drafters: DrafterStore) -> Proposer:
-    """The proposer of a method with the drafter of its kind."""
+    """The proposer of a method with the drafter of its kind.
+
+    Raises:
+        InvalidRequest: there is none, or the one that was named is of another kind.
+    """
+    if drafters.named_kind is not None:
+        drafters.check_kind(spec.drafter, str(spec), BEST_FOR[drafters.named_kind])
     return build_proposer(spec, drafters.context_for(spec.drafter))

@@ -7,7 +7,8 @@ from torch import nn
 
 from outpace.core.errors import InvalidRequest
 from outpace.methods.build_context import BuildContext
-from outpace.methods.method import LANGUAGE_MODEL
+from outpace.methods.method import LANGUAGE_MODEL, said_of
+from outpace.methods.nets import NETS, kind_of
 from outpace.models.draft import EARLY_EXIT, DraftModel, load_drafter
 from outpace.models.load import resolve
 from outpace.models.shipped import find_drafter, shipped_for, shipped_names
@@ -56,14 +57,31 @@ class DrafterStore:
             self._read(self._named) if _is_net(self._named) else self.language_model()
 
     @property
-    def is_named(self) -> bool:
-        """Whether a drafter was named; what ships is then not used."""
-        return self._named is not None
+    def named_kind(self) -> str | None:
+        """What kind of drafter was named; None if none was. What ships is not used where one was."""
+        if self._named is None:
+            return None
+        return kind_of(self._read(self._named)[0]) if _is_net(self._named) else LANGUAGE_MODEL
 
-    @property
-    def named_net(self) -> nn.Module | None:
-        """The trained net that was named; None if none was, or it is a language model."""
-        return self._read(self._named)[0] if self._named is not None and _is_net(self._named) else None
+    def check_kind(self, wanted: str | None, method: str, other: str) -> None:
+        """Refuse a drafter that was named, and is not of the kind that a method drafts with.
+
+        Args:
+            wanted: that kind; None for a method without a drafter.
+            method: its name, for the complaint.
+            other: a method that drafts with the one that was named, for the same.
+
+        Raises:
+            InvalidRequest: it is another.
+        """
+        named = self.named_kind
+        if named is None or wanted is None or wanted not in (LANGUAGE_MODEL, *NETS):
+            return
+        if wanted != named and (wanted, named) != ("dflash", "domino"):  # Domino's are DFlash's, too
+            raise InvalidRequest(
+                f"drafter={self._drafter!r} is {said_of(named)}, and method {method!r} needs {said_of(wanted)}: name "
+                f"another drafter, or draft with this one by method {other!r}"
+            )
 
     def context_for(self, kind: str | None) -> BuildContext:
         """What a method may ask for.

@@ -12,6 +12,11 @@ LANGUAGE_MODEL = "draft-lm"
 """The kind of drafters that are no nets."""
 
 
+def said_of(kind: str) -> str:
+    """A kind of drafters in words."""
+    return "a language model" if kind == LANGUAGE_MODEL else f"a drafter of kind {kind}"
+
+
 @dataclass(frozen=True)
 class Method:
     """A row of the catalog: source x shape x retriever.
@@ -38,7 +43,5 @@ class Method:
         if self.drafter is None:
             return "nothing"
         return (
-            "a draft model, or the target's first layers"
-            if self.drafter == LANGUAGE_MODEL
-            else f"a drafter of kind {self.drafter}"
+            "a draft model, or the target's first layers" if self.drafter == LANGUAGE_MODEL else said_of(self.drafter)
         )

@@ -1,4 +1,4 @@
-"""What all methods of trained nets share: a net of the right kind, of the target's sizes."""
+"""What all methods of trained nets share: the kinds of nets, and a net of the right one, of the target's sizes."""
 
 from typing import Any, TypeVar
 
@@ -6,9 +6,28 @@ from torch import nn
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.methods.build_context import BuildContext
+from outpace.methods.method import said_of
 from outpace.models.packed import PackedModel
+from outpace.nets.dart import DartNet
+from outpace.nets.dflash import DFlashNet
+from outpace.nets.domino import DominoNet
+from outpace.nets.eagle3 import Eagle3Net
+from outpace.nets.medusa import MedusaNet
 
 N = TypeVar("N", bound=nn.Module)
+NETS: dict[str, type[nn.Module]] = {
+    "domino": DominoNet,
+    "dflash": DFlashNet,
+    "eagle3": Eagle3Net,
+    "medusa": MedusaNet,
+    "dart": DartNet,
+}
+"""The kinds of trained drafters. Domino's are DFlash's, too, and stand before them."""
+
+
+def kind_of(net: nn.Module) -> str:
+    """What a net is called where methods are named."""
+    return next(kind for kind, one in NETS.items() if isinstance(net, one))
 
 
 def trained_net(kind: type[N], context: BuildContext, method: str) -> tuple[N, PackedModel]:
@@ -26,9 +45,9 @@ def trained_net(kind: type[N], context: BuildContext, method: str) -> tuple[N, P
         raise InvalidRequest(f"method {method!r} needs a trained drafter: name its checkpoint with drafter=")
     net = context.net()
     if not isinstance(net, kind):
-        raise InvalidRequest(
-            f"method {method!r} needs a drafter of its own kind, and this one is a {type(net).__name__}"
-        )
+        wanted = next(name for name, one in NETS.items() if one is kind)
+        said = f"method {method!r} needs {said_of(wanted)}, and this is {said_of(kind_of(net))}"
+        raise InvalidRequest(f"{said}: name another with drafter=")
     return net, context.target
 
 

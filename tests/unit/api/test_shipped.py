@@ -82,16 +82,16 @@ def test_a_drafter_is_named_as_its_target_and_kind(drafters: Path) -> None:
     with pytest.raises(ModelError, match="drafter='tiny/medusa': does not ship; shipped are tiny/dflash, tiny/domino"):
         load("tiny", "medusa", drafter="tiny/medusa")
     copytree(drafters / "dflash", Path("tiny") / "domino")
-    with pytest.raises(InvalidRequest, match="this one is a DFlashNet"):
+    with pytest.raises(InvalidRequest, match="is a drafter of kind dflash, and method 'domino' needs"):
         load(folder, "domino", drafter="tiny/domino")
 
 
 def test_a_named_drafter_serves_every_method(drafters: Path) -> None:
     """Guards against a shipped drafter taken instead of the one that was asked for."""
     for method, drafter, complaint in (
-        ("domino", drafters / "dflash", "this one is a DFlashNet"),
-        ("linear", drafters / "dflash", "is a trained net, and this method needs a language model"),
-        ("domino", drafters / "draft-lm", "describes no drafter net"),
+        ("domino", drafters / "dflash", "is a drafter of kind dflash, and method 'domino' needs a drafter"),
+        ("linear", drafters / "dflash", "is a drafter of kind dflash, and method 'linear' needs a language model"),
+        ("domino", drafters / "draft-lm", "is a language model, and method 'domino' needs a drafter of kind domino"),
     ):
         with pytest.raises((InvalidRequest, ModelError), match=complaint):
             load("tiny", method, drafter=str(drafter))

@@ -195,7 +195,7 @@ def test_fr_spec_needs_a_vocabulary_and_a_full_head(target: Path, drafters: dict
     for method, drafter, complaint in (
         ("fr-spec", drafters["eagle3"], "vocabulary=FILE is missing; make one"),
         ("fr-spec:vocabulary=x", tmp_path / "ranked", "draft_vocab_size=60 of 264; use method 'eagle3'"),
-        ("fr-spec:vocabulary=x", drafters["dflash"], "method 'fr-spec' needs a drafter of its own kind"),
+        ("fr-spec:vocabulary=x", drafters["dflash"], "'fr-spec:vocabulary=x' needs a drafter of kind eagle3"),
         ("fr-spec:vocabulary=x", drafters["eagle3"], "vocabulary=x: cannot be read"),
         (f"eagle3:vocabulary={tmp_path / 'other'}", drafters["eagle3"], "made for 300 ids, and the target has 264"),
     ):
@@ -204,20 +204,31 @@ def test_fr_spec_needs_a_vocabulary_and_a_full_head(target: Path, drafters: dict
 
 
 def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, Path]) -> None:
-    """Guards against a net of one kind run as another, a language model read as a net, or the reverse."""
-    for method, drafter, complaint in (
-        ("eagle3", drafters["domino"], "method 'eagle3' needs a drafter of its own kind, and this one is a DominoNet"),
-        ("domino", drafters["dflash"], "needs a drafter of its own kind, and this one is a DFlashNet"),
-        ("medusa", drafters["eagle3"], "needs a drafter of its own kind, and this one is a Eagle3Net"),
-        ("linear", drafters["medusa"], "is a trained net, and this method needs a language model"),
-        ("linear", drafters["eagle3"], "is a trained net, and this method needs a language model"),
-    ):
-        with pytest.raises(InvalidRequest, match=complaint):
-            outpace.load(str(target), method, drafter=str(drafter), dtype="float32", device="cpu")
+    """Guards against a net of one kind run as another, a language model read as a net, or the reverse; and against an
+    error that names classes of the code, another method than was asked for, or nothing that would do."""
+    wanted = {"linear": "a language model"} | {kind: f"a drafter of kind {kind}" for kind in drafters}
+    wanted |= {f"outpace:draft={kind}": f"a drafter of kind {kind}" for kind in ("dflash", "eagle3")}
+    wanted |= {"outpace": wanted["domino"], "samd:draft=eagle3": wanted["eagle3"], "graft-dflash": wanted["dflash"]}
+    wanted |= {"graft": wanted["eagle3"], "fixed": wanted["linear"]}
+    remedy = {"dflash": "outpace:draft=dflash", "eagle3": "outpace:draft=eagle3", "domino": "outpace"}
+    remedy |= {"language": "outpace:draft=linear"}
+    for kind, drafter in (*drafters.items(), ("language", target)):
+        model = outpace.load(str(target), "plain", drafter=str(drafter), dtype="float32", device="cpu")
+        named = "a language model" if kind == "language" else f"a drafter of kind {kind}"
+        for method, needs in wanted.items():
+            if needs == named or (kind == "domino" and needs == wanted["dflash"]):
+                model.proposer(method)
+                continue
+            with pytest.raises(InvalidRequest) as refused:
+                model.proposer(method)
+            assert str(refused.value) == (
+                f"drafter={str(drafter)!r} is {named}, and method {method!r} needs {needs}: name another drafter, or "
+                f"draft with this one by method {remedy.get(kind, kind)!r}"
+            )
     with pytest.raises(InvalidRequest, match="needs a trained drafter of kind domino: name its checkpoint"):
         outpace.load(str(target), "domino", dtype="float32", device="cpu")
-    with pytest.raises(ModelError, match="describes no drafter net"):
-        outpace.load(str(target), "domino", drafter=str(target), dtype="float32", device="cpu")
+    with pytest.raises(InvalidRequest, match="is a language model, and method 'eagle3' needs a drafter of kind eagle3"):
+        outpace.load(str(target), "eagle3", drafter="early-exit:1", dtype="float32", device="cpu")
 
 
 def test_a_chain_longer_than_the_block_is_refused(target: Path, drafters: dict[str, Path]) -> None:
