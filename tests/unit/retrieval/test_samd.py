@@ -24,7 +24,7 @@ from outpace.testing.requests import draft_request, no_draft_model
 from tests.unit.models.tiny import tiny_config, tiny_target
 from tests.unit.sources.learned import proposer_of, source_of
 
-OTHER = 99
+OTHER = 7
 
 
 class Recorder(OracleDrafter):
