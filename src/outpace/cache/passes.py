@@ -149,11 +149,15 @@ class PassCache(Cache):
 
     `update` files the fresh keys and values under their requests' slots. The attention function reads them from
     there, so the tensors returned are the fresh rows alone.
+
+    Attributes:
+        asked: what each layer asked of its attention.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         super().__init__(layers=[])
         self.segments = segments
+        self.asked: dict[int, Any] = {}
         self._fresh = FreshRows(segments)
         self._plans: dict[int | None, Plan] = {}
 

@@ -90,6 +90,7 @@ class Segment:
 
     Attributes:
         count: N.
+        committed: rows of the slot before the scratch ones.
         end: L, the slot's rows up to and including the pass's own.
     """
 
@@ -105,7 +106,8 @@ class Segment:
     ) -> None:
         self.kv, self.slot, self.start, self.is_prompt = kv, slot, start, is_prompt
         self.count, self.end = len(positions) - scratch, kv.end(slot, len(positions))
-        self._committed, self._positions, self._visible = kv.lengths[slot], positions, visible
+        self.scratch, self.committed = scratch, kv.lengths[slot]
+        self.positions, self.visible = positions, visible
         self._sights: dict[int | None, tuple[int, Tensor | None]] = {}
 
     @cached_property
@@ -133,17 +135,17 @@ class Segment:
         return self._sights[window]
 
     def _look(self, window: int | None) -> tuple[int, Tensor | None]:
-        if window is None and len(self._positions) == 1:
+        if window is None and len(self.positions) == 1:
             return 0, None
-        own = self._positions[-self.count :]
-        tail = len(self._positions)
-        first = 0 if window is None else min(max(int(own.min()) - window + 1, 0), self._committed)
-        visible = self._visible
+        own = self.positions[-self.count :]
+        tail = len(self.positions)
+        first = 0 if window is None else min(max(int(own.min()) - window + 1, 0), self.committed)
+        visible = self.visible
         if window is not None and int(own.max()) >= window:
-            behind = torch.arange(first, self._committed)
+            behind = torch.arange(first, self.committed)
             in_tail = torch.ones(self.count, tail, dtype=torch.bool) if visible is None else visible
             seen = torch.cat([torch.ones(self.count, len(behind), dtype=torch.bool), in_tail], dim=1)
-            reached = torch.cat([behind, self._positions])[None] > own[:, None] - window
+            reached = torch.cat([behind, self.positions])[None] > own[:, None] - window
             visible = seen & reached
         if visible is None or bool(visible.all()):
             return first, None

@@ -6,6 +6,7 @@ that is faster than one by one. Stock attention would copy grouped keys, read de
 mask.
 """
 
+import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -15,11 +16,14 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from outpace.cache.passes import Group, PassCache
-from outpace.cache.slots import Segment, in_blocks
+from outpace.cache.slots import Segment, SlotKV, in_blocks
 from outpace.core.errors import UnsupportedModel
+from outpace.models import kernel_structs as structs
+from outpace.models.compiled import library, threads
 
 ATTENTION_NAME = "outpace"
 _ROW_BLOCK = 4
+_KERNEL_KINDS = {torch.float32: 0, torch.bfloat16: 1}
 # Arguments that attention interfaces receive without changing what is computed here.
 _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "cache_position"})
 
@@ -62,6 +66,9 @@ def tree_attention(
     if slots is None or scaling is None or unknown:
         raise UnsupportedModel(f"{type(module).__name__} uses attention features that are not supported: {unknown}")
     settings = AttentionSettings(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
+    slots.asked[settings.layer] = settings
+    if has_kernels(slots.segments[0].kv):
+        return _attend_compiled(query[0], slots.segments, settings)[None], None
     if query.device.type == "cpu" and len(slots.segments) > 1:
         return _attend_in_groups(query[0], slots, settings)[None], None
     return attend_segments(query[0], slots.segments, settings)[None], None
@@ -69,6 +76,8 @@ def tree_attention(
 
 def attend_segments(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> Tensor:
     """[T, heads, head_dim] attention of packed rows [heads, T, head_dim], each to its own segment's slot."""
+    if has_kernels(segments[0].kv):
+        return _attend_compiled(query, segments, settings)
     on_gpu = _attend_fused if settings.softcap is None else _attend_capped
     attend = _attend_on_cpu if query.device.type == "cpu" else on_gpu
     if len(segments) == 1:
@@ -76,6 +85,50 @@ def attend_segments(query: Tensor, segments: Sequence[Segment], settings: Attent
     return torch.cat(
         [attend(query[:, segment.start : segment.start + segment.count], segment, settings) for segment in segments]
     )
+
+
+def has_kernels(kv: SlotKV) -> bool:
+    """Whether the compiled kernels attend to these slots."""
+    dtype, other = kv.keys.dtype, kv.values.dtype
+    readable = dtype == other and dtype in _KERNEL_KINDS and kv.keys.device.type == "cpu"
+    return readable and library() is not None
+
+
+def kernel_store(kv: SlotKV) -> structs.Store:
+    """Slots as the kernels read them."""
+    layer, slot, head, row, _ = kv.keys.stride()
+    assert row == kv.keys.shape[-1], "rows of a slot lie behind each other"
+    kind = _KERNEL_KINDS[kv.keys.dtype]
+    return structs.Store(kv.keys.data_ptr(), kv.values.data_ptr(), layer, slot, head, kind, row)
+
+
+def kernel_parts(segments: Sequence[Segment]) -> tuple[Any, list[Tensor]]:
+    """Segments as the kernels read them, and the tensors that must live as long."""
+    parts, kept = (structs.Part * len(segments))(), []
+    for part, segment in zip(parts, segments, strict=True):
+        positions = segment.positions.contiguous()
+        visible = None if segment.visible is None else segment.visible.contiguous()
+        kept += [positions] if visible is None else [positions, visible]
+        part.visible = None if visible is None else visible.data_ptr()
+        part.positions, part.slot, part.start = positions.data_ptr(), segment.slot, segment.start
+        part.count, part.committed, part.scratch = segment.count, segment.committed, segment.scratch
+    return parts, kept
+
+
+def _attend_compiled(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> Tensor:
+    """[T, heads, head_dim] of queries [heads, T, head_dim], each row's sums in the order of what it sees."""
+    kernels, kv = library(), segments[0].kv
+    assert kernels is not None
+    rows = query.transpose(0, 1).float().contiguous()  # [T, H, D]
+    output = torch.empty_like(rows)
+    parts, kept = kernel_parts(segments)
+    sight = structs.Sight(settings.window or 0, settings.softcap or 0.0, settings.scaling)
+    kernels.outpace_attend(
+        *(ctypes.byref(kernel_store(kv)), parts, len(segments), settings.layer, rows.shape[1], kv.keys.shape[2]),
+        *(ctypes.byref(sight), ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(output.data_ptr()), threads()),
+    )
+    del kept
+    return output.to(query.dtype)
 
 
 def _attend_in_groups(query: Tensor, cache: PassCache, settings: AttentionSettings) -> Tensor:

@@ -14,7 +14,7 @@ from outpace.models.bare import is_bare, read_bare
 from outpace.models.families import check_supported
 from outpace.models.head import LmHead, SubsetHead
 from outpace.models.load import read_config, read_model, read_tokenizer, resolve
-from outpace.models.packed import PackedModel, Part, first_layers, prepare, prepare_decoder
+from outpace.models.packed import PackedModel, Part, first_layers, layers_for, prepare, prepare_decoder
 from outpace.models.text import TextCodec
 
 EARLY_EXIT = "early-exit"
@@ -155,7 +155,8 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
     check_supported(config)
     limit = min(config.max_position_embeddings, target.max_length)
     if is_bare(config, name):
-        decoder = prepare_decoder(read_bare(source.path, config, target, codec, name))
+        bare = read_bare(source.path, config, target, codec, name)
+        decoder = prepare_decoder(bare, layers_for(bare))
         draft = DraftModel(decoder, target.head, config, limit, target.max_slots)
     else:
         check_same_vocabulary(codec, read_tokenizer(source), name)

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from outpace.models.kernel_linear import KernelLinear
 from outpace.models.linear import PackedLinear
 from outpace.models.probes import differing_passes, differing_products, differing_scores
 from outpace.models.target import TransformersTarget
@@ -64,7 +65,7 @@ def probe(target: TransformersTarget) -> Exactness:
     if stock is not None:
         return Exactness("rounding", f"products of layers that are not packed depend on the rows beside ({width})")
     started = perf_counter()
-    packed = [layer for layer in layers if isinstance(layer, PackedLinear)]
+    packed = [layer for layer in layers if isinstance(layer, PackedLinear | KernelLinear)]
     _, _, groups, _, head_dim = target.kv.keys.shape
     scores = differing_scores(target.config.num_attention_heads, groups, head_dim)
     fault = next(chain(differing_products(packed), scores, differing_passes(target)), None)

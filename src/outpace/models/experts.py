@@ -7,7 +7,7 @@ rows, so a token's bits would depend on how many of its neighbours were sent to 
 import torch
 from torch import Tensor, nn
 
-from outpace.models.linear import PackedLinear
+from outpace.models.linear import Make
 
 
 class PackedExperts(nn.Module):
@@ -15,13 +15,14 @@ class PackedExperts(nn.Module):
 
     Args:
         stock: experts with stacked weights gate_up_proj [E, 2I, H] and down_proj [E, H, I] and no biases.
+        make: packs one linear layer.
     """
 
-    def __init__(self, stock: nn.Module) -> None:
+    def __init__(self, stock: nn.Module, make: Make) -> None:
         super().__init__()
         self.activation = stock.act_fn
-        self.gate_up = nn.ModuleList(PackedLinear(weight, None) for weight in stock.gate_up_proj)  # type: ignore[union-attr]
-        self.down = nn.ModuleList(PackedLinear(weight, None) for weight in stock.down_proj)  # type: ignore[union-attr]
+        self.gate_up = nn.ModuleList(make(weight, None) for weight in stock.gate_up_proj)  # type: ignore[union-attr]
+        self.down = nn.ModuleList(make(weight, None) for weight in stock.down_proj)  # type: ignore[union-attr]
 
     def forward(self, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """Mix the outputs of `experts` [T, k] by `weights` [T, k]: hidden [T, H] -> [T, H]."""
@@ -43,12 +44,13 @@ class PackedRouter(nn.Module):
 
     Args:
         stock: a router that multiplies by its weight [E, H]; its weight is replaced.
+        make: packs one linear layer.
     """
 
-    def __init__(self, stock: nn.Module) -> None:
+    def __init__(self, stock: nn.Module, make: Make) -> None:
         super().__init__()
         weight: Tensor = stock.weight  # type: ignore[assignment]
-        self.product = PackedLinear(weight, None)
+        self.product = make(weight, None)
         identity = torch.eye(weight.shape[0], dtype=weight.dtype)
         stock.weight = nn.Parameter(identity, requires_grad=False)
         stock.hidden_dim = weight.shape[0]  # type: ignore[assignment]
@@ -59,12 +61,12 @@ class PackedRouter(nn.Module):
         return chosen
 
 
-def pack_experts(module: nn.Module) -> None:
-    """Replace the experts and routers of Qwen3-MoE below `module` by their packed forms."""
+def pack_experts(module: nn.Module, make: Make) -> None:
+    """Replace the experts and routers of Qwen3-MoE below `module` by their packed forms, with layers that `make` makes."""
     for name, child in module.named_children():
         if type(child).__name__ == "Qwen3MoeExperts":
-            setattr(module, name, PackedExperts(child))
+            setattr(module, name, PackedExperts(child, make))
         elif type(child).__name__ == "Qwen3MoeTopKRouter":
-            setattr(module, name, PackedRouter(child))
+            setattr(module, name, PackedRouter(child, make))
         else:
-            pack_experts(child)
+            pack_experts(child, make)

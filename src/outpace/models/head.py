@@ -1,10 +1,14 @@
 """The LM head: logits in the compute dtype, top candidates re-scored in float32."""
 
+import ctypes
+
 import torch
 from torch import Tensor, nn
 
 from outpace.core.protocols import NodeOutputs
-from outpace.models.linear import PackedLinear, can_pack
+from outpace.models.compiled import library, threads
+from outpace.models.kernel_linear import KernelLinear
+from outpace.models.linear import Make
 
 TOP_CANDIDATES = 16
 _ROWS_AT_ONCE = 64  # a full prompt's logits would take gigabytes
@@ -19,18 +23,17 @@ class LmHead:
     Args:
         layer: the model's output embedding.
         softcap: c of c * tanh(logits / c), which some families apply (`models.families.logit_softcap`); None for none.
-        pack: false computes with the layer itself, also where packed kernels are faster.
+        make: packs a linear layer; None computes with the layer itself.
 
     Attributes:
         layer: what multiplies.
     """
 
-    def __init__(self, layer: nn.Linear, softcap: float | None = None, pack: bool = True) -> None:
-        self._softcap = softcap
+    def __init__(self, layer: nn.Linear, softcap: float | None = None, make: Make | None = None) -> None:
+        self._softcap, self._make = softcap, make
         self._weight = layer.weight.detach()  # [V, H]
         self._bias = None if layer.bias is None else layer.bias.detach()
-        packs = pack and can_pack(self._weight.dtype, self._weight.device)
-        self.layer: nn.Module = PackedLinear(self._weight, self._bias) if packs else layer
+        self.layer: nn.Module = layer if make is None else make(self._weight, self._bias)
         self.vocab_size = self._weight.shape[0]
         self.ids: Tensor | None = None  # those that `own_scores` scores, all of them
 
@@ -42,7 +45,11 @@ class LmHead:
     @torch.inference_mode()
     def __call__(self, hidden: Tensor) -> NodeOutputs:
         """Outputs at hidden states [R, H]."""
-        logits: Tensor = self.layer(hidden)  # [R, V]
+        if isinstance(self.layer, KernelLinear):
+            logits = self.layer.wide(hidden)  # [R, V]
+            top_logits, top_ids = _largest(logits, min(TOP_CANDIDATES, self.vocab_size))  # [R, k]
+            return NodeOutputs(self._capped(logits), top_ids, self._capped(top_logits))
+        logits = self.layer(hidden)  # [R, V]
         # Before the cap, which keeps the order but makes ties of logits that differ.
         top_logits, top_ids = logits.topk(min(TOP_CANDIDATES, self.vocab_size), dim=-1)  # [R, k]
         if logits.dtype in (torch.bfloat16, torch.float16):
@@ -73,9 +80,8 @@ class LmHead:
 
     def restricted(self, ids: Tensor) -> "SubsetHead":
         """A head that scores only `ids` [K]."""
-        packs = isinstance(self.layer, PackedLinear)
         return SubsetHead(
-            self._weight, ids, ids, vocab_size=self.vocab_size, bias=self._bias, softcap=self._softcap, pack=packs
+            self._weight, ids, ids, vocab_size=self.vocab_size, bias=self._bias, softcap=self._softcap, make=self._make
         )
 
     def top_ids(self, hidden: Tensor) -> Tensor:
@@ -98,7 +104,7 @@ class SubsetHead:
         ids: [K] int64, the target's id of each.
         vocab_size: V of the target.
         bias: [Vd] or None.
-        softcap, pack: as in `LmHead`.
+        softcap, make: as in `LmHead`.
     """
 
     def __init__(
@@ -109,7 +115,7 @@ class SubsetHead:
         vocab_size: int,
         bias: Tensor | None = None,
         softcap: float | None = None,
-        pack: bool = True,
+        make: Make | None = None,
     ) -> None:
         if rows is not None:
             weight, bias = weight[rows.to(weight.device)], None if bias is None else bias[rows.to(weight.device)]
@@ -118,7 +124,7 @@ class SubsetHead:
         if bias is not None:
             layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
         self.ids, self.vocab_size = ids.to(weight.device), vocab_size
-        self._head = LmHead(layer, softcap, pack)
+        self._head = LmHead(layer, softcap, make)
 
     @torch.inference_mode()
     def scores(self, hidden: Tensor) -> Tensor:
@@ -130,3 +136,14 @@ class SubsetHead:
     def own_scores(self, hidden: Tensor) -> Tensor:
         """[R, K] of `ids` alone, in their order."""
         return self._head.scores(hidden)
+
+
+def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest logits [R, k] of rows [R, V] and their ids, the lower id first among equals."""
+    kernels = library()
+    assert kernels is not None
+    best = torch.empty(len(logits), count)
+    ids = torch.empty(len(logits), count, dtype=torch.int64)
+    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (logits, best, ids)]
+    kernels.outpace_top(pointers[0], *logits.shape, count, *pointers[1:], threads())
+    return best, ids

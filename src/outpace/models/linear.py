@@ -5,13 +5,16 @@ result does not depend on how many rows share the pass. The second is what keeps
 same tokens. Neither stock kernels nor these promise it: `models.exactness` asks them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outpace.models.instructions import has_tiles, multiplies_bfloat16
+
+Make = Callable[[Tensor, Tensor | None], nn.Module]
+"""(weight [out, in], bias [out] or None) -> a frozen linear layer."""
 
 # Layers of one parent that read the same input: one product instead of two or three.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -35,6 +38,8 @@ class PackedLinear(nn.Module):
         super().__init__()
         self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
         self.bias = None if bias is None else bias.detach()
+        self.outputs, self.inputs = weight.shape
+        self.dtype = weight.dtype
         on_tiles = weight.dtype == torch.bfloat16 and has_tiles()
         self.pads_single_rows = on_tiles or weight.shape[1] > _WIDEST_SINGLE_ROW
         self.most_rows = _MOST_ROWS_OF_TILES if on_tiles else None
@@ -65,7 +70,7 @@ class SiblingLinear(nn.Module):
         index: which of them this one is.
     """
 
-    def __init__(self, together: PackedLinear, sizes: Sequence[int], index: int) -> None:
+    def __init__(self, together: nn.Module, sizes: Sequence[int], index: int) -> None:
         super().__init__()
         self.together, self.sizes, self.index = together, list(sizes), index
 
@@ -87,36 +92,42 @@ def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bfloat16())
 
 
-def pack_linears(module: nn.Module, siblings: Sequence[Sequence[str]] = SIBLINGS, kept: Sequence[str] = ()) -> None:
+def pack_linears(
+    module: nn.Module,
+    siblings: Sequence[Sequence[str]] = SIBLINGS,
+    kept: Sequence[str] = (),
+    make: Make = PackedLinear,
+) -> None:
     """Replace linear layers below `module` by their packed form.
 
     Args:
         module: is changed.
         siblings: names of layers that are computed together.
         kept: names of children that stay as they are, with all below them.
+        make: packs one of them.
     """
     for names in siblings:
         layers = [getattr(module, name, None) for name in names]
         if all(type(layer) is nn.Linear for layer in layers):
-            _pack_siblings(module, dict(zip(names, layers, strict=True)))  # type: ignore[arg-type]
+            _pack_siblings(module, dict(zip(names, layers, strict=True)), make)  # type: ignore[arg-type]
     for name, child in module.named_children():
         if name in kept:
             continue
         if type(child) is nn.Linear:
-            setattr(module, name, PackedLinear(child.weight, child.bias))
+            setattr(module, name, make(child.weight, child.bias))
         elif type(child) is Conv1D:  # GPT-2's linear layer, its weight [in, out]
-            setattr(module, name, PackedLinear(child.weight.T, child.bias))
+            setattr(module, name, make(child.weight.T, child.bias))
         else:
-            pack_linears(child, siblings, kept)
+            pack_linears(child, siblings, kept, make)
 
 
-def _pack_siblings(module: nn.Module, layers: dict[str, nn.Linear]) -> None:
+def _pack_siblings(module: nn.Module, layers: dict[str, nn.Linear], make: Make) -> None:
     biases = [layer.bias for layer in layers.values()]
     if any(bias is None for bias in biases) != all(bias is None for bias in biases):
         return
     weight = torch.cat([layer.weight.detach() for layer in layers.values()])
     bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
-    together = PackedLinear(weight, bias)
+    together = make(weight, bias)
     sizes = [layer.out_features for layer in layers.values()]
     for index, name in enumerate(layers):
         setattr(module, name, SiblingLinear(together, sizes, index))

@@ -13,13 +13,19 @@ from transformers import PretrainedConfig, PreTrainedModel
 from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
 from outpace.core.errors import InvalidRequest
-from outpace.core.tree import MAX_TREE_NODES
+from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.models.activation import pack_activations
+from outpace.models.attention import has_kernels
+from outpace.models.compiled import build, library
 from outpace.models.experts import pack_experts
 from outpace.models.families import logit_softcap
 from outpace.models.head import LmHead
-from outpace.models.linear import can_pack, pack_linears
+from outpace.models.kernel_linear import KernelLinear, kind_of
+from outpace.models.linear import Make, PackedLinear, can_pack, pack_linears
+from outpace.models.native import NativeDecoder, UnknownLayout, agree
 from outpace.models.norm import fuse_norms
+
+_COMPARED = 12  # rows of the pass that tells whether the kernels compute what a decoder's modules do
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,23 +49,52 @@ class Part:
     is_prompt: bool = False
 
 
-def prepare(model: PreTrainedModel, pack: bool = True) -> tuple[nn.Module, LmHead]:
+def frozen_layers(dtype: torch.dtype, rounded_to: torch.dtype | None = None, quantize: str = "none") -> Make:
+    """What makes frozen linear layers on this machine: for the compiled kernels where they are, else for oneDNN.
+
+    Raises:
+        InvalidRequest: `quantize` is not known, or needs kernels that are not there.
+    """
+    kind = kind_of(dtype, rounded_to, quantize)
+    if library() is None:
+        if quantize != "none":
+            raise InvalidRequest(f"quantize={quantize!r}: needs the compiled kernels: {build().reason}")
+        return PackedLinear
+    return lambda weight, bias: KernelLinear(weight, bias, kind)
+
+
+def layers_for(model: PreTrainedModel, rounded_to: torch.dtype | None = None, quantize: str = "none") -> Make | None:
+    """As `frozen_layers`; None where a model's products have no better form than its own."""
+    return frozen_layers(model.dtype, rounded_to, quantize) if can_pack(model.dtype, model.device) else None
+
+
+def prepare(
+    model: PreTrainedModel, pack: bool = True, rounded_to: torch.dtype | None = None, quantize: str = "none"
+) -> tuple[nn.Module, LmHead]:
     """A model's decoder and head, with the layers replaced that the CPU has better kernels for.
 
     Args:
         model: a causal LM; its decoder's layers are replaced in place.
         pack: false leaves them as they are.
+        rounded_to: the dtype that the weights were rounded to before.
+        quantize: "none" or "int8", in which every product is then computed.
     """
-    head = LmHead(model.get_output_embeddings(), logit_softcap(model.config), pack)
-    return prepare_decoder(model, pack), head
+    make = layers_for(model, rounded_to, quantize) if pack else None
+    head = LmHead(model.get_output_embeddings(), logit_softcap(model.config), make)
+    return prepare_decoder(model, make), head
 
 
-def prepare_decoder(model: PreTrainedModel, pack: bool = True) -> nn.Module:
-    """As `prepare`, of a model whose head, if it has one, is not used."""
+def prepare_decoder(model: PreTrainedModel, make: Make | None) -> nn.Module:
+    """As `prepare`, of a model whose head, if it has one, is not used.
+
+    Args:
+        model: is changed.
+        make: packs a linear layer; None leaves them as they are.
+    """
     decoder: nn.Module = model.get_decoder()
-    if pack and can_pack(model.dtype, model.device):
-        pack_experts(decoder)
-        pack_linears(decoder)
+    if make is not None:
+        pack_experts(decoder, make)
+        pack_linears(decoder, make=make)
         pack_activations(decoder)
         fuse_norms(decoder)
     elif model.dtype == torch.float64:
@@ -100,10 +135,7 @@ def tapped(decoder: nn.Module, taps: Iterable[int]) -> Iterator[dict[int, Tensor
     features: dict[int, Tensor] = {}
     with ExitStack() as hooks:
         for tap in sorted(set(taps)):
-            if not 0 <= tap <= len(layers):
-                raise InvalidRequest(
-                    f"tap {tap}: the target has hidden states 0 to {len(layers)}, the last one what its LM head reads"
-                )
+            check_tap(tap, len(layers))
 
             def before(module: nn.Module, args: Any, kwargs: Any, tap: int = tap) -> None:
                 features[tap] = (args[0] if args else kwargs["hidden_states"])[0]
@@ -116,6 +148,18 @@ def tapped(decoder: nn.Module, taps: Iterable[int]) -> Iterator[dict[int, Tensor
             else:
                 hooks.callback(decoder.register_forward_hook(after).remove)
         yield features
+
+
+def check_tap(tap: int, layers: int) -> None:
+    """Refuse a hidden state that there is not.
+
+    Raises:
+        InvalidRequest: not from 0 to the number of layers.
+    """
+    if not 0 <= tap <= layers:
+        raise InvalidRequest(
+            f"tap {tap}: the target has hidden states 0 to {layers}, the last one what its LM head reads"
+        )
 
 
 class PackedModel:
@@ -156,6 +200,7 @@ class PackedModel:
             value_dtype=value_dtype,
             device=self.device,
         )
+        self.native = self._derive()
 
     @property
     def embedding(self) -> nn.Embedding:
@@ -177,6 +222,18 @@ class PackedModel:
     @torch.inference_mode()
     def run_tapped(self, parts: Sequence[Part], taps: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """As `run`, with the hidden states [T, H] at `taps`, numbered as transformers' `hidden_states`."""
+        segments, positions = self._segments(parts)
+        ids = torch.cat([part.tokens.to(self.device) for part in parts])
+        # A tree may reach beyond the last token a request can have, where a table of learned positions ends.
+        # Nothing there is ever emitted or seen by a node that is.
+        positions = positions.clamp(max=self.max_length - 1).to(self.device)
+        if self.native is not None:
+            wanted = self._known_taps(taps)
+            return self.native.run(ids, positions, segments, self.kv, wanted)
+        return self._run_modules(ids, positions, PassCache(segments), taps)
+
+    def _segments(self, parts: Sequence[Part]) -> tuple[list[Segment], Tensor]:
+        """The parts' segments, and the positions [T] of their rows."""
         segments, positions, start = [], [], 0
         for part in parts:
             # The position of a row is the committed length plus its depth, never its index in the tree.
@@ -194,15 +251,42 @@ class PackedModel:
             )
             positions.append(where[part.scratch :])
             start += len(part.tokens)
-        cache = PassCache(segments)
+        return segments, torch.cat(positions)
+
+    def _run_modules(
+        self, ids: Tensor, positions: Tensor, cache: PassCache, taps: Iterable[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """A pass by the decoder's own modules."""
         with tapped(self.decoder, taps) as features:
             output = self.decoder(
-                input_ids=torch.cat([part.tokens.to(self.device) for part in parts])[None],
-                # A tree may reach beyond the last token a request can have, where a table of learned positions ends.
-                # Nothing there is ever emitted or seen by a node that is.
-                position_ids=torch.cat(positions).clamp(max=self.max_length - 1).to(self.device)[None],
-                past_key_values=cache,
-                use_cache=True,
-                slots=cache,
+                input_ids=ids[None], position_ids=positions[None], past_key_values=cache, use_cache=True, slots=cache
             )
         return output.last_hidden_state[0], features
+
+    def _known_taps(self, taps: Iterable[int]) -> set[int]:
+        count = len(layers_of(self.decoder)[1])
+        for tap in taps:
+            check_tap(tap, count)
+        return set(taps)
+
+    @torch.inference_mode()
+    def _derive(self) -> NativeDecoder | None:
+        """The decoder in one call, if the kernels compute what its modules do; told by a short pass of both."""
+        if not has_kernels(self.kv) or not any(isinstance(module, KernelLinear) for module in self.decoder.modules()):
+            return None
+        count = min(_COMPARED, self.max_length)
+        ids = torch.arange(count) * 7 % self.config.vocab_size
+        chain = Topology.chain(count)
+        segments, positions = self._segments([Part(0, ids, chain.depth_tensor, chain.ancestor_mask)])
+        taps = range(len(layers_of(self.decoder)[1]) + 1)
+        cache = PassCache(segments)
+        _, expected = self._run_modules(ids, positions, cache, taps)
+        try:
+            settings = [cache.asked[layer] for layer in sorted(cache.asked)]
+            native = NativeDecoder(self.decoder, self.config, settings, self.max_length)
+        except (UnknownLayout, AttributeError):
+            return None
+        _, found = native.run(ids, positions, segments, self.kv, taps)
+        is_coarse = self.dtype == torch.bfloat16 or native.is_quantized
+        same = all(agree(found[tap], expected[tap], is_coarse) for tap in taps)
+        return native if same else None

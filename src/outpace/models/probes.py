@@ -10,6 +10,7 @@ from outpace.cache.slots import in_blocks
 from outpace.core.protocols import NodeOutputs
 from outpace.core.tree import Topology
 from outpace.models.attention import products
+from outpace.models.kernel_linear import KernelLinear
 from outpace.models.linear import PackedLinear
 from outpace.models.packed import PackedModel, Part, first_layers, layers_of
 from outpace.models.target import TransformersTarget
@@ -27,18 +28,18 @@ _PROMPT, _PATH = 18, 3
 _SLOTS = 3
 
 
-def differing_products(layers: Iterable[PackedLinear]) -> Iterator[str]:
+def differing_products(layers: Iterable[PackedLinear | KernelLinear]) -> Iterator[str]:
     """Products, one of each shape, that give a row other bits among others than alone.
 
     Rounding to bfloat16 would hide most differences. A bias in float32 that takes away nearly all of the result leaves
     the last bits of its sum, in which another order shows: two rounds take 18 of bfloat16's 24, one all of float32's.
     """
     generator = torch.Generator().manual_seed(0)
-    shapes = {(*layer.packed.shape, layer.pads_single_rows, layer.most_rows): layer for layer in layers}
-    for (outputs, inputs, *_), layer in shapes.items():
+    shapes = {(layer.outputs, layer.inputs): layer for layer in layers if isinstance(layer, PackedLinear)}
+    for (outputs, inputs), layer in shapes.items():
         bare = copy.copy(layer)
         bare.bias = torch.zeros(outputs)
-        row = torch.randn(1, inputs, generator=generator).to(layer.packed.dtype)
+        row = torch.randn(1, inputs, generator=generator).to(layer.dtype)
         for _ in range(1 if row.dtype == torch.float32 else 2):
             bare.bias = bare.bias - bare(row)[0].float()
         alone = bare(row)
@@ -119,8 +120,8 @@ def _kind(layer: nn.Module) -> list[object]:
     kind: list[object] = []
     for module in layer.modules():
         kind.append(type(module))
-        if isinstance(module, PackedLinear):
-            kind.append(module.packed.shape)
+        if isinstance(module, PackedLinear | KernelLinear):
+            kind.append((module.outputs, module.inputs))
         elif not type(module).__module__.startswith("outpace"):
             settings = vars(module).items()
             kind += [(key, value) for key, value in settings if type(value) in (bool, int, str) and "idx" not in key]

@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
+from outpace.models.compiled import library
 from outpace.models.packed import PackedModel, Part, prepare
 
 
@@ -23,6 +24,7 @@ class TransformersTarget(PackedModel):
         pack: false leaves the model's layers as they are.
         rounded_to: the dtype that the weights had before they were widened to what the model computes in; None for
             the same.
+        quantize: "none" or "int8".
     """
 
     def __init__(
@@ -33,19 +35,22 @@ class TransformersTarget(PackedModel):
         eos_token_ids: tuple[int, ...],
         pack: bool = True,
         rounded_to: torch.dtype | None = None,
+        quantize: str = "none",
     ) -> None:
-        self.eos_token_ids, self.rounded_to = eos_token_ids, rounded_to or model.dtype
-        decoder, head = prepare(model, pack)
+        self.eos_token_ids, self.rounded_to, self.quantize = eos_token_ids, rounded_to or model.dtype, quantize
+        decoder, head = prepare(model, pack, rounded_to, quantize)
         on_cpu = model.device.type == "cpu"
+        compiled = on_cpu and library() is not None and model.dtype in (torch.float32, torch.bfloat16)
         super().__init__(
             decoder,
             head,
             model.config.get_text_config(),
             max_length,
             max_slots,
-            # Attention on a CPU sums in float64: storing what it reads saves a conversion per layer and pass.
-            key_dtype=torch.promote_types(model.dtype, torch.float32) if on_cpu else model.dtype,
-            value_dtype=torch.float64 if on_cpu else model.dtype,
+            # Without compiled kernels, attention on a CPU sums in float64: storing what it reads saves a conversion per
+            # layer and pass.
+            key_dtype=torch.promote_types(model.dtype, torch.float32) if on_cpu and not compiled else model.dtype,
+            value_dtype=torch.float64 if on_cpu and not compiled else model.dtype,
         )
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:

@@ -1,0 +1,109 @@
+"""The compiled kernels of `models/kernels/`: built once for this machine, where it has a C++ compiler, and kept.
+
+They are plain C++ behind C functions, of no version of torch and no Python: a library is built in some seconds and
+named by its sources, flags and compiler. Without it everything is computed by torch's operations, with more calls.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from platformdirs import user_cache_path
+
+SOURCES = Path(__file__).parent / "kernels"
+COMPILERS = ("g++", "c++", "clang++")
+# No sum in another order than written, or a row's bits would depend on how a loop was cut.
+FLAGS = (
+    *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-w"),
+    *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
+)
+VARIABLE = "OUTPACE_KERNELS"
+_BUILD_SECONDS = 300
+# What oneDNN is held to by ONEDNN_MAX_CPU_ISA holds these kernels too: one variable for all products.
+_LOWER = {
+    "AVX2": ("-march=x86-64-v3",),
+    "AVX512_CORE": ("-march=x86-64-v4",),
+    "AVX512_CORE_VNNI": ("-march=x86-64-v4", "-mavx512vnni"),
+    "AVX512_CORE_BF16": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+}
+
+
+@dataclass(frozen=True)
+class Build:
+    """What came of building.
+
+    Attributes:
+        library: the loaded library; None where there is none.
+        reason: why not, or for which instructions it was built.
+    """
+
+    library: ctypes.CDLL | None
+    reason: str
+
+
+@cache
+def build() -> Build:
+    """The kernels of this machine, built at the first call if nobody has built them before."""
+    if os.environ.get(VARIABLE) == "off":
+        return Build(None, f"{VARIABLE}=off")
+    compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
+    flags = (*FLAGS, *_instructions())
+    digest = hashlib.sha256(repr((flags, platform.processor(), _cpu_flags())).encode())
+    for path in sorted(SOURCES.iterdir()):
+        digest.update(path.read_bytes())
+    path = user_cache_path("outpace") / "kernels" / f"{digest.hexdigest()[:16]}.so"
+    try:
+        if not path.exists():
+            if compiler is None:
+                return Build(None, f"no C++ compiler ({', '.join(COMPILERS)}) on the path: install one, as in g++")
+            _compile(compiler, flags, path)
+        return Build(ctypes.CDLL(str(path)), f"built with {' '.join(_instructions())}")
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = getattr(error, "stderr", None) or str(error)
+        return Build(None, f"{compiler} cannot build them: {detail.strip().splitlines()[0]}")
+
+
+def library() -> ctypes.CDLL | None:
+    """The kernels; None where they cannot be had, and `build().reason` says why."""
+    return build().library
+
+
+def threads() -> int:
+    """How many threads a pass is shared by."""
+    return torch.get_num_threads()
+
+
+def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        built = Path(folder) / path.name
+        command = [compiler, *flags, str(SOURCES / "decoder.cpp"), "-o", str(built)]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_SECONDS)
+        built.replace(path)  # whole or not at all, whoever builds at the same time
+
+
+def _instructions() -> tuple[str, ...]:
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ("-mcpu=native",)
+    highest = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
+    if highest in _LOWER:
+        return _LOWER[highest]
+    held = os.environ.get("ATEN_CPU_CAPABILITY", "").lower()
+    return {"default": ("-march=x86-64",), "avx2": ("-march=x86-64-v3",)}.get(held, ("-march=native",))
+
+
+def _cpu_flags() -> str:
+    """What tells this CPU from another that shares its cache folder."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

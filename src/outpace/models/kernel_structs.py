@@ -1,0 +1,74 @@
+"""The structures that the compiled kernels read, as `models/kernels/*.h` declare them."""
+
+import ctypes
+from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+
+
+class Matrix(ctypes.Structure):
+    """A weight in panels (product.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("panels", "scales", "bias")),
+        *((name, c_int32) for name in ("outputs", "inputs", "kind", "block")),
+    ]
+
+
+class Sight(ctypes.Structure):
+    """What a layer lets a row see (attention.h)."""
+
+    _fields_ = [("window", c_int32), ("softcap", c_float), ("scaling", c_float)]
+
+
+class Store(ctypes.Structure):
+    """Keys and values (attention.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("keys", "values")),
+        *((name, c_int64) for name in ("layer_stride", "slot_stride", "head_stride")),
+        *((name, c_int32) for name in ("kind", "head_dim")),
+    ]
+
+
+class Part(ctypes.Structure):
+    """One request's rows in a pass (attention.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("visible", "positions")),
+        *((name, c_int32) for name in ("slot", "start", "count", "committed", "scratch")),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """A decoder's layer (decoder.cpp)."""
+
+    _fields_ = [
+        *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, c_void_p) for name in ("before_attention", "behind_attention", "before_mlp", "behind_mlp")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "cosines", "sines")),
+        ("sight", Sight),
+        ("rotated", c_int32),
+    ]
+
+
+class Decoder(ctypes.Structure):
+    """A decoder (decoder.cpp)."""
+
+    _fields_ = [
+        ("layers", POINTER(Layer)),
+        ("last_norm", c_void_p),
+        *((name, c_int32) for name in ("count", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
+        *((name, c_int32) for name in ("activation", "norms_all_heads")),
+        ("eps", c_float),
+    ]
+
+
+class Pass(ctypes.Structure):
+    """A pass over packed rows (decoder.cpp)."""
+
+    _fields_ = [
+        ("kv", Store),
+        ("parts", POINTER(Part)),
+        *((name, c_void_p) for name in ("positions", "x")),
+        ("taps", POINTER(c_void_p)),
+        *((name, c_int32) for name in ("part_count", "rows")),
+    ]

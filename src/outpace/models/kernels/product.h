@@ -1,0 +1,201 @@
+// Products of rows with a frozen weight, laid out once in panels of 32 outputs.
+//
+// Each number of a result is one sum over the inputs in their order, whatever else is computed beside it.
+#pragma once
+#include "pool.h"
+#include "rows.h"
+
+constexpr int kPanel = 32;
+constexpr int kVectors = kPanel / kLanes;  // of a panel's outputs
+#if defined(__AVX512F__)
+constexpr int kRowsAtOnce = 8;
+#else
+constexpr int kRowsAtOnce = 2;
+#endif
+
+// How many inputs of one output lie side by side in a panel.
+static inline int inputs_together(int32_t kind) { return kind == kFloat32 ? 1 : kind == kInt8 ? 4 : 2; }
+
+struct Matrix {
+  const void* panels;   // [outputs / 32][inputs / together][32][together]; int8 with 128 added
+  const float* scales;  // int8: [outputs in whole panels], what a unit of each is worth
+  const float* bias;    // [outputs in whole panels] or null
+  int32_t outputs, inputs, kind;
+  int32_t block;        // int8: of the Hadamard rotation that its inputs were given
+};
+
+static inline int padded_inputs(const Matrix& m) { return operand_stride(m.inputs); }
+
+static inline size_t panel_bytes(const Matrix& m) {
+  const size_t width = m.kind == kFloat32 ? 4 : m.kind == kInt8 ? 1 : 2;
+  return size_t(padded_inputs(m)) * kPanel * width;
+}
+
+template <int R>
+static inline void multiply_float32(const float* panel, const float* const* rows, int inputs, float (*out)[kPanel]) {
+  Lanes sums[R][kVectors] = {};
+  for (int k = 0; k < inputs; ++k, panel += kPanel)
+    for (int v = 0; v < kVectors; ++v) {
+      const Lanes weight = load(panel + v * kLanes);
+      for (int r = 0; r < R; ++r) sums[r][v] = fma(all(rows[r][k]), weight, sums[r][v]);
+    }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) store(out[r] + v * kLanes, sums[r][v]);
+}
+
+#if defined(__AVX512BF16__)
+template <int R>
+static inline void multiply_bfloat16(const uint16_t* panel, const uint16_t* const* rows, int inputs,
+                                     float (*out)[kPanel]) {
+  __m512 sums[R][kVectors] = {};
+  for (int k = 0; k < inputs; k += 2, panel += 2 * kPanel)
+    for (int v = 0; v < kVectors; ++v) {
+      const __m512bh weight = (__m512bh)_mm512_loadu_si512(panel + 2 * kLanes * v);
+      for (int r = 0; r < R; ++r) {
+        int32_t pair;
+        std::memcpy(&pair, rows[r] + k, 4);
+        sums[r][v] = _mm512_dpbf16_ps(sums[r][v], (__m512bh)_mm512_set1_epi32(pair), weight);
+      }
+    }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) store(out[r] + v * kLanes, (Lanes)sums[r][v]);
+}
+#else
+template <int R>
+static inline void multiply_bfloat16(const uint16_t* panel, const uint16_t* const* rows, int inputs,
+                                     float (*out)[kPanel]) {
+  Lanes sums[R][kVectors] = {};
+  for (int k = 0; k < inputs; k += 2, panel += 2 * kPanel)
+    for (int v = 0; v < kVectors; ++v) {
+      BitLanes both;
+      std::memcpy(&both, panel + 2 * kLanes * v, sizeof both);
+      const Lanes even = (Lanes)(both << 16), odd = (Lanes)(both & 0xffff0000u);
+      for (int r = 0; r < R; ++r)
+        sums[r][v] = fma(all(as_float(rows[r][k + 1])), odd, fma(all(as_float(rows[r][k])), even, sums[r][v]));
+    }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) store(out[r] + v * kLanes, sums[r][v]);
+}
+#endif
+
+// Weights in bfloat16, rows in float32: what a CPU does that multiplies no bfloat16.
+template <int R>
+static inline void multiply_widened(const uint16_t* panel, const float* const* rows, int inputs, float (*out)[kPanel]) {
+  Lanes sums[R][kVectors] = {};
+  for (int k = 0; k < inputs; k += 2, panel += 2 * kPanel)
+    for (int v = 0; v < kVectors; ++v) {
+      BitLanes both;
+      std::memcpy(&both, panel + 2 * kLanes * v, sizeof both);
+      const Lanes even = (Lanes)(both << 16), odd = (Lanes)(both & 0xffff0000u);
+      for (int r = 0; r < R; ++r)
+        sums[r][v] = fma(all(rows[r][k + 1]), odd, fma(all(rows[r][k]), even, sums[r][v]));
+    }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) store(out[r] + v * kLanes, sums[r][v]);
+}
+
+#if defined(__AVX512VNNI__)
+template <int R>
+static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
+  __m512i sums[R][2] = {};
+  for (int k = 0; k < inputs; k += 4, panel += 4 * kPanel) {
+    const __m512i low = _mm512_loadu_si512(panel), high = _mm512_loadu_si512(panel + 64);
+    for (int r = 0; r < R; ++r) {
+      int32_t four;
+      std::memcpy(&four, rows[r] + k, 4);
+      const __m512i all_four = _mm512_set1_epi32(four);
+      sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], low, all_four);
+      sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], high, all_four);
+    }
+  }
+  for (int r = 0; r < R; ++r) {
+    _mm512_storeu_si512(out[r], sums[r][0]);
+    _mm512_storeu_si512(out[r] + 16, sums[r][1]);
+  }
+}
+#elif defined(__AVX2__)
+// Without the instruction: bytes widened to 16 bits, whose products in pairs cannot overflow 32.
+template <int R>
+static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
+  __m256i sums[R][8] = {};  // four outputs each, two sums to an output
+  for (int k = 0; k < inputs; k += 4, panel += 4 * kPanel)
+    for (int v = 0; v < 8; ++v) {
+      const __m256i weight = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(panel + 16 * v)));
+      for (int r = 0; r < R; ++r) {
+        int32_t four;
+        std::memcpy(&four, rows[r] + k, 4);
+        const __m256i wide = _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four)));
+        sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(weight, wide));
+      }
+    }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < 8; ++v) {
+      int32_t pairs[8];
+      _mm256_storeu_si256((__m256i*)pairs, sums[r][v]);
+      for (int each = 0; each < 4; ++each) out[r][4 * v + each] = pairs[2 * each] + pairs[2 * each + 1];
+    }
+}
+#else
+template <int R>
+static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
+  std::memset(out, 0, sizeof(int32_t) * R * kPanel);
+  for (int k = 0; k < inputs; k += 4, panel += 4 * kPanel)
+    for (int r = 0; r < R; ++r)
+      for (int output = 0; output < kPanel; ++output)
+        for (int each = 0; each < 4; ++each) out[r][output] += int32_t(panel[4 * output + each]) * rows[r][k + each];
+}
+#endif
+
+// A panel's outputs at R rows from `first` on: stored, or added to what is there.
+template <int R>
+static inline void panel_rows(const Matrix& m, const Operand& from, int panel, int first, bool add, float* to,
+                              int stride) {
+  const char* weights = (const char*)m.panels + panel * panel_bytes(m);
+  const int start = panel * kPanel, count = std::min(kPanel, m.outputs - start), inputs = padded_inputs(m);
+  float out[R][kPanel];
+  if (m.kind == kFloat32) {
+    const float* rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = (const float*)from.rows + size_t(first + r) * from.stride;
+    multiply_float32<R>((const float*)weights, rows, inputs, out);
+  } else if (m.kind == kBfloat16) {
+    const uint16_t* rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = (const uint16_t*)from.rows + size_t(first + r) * from.stride;
+    multiply_bfloat16<R>((const uint16_t*)weights, rows, inputs, out);
+  } else if (m.kind == kWidened) {
+    const float* rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = (const float*)from.rows + size_t(first + r) * from.stride;
+    multiply_widened<R>((const uint16_t*)weights, rows, inputs, out);
+  } else {
+    int32_t whole[R][kPanel];
+    const int8_t* rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = (const int8_t*)from.rows + size_t(first + r) * from.stride;
+    multiply_int8<R>((const uint8_t*)weights, rows, inputs, whole);
+    for (int r = 0; r < R; ++r)
+      for (int at = 0; at < kPanel; ++at)
+        out[r][at] = float(whole[r][at] - 128 * from.sums[first + r]) * (from.scales[first + r] * m.scales[start + at]);
+  }
+  for (int r = 0; r < R; ++r) {
+    float* row = to + size_t(first + r) * stride + start;
+    if (m.bias)
+      for (int at = 0; at < kPanel; ++at) out[r][at] += m.bias[start + at];
+    if (add)
+      for (int at = 0; at < count; ++at) out[r][at] += row[at];
+    std::memcpy(row, out[r], sizeof(float) * count);
+  }
+}
+
+template <int R>
+static inline void panel_rest(const Matrix& m, const Operand& from, int panel, int first, int count, bool add,
+                              float* to, int stride) {
+  if (count == R) panel_rows<R>(m, from, panel, first, add, to, stride);
+  else if constexpr (R > 1) panel_rest<R - 1>(m, from, panel, first, count, add, to, stride);
+}
+
+// to[row] (+)= weight * from[row] + bias for all rows.
+static inline void multiply(Team& team, const Matrix& m, const Operand& from, int rows, bool add, float* to,
+                            int stride) {
+  team.share((m.outputs + kPanel - 1) / kPanel, [&](int panel) {
+    for (int first = 0; first < rows; first += kRowsAtOnce)
+      panel_rest<kRowsAtOnce>(m, from, panel, first, std::min(kRowsAtOnce, rows - first), add, to, stride);
+  });
+}

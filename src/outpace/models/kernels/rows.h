@@ -1,0 +1,147 @@
+// What happens to one row between two products: norms, rotations, activations, and making it an operand.
+#pragma once
+#include "lanes.h"
+
+enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kWidened = 3 };
+
+// A row's sum of squares, in lanes that do not depend on anything but its length.
+static inline float mean_square(const float* row, int width) {
+  Lanes total = {};
+  int at = 0;
+  for (; at + kLanes <= width; at += kLanes) {
+    const Lanes x = load(row + at);
+    total = fma(x, x, total);
+  }
+  float rest = 0;
+  for (; at < width; ++at) rest += row[at] * row[at];
+  return (sum(total) + rest) / float(width);
+}
+
+// out = row / rms(row) * weight
+static inline void rms_norm(const float* row, const float* weight, float eps, int width, float* out) {
+  const float scale = 1.0f / std::sqrt(mean_square(row, width) + eps);
+  for (int at = 0; at < width; ++at) out[at] = row[at] * scale * weight[at];
+}
+
+enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };
+
+static inline Lanes activate(Lanes x, int32_t activation) {
+  if (activation == kSilu) return x / (1.0f + exponential(smaller(-x, all(87.0f))));
+  // x * sigmoid(2 t) is x / 2 * (1 + tanh(t))
+  const Lanes t = 1.5957691216f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + exponential(smaller(-t, all(87.0f))));
+}
+
+// out = activation(gate) * up, both behind each other in `row`.
+static inline void gate(const float* row, int width, int32_t activation, float* out) {
+  int at = 0;
+  for (; at + kLanes <= width; at += kLanes)
+    store(out + at, activate(load(row + at), activation) * load(row + width + at));
+  if (at < width) {
+    float gates[kLanes] = {};
+    std::memcpy(gates, row + at, sizeof(float) * (width - at));
+    store(gates, activate(load(gates), activation));
+    for (int lane = 0; at < width; ++lane, ++at) out[at] = gates[lane] * row[width + at];
+  }
+}
+
+// Rotate a head's first `width` numbers: halves are pairs, as transformers has them.
+static inline void rotate(float* head, const float* cosines, const float* sines, int width) {
+  const int half = width / 2;
+  for (int at = 0; at < half; ++at) {
+    const float low = head[at], high = head[at + half];
+    head[at] = low * cosines[at] - high * sines[at];
+    head[at + half] = high * cosines[at + half] + low * sines[at + half];
+  }
+}
+
+// Lanes that stand `Step` apart, added and subtracted: one stage of a Hadamard transform inside a vector.
+template <int Step>
+static inline Lanes butterfly(Lanes lanes) {
+  IntLanes partner;
+  Lanes sign;
+  for (int lane = 0; lane < kLanes; ++lane) partner[lane] = lane ^ Step, sign[lane] = lane & Step ? -1.0f : 1.0f;
+  return __builtin_shuffle(lanes, partner) + lanes * sign;
+}
+
+static inline Lanes butterflies(Lanes lanes) {
+  lanes = butterfly<2>(butterfly<1>(lanes));
+  if constexpr (kLanes > 4) lanes = butterfly<4>(lanes);
+  if constexpr (kLanes > 8) lanes = butterfly<8>(lanes);
+  return lanes;
+}
+
+// Each block of a row times the orthonormal Hadamard matrix of its size, a power of two: outliers are spread over it.
+static inline void hadamard(float* row, int width, int block) {
+  const float scale = 1.0f / std::sqrt(float(block));
+  for (float* x = row; x < row + width; x += block) {
+    int step = 1;
+    if (block >= kLanes) {
+      for (int at = 0; at < block; at += kLanes) store(x + at, butterflies(load(x + at) * scale));
+      for (step = kLanes; step < block; step *= 2)
+        for (int pair = 0; pair < block; pair += 2 * step)
+          for (int at = pair; at < pair + step; at += kLanes) {
+            const Lanes a = load(x + at), b = load(x + at + step);
+            store(x + at, a + b), store(x + at + step, a - b);
+          }
+      continue;
+    }
+    for (int at = 0; at < block; ++at) x[at] *= scale;
+    for (; step < block; step *= 2)
+      for (int pair = 0; pair < block; pair += 2 * step)
+        for (int at = pair; at < pair + step; ++at) {
+          const float a = x[at], b = x[at + step];
+          x[at] = a + b, x[at + step] = a - b;
+        }
+  }
+}
+
+static inline float largest_magnitude(const float* row, int width) {
+  Lanes most = {};
+  int at = 0;
+  for (; at + kLanes <= width; at += kLanes) {
+    const Lanes x = load(row + at);
+    most = larger(most, larger(x, -x));
+  }
+  float found = largest(most);
+  for (; at < width; ++at) found = std::max(found, std::fabs(row[at]));
+  return found;
+}
+
+// A product's left side: rows of one of the kinds, each `stride` numbers, zeros behind its end.
+struct Operand {
+  void* rows;
+  float* scales;   // int8: what a unit of each row is worth
+  int32_t* sums;   // int8: of each row's integers
+  int32_t stride;
+};
+
+static inline int operand_stride(int width) { return (width + 63) / 64 * 64; }
+
+// Make row `index` of an operand of `row`, which is changed where it has to be rotated.
+static inline void prepare(float* row, int width, int32_t kind, int32_t block, const Operand& to, int index) {
+  const size_t start = size_t(index) * to.stride;
+  if (kind == kFloat32 || kind == kWidened) {
+    float* out = (float*)to.rows + start;
+    std::memcpy(out, row, sizeof(float) * width);
+    for (int at = width; at < to.stride; ++at) out[at] = 0;
+  } else if (kind == kBfloat16) {
+    uint16_t* out = (uint16_t*)to.rows + start;
+    for (int at = 0; at < width; ++at) out[at] = to_bfloat16(row[at]);
+    for (int at = width; at < to.stride; ++at) out[at] = 0;
+  } else {
+    if (block > 1) hadamard(row, width, block);
+    const float most = largest_magnitude(row, width);
+    const float unit = most > 0 ? most / 127.0f : 1.0f, inverse = 1.0f / unit;
+    int8_t* out = (int8_t*)to.rows + start;
+    int32_t total = 0;
+    for (int at = 0; at < width; ++at) {
+      const int32_t whole = int32_t(__builtin_rintf(row[at] * inverse));
+      out[at] = int8_t(whole);
+      total += whole;
+    }
+    for (int at = width; at < to.stride; ++at) out[at] = 0;
+    to.scales[index] = unit;
+    to.sums[index] = total;
+  }
+}

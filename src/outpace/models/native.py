@@ -1,0 +1,202 @@
+"""A decoder run by the compiled kernels: one call for a pass, derived from the loaded modules without a copy of a weight.
+
+What differs between families (where norms stand, rotations, windows, caps, activations) is read from the modules and
+from what they ask of their attention; a short pass is then compared with the stock modules' own, and a decoder that
+does not agree is not used.
+"""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.activations import GELUTanh, SiLUActivation
+
+from outpace.cache.slots import Segment, SlotKV
+from outpace.models import kernel_structs as structs
+from outpace.models.activation import RowwiseActivation
+from outpace.models.attention import AttentionSettings, kernel_parts, kernel_store
+from outpace.models.compiled import library, threads
+from outpace.models.kernel_linear import KernelLinear, Kind
+from outpace.models.linear import SiblingLinear
+
+# Of the norm of a difference between two ways to compute a short pass. Another formula differs by far more; rounding to
+# halves and to eight bits grows from layer to layer.
+_TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.25
+_ACTIVATIONS: dict[type, int] = {nn.SiLU: 0, SiLUActivation: 0, GELUTanh: 1}
+
+
+class NativeDecoder:
+    """Every layer of a pass in one call.
+
+    Args:
+        decoder: a transformers decoder whose linear layers are `KernelLinear`.
+        config: its text configuration.
+        settings: what each layer asks of its attention.
+        max_length: positions that tables of rotations are made for.
+
+    Raises:
+        UnknownLayout: the decoder is not made of what the kernels compute.
+    """
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        config: PretrainedConfig,
+        settings: Sequence[AttentionSettings],
+        max_length: int,
+    ) -> None:
+        self._kept: list[Any] = []  # what the structures point to
+        self._embedding = decoder.get_input_embeddings()  # type: ignore[operator]
+        self._max_length = max_length
+        layers = list(decoder.layers)  # type: ignore[arg-type]
+        self._tables: dict[str | None, tuple[Tensor, Tensor]] = {}
+        rows = (structs.Layer * len(layers))()
+        for index, layer in enumerate(layers):
+            rows[index] = self._layer(decoder, config, layer, settings[index])
+        self.is_quantized = any(row.qkv.kind == Kind.INT8 for row in rows)
+        last = decoder.norm
+        first = layers[0].self_attn
+        self.hidden = config.hidden_size
+        all_heads = getattr(first, "q_norm", None) is not None and first.q_norm.weight.numel() > first.head_dim
+        self._decoder = structs.Decoder(
+            rows,
+            self._norm(last),
+            len(layers),
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            first.head_dim,
+            config.intermediate_size,
+            _activation(layers[0].mlp),
+            int(all_heads),
+            _eps(last),  # type: ignore[arg-type]
+        )
+        self._kept.append(rows)
+
+    def run(
+        self, ids: Tensor, positions: Tensor, segments: Sequence[Segment], kv: SlotKV, taps: Iterable[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Final hidden states [T, H] of packed rows, and those at `taps`; their keys and values are filed.
+
+        Args:
+            ids: [T].
+            positions: [T].
+            segments: the requests' rows.
+            kv: where their keys and values lie.
+            taps: as in `models.packed.tapped`.
+        """
+        embedded = self._embedding(ids)
+        rows = embedded.float() if embedded.dtype != torch.float32 else embedded.clone()  # [T, H]
+        wanted = {tap: torch.empty_like(rows) for tap in taps}
+        pointers = (ctypes.c_void_p * (self._decoder.count + 1))(
+            *(wanted[tap].data_ptr() if tap in wanted else None for tap in range(self._decoder.count + 1))
+        )
+        parts, kept = kernel_parts(segments)
+        where = positions.contiguous()
+        one = structs.Pass(
+            kernel_store(kv), parts, where.data_ptr(), rows.data_ptr(), pointers, len(segments), len(rows)
+        )
+        kernels = library()
+        assert kernels is not None
+        kernels.outpace_run(ctypes.byref(self._decoder), ctypes.byref(one), threads())
+        del kept
+        dtype = embedded.dtype
+        return rows.to(dtype), {tap: found.to(dtype) for tap, found in wanted.items()}
+
+    def _layer(
+        self, decoder: nn.Module, config: PretrainedConfig, layer: nn.Module, settings: AttentionSettings
+    ) -> structs.Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma
+            norms = (
+                layer.input_layernorm,
+                layer.post_attention_layernorm,
+                layer.pre_feedforward_layernorm,
+                layer.post_feedforward_layernorm,
+            )
+        elif hasattr(layer, "input_layernorm"):
+            norms = (layer.input_layernorm, None, layer.post_attention_layernorm, None)
+        else:  # OLMo2
+            norms = (None, layer.post_attention_layernorm, None, layer.post_feedforward_layernorm)
+        cosines, sines = self._rotations(decoder, config, layer)
+        return structs.Layer(
+            self._matrix(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj")),
+            self._matrix(attention, "o_proj", ()),
+            self._matrix(mlp, "gate_up_proj", ("gate_proj", "up_proj")),
+            self._matrix(mlp, "down_proj", ()),
+            *(self._norm(norm) for norm in norms),
+            self._norm(getattr(attention, "q_norm", None)),
+            self._norm(getattr(attention, "k_norm", None)),
+            None if cosines is None else cosines.data_ptr(),
+            None if sines is None else sines.data_ptr(),
+            structs.Sight(settings.window or 0, settings.softcap or 0.0, settings.scaling),
+            0 if cosines is None else cosines.shape[-1],
+        )
+
+    def _matrix(self, parent: nn.Module, name: str, siblings: Sequence[str]) -> structs.Matrix:
+        module = getattr(parent, name, None)
+        if module is None:
+            module = getattr(parent, siblings[0], None)
+            module = module.together if isinstance(module, SiblingLinear) else None
+        if not isinstance(module, KernelLinear):
+            raise UnknownLayout(f"{name} is a {type(module).__name__}")
+        return module.matrix
+
+    def _norm(self, norm: nn.Module | None) -> int | None:
+        """Address of a norm's factors in float32."""
+        if norm is None or not hasattr(norm, "weight"):
+            return None
+        weight = norm.weight.detach().float().clone()
+        if type(norm).__name__.startswith("Gemma"):
+            weight += 1
+        self._kept.append(weight)
+        return weight.data_ptr()
+
+    def _rotations(
+        self, decoder: nn.Module, config: PretrainedConfig, layer: nn.Module
+    ) -> tuple[Tensor | None, Tensor | None]:
+        attention = layer.self_attn
+        if not getattr(attention, "use_rope", True):  # SmolLM3 leaves some layers without
+            return None, None
+        kind = config.layer_types[attention.layer_idx] if config.model_type == "gemma3_text" else None
+        if kind not in self._tables:
+            positions = torch.arange(self._max_length)[None]
+            rows = torch.zeros(1, 1, dtype=torch.float32)
+            found = decoder.rotary_emb(rows, positions, *([kind] if kind else []))
+            cosines, sines = (table[0].float().contiguous() for table in found)
+            self._kept += [cosines, sines]
+            self._tables[kind] = cosines, sines
+        return self._tables[kind]
+
+
+class UnknownLayout(Exception):
+    """A decoder that the kernels do not compute; it runs by its own modules."""
+
+
+def agree(left: Tensor, right: Tensor, is_coarse: bool) -> bool:
+    """Whether two computations of the same hidden states differ by rounding alone.
+
+    Args:
+        left, right: of one shape.
+        is_coarse: computed in halves or in eight bits.
+    """
+    difference = (left.float() - right.float()).norm() / right.float().norm()
+    return bool(difference < (_COARSE_TOLERANCE if is_coarse else _TOLERANCE))
+
+
+def _activation(mlp: nn.Module) -> int:
+    function = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
+    function = function.stock if isinstance(function, RowwiseActivation) else function
+    if type(function) not in _ACTIVATIONS:
+        raise UnknownLayout(f"activation {type(function).__name__}")
+    return _ACTIVATIONS[type(function)]
+
+
+def _eps(norm: nn.Module) -> float:
+    found = getattr(norm, "eps", None) or getattr(norm, "variance_epsilon", None)
+    if found is None:
+        raise UnknownLayout(f"norm {type(norm).__name__}")
+    return float(found)
