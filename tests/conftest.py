@@ -9,8 +9,18 @@ import outpace  # noqa: F401  before torch: it says how torch's threads wait, to
 import pytest
 import torch
 
+from outpace.models.compiled import VARIABLE
+
 # Tests run in as many processes as there are cores; threads that wait for a busy core cost minutes.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+@pytest.fixture
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a machine without a C++ compiler does: torch's operations, which can be counted and in which faults can be
+    planted."""
+    monkeypatch.setenv(VARIABLE, "off")
+
 
 MOST_CASES = 12
 """Cases of one test in `make test`, if as many show every value of its parameters."""

@@ -259,6 +259,7 @@ def load(
     budget: int | None = None,
     speculative_config: Mapping[str, Any] | None = None,
     dtype: str = "auto",
+    quantize: str = "none",
     device: str = "auto",
     max_model_len: int | None = None,
     max_num_seqs: int = 8,
@@ -278,6 +279,8 @@ def load(
         budget: drafted nodes per round; None takes the method's default for the device.
         speculative_config: vLLM's, instead of method, drafter and budget.
         dtype: "auto" (bfloat16 where the hardware computes in it), "float32", "bfloat16" or "float16".
+        quantize: "int8" computes every product in whole numbers of eight bits, on a CPU: faster, in half the memory,
+            and lossless against the same quantised model. "none" does not.
         device: "auto", "cpu" or "cuda".
         max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
         max_num_seqs: requests decoded at a time; more wait their turn.
@@ -292,7 +295,7 @@ def load(
     if isinstance(method, str):
         parse_method(method)
     checked_budget(budget)
-    target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs)
+    target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs, quantize)
     if target.device.type == "cpu":
         tell_of_spinning()
     return Model(model, target, codec, method, budget, drafter)

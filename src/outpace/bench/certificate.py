@@ -116,7 +116,10 @@ class Certifier:
     def _load(self, dtype: str) -> Model:
         device = str(self._model.target.device)
         drafter = self._model.drafter
-        return load(self._model.name, "plain", drafter=drafter, dtype=dtype, device=device, max_num_seqs=1)
+        quantize = self._model.target.quantize
+        return load(
+            self._model.name, "plain", drafter=drafter, dtype=dtype, quantize=quantize, device=device, max_num_seqs=1
+        )
 
 
 def method_runner(method: str, budget: int | None) -> Runner:

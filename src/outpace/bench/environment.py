@@ -10,7 +10,7 @@ import psutil
 import torch
 
 
-def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+def environment(device: torch.device, dtype: torch.dtype, quantize: str = "none") -> dict[str, Any]:
     """Hardware, threads, versions and git revision, for a record."""
     on_gpu = device.type == "cuda"
     return {
@@ -19,6 +19,7 @@ def environment(device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
+        "quantize": quantize,
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("outpace", "torch", "transformers")},
         "git": _git_revision(),

@@ -78,7 +78,9 @@ class BenchRun:
         self._references: dict[int, TransformersReference] = {}
         self._held_mb: dict[str, float] = {}
         self._groups = in_groups(plan.items, plan.batch_size)
-        self._shared = environment(model.target.device, model.target.dtype) | {"model": model.name}
+        self._shared = environment(model.target.device, model.target.dtype, model.target.quantize) | {
+            "model": model.name
+        }
         exactness = {"kind": model.exactness.kind, "reason": model.exactness.reason}  # its time is no setting
         self._shared |= {"batch_size": plan.batch_size, "exactness": exactness}
 

@@ -25,6 +25,7 @@ from outpace.cli.options import (
     MinP,
     ModelName,
     PresencePenalty,
+    Quantize,
     RepetitionPenalty,
     SpeculativeConfig,
     Temperature,
@@ -76,6 +77,7 @@ def bench(
         typer.Option(help="Folder for records.jsonl and summary.json; a run that was stopped goes on there."),
     ] = None,
     dtype: Dtype = "auto",
+    quantize: Quantize = "none",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
     check: Annotated[bool, typer.Option(help="Classify differences as ties or bugs.")] = True,
@@ -104,7 +106,16 @@ def bench(
     plan = BenchPlan(
         with_baseline(chosen), items, params, budget=budget, warm_items=warm_items, check=check, batch_size=batch_size
     )
-    loading = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config=speculative_config)
+    loading = Loading(
+        model,
+        drafter,
+        budget,
+        dtype,
+        quantize,
+        device,
+        max_model_len=max_model_len,
+        speculative_config=speculative_config,
+    )
     if methods is not None and speculative_config is None:
         loaded = loading.load_for([name for name in chosen if name != TRANSFORMERS], batch_size)
     else:  # the model's default, or the config's, which may name no method beside it

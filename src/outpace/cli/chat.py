@@ -20,6 +20,7 @@ from outpace.cli.options import (
     Method,
     MinP,
     ModelName,
+    Quantize,
     Seed,
     SpeculativeConfig,
     Temperature,
@@ -51,6 +52,7 @@ def chat(
     seed: Seed = None,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
     dtype: Dtype = "auto",
+    quantize: Quantize = "none",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
 ) -> None:
@@ -58,9 +60,16 @@ def chat(
     params = SamplingParams(
         max_new_tokens, temperature, top_k, top_p, min_p, seed, stop=tuple(stop or ())
     )  # checked before a model is loaded
-    loaded = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config=speculative_config).load(
-        method, 1
-    )
+    loaded = Loading(
+        model,
+        drafter,
+        budget,
+        dtype,
+        quantize,
+        device,
+        max_model_len=max_model_len,
+        speculative_config=speculative_config,
+    ).load(method, 1)
     has_failed = False
     with loaded.chat(system, params) as conversation:
         if sys.stdin.isatty():

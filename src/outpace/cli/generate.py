@@ -23,6 +23,7 @@ from outpace.cli.options import (
     MinP,
     ModelName,
     PresencePenalty,
+    Quantize,
     RepetitionPenalty,
     Seed,
     SpeculativeConfig,
@@ -65,6 +66,7 @@ def generate(
     ] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text instead of answering a chat message.")] = False,
     dtype: Dtype = "auto",
+    quantize: Quantize = "none",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
     as_json: AsJson = False,
@@ -91,9 +93,16 @@ def generate(
     if logprobs is not None and not as_json:
         raise InvalidRequest(f"logprobs={logprobs}: they are printed with --json only")
     text = sys.stdin.read() if prompt == "-" else prompt
-    loaded = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config=speculative_config).load(
-        method, max(n, 1)
-    )
+    loaded = Loading(
+        model,
+        drafter,
+        budget,
+        dtype,
+        quantize,
+        device,
+        max_model_len=max_model_len,
+        speculative_config=speculative_config,
+    ).load(method, max(n, 1))
     is_chat = not raw and bool(loaded.codec.tokenizer.chat_template)
     asked: Any = [{"role": "user", "content": text}] if is_chat else text
     if as_json or n > 1:

@@ -52,6 +52,7 @@ PresencePenalty = Annotated[float, typer.Option(help="Subtracted from logits of 
 FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted from logits once per occurrence, -2 to 2.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to the token limit, whatever is said.")]
 Seed = Annotated[int | None, typer.Option(help="Key of the sampling noise.")]
+Quantize = Annotated[str, typer.Option(help="none, or int8: every product in whole numbers, on a CPU.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Tokens per request, prompt and answer together.")]
@@ -73,6 +74,7 @@ class Loading:
     drafter: str | None
     budget: int | None
     dtype: str
+    quantize: str
     device: str
     max_model_len: int | None
     speculative_config: str | None = None
@@ -111,6 +113,7 @@ class Loading:
                 budget=self.budget,
                 speculative_config=config,
                 dtype=self.dtype,
+                quantize=self.quantize,
                 device=self.device,
                 max_model_len=self.max_model_len,
                 max_num_seqs=slots,

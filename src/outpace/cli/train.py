@@ -75,7 +75,9 @@ def regenerate(
     store = AnswerStore(out, about_answers(target, codec, vocab_size, params, endpoint, dtype))
     answerer: Answerer
     if endpoint is None:
-        model = Loading(target, drafter, None, dtype, device, max_model_len).load(method, batch_size)
+        model = Loading(target, drafter, None, dtype, "none", device, max_model_len=max_model_len).load(
+            method, batch_size
+        )
         answerer = EngineAnswerer(model, params, method)
     else:
         from outpace.train.endpoint import EndpointAnswerer

@@ -21,6 +21,7 @@ from outpace.cli.options import (
     MinP,
     ModelName,
     PresencePenalty,
+    Quantize,
     RepetitionPenalty,
     SpeculativeConfig,
     TopK,
@@ -59,6 +60,7 @@ def verify(
     ] = None,
     max_turns: MaxTurns = None,
     dtype: Dtype = "auto",
+    quantize: Quantize = "none",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
     as_json: AsJson = False,
@@ -86,7 +88,16 @@ def verify(
     )
     wanted = [replace(base, temperature=value) for value in temperature or [0.0, 1.0]]
     size = max(batch_sizes)
-    loading = Loading(model, drafter, budget, dtype, device, max_model_len, speculative_config=speculative_config)
+    loading = Loading(
+        model,
+        drafter,
+        budget,
+        dtype,
+        quantize,
+        device,
+        max_model_len=max_model_len,
+        speculative_config=speculative_config,
+    )
     if methods and speculative_config is None:
         loaded = loading.load_for(methods, size)
     else:  # the model's default, or the config's, which may name no method beside it

@@ -15,6 +15,7 @@ from outpace.cli.options import (
     MaxModelLen,
     MaxNewTokens,
     ModelName,
+    Quantize,
     Temperature,
     Workload,
     notes,
@@ -45,6 +46,7 @@ def warmup(
     temperature: Temperature = 0.0,
     seed: Annotated[int, typer.Option(help="Key of the sampling noise.")] = 0,
     dtype: Dtype = "auto",
+    quantize: Quantize = "none",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
 ) -> None:
@@ -62,7 +64,7 @@ def warmup(
     new_file(out)  # answers take long: told before, not after them
     params = SamplingParams(max_new_tokens, temperature, seed=seed)
     items = read_workloads(workload, limit=ROUNDS, may_be_empty=True)
-    loaded = Loading(model, drafter, budget, dtype, device, max_model_len).load(method, 1)
+    loaded = Loading(model, drafter, budget, dtype, quantize, device, max_model_len=max_model_len).load(method, 1)
     proposer = loaded.proposer(method)
     matrix = matrix_of(proposer)
     with gates_open(proposer) as recorder:

@@ -99,7 +99,15 @@ def kernel_store(kv: SlotKV) -> structs.Store:
     layer, slot, head, row, _ = kv.keys.stride()
     assert row == kv.keys.shape[-1], "rows of a slot lie behind each other"
     kind = _KERNEL_KINDS[kv.keys.dtype]
-    return structs.Store(kv.keys.data_ptr(), kv.values.data_ptr(), layer, slot, head, kind, row)
+    return structs.Store(
+        keys=kv.keys.data_ptr(),
+        values=kv.values.data_ptr(),
+        layer_stride=layer,
+        slot_stride=slot,
+        head_stride=head,
+        kind=kind,
+        head_dim=row,
+    )
 
 
 def kernel_parts(segments: Sequence[Segment]) -> tuple[Any, list[Tensor]]:

@@ -52,8 +52,6 @@ class Build:
 @cache
 def build() -> Build:
     """The kernels of this machine, built at the first call if nobody has built them before."""
-    if os.environ.get(VARIABLE) == "off":
-        return Build(None, f"{VARIABLE}=off")
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     flags = (*FLAGS, *_instructions())
     digest = hashlib.sha256(repr((flags, platform.processor(), _cpu_flags())).encode())
@@ -72,8 +70,13 @@ def build() -> Build:
 
 
 def library() -> ctypes.CDLL | None:
-    """The kernels; None where they cannot be had, and `build().reason` says why."""
-    return build().library
+    """The kernels; None where they cannot be had or are not wanted, and `why_none` says which."""
+    return None if os.environ.get(VARIABLE) == "off" else build().library
+
+
+def why_none() -> str:
+    """Why there are no kernels."""
+    return f"{VARIABLE}=off is set" if os.environ.get(VARIABLE) == "off" else build().reason
 
 
 def threads() -> int:

@@ -14,7 +14,8 @@ from outpace.models.bare import is_bare, read_bare
 from outpace.models.families import check_supported
 from outpace.models.head import LmHead, SubsetHead
 from outpace.models.load import read_config, read_model, read_tokenizer, resolve
-from outpace.models.packed import PackedModel, Part, first_layers, layers_for, prepare, prepare_decoder
+from outpace.models.packed import PackedModel, Part, first_layers
+from outpace.models.prepare import layers_for, prepare, prepare_decoder
 from outpace.models.text import TextCodec
 
 EARLY_EXIT = "early-exit"

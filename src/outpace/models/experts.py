@@ -62,7 +62,7 @@ class PackedRouter(nn.Module):
 
 
 def pack_experts(module: nn.Module, make: Make) -> None:
-    """Replace the experts and routers of Qwen3-MoE below `module` by their packed forms, with layers that `make` makes."""
+    """Replace the experts and routers of Qwen3-MoE below `module` by packed forms, of layers that `make` packs."""
     for name, child in module.named_children():
         if type(child).__name__ == "Qwen3MoeExperts":
             setattr(module, name, PackedExperts(child, make))

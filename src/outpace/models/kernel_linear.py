@@ -1,7 +1,7 @@
 """Linear layers over the compiled kernels: weights in panels, each output one sum over the inputs in their order.
 
-A row therefore keeps its bits in any company, on any CPU, by the way it is computed. In int8 sums are of integers, which
-have no order at all.
+A row therefore keeps its bits in any company, on any CPU, by the way it is computed. In int8 sums are of integers,
+which have no order at all.
 """
 
 import ctypes
@@ -45,13 +45,8 @@ def kind_of(dtype: torch.dtype, rounded_to: torch.dtype | None = None, quantize:
     Args:
         dtype: of the model's computation, float32 or bfloat16.
         rounded_to: the dtype that the weights were rounded to before.
-        quantize: "none" or "int8".
-
-    Raises:
-        InvalidRequest: another way to quantise.
+        quantize: one of `QUANTIZATIONS`.
     """
-    if quantize not in QUANTIZATIONS:
-        raise InvalidRequest(f"quantize={quantize!r}: use one of {', '.join(map(repr, QUANTIZATIONS))}")
     if quantize == "int8":
         return Kind.INT8
     if dtype == torch.bfloat16:
@@ -88,7 +83,13 @@ class KernelLinear(nn.Module):
             block *= 2
         self.panels = torch.empty(whole * -(-self.inputs // _PADDING) * _PADDING, dtype=_STORED[kind])
         self.matrix = Matrix(
-            self.panels.data_ptr(), _address(self.scales), _address(self.bias), self.outputs, self.inputs, kind, block
+            panels=self.panels.data_ptr(),
+            scales=_address(self.scales),
+            bias=_address(self.bias),
+            outputs=self.outputs,
+            inputs=self.inputs,
+            kind=kind,
+            block=block,
         )
         kernels = library()
         assert kernels is not None, "compiled kernels are asked for where there are none"

@@ -19,7 +19,9 @@ from transformers.utils import CONFIG_NAME
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import refuse_bare
+from outpace.models.compiled import library, why_none
 from outpace.models.families import check_supported
+from outpace.models.kernel_linear import QUANTIZATIONS
 from outpace.models.linear import can_pack
 from outpace.models.registry import BUILT_IN, pulled
 from outpace.models.target import TransformersTarget
@@ -114,6 +116,24 @@ def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.float32 if is_half and device.type == "cpu" and not can_pack(dtype, device) else dtype
 
 
+def check_quantization(quantize: str, dtype: torch.dtype, device: torch.device) -> None:
+    """Whether a model can be quantised so here.
+
+    Raises:
+        InvalidRequest: not a way to quantise, not on this device, not with this dtype, or without the kernels for it.
+    """
+    if quantize not in QUANTIZATIONS:
+        raise InvalidRequest(f"quantize={quantize!r}: use one of {', '.join(map(repr, QUANTIZATIONS))}")
+    if quantize == "none":
+        return
+    if device.type != "cpu":
+        raise InvalidRequest(f"quantize={quantize!r}: its kernels are for CPUs; use device='cpu' or quantize='none'")
+    if not can_pack(dtype, device):
+        raise InvalidRequest(f"quantize={quantize!r}: not beside {dtype}; use dtype='float32' or 'bfloat16'")
+    if library() is None:
+        raise InvalidRequest(f"quantize={quantize!r}: its kernels are not there: {why_none()}")
+
+
 def read_config(source: Source) -> PretrainedConfig:
     """Read a model's configuration.
 
@@ -161,7 +181,7 @@ def read_tokenizer(source: Source) -> TextCodec:
 
 
 def load_target(
-    name: str, dtype: str, device: str, max_model_len: int | None, max_num_seqs: int
+    name: str, dtype: str, device: str, max_model_len: int | None, max_num_seqs: int, quantize: str = "none"
 ) -> tuple[TransformersTarget, TextCodec]:
     """Load a model and its tokenizer.
 
@@ -170,6 +190,7 @@ def load_target(
         dtype, device: "auto" or a name.
         max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
         max_num_seqs: requests at a time.
+        quantize: "none", or "int8" on a CPU.
 
     Raises:
         ModelError, UnsupportedModel, InvalidRequest: see `resolve`, `refuse_bare`, `check_supported` and the options'
@@ -179,6 +200,7 @@ def load_target(
         raise InvalidRequest(f"max_num_seqs={max_num_seqs}: must be at least 1")
     where = choose_device(device)
     chosen_dtype = choose_dtype(dtype, where)
+    check_quantization(quantize, compute_dtype(chosen_dtype, where), where)
     source = resolve(name)
     config = read_config(source)
     refuse_bare(config, name)
@@ -190,7 +212,7 @@ def load_target(
     codec = read_tokenizer(source)
     eos = _eos_token_ids(model.generation_config, model.config, codec)
     length = max_model_len or min(limit, DEFAULT_MAX_LENGTH)
-    return TransformersTarget(model, length, max_num_seqs, eos, rounded_to=chosen_dtype), codec
+    return TransformersTarget(model, length, max_num_seqs, eos, rounded_to=chosen_dtype, quantize=quantize), codec
 
 
 def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""A decoder run by the compiled kernels: one call for a pass, derived from the loaded modules without a copy of a weight.
+"""A decoder run by the compiled kernels: one call for a pass, on the weights of the loaded modules.
 
 What differs between families (where norms stand, rotations, windows, caps, activations) is read from the modules and
 from what they ask of their attention; a short pass is then compared with the stock modules' own, and a decoder that
@@ -51,28 +51,28 @@ class NativeDecoder:
         self._kept: list[Any] = []  # what the structures point to
         self._embedding = decoder.get_input_embeddings()  # type: ignore[operator]
         self._max_length = max_length
-        layers = list(decoder.layers)  # type: ignore[arg-type]
+        layers: list[Any] = list(decoder.layers)  # type: ignore[arg-type]
         self._tables: dict[str | None, tuple[Tensor, Tensor]] = {}
         rows = (structs.Layer * len(layers))()
         for index, layer in enumerate(layers):
             rows[index] = self._layer(decoder, config, layer, settings[index])
         self.is_quantized = any(row.qkv.kind == Kind.INT8 for row in rows)
-        last = decoder.norm
+        last: Any = decoder.norm
         first = layers[0].self_attn
         self.hidden = config.hidden_size
         all_heads = getattr(first, "q_norm", None) is not None and first.q_norm.weight.numel() > first.head_dim
         self._decoder = structs.Decoder(
-            rows,
-            self._norm(last),
-            len(layers),
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            first.head_dim,
-            config.intermediate_size,
-            _activation(layers[0].mlp),
-            int(all_heads),
-            _eps(last),  # type: ignore[arg-type]
+            layers=rows,
+            last_norm=self._norm(last),
+            count=len(layers),
+            hidden=config.hidden_size,
+            heads=config.num_attention_heads,
+            kv_heads=config.num_key_value_heads,
+            head_dim=first.head_dim,
+            intermediate=config.intermediate_size,
+            activation=_activation(layers[0].mlp),
+            norms_all_heads=int(all_heads),
+            eps=_eps(last),
         )
         self._kept.append(rows)
 
@@ -97,7 +97,13 @@ class NativeDecoder:
         parts, kept = kernel_parts(segments)
         where = positions.contiguous()
         one = structs.Pass(
-            kernel_store(kv), parts, where.data_ptr(), rows.data_ptr(), pointers, len(segments), len(rows)
+            kv=kernel_store(kv),
+            parts=parts,
+            positions=where.data_ptr(),
+            x=rows.data_ptr(),
+            taps=pointers,
+            part_count=len(segments),
+            rows=len(rows),
         )
         kernels = library()
         assert kernels is not None
@@ -106,10 +112,9 @@ class NativeDecoder:
         dtype = embedded.dtype
         return rows.to(dtype), {tap: found.to(dtype) for tap, found in wanted.items()}
 
-    def _layer(
-        self, decoder: nn.Module, config: PretrainedConfig, layer: nn.Module, settings: AttentionSettings
-    ) -> structs.Layer:
+    def _layer(self, decoder: Any, config: PretrainedConfig, layer: Any, settings: AttentionSettings) -> structs.Layer:
         attention, mlp = layer.self_attn, layer.mlp
+        norms: tuple[Any, ...]
         if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma
             norms = (
                 layer.input_layernorm,
@@ -136,7 +141,7 @@ class NativeDecoder:
             0 if cosines is None else cosines.shape[-1],
         )
 
-    def _matrix(self, parent: nn.Module, name: str, siblings: Sequence[str]) -> structs.Matrix:
+    def _matrix(self, parent: Any, name: str, siblings: Sequence[str]) -> structs.Matrix:
         module = getattr(parent, name, None)
         if module is None:
             module = getattr(parent, siblings[0], None)
@@ -145,19 +150,17 @@ class NativeDecoder:
             raise UnknownLayout(f"{name} is a {type(module).__name__}")
         return module.matrix
 
-    def _norm(self, norm: nn.Module | None) -> int | None:
+    def _norm(self, norm: Any) -> int | None:
         """Address of a norm's factors in float32."""
         if norm is None or not hasattr(norm, "weight"):
             return None
-        weight = norm.weight.detach().float().clone()
+        weight: Tensor = norm.weight.detach().float().clone()
         if type(norm).__name__.startswith("Gemma"):
             weight += 1
         self._kept.append(weight)
         return weight.data_ptr()
 
-    def _rotations(
-        self, decoder: nn.Module, config: PretrainedConfig, layer: nn.Module
-    ) -> tuple[Tensor | None, Tensor | None]:
+    def _rotations(self, decoder: Any, config: PretrainedConfig, layer: Any) -> tuple[Tensor | None, Tensor | None]:
         attention = layer.self_attn
         if not getattr(attention, "use_rope", True):  # SmolLM3 leaves some layers without
             return None, None
@@ -187,7 +190,7 @@ def agree(left: Tensor, right: Tensor, is_coarse: bool) -> bool:
     return bool(difference < (_COARSE_TOLERANCE if is_coarse else _TOLERANCE))
 
 
-def _activation(mlp: nn.Module) -> int:
+def _activation(mlp: Any) -> int:
     function = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
     function = function.stock if isinstance(function, RowwiseActivation) else function
     if type(function) not in _ACTIVATIONS:

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.models.compiled import library
-from outpace.models.packed import PackedModel, Part, prepare
+from outpace.models.packed import PackedModel, Part
+from outpace.models.prepare import prepare
 
 
 class TransformersTarget(PackedModel):

@@ -12,6 +12,8 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
+from outpace.models import kernel_structs as structs
+from outpace.models.compiled import VARIABLE
 from outpace.models.exactness import probe
 from outpace.models.families import SUPPORTED_FAMILIES
 from outpace.models.target import TransformersTarget
@@ -82,6 +84,13 @@ each_target = pytest.mark.parametrize(
 )
 
 
+@pytest.fixture(params=["kernels", pytest.param("torch", marks=pytest.mark.thorough)], autouse=True)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The contract holds for the compiled kernels and for what is done without them."""
+    if request.param == "torch":
+        monkeypatch.setenv(VARIABLE, "off")
+
+
 def config_of(family: str, variant: str, **changes: Any) -> PretrainedConfig:
     own = WINDOWS[family] if variant == "window" else VARIANTS.get(family, {}).get(variant, {})
     return tiny_config(family, **(own | changes))
@@ -121,6 +130,15 @@ def test_tree_rows_have_the_logits_of_fused_attention_too(variant: str) -> None:
     assert path_error(stock_model(config, "sdpa"), tiny_target(config), random_tree(BRANCHING, seed=2)) < 1e-4
 
 
+@pytest.mark.parametrize("family", list(WINDOWS))
+def test_the_kernels_window_cases_have_power(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against window cases that the compiled kernels pass without a window."""
+    config, sight = config_of(family, "window"), structs.Sight
+    monkeypatch.setattr(structs, "Sight", lambda window, softcap, scaling: sight(0, softcap, scaling))
+    assert path_error(stock_model(config), tiny_target(config), random_tree(BRANCHING, seed=2)) > 0.1
+
+
+@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("family", list(WINDOWS))
 def test_the_window_cases_have_power(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against window cases that pass without a window: leaving it out must move logits by more than 0.1."""

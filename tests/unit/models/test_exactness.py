@@ -17,6 +17,7 @@ from outpace.models.exactness import probe
 from outpace.models.head import LmHead
 from outpace.models.linear import PackedLinear, can_pack
 from outpace.models.load import compute_dtype
+from outpace.models.native import NativeDecoder
 from outpace.models.norm import FusedRMSNorm
 from outpace.models.probes import differing_products
 from tests.unit.models.tiny import FAMILIES, WINDOWS, tiny_config, tiny_target
@@ -67,6 +68,7 @@ def test_every_family_is_probed(family: str, dtype: str) -> None:
     assert not any(target.kv.lengths)
 
 
+@pytest.mark.usefixtures("without_kernels")
 @each_dtype
 @pytest.mark.parametrize(
     "differs",
@@ -122,6 +124,7 @@ def test_a_bias_of_zero_changes_no_bit(dtype: str, outputs: int, inputs: int, co
     assert torch.equal(layer(rows), bare)
 
 
+@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize(
     ("differs", "by"),
     [
@@ -148,6 +151,7 @@ def test_scores_that_depend_on_company_are_caught(
     assert "scores" in exactness.reason
 
 
+@pytest.mark.usefixtures("without_kernels")
 @each_dtype
 @pytest.mark.parametrize("module", [RowwiseActivation, FusedRMSNorm])
 def test_other_operations_that_depend_on_company_are_caught(
@@ -160,6 +164,7 @@ def test_other_operations_that_depend_on_company_are_caught(
     assert "pass of 61 rows" in exactness.reason
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_a_fault_of_a_later_kind_of_layer_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a probe of the first layer alone: in this model only the third one sees everything."""
     config = tiny_config("gemma3_text", **(WINDOWS["gemma3_text"] | {"sliding_window_pattern": 3}))
@@ -173,6 +178,25 @@ def test_a_fault_of_a_later_kind_of_layer_is_caught(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(attention, "_attend_on_cpu", attend)
     assert "pass of 9 rows" in probe(target).reason
+
+
+@each_dtype
+@pytest.mark.parametrize(("rows", "reason"), [(2, "pass of 9 rows"), (10, "pass of 61 rows")])
+def test_kernels_that_depend_on_company_are_caught(
+    rows: int, reason: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against trust in compiled kernels: they are asked as all others are."""
+    stock = NativeDecoder.run
+
+    def run(self: NativeDecoder, ids: Tensor, *args: Any) -> Any:
+        hidden, taps = stock(self, ids, *args)
+        wrong = len(ids) >= rows and len(ids) not in (18, 16, 54)  # prompts are right
+        return hidden * (1 + wrong * torch.finfo(hidden.dtype).eps), taps
+
+    target = tiny_target(tiny_config("llama"), DTYPES[dtype])
+    assert target.native is not None
+    monkeypatch.setattr(NativeDecoder, "run", run)
+    assert reason in probe(target).reason
 
 
 def test_experts_that_are_summed_together_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +219,7 @@ def test_a_head_that_depends_on_company_is_caught(monkeypatch: pytest.MonkeyPatc
     assert "LM head" in exactness.reason
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_batches_are_probed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against requests attended together whose bits are their neighbours' business."""
     stock = attention._attend_together
@@ -231,6 +256,7 @@ def test_halves_without_instructions_are_told() -> None:
     assert ("weights rounded to bfloat16" in exactness.reason) != can_pack(torch.bfloat16, CPU)
 
 
+@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.thorough
 def test_a_library_told_to_be_compatible_is_caught() -> None:
     """Guards against a probe that knows planted faults only: held to MKL_CBWR=COMPATIBLE, MKL's own products of

@@ -10,6 +10,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 
 from outpace.models.experts import PackedExperts, PackedRouter, pack_experts
 from outpace.models.linear import can_pack
+from outpace.models.prepare import frozen_layers
 from tests.unit.models.company import assert_rows, has_exact_products
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(dtype, torch.device("cpu"))]
@@ -38,7 +39,7 @@ def blocks(dtype: torch.dtype, normalised: bool = True) -> tuple[Any, nn.ModuleD
         return made.to(dtype)
 
     packed = nn.ModuleDict({"mlp": block()})
-    pack_experts(packed)
+    pack_experts(packed, frozen_layers(dtype))
     return block(), packed
 
 

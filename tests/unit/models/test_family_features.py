@@ -83,6 +83,7 @@ def test_a_checkpoint_on_disk_decodes_as_stock_transformers_does(family: str, tm
     assert path_error(model, target, random_tree(BRANCHING, seed=2)) < 1e-4
 
 
+@pytest.mark.usefixtures("without_kernels")
 @pytest.mark.parametrize("family", list(FAMILIES))
 def test_no_mask_is_built(family: str) -> None:
     """Guards against a [T, T] mask per pass that attention over slots ignores: gigabytes for a long prompt."""

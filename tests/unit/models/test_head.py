@@ -93,11 +93,10 @@ def test_a_vocabulary_smaller_than_the_candidates_is_scored_whole() -> None:
 
 def test_a_target_without_packed_kernels_answers_outside_the_engine_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an output layer that records gradients on inference tensors, which only the engine's mode hid."""
-    from outpace.models import packed as packed_module
+    from outpace.models import prepare as prepare_module
     from tests.unit.models.tiny import open_with
 
-    monkeypatch.setattr(packed_module, "can_pack", lambda dtype, device: False)
-    monkeypatch.setattr(head_module, "can_pack", lambda dtype, device: False)
+    monkeypatch.setattr(prepare_module, "can_pack", lambda dtype, device: False)
     config = tiny_config("llama")
     _, last = open_with(tiny_target(config), [5, 9, 2])
     with torch.inference_mode():

@@ -143,12 +143,13 @@ def tiny_target(
     max_slots: int = 4,
     eos_token_ids: tuple[int, ...] = (),
     pack: bool = True,
+    quantize: str = "none",
 ) -> TransformersTarget:
     """Our target over the weights of `stock_model`, widened where the CPU has no kernels for the dtype, as at load."""
     model = stock_model(config, ATTENTION_NAME, dtype)
     if pack:
         model.to(compute_dtype(dtype, torch.device("cpu")))  # type: ignore[arg-type]
-    return TransformersTarget(model, max_length, max_slots, eos_token_ids, pack, rounded_to=dtype)
+    return TransformersTarget(model, max_length, max_slots, eos_token_ids, pack, rounded_to=dtype, quantize=quantize)
 
 
 def random_ids(count: int, seed: int, vocab: int = VOCAB) -> list[int]:

@@ -18,6 +18,8 @@ from outpace.testing.requests import draft_request
 from tests.unit.models.tiny import VOCAB, stock_model, tiny_config, tiny_target
 from tests.unit.sources.learned import BLOCK, KINDS, PROMPTS, SIZES, proposer_of, source_of
 
+pytestmark = pytest.mark.usefixtures("without_kernels")  # what compiled kernels multiply cannot be counted
+
 DEPTHS = BLOCK["block_size"] - 1
 HIDDEN, STATE, RANK = SIZES["hidden_size"], 12, 8  # H, G and r of the tiny Domino; V, H, G, r and the pool all differ
 POOL = 11

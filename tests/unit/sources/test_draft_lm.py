@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from outpace.core.drafting import Frontier
 from outpace.core.errors import InvalidRequest, ModelError, UnsupportedModel
 from outpace.core.protocols import NodeOutputs, Observation, PromptChunk, Verdict
 from outpace.models.draft import Growth, early_exit
+from outpace.models.packed import PackedModel, Part
 from outpace.shaping.proposer import StaticProposer
 from outpace.shaping.rank_paths import Chain
 from outpace.sources.draft_lm import DraftLM
@@ -69,16 +70,18 @@ def pair(folder: Path, small: Path) -> Model:
 
 
 @pytest.fixture
-def counted(pair: Model) -> Iterator[list[int]]:
-    """Rows of every forward pass of the draft model's decoder, as the decoder itself sees them."""
+def counted(pair: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every pass of the draft model."""
     rows: list[int] = []
+    run = PackedModel.run_tapped
 
-    def count(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        rows.append(kwargs["input_ids"].shape[1])
+    def count(self: PackedModel, parts: Sequence[Part], taps: Any) -> Any:
+        if self is pair.drafters.language_model():
+            rows.append(sum(len(part.tokens) for part in parts))
+        return run(self, parts, taps)
 
-    handle = pair.drafters.language_model().decoder.register_forward_pre_hook(count, with_kwargs=True)
-    yield rows
-    handle.remove()
+    monkeypatch.setattr(PackedModel, "run_tapped", count)
+    return rows
 
 
 def plain(model: Model, prompt: list[int], **options: Any) -> tuple[int, ...]:

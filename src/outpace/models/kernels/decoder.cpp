@@ -33,8 +33,13 @@ struct Pass {
 
 namespace {
 
-// Never destroyed: its threads sleep on it until the process ends.
-Pool& pool = *new Pool;
+// The threads of this process: a fork has none but the one that made it. Never destroyed, for they sleep until the end.
+Pool& pool() {
+  static std::atomic<Pool*> threads{nullptr};
+  static std::atomic<pid_t> owner{0};
+  if (owner.load() != getpid()) threads.store(new Pool), owner.store(getpid());
+  return *threads.load();
+}
 
 // An operand for products of `rows` rows with matrices of up to `inputs` inputs, and the room for a row in work.
 struct Space {
@@ -163,7 +168,7 @@ void outpace_run(const Decoder* decoder, const Pass* pass, int32_t threads) {
   own.gate_up.resize(size_t(rows) * 2 * d.intermediate);
   own.added.resize(size_t(rows) * d.hidden);
   own.buffer.resize(size_t(rows) * widest);
-  pool.run(threads, [&](Team& team) {
+  pool().run(threads, [&](Team& team) {
     for (int index = 0; index < d.count; ++index) {
       keep_tap(team, d, *pass, index);
       run_layer(team, d, *pass, index, own);
@@ -182,7 +187,7 @@ void outpace_linear(const Matrix* matrix, const float* from, int32_t rows, float
   Work& own = work;
   own.space.grow(rows, matrix->inputs);
   own.buffer.resize(size_t(rows) * matrix->inputs);
-  pool.run(threads, [&](Team& team) {
+  pool().run(threads, [&](Team& team) {
     prepare_rows(team, from, rows, nullptr, 0, *matrix, own.space, own.buffer.data());
     multiply(team, *matrix, own.space.operand(*matrix), rows, false, to, matrix->outputs);
   });
@@ -193,7 +198,7 @@ void outpace_attend(const Store* kv, const Part* parts, int32_t part_count, int3
                     int32_t kv_heads, const Sight* sight, const float* query, float* out, int32_t threads) {
   const Part& last = parts[part_count - 1];
   const Pass pass = {*kv, parts, nullptr, nullptr, nullptr, part_count, last.start + last.count};
-  pool.run(threads, [&](Team& team) {
+  pool().run(threads, [&](Team& team) {
     team.share(pass.rows * heads, [&](int task) {
       const int row = task / heads, head = task % heads;
       const Part& part = part_of(pass, row);
@@ -207,9 +212,9 @@ int64_t outpace_packed_bytes(const Matrix* m) { return int64_t((m->outputs + kPa
 
 // Lay out a weight [outputs, inputs], float32, in panels; int8 is rotated and rounded on the way.
 void outpace_pack(const Matrix* m, const float* weight, void* panels, float* scales, int32_t threads) {
-  const int together = inputs_together(m->kind), stride = padded_inputs(*m);
+  const int together = inputs_together(m->kind), stride = padded(m->inputs);
   std::memset(panels, 0, outpace_packed_bytes(m));
-  pool.run(threads, [&](Team& team) {
+  pool().run(threads, [&](Team& team) {
     team.share((m->outputs + kPanel - 1) / kPanel, [&](int panel) {
       std::vector<float> row(m->inputs), numbers(stride);
       char* base = (char*)panels + panel * panel_bytes(*m);
@@ -236,7 +241,7 @@ void outpace_pack(const Matrix* m, const float* weight, void* panels, float* sca
 // The `wanted` largest numbers of each row and where they are, largest first, the earlier of equals first.
 void outpace_top(const float* numbers, int32_t rows, int32_t width, int32_t wanted, float* values, int64_t* ids,
                  int32_t threads) {
-  pool.run(rows > 1 ? threads : 1, [&](Team& team) {
+  pool().run(rows > 1 ? threads : 1, [&](Team& team) {
     team.share(rows, [&](int row) {
       const float* from = numbers + size_t(row) * width;
       float* best = values + size_t(row) * wanted;

@@ -11,7 +11,6 @@
 #include <functional>
 #include <mutex>
 #include <thread>
-#include <vector>
 
 static inline void pause_briefly() {
 #if defined(__x86_64__)
@@ -89,14 +88,8 @@ class Pool {
 
  private:
   void hire(int count) {
-    if (owner_ != getpid()) {  // a fork has no threads but the one that made it
-      workers_ = new std::vector<std::thread>();
-      owner_ = getpid();
-    }
-    while (int(workers_->size()) < count) {
-      workers_->emplace_back([this, index = int(workers_->size()), seen = job_.load()] { serve(index, seen); });
-      workers_->back().detach();
-    }
+    for (; hired_ < count; ++hired_)
+      std::thread([this, index = hired_, seen = job_.load()] { serve(index, seen); }).detach();
   }
 
   void serve(int index, unsigned seen) {
@@ -122,7 +115,5 @@ class Pool {
   std::atomic<int> busy_{0};
   Team* team_ = nullptr;
   const std::function<void(Team&)>* work_ = nullptr;
-  int wanted_ = 0;
-  pid_t owner_ = 0;
-  std::vector<std::thread>* workers_ = nullptr;
+  int wanted_ = 0, hired_ = 0;
 };

@@ -24,11 +24,20 @@ struct Matrix {
   int32_t block;        // int8: of the Hadamard rotation that its inputs were given
 };
 
-static inline int padded_inputs(const Matrix& m) { return operand_stride(m.inputs); }
-
 static inline size_t panel_bytes(const Matrix& m) {
   const size_t width = m.kind == kFloat32 ? 4 : m.kind == kInt8 ? 1 : 2;
-  return size_t(padded_inputs(m)) * kPanel * width;
+  return size_t(padded(m.inputs)) * kPanel * width;
+}
+
+constexpr int kAhead = 8192;
+
+// Weights come from memory while several rows are computed: asked for two pages early, which hardware does not do.
+template <int R>
+static inline void fetch_ahead(const void* panel) {
+  if constexpr (R > 2) {
+    __builtin_prefetch((const char*)panel + kAhead);
+    __builtin_prefetch((const char*)panel + kAhead + 64);
+  }
 }
 
 template <int R>
@@ -51,6 +60,7 @@ static inline void multiply_bfloat16(const uint16_t* panel, const uint16_t* cons
   for (int k = 0; k < inputs; k += 2, panel += 2 * kPanel)
     for (int v = 0; v < kVectors; ++v) {
       const __m512bh weight = (__m512bh)_mm512_loadu_si512(panel + 2 * kLanes * v);
+      if (v == 0) fetch_ahead<R>(panel);
       for (int r = 0; r < R; ++r) {
         int32_t pair;
         std::memcpy(&pair, rows[r] + k, 4);
@@ -100,12 +110,12 @@ static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows
   __m512i sums[R][2] = {};
   for (int k = 0; k < inputs; k += 4, panel += 4 * kPanel) {
     const __m512i low = _mm512_loadu_si512(panel), high = _mm512_loadu_si512(panel + 64);
+    fetch_ahead<R>(panel);
     for (int r = 0; r < R; ++r) {
-      int32_t four;
-      std::memcpy(&four, rows[r] + k, 4);
-      const __m512i all_four = _mm512_set1_epi32(four);
-      sums[r][0] = _mm512_dpbusd_epi32(sums[r][0], low, all_four);
-      sums[r][1] = _mm512_dpbusd_epi32(sums[r][1], high, all_four);
+      // As assembly, for compilers copy the sums about when the intrinsic is given an array of them.
+      const int32_t& four = *(const int32_t*)(rows[r] + k);
+      asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums[r][0]) : "v"(low), "m"(four));
+      asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums[r][1]) : "v"(high), "m"(four));
     }
   }
   for (int r = 0; r < R; ++r) {
@@ -151,7 +161,7 @@ template <int R>
 static inline void panel_rows(const Matrix& m, const Operand& from, int panel, int first, bool add, float* to,
                               int stride) {
   const char* weights = (const char*)m.panels + panel * panel_bytes(m);
-  const int start = panel * kPanel, count = std::min(kPanel, m.outputs - start), inputs = padded_inputs(m);
+  const int start = panel * kPanel, count = std::min(kPanel, m.outputs - start), inputs = padded(m.inputs);
   float out[R][kPanel];
   if (m.kind == kFloat32) {
     const float* rows[R];

@@ -116,7 +116,10 @@ struct Operand {
   int32_t stride;
 };
 
-static inline int operand_stride(int width) { return (width + 63) / 64 * 64; }
+static inline int padded(int width) { return (width + 63) / 64 * 64; }
+
+// Rows start at unlike places of a page: where all start at one, they take each other's places in the nearest cache.
+static inline int operand_stride(int width) { return padded(width) + 64; }
 
 // Make row `index` of an operand of `row`, which is changed where it has to be rotated.
 static inline void prepare(float* row, int width, int32_t kind, int32_t block, const Operand& to, int index) {

@@ -1,0 +1,208 @@
+"""The compiled kernels: right, the same in any company and on any threads, and not missed where they are not."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.core.errors import InvalidRequest
+from outpace.engine.engine import Engine
+from outpace.models import compiled
+from outpace.models.exactness import probe
+from outpace.models.head import LmHead
+from outpace.models.kernel_linear import KernelLinear, Kind
+from outpace.models.load import check_quantization, load_target
+from outpace.models.prepare import frozen_layers
+from tests.unit.models.tiny import FAMILIES, random_ids, save_tiny_model, tiny_config, tiny_target
+
+CPU = torch.device("cpu")
+SHAPES = [(33, 40), (100, 129), (160, 576)]
+# What a product may be off by, of its largest number: roundings of rows and weights, not of sums.
+ROUNDING = {Kind.FLOAT32: 1e-5, Kind.BFLOAT16: 1e-2, Kind.WIDENED: 1e-2, Kind.INT8: 3e-2}
+each_kind = pytest.mark.parametrize("kind", Kind)
+each_shape = pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Leave the number of threads as it was."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def drawn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def weight_of(kind: Kind, outputs: int, inputs: int) -> Tensor:
+    weight = drawn(outputs, inputs)
+    return weight.bfloat16() if kind in (Kind.BFLOAT16, Kind.WIDENED) else weight
+
+
+def test_this_machine_has_them() -> None:
+    """Guards against a build that fails in silence, with every other test here passing on what is done without."""
+    assert compiled.library() is not None, compiled.why_none()
+
+
+@each_kind
+@each_shape
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_product_is_right(kind: Kind, outputs: int, inputs: int, bias: bool) -> None:
+    """Guards against panels laid out wrongly, rests of rows or panels left out, and a bias added to another output."""
+    weight, shift = weight_of(kind, outputs, inputs), drawn(outputs, seed=1) if bias else None
+    layer, rows = KernelLinear(weight, shift, kind, torch.float32), drawn(19, inputs, seed=2)
+    expected = torch.nn.functional.linear(
+        rows.double(), weight.double(), None if shift is None else shift.double()
+    )  # [R, out]
+    assert float((layer(rows) - expected).abs().max() / expected.abs().max()) < ROUNDING[kind]
+
+
+@each_kind
+@each_shape
+@pytest.mark.usefixtures("threads")
+def test_a_row_has_its_bits_in_any_company(kind: Kind, outputs: int, inputs: int) -> None:
+    """Guards against sums whose order follows the number of rows, of a row's place, or of threads."""
+    layer, rows = KernelLinear(weight_of(kind, outputs, inputs), None, kind), drawn(37, inputs, seed=2)
+    alone = torch.cat([layer(row[None]) for row in rows])
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        for start, end in ((0, 37), (1, 9), (5, 22), (30, 37)):
+            assert torch.equal(layer(rows[start:end]), alone[start:end])
+
+
+def test_sums_of_int8_are_whole_numbers() -> None:
+    """Guards against sums that saturate, wrap or round: rows and weights that are whole numbers already, at the ends of
+    their range, give the product of whole numbers to the last one."""
+    inputs, generator = 1025, torch.Generator().manual_seed(0)  # odd, so that nothing is rotated
+    weight, rows = (torch.randint(-127, 128, (35, inputs), generator=generator) for _ in range(2))
+    for numbers in (weight, rows):
+        numbers[:, 0] = 127  # the scale is then 1
+        numbers[0], numbers[1] = 127, -127
+    layer = KernelLinear(weight.float(), None, Kind.INT8)
+    assert layer.matrix.block == 1
+    assert torch.equal(layer(rows.float()).long(), rows @ weight.T)
+
+
+def test_rotations_keep_outliers_from_costing_the_others() -> None:
+    """Guards against inputs that are rotated otherwise than the weights, and against no rotation at all: one input of
+    a hundred times the others' size costs eight-bit rows nearly all that the others have."""
+    weight, rows = drawn(64, 512), drawn(8, 512, seed=1)
+    rows[:, 7] *= 100
+    expected = rows @ weight.T
+    expected -= rows[:, 7, None] * weight[:, 7]  # what the others have
+    layer = KernelLinear(weight, None, Kind.INT8)
+    assert layer.matrix.block == 512
+    found = layer(rows) - rows[:, 7, None] * weight[:, 7]
+    without = (rows / (rows.abs().amax(-1, keepdim=True) / 127)).round() * rows.abs().amax(-1, keepdim=True) / 127
+    unrotated = without @ weight.T - rows[:, 7, None] * weight[:, 7]
+    assert float((found - expected).norm()) < 0.3 * float((unrotated - expected).norm())
+
+
+@each_shape
+@pytest.mark.parametrize("kind", [Kind.FLOAT32, Kind.BFLOAT16, Kind.WIDENED])
+def test_what_was_packed_comes_back(kind: Kind, outputs: int, inputs: int) -> None:
+    """Guards against weights that a drafter made of a target's layers would start from wrongly."""
+    weight = weight_of(kind, outputs, inputs)
+    assert torch.equal(KernelLinear(weight, None, kind).unpacked(), weight)
+
+
+def test_quantised_weights_do_not_come_back() -> None:
+    """Guards against rotated eight-bit numbers handed out as weights."""
+    with pytest.raises(InvalidRequest, match="quantize='int8': the full weights are gone"):
+        KernelLinear(drawn(8, 16), None, Kind.INT8).unpacked()
+
+
+def test_the_largest_logits_come_in_order() -> None:
+    """Guards against a search that drops equals, turns their order, or leaves out the ends of a row."""
+    weight = drawn(203, 16)
+    weight[50] = weight[7]
+    weight[202] = 3 * weight[7]
+    head = LmHead(_linear(weight), make=frozen_layers(torch.float32))
+    hidden = torch.cat([weight[7:8], drawn(4, 16, seed=1)])
+    found = head(hidden)
+    values, _ = found.logits.topk(16, dim=-1)
+    assert torch.equal(found.top_logits, values)
+    assert torch.equal(found.logits.gather(1, found.top_ids), values)
+    assert found.top_ids[0, 0] == 202
+    ranked = found.top_ids[0].tolist()
+    assert ranked.index(50) == ranked.index(7) + 1, "the lower id first"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_quantised_model_says_in_trees_what_it_says_plainly(family: str) -> None:
+    """Guards against eight-bit rows whose scale depends on company, in every family, by the probe that all models pass
+    at load and by decoding."""
+    target = tiny_target(tiny_config(family), quantize="int8")
+    exactness = probe(target)
+    assert exactness.is_bitwise or family == "gemma2", exactness.reason
+    ids = random_ids(20, seed=1)
+    assert (target.native is not None) == (family not in ("gpt2", "gpt_neox", "qwen3_moe"))
+    assert len(ids) == 20
+
+
+def test_threads_of_a_parent_are_not_waited_for() -> None:
+    """Guards against a child process that waits for ever for threads that only its parent has."""
+    layer, rows = KernelLinear(drawn(640, 64), None, Kind.FLOAT32), drawn(4, 64, seed=1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        expected = layer(rows)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.equal(layer(rows), expected) else 1)
+        assert os.waitpid(child, 0)[1] == 0
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_without_a_compiler_models_run_and_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a machine without a compiler on which nothing loads, or int8 is asked for and something else is
+    done."""
+    monkeypatch.setattr(compiled, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(compiled, "user_cache_path", lambda name: tmp_path)
+    built = compiled.build.__wrapped__()
+    assert built.library is None
+    assert "no C++ compiler (no-such-compiler) on the path" in built.reason
+    monkeypatch.setattr(compiled, "build", lambda: built)
+    folder = str(save_tiny_model(tmp_path / "m"))
+    target, _ = load_target(folder, "float32", "cpu", None, 1)
+    assert target.native is None
+    assert Engine(target) is not None
+    with pytest.raises(InvalidRequest, match=r"quantize='int8': its kernels are not there: no C\+\+ compiler"):
+        load_target(folder, "float32", "cpu", None, 1, quantize="int8")
+
+
+def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a traceback out of a compiler where decoding could go on without it."""
+    (tmp_path / "decoder.cpp").write_text("this is no C++")
+    monkeypatch.setattr(compiled, "SOURCES", tmp_path)
+    monkeypatch.setattr(compiled, "user_cache_path", lambda name: tmp_path / "cache")
+    built = compiled.build.__wrapped__()
+    assert built.library is None
+    assert "cannot build them" in built.reason
+
+
+@pytest.mark.parametrize(
+    ("quantize", "dtype", "device", "reason"),
+    [
+        ("int4", torch.float32, CPU, "quantize='int4': use one of 'none', 'int8'"),
+        ("int8", torch.float64, CPU, "quantize='int8': not beside torch.float64"),
+        ("int8", torch.float32, torch.device("cuda"), "quantize='int8': its kernels are for CPUs"),
+    ],
+)
+def test_what_cannot_be_quantised_is_refused(
+    quantize: str, dtype: torch.dtype, device: torch.device, reason: str
+) -> None:
+    """Guards against a way to quantise that is silently another."""
+    with pytest.raises(InvalidRequest, match=reason):
+        check_quantization(quantize, dtype, device)
+
+
+def _linear(weight: Tensor) -> torch.nn.Linear:
+    layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    return layer
