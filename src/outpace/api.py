@@ -279,8 +279,7 @@ def load(
         budget: drafted nodes per round; None takes the method's default for the device.
         speculative_config: vLLM's, instead of method, drafter and budget.
         dtype: "auto" (bfloat16 where the hardware computes in it), "float32", "bfloat16" or "float16".
-        quantize: "int8" computes every product in whole numbers of eight bits, on a CPU: faster, in half the memory,
-            and lossless against the same quantised model. "none" does not.
+        quantize: "none", or "int8": products of whole numbers, on a CPU; lossless against the same quantised model.
         device: "auto", "cpu" or "cuda".
         max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
         max_num_seqs: requests decoded at a time; more wait their turn.

@@ -2,7 +2,8 @@
 
 from torch import nn
 
-from outpace.models.linear import PackedLinear, can_pack, pack_linears
+from outpace.models.linear import can_pack, pack_linears
+from outpace.models.prepare import frozen_layers
 from outpace.nets.domino import DominoNet
 
 # Layers over the vocabulary: sources pick rows of their weights.
@@ -20,9 +21,10 @@ def pack_net(net: nn.Module) -> None:
     weight = next(net.parameters())
     if not can_pack(weight.dtype, weight.device):
         return
-    pack_linears(net, siblings=(), kept=VOCABULARY_LAYERS)
+    make = frozen_layers(weight.dtype)
+    pack_linears(net, siblings=(), kept=VOCABULARY_LAYERS, make=make)
     if isinstance(net, DominoNet):
         of_input, of_state = net.head.gate_weights()
-        net.head.of_input, net.head.of_state = PackedLinear(of_input, None), PackedLinear(of_state, None)
-        net.head.of_low_rank = PackedLinear(net.head.vocabulary_weight, None)
-        pack_linears(net.head.embed_proj, siblings=(), kept=("2",))
+        net.head.of_input, net.head.of_state = make(of_input, None), make(of_state, None)
+        net.head.of_low_rank = make(net.head.vocabulary_weight, None)
+        pack_linears(net.head.embed_proj, siblings=(), kept=("2",), make=make)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
+from outpace.models.kernel_linear import KernelLinear
 from outpace.models.linear import PackedLinear, can_pack
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
@@ -65,7 +66,7 @@ def test_a_packed_net_computes_what_it_did(kind: str) -> None:
     net = source_of(kind, tiny_target(tiny_config("llama"))).net
     before = OUTPUTS[kind](net)
     pack_net(net)
-    assert any(isinstance(module, PackedLinear) for module in net.modules())
+    assert any(isinstance(module, PackedLinear | KernelLinear) for module in net.modules())
     after = OUTPUTS[kind](net)
     assert len(before) == len(after)
     for old, new in zip(before, after, strict=True):

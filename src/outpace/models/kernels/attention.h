@@ -37,6 +37,7 @@ inline Lanes load_number(const uint16_t* from) { return load_bfloat16(from); }
 
 static inline float as_float(float number) { return number; }
 
+// Its sum runs over vectors of the row in their order, then over lanes.
 template <class Number>
 static inline float dot(const float* query, const Number* key, int width) {
   Lanes total = {};
@@ -47,55 +48,74 @@ static inline float dot(const float* query, const Number* key, int width) {
   return found;
 }
 
-// The rows of the slot that a row of a part sees, ascending.
-static inline void rows_seen(const Part& part, int row, int window, std::vector<int32_t>& seen) {
-  seen.clear();
-  const int tail = part.scratch + part.count;
-  const int64_t reach = window ? part.positions[part.scratch + row] - window : -1;  // what is seen lies behind it
-  for (int64_t at = std::max<int64_t>(reach + 1, 0); at < part.committed; ++at) seen.push_back(int32_t(at));
-  for (int other = 0; other < tail; ++other)
-    if ((!part.visible || part.visible[size_t(row) * tail + other]) && part.positions[other] > reach)
-      seen.push_back(part.committed + other);
-}
+// What a row sees of its slot, in the order of logical positions: committed rows from `first` on, then rows behind them.
+struct Seen {
+  int first, committed;
+  std::vector<int32_t> tail;
+
+  int count() const { return committed - first + int(tail.size()); }
+
+  void look(const Part& part, int row, int window) {
+    const int width = part.scratch + part.count;
+    const int64_t reach = window ? part.positions[part.scratch + row] - window : -1;  // what is seen lies behind it
+    committed = part.committed;
+    first = int(std::min<int64_t>(std::max<int64_t>(reach + 1, 0), committed));
+    tail.clear();
+    for (int other = 0; other < width; ++other)
+      if ((!part.visible || part.visible[size_t(row) * width + other]) && part.positions[other] > reach)
+        tail.push_back(committed + other);
+  }
+
+  // `work(n, row)` for the n-th row seen.
+  template <class Work>
+  void each(Work work) const {
+    int n = 0;
+    for (int row = first; row < committed; ++row) work(n++, row);
+    for (const int32_t row : tail) work(n++, row);
+  }
+};
 
 constexpr int kVectorsAtOnce = 4;
 
 template <class Number>
-static void attend(const Number* keys, const Number* values, const float* query, int width,
-                   const std::vector<int32_t>& seen, const Sight& sight, std::vector<float>& scores, float* out) {
-  const int count = int(seen.size()), whole = (count + kLanes - 1) / kLanes * kLanes;
-  scores.assign(whole, -INFINITY);
-  for (int n = 0; n < count; ++n) scores[n] = dot(query, keys + size_t(seen[n]) * width, width) * sight.scaling;
+static void attend(const Number* keys, const Number* values, const float* query, int width, const Seen& seen,
+                   const Sight& sight, std::vector<float>& scores, float* out) {
+  const int count = seen.count(), whole = (count + kLanes - 1) / kLanes * kLanes;
+  if (int(scores.size()) < whole) scores.resize(2 * whole);
+  float* weights = scores.data();
+  seen.each([&](int n, int row) { weights[n] = dot(query, keys + size_t(row) * width, width) * sight.scaling; });
+  for (int n = count; n < whole; ++n) weights[n] = -INFINITY;
   if (sight.softcap > 0)
-    for (int n = 0; n < count; ++n) scores[n] = sight.softcap * std::tanh(scores[n] / sight.softcap);
+    for (int n = 0; n < count; ++n) weights[n] = sight.softcap * std::tanh(weights[n] / sight.softcap);
   Lanes most = all(-INFINITY);
-  for (int n = 0; n < whole; n += kLanes) most = larger(most, load(&scores[n]));
+  for (int n = 0; n < whole; n += kLanes) most = larger(most, load(weights + n));
   const float top = largest(most);
   Lanes total = {};
   for (int n = 0; n < whole; n += kLanes) {
-    const Lanes weights = exponential(load(&scores[n]) - top);
-    store(&scores[n], weights);
-    if (n + kLanes > count)
-      for (int lane = count - n; lane < kLanes; ++lane) scores[n + lane] = 0;
-    total += load(&scores[n]);
+    store(weights + n, exponential(load(weights + n) - top));
+    for (int rest = std::max(count, n); rest < n + kLanes; ++rest) weights[rest] = 0;
+    total += load(weights + n);
   }
   const float share = 1.0f / sum(total);
   int at = 0;
   for (; at + kVectorsAtOnce * kLanes <= width; at += kVectorsAtOnce * kLanes) {
     Lanes sums[kVectorsAtOnce] = {};
-    for (int n = 0; n < count; ++n)
-      for (int v = 0; v < kVectorsAtOnce; ++v)
-        sums[v] = fma(all(scores[n]), load_number(values + size_t(seen[n]) * width + at + v * kLanes), sums[v]);
+    seen.each([&](int n, int row) {
+      const Number* value = values + size_t(row) * width + at;
+      for (int v = 0; v < kVectorsAtOnce; ++v) sums[v] = fma(all(weights[n]), load_number(value + v * kLanes), sums[v]);
+    });
     for (int v = 0; v < kVectorsAtOnce; ++v) store(out + at + v * kLanes, sums[v] * share);
   }
   for (; at + kLanes <= width; at += kLanes) {
     Lanes sums = {};
-    for (int n = 0; n < count; ++n) sums = fma(all(scores[n]), load_number(values + size_t(seen[n]) * width + at), sums);
+    seen.each([&](int n, int row) {
+      sums = fma(all(weights[n]), load_number(values + size_t(row) * width + at), sums);
+    });
     store(out + at, sums * share);
   }
   for (; at < width; ++at) {
     float sums = 0;
-    for (int n = 0; n < count; ++n) sums += scores[n] * as_float(values[size_t(seen[n]) * width + at]);
+    seen.each([&](int n, int row) { sums += weights[n] * as_float(values[size_t(row) * width + at]); });
     out[at] = sums * share;
   }
 }
@@ -120,9 +140,9 @@ static inline void file(const Store& kv, size_t at, const float* key, const floa
 // Attention of row `row` of a part and one head: [head_dim].
 static inline void attend_row(const Store& kv, int layer, int kv_head, const Part& part, int row, const Sight& sight,
                               const float* query, float* out) {
-  static thread_local std::vector<int32_t> seen;
+  static thread_local Seen seen;
   static thread_local std::vector<float> scores;
-  rows_seen(part, row, sight.window, seen);
+  seen.look(part, row, sight.window);
   const size_t at = place(kv, layer, part.slot, kv_head, 0);
   if (kv.kind == kFloat32)
     attend((const float*)kv.keys + at, (const float*)kv.values + at, query, kv.head_dim, seen, sight, scores, out);
