@@ -19,7 +19,7 @@ import torch
 from platformdirs import user_cache_path
 
 SOURCES = Path(__file__).parent / "kernels"
-COMPILERS = ("g++", "c++", "clang++")
+COMPILERS = ("g++", "c++")
 # No sum in another order than written, or a row's bits would depend on how a loop was cut.
 FLAGS = (
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-w"),

@@ -124,12 +124,8 @@ void run_layer(Team& team, const Decoder& d, const Pass& pass, int index, Work& 
   prepare_rows(team, pass.x, rows, layer.before_attention, d.eps, layer.qkv, work.space, buffer);
   multiply(team, layer.qkv, work.space.operand(layer.qkv), rows, false, work.qkv.data(), all);
   team.share(rows, [&](int row) { place_row(d, pass, index, row, &work.qkv[size_t(row) * all]); });
-  team.share(rows * d.heads, [&](int task) {
-    const int row = task / d.heads, head = task % d.heads;
-    const Part& part = part_of(pass, row);
-    attend_row(pass.kv, index, head / (d.heads / d.kv_heads), part, row - part.start, layer.sight,
-               &work.qkv[size_t(row) * all + head * width], &work.attended[(size_t(row) * d.heads + head) * width]);
-  });
+  attend_parts(team, pass.kv, pass.parts, pass.part_count, index, d.heads, d.kv_heads, layer.sight, work.qkv.data(), all,
+               work.attended.data(), d.heads * width);
   prepare_rows(team, work.attended.data(), rows, nullptr, 0, layer.o, work.space, buffer);
   add_product(team, layer.o, work.space, layer.behind_attention, d.eps, rows, pass.x, work.added.data());
   prepare_rows(team, pass.x, rows, layer.before_mlp, d.eps, layer.gate_up, work.space, buffer);
@@ -196,15 +192,9 @@ void outpace_linear(const Matrix* matrix, const float* from, int32_t rows, float
 // Attention of a packed pass: queries and results [rows, heads, head_dim], keys and values already in the store.
 void outpace_attend(const Store* kv, const Part* parts, int32_t part_count, int32_t layer, int32_t heads,
                     int32_t kv_heads, const Sight* sight, const float* query, float* out, int32_t threads) {
-  const Part& last = parts[part_count - 1];
-  const Pass pass = {*kv, parts, nullptr, nullptr, nullptr, part_count, last.start + last.count};
+  const int width = heads * kv->head_dim;
   pool().run(threads, [&](Team& team) {
-    team.share(pass.rows * heads, [&](int task) {
-      const int row = task / heads, head = task % heads;
-      const Part& part = part_of(pass, row);
-      const size_t at = size_t(task) * kv->head_dim;
-      attend_row(*kv, layer, head / (heads / kv_heads), part, row - part.start, *sight, query + at, out + at);
-    });
+    attend_parts(team, *kv, parts, part_count, layer, heads, kv_heads, *sight, query, width, out, width);
   });
 }
 

@@ -61,6 +61,22 @@ static inline float sum(Lanes lanes) {
 #endif
 }
 
+// The sums of the lanes of four vectors, each by the same tree of additions.
+static inline void sum_four(const Lanes* lanes, float* out) {
+#if defined(__AVX512F__)
+  const auto pairs = [](__m512 a, __m512 b) { return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b)); };
+  const __m512d low = _mm512_castps_pd(pairs((__m512)lanes[0], (__m512)lanes[1]));
+  const __m512d high = _mm512_castps_pd(pairs((__m512)lanes[2], (__m512)lanes[3]));
+  const __m512 quarters = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
+                                        _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+  const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quarters),
+                                      _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(quarters), 1)));
+  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1)));
+#else
+  for (int each = 0; each < 4; ++each) out[each] = sum(lanes[each]);
+#endif
+}
+
 static inline float largest(Lanes lanes) {
   float found = lanes[0];
   for (int lane = 1; lane < kLanes; ++lane) found = lanes[lane] > found ? lanes[lane] : found;
@@ -93,9 +109,17 @@ static inline uint16_t to_bfloat16(float number) {
 }
 
 static inline Lanes load_bfloat16(const uint16_t* from) {
+#if defined(__AVX512F__)
+  const __m256i halves = _mm256_loadu_si256((const __m256i*)from);
+  return (Lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#elif defined(__AVX2__)
+  const __m128i halves = _mm_loadu_si128((const __m128i*)from);
+  return (Lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+#else
   HalfLanes halves;
   std::memcpy(&halves, from, sizeof halves);
   return (Lanes)(__builtin_convertvector(halves, BitLanes) << 16);
+#endif
 }
 
 static inline float as_float(uint16_t half) {
