@@ -1,4 +1,4 @@
-"""The chart of the README, from the table of docs/measurements/graft-and-union.md: `python docs/figures/headline.py`.
+"""The chart of the README, from the table of methods of docs/measurements/cpu-pass.md: `python docs/figures/headline.py`.
 
 Needs matplotlib (`pip install 'outpace[plots]'`).
 """
@@ -15,18 +15,19 @@ HERE = Path(__file__).parent
 SHOWN = {
     "plain": "plain",
     "eagle3": "eagle3",
+    "domino:shape=beam": "domino",
+    "graft": "graft",
+    "recycle": "recycle",
     "lookup": "lookup",
-    "recycle:warm=W": "recycle",
-    "graft:warm=W": "graft",
-    "outpace:draft=none,warm=W": "outpace, no drafter",
-    "outpace:warm=W": "outpace",
+    "outpace": "outpace",
+    "outpace:draft=none": "outpace, no drafter",
 }
 
 
 def rows() -> dict[str, list[str]]:
-    """The cells of each method in the first table, K = 15 and greedy."""
-    text = (HERE.parent / "measurements" / "graft-and-union.md").read_text()
-    table = text.split("**K = 15, greedy**")[1].split("**K = ")[0]
+    """The cells of each method in the table of methods."""
+    text = (HERE.parent / "measurements" / "cpu-pass.md").read_text()
+    table = text.split("## Methods")[1]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:3] == "| `"]
     return {cells[0].strip("`"): cells for cells in lines}
 
@@ -37,15 +38,15 @@ def main() -> None:
     figure, axes = plt.subplots(figsize=(7.6, 3.2))
     found = rows()
     for place, (name, label) in enumerate(SHOWN.items()):
-        speedup, *interval = (float(number) for number in re.findall(r"\d+\.\d+", found[name][6]))
+        speedup, *interval = (float(number) for number in re.findall(r"\d+\.\d+", found[name][2]))
         axes.barh(place, speedup, color="#3f51b5" if label.startswith("outpace") else "#b5bddf")
         if interval:
             axes.plot(interval, [place, place], color="#222222", linewidth=1)
         end = max([speedup, *interval])
-        axes.text(end + 0.03, place, f"{speedup:.2f}x, {found[name][5]} tokens per step", va="center")
+        axes.text(end + 0.03, place, f"{speedup:.2f}x, {found[name][1].strip('*')} tokens per step", va="center")
     axes.set_yticks(range(len(SHOWN)), list(SHOWN.values()))
     axes.axvline(1, color="#222222", linewidth=0.8, linestyle=":")
-    axes.set_xlim(0, 3.6)
+    axes.set_xlim(0, 2.9)
     axes.set_xlabel("speedup over plain decoding, with 95 % interval; every output equal to plain's")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

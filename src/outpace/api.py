@@ -49,7 +49,7 @@ class Model:
     ) -> None:
         self.name, self.target, self.codec, self.drafter = name, target, codec, drafter
         self.drafters = DrafterStore(name, target, codec, drafter)
-        self.method = default_method(name, self.drafters) if method is None else method
+        self.method = default_method(name, self.drafters, target.native is not None) if method is None else method
         self.method_name = name_of(self.method)
         self.engine = Engine(target, codec.new_detokenizer)
         self.exactness = probe(target)

@@ -182,17 +182,19 @@ def option_kinds(kind: type[Options], shape: str | None = None) -> list[type[Bas
     return kinds
 
 
-def default_method(target: str, drafters: DrafterStore) -> str:
+def default_method(target: str, drafters: DrafterStore, passes_are_cheap: bool = False) -> str:
     """The method to take where none is named: the best for the drafter net that was named, or for those that ship with
     the target, else what needs none. Chosen by speed on a CPU (docs/log.md).
 
     Args:
         target: the name it is loaded by.
         drafters: of the target.
+        passes_are_cheap: the target's passes are one call to compiled kernels, beside which a small model's drafter
+            costs more than it brings (docs/measurements/cpu-pass.md).
     """
     if drafters.named_kind is not None:
         return BEST_FOR[drafters.named_kind]
-    best = BEST.get(target)
+    best = None if passes_are_cheap else BEST.get(target)
     return WITHOUT_DRAFTER if best is None or parse_method(best).drafter not in shipped_for(target) else best
 
 
