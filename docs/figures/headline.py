@@ -1,4 +1,4 @@
-"""The chart of the README, from the table of methods of docs/measurements/cpu-pass.md: `python docs/figures/headline.py`.
+"""The chart of the README, from the methods of docs/measurements/cpu-pass.md: `python docs/figures/headline.py`.
 
 Needs matplotlib (`pip install 'outpace[plots]'`).
 """

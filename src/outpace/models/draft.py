@@ -157,7 +157,7 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
     limit = min(config.max_position_embeddings, target.max_length)
     if is_bare(config, name):
         bare = read_bare(source.path, config, target, codec, name)
-        decoder = prepare_decoder(bare, layers_for(bare))
+        decoder = prepare_decoder(bare, layers_for(bare.dtype, bare.device))
         draft = DraftModel(decoder, target.head, config, limit, target.max_slots)
     else:
         check_same_vocabulary(codec, read_tokenizer(source), name)

@@ -22,9 +22,11 @@ def frozen_layers(dtype: torch.dtype, rounded_to: torch.dtype | None = None, qua
     return lambda weight, bias: KernelLinear(weight, bias, kind)
 
 
-def layers_for(model: PreTrainedModel, rounded_to: torch.dtype | None = None, quantize: str = "none") -> Make | None:
-    """As `frozen_layers`; None where a model's products have no better form than its own."""
-    return frozen_layers(model.dtype, rounded_to, quantize) if can_pack(model.dtype, model.device) else None
+def layers_for(
+    dtype: torch.dtype, device: torch.device, rounded_to: torch.dtype | None = None, quantize: str = "none"
+) -> Make | None:
+    """As `frozen_layers`; None where products have no better form than their own."""
+    return frozen_layers(dtype, rounded_to, quantize) if can_pack(dtype, device) else None
 
 
 def prepare(
@@ -38,7 +40,7 @@ def prepare(
         rounded_to: the dtype that the weights were rounded to before.
         quantize: "none" or "int8", in which every product is then computed.
     """
-    make = layers_for(model, rounded_to, quantize) if pack else None
+    make = layers_for(model.dtype, model.device, rounded_to, quantize) if pack else None
     head = LmHead(model.get_output_embeddings(), logit_softcap(model.config), make)
     return prepare_decoder(model, make), head
 

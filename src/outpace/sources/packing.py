@@ -2,8 +2,8 @@
 
 from torch import nn
 
-from outpace.models.linear import can_pack, pack_linears
-from outpace.models.prepare import frozen_layers
+from outpace.models.linear import pack_linears
+from outpace.models.prepare import layers_for
 from outpace.nets.domino import DominoNet
 
 # Layers over the vocabulary: sources pick rows of their weights.
@@ -19,9 +19,9 @@ def pack_net(net: nn.Module) -> None:
         net: is changed; on the device and in the dtype that it will draft in.
     """
     weight = next(net.parameters())
-    if not can_pack(weight.dtype, weight.device):
+    make = layers_for(weight.dtype, weight.device)
+    if make is None:
         return
-    make = frozen_layers(weight.dtype)
     pack_linears(net, siblings=(), kept=VOCABULARY_LAYERS, make=make)
     if isinstance(net, DominoNet):
         of_input, of_state = net.head.gate_weights()
