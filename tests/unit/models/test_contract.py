@@ -27,6 +27,7 @@ from tests.unit.models.tiny import (
     WINDOWS,
     committed_rows,
     decode_one_by_one,
+    needs_kernels,
     open_with,
     path_tokens,
     random_ids,
@@ -130,6 +131,7 @@ def test_tree_rows_have_the_logits_of_fused_attention_too(variant: str) -> None:
     assert path_error(stock_model(config, "sdpa"), tiny_target(config), random_tree(BRANCHING, seed=2)) < 1e-4
 
 
+@needs_kernels
 @pytest.mark.parametrize("family", list(WINDOWS))
 def test_the_kernels_window_cases_have_power(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against window cases that the compiled kernels pass without a window."""

@@ -20,7 +20,7 @@ from outpace.models.load import compute_dtype
 from outpace.models.native import NativeDecoder
 from outpace.models.norm import FusedRMSNorm
 from outpace.models.probes import differing_products
-from tests.unit.models.tiny import FAMILIES, WINDOWS, tiny_config, tiny_target
+from tests.unit.models.tiny import FAMILIES, WINDOWS, needs_kernels, tiny_config, tiny_target
 
 CPU = torch.device("cpu")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -180,6 +180,7 @@ def test_a_fault_of_a_later_kind_of_layer_is_caught(monkeypatch: pytest.MonkeyPa
     assert "pass of 9 rows" in probe(target).reason
 
 
+@needs_kernels
 @each_dtype
 @pytest.mark.parametrize(("rows", "reason"), [(2, "pass of 9 rows"), (10, "pass of 61 rows")])
 def test_kernels_that_depend_on_company_are_caught(

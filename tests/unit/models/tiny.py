@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -33,11 +34,13 @@ from transformers import (
 
 from outpace.core.protocols import Chunk, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
+from outpace.models import compiled
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.load import compute_dtype
 from outpace.models.target import TransformersTarget
 
 VOCAB = 160
+needs_kernels = pytest.mark.skipif(compiled.library() is None, reason=f"no compiled kernels: {compiled.why_none()}")
 # The families of the contract: the next one is one line.
 FAMILIES: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": LlamaConfig,
