@@ -11,6 +11,7 @@ from outpace import cli
 from outpace.bench import demo
 from outpace.bench.workload import read_workload
 from tests.unit.api.shipment import install, load, ship
+from tests.unit.models.tiny import needs_kernels
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +43,7 @@ def test_models_lists_what_ships(has_drafters: bool) -> None:
     assert ("tiny/domino  0.0M parameters, 0.2 MB" in text) == has_drafters
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_commands_without_a_method_take_the_models_default(has_drafters: bool) -> None:
     """Guards against a default of some commands only, and a race without the method that users get."""
     default = "domino:budget=3" if has_drafters else "outpace:draft=none"
@@ -58,6 +60,7 @@ def test_commands_without_a_method_take_the_models_default(has_drafters: bool) -
         assert len(raced) == 5
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_the_demo_shows_the_default(
     has_drafters: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,6 +92,25 @@ def test_the_demo_shows_the_default(
     texts = [model.generate(prompt, max_new_tokens=20, method="plain").text for prompt in (first, second)]
     assert "".join(pieces) == "".join(texts)
     assert len(pieces) >= 20, "piece by piece"
+
+
+@needs_kernels
+def test_the_demo_ends_with_eight_bits(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against a default that drafts with a net where a pass is cheaper than its drafts, and against eight bits
+    that nobody sees."""
+    install(monkeypatch, root, root / "drafters")
+    assert load("tiny", max_num_seqs=1).method_name == "outpace:draft=none"
+    monkeypatch.setattr(demo, "load", lambda name, quantize, **options: load("tiny", quantize=quantize, **options))
+    monkeypatch.setattr(demo, "ROUNDS", 1)
+    monkeypatch.setattr(demo, "TOKENS", 20)
+    with pytest.raises(SystemExit) as end:
+        demo.main()
+    shown = capsys.readouterr().out
+    assert end.value.code == 0, shown
+    assert shown.count("equal: outpace:draft=none\n") == 3, "two prompts, and one in eight bits"
+    assert shown.index("output against plain") < shown.index("int8 beside ")
 
 
 def test_the_demo_is_short_on_a_slow_machine() -> None:

@@ -1,9 +1,8 @@
 """`make demo`: a real model and prompts, plain against speculative decoding, with the equality of every run.
 
 First in the model's own precision, then, where there are kernels for it, in eight bits. The methods are those that need
-nothing and the model's default. Text
-appears as plain decoding says it, a line as soon as a run has ended. On a slow machine runs are fewer and shorter, so
-that a prompt takes less than a minute.
+nothing and the model's default. Text appears as plain decoding says it, a line as soon as a run has ended. On a slow
+machine runs are fewer and shorter, so that a prompt takes less than a minute.
 """
 
 import statistics
