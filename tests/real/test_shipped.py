@@ -10,7 +10,7 @@ from outpace.api import Model
 from outpace.bench.certificate import CertificatePlan, certify
 from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
-from outpace.methods.catalog import parse_method
+from outpace.methods.catalog import default_method, parse_method
 from outpace.models.registry import pull
 from outpace.models.shipped import shipped_folder, shipped_for, size_of
 from outpace.sources.frequency import FILE_NAME, load_vocabulary
@@ -52,10 +52,13 @@ def test_a_shipped_drafter_drafts_well(exact: Model, method: str, least: float) 
     assert tokens / sum(run.metrics.steps for run in runs) > least
 
 
-def test_the_default_is_a_trained_drafter(exact: Model) -> None:
-    """Guards against a default that leaves what ships aside."""
-    assert exact.method == "outpace"
-    assert parse_method(exact.method_name).drafter == "domino"
+def test_the_default_is_what_was_fastest(exact: Model) -> None:
+    """Guards against a default that leaves what ships aside where passes are dear, and drafts with it where they are
+    cheap (docs/measurements/cpu-pass.md)."""
+    cheap, dear = (default_method(TARGET, exact.drafters, passes_are_cheap) for passes_are_cheap in (True, False))
+    assert (cheap, dear) == ("outpace:draft=none", "outpace")
+    assert parse_method(dear).drafter == "domino"
+    assert exact.method == (dear if exact.target.native is None else cheap)
 
 
 def test_what_ships_is_small_and_whole() -> None:

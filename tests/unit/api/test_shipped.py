@@ -124,6 +124,7 @@ def test_only_a_target_loaded_by_its_name_has_drafters(drafters: Path) -> None:
     assert shipped_for("tiny") == {}, "a local folder of that name is another model"
 
 
+@pytest.mark.usefixtures("without_kernels")
 def test_the_best_method_that_ships_is_the_default(
     root: Path, drafters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
