@@ -114,8 +114,8 @@ def kernel_parts(segments: Sequence[Segment]) -> tuple[Any, list[Tensor]]:
     """Segments as the kernels read them, and the tensors that must live as long."""
     parts, kept = (structs.Part * len(segments))(), []
     for part, segment in zip(parts, segments, strict=True):
-        positions = segment.positions.contiguous()
-        visible = None if segment.visible is None else segment.visible.contiguous()
+        positions = segment.positions.long().contiguous()
+        visible = None if segment.visible is None else segment.visible.bool().contiguous()
         kept += [positions] if visible is None else [positions, visible]
         part.visible = None if visible is None else visible.data_ptr()
         part.positions, part.slot, part.start = positions.data_ptr(), segment.slot, segment.start

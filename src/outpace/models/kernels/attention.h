@@ -5,6 +5,7 @@
 #pragma once
 #include <vector>
 
+#include "pool.h"
 #include "rows.h"
 
 // Keys and values [layers, slots, kv_heads, capacity, head_dim], strides in numbers.
@@ -252,8 +253,7 @@ static inline void attend_rows(const Store& kv, int layer, int kv_head, int grou
 }
 
 // Attention of all parts of a pass, shared by a team.
-template <class Crew>
-static void attend_parts(Crew& team, const Store& kv, const Part* parts, int part_count, int layer, int heads,
+static inline void attend_parts(Team& team, const Store& kv, const Part* parts, int part_count, int layer, int heads,
                          int kv_heads, const Sight& sight, const float* query, int query_stride, float* out,
                          int out_stride) {
   const int together = rows_together(sight), group = heads / kv_heads;

@@ -177,7 +177,7 @@ void outpace_run(const Decoder* decoder, const Pass* pass, int32_t threads) {
   });
 }
 
-// to[row] = weight * from[row] + bias; rows of `from` may be of a matrix that is wider.
+// to[row] = weight * from[row] + bias.
 void outpace_linear(const Matrix* matrix, const float* from, int32_t rows, float* to, int32_t threads) {
   static thread_local Work work;
   Work& own = work;
