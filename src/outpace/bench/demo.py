@@ -18,7 +18,7 @@ from outpace.bench.certificate import Certifier, Finding, method_runner
 from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, usual_methods
 from outpace.bench.workload import WorkItem, read_workload
 from outpace.core.params import SamplingParams
-from outpace.models.compiled import library
+from outpace.models.compiled import loaded_kernels
 
 ROUNDS, TOKENS, FEWEST_TOKENS = 3, 160, 32
 SHOW_SECONDS, RACE_SECONDS = 12.0, 32.0
@@ -31,7 +31,7 @@ def main() -> None:
     logging.disable_progress_bar()
     console = Console(width=100)
     bugs = _show_model(console, "none", "builtin:2")
-    if library() is not None:
+    if loaded_kernels() is not None:
         bugs += _show_model(console, "int8", "builtin:1")
     sys.exit(1 if bugs else 0)
 

@@ -19,7 +19,7 @@ from outpace.cache.passes import Group, PassCache
 from outpace.cache.slots import Segment, SlotKV, in_blocks
 from outpace.core.errors import UnsupportedModel
 from outpace.models import kernel_structs as structs
-from outpace.models.compiled import library, threads
+from outpace.models.compiled import loaded_kernels, threads
 
 ATTENTION_NAME = "outpace"
 _ROW_BLOCK = 4
@@ -91,7 +91,7 @@ def has_kernels(kv: SlotKV) -> bool:
     """Whether the compiled kernels attend to these slots."""
     dtype, other = kv.keys.dtype, kv.values.dtype
     readable = dtype == other and dtype in _KERNEL_KINDS and kv.keys.device.type == "cpu"
-    return readable and library() is not None
+    return readable and loaded_kernels() is not None
 
 
 def kernel_store(kv: SlotKV) -> structs.Store:
@@ -125,7 +125,7 @@ def kernel_parts(segments: Sequence[Segment]) -> tuple[Any, list[Tensor]]:
 
 def _attend_compiled(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> Tensor:
     """[T, heads, head_dim] of queries [heads, T, head_dim], each row's sums in the order of what it sees."""
-    kernels, kv = library(), segments[0].kv
+    kernels, kv = loaded_kernels(), segments[0].kv
     assert kernels is not None
     rows = query.transpose(0, 1).float().contiguous()  # [T, H, D]
     output = torch.empty_like(rows)

@@ -41,11 +41,11 @@ class Build:
     """What came of building.
 
     Attributes:
-        library: the loaded library; None where there is none.
+        handle: the loaded library; None where there is none.
         reason: why not, or for which instructions it was built.
     """
 
-    library: ctypes.CDLL | None
+    handle: ctypes.CDLL | None
     reason: str
 
 
@@ -69,9 +69,9 @@ def build() -> Build:
         return Build(None, f"{compiler} cannot build them: {detail.strip().splitlines()[0]}")
 
 
-def library() -> ctypes.CDLL | None:
+def loaded_kernels() -> ctypes.CDLL | None:
     """The kernels; None where they cannot be had or are not wanted, and `why_none` says which."""
-    return None if os.environ.get(VARIABLE) == "off" else build().library
+    return None if os.environ.get(VARIABLE) == "off" else build().handle
 
 
 def why_none() -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.protocols import NodeOutputs
-from outpace.models.compiled import library, threads
+from outpace.models.compiled import loaded_kernels, threads
 from outpace.models.kernel_linear import KernelLinear
 from outpace.models.linear import Make
 
@@ -140,7 +140,7 @@ class SubsetHead:
 
 def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The largest logits [R, k] of rows [R, V] and their ids, the lower id first among equals."""
-    kernels = library()
+    kernels = loaded_kernels()
     assert kernels is not None
     best = torch.empty(len(logits), count)
     ids = torch.empty(len(logits), count, dtype=torch.int64)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.errors import InvalidRequest
-from outpace.models.compiled import library, threads
+from outpace.models.compiled import loaded_kernels, threads
 from outpace.models.instructions import multiplies_bfloat16
 from outpace.models.kernel_structs import Matrix
 
@@ -91,7 +91,7 @@ class KernelLinear(nn.Module):
             kind=kind,
             block=block,
         )
-        kernels = library()
+        kernels = loaded_kernels()
         assert kernels is not None, "compiled kernels are asked for where there are none"
         wide = weight.detach().float().contiguous()
         kernels.outpace_pack(
@@ -106,7 +106,7 @@ class KernelLinear(nn.Module):
         """As `forward`, in float32 as it was summed."""
         flat = rows.reshape(-1, self.inputs).float().contiguous()
         out = torch.empty(len(flat), self.outputs)
-        kernels = library()
+        kernels = loaded_kernels()
         assert kernels is not None
         kernels.outpace_linear(ctypes.byref(self.matrix), _pointer(flat), len(flat), _pointer(out), threads())
         return out.view(*rows.shape[:-1], self.outputs)

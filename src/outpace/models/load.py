@@ -19,7 +19,7 @@ from transformers.utils import CONFIG_NAME
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import refuse_bare
-from outpace.models.compiled import library, why_none
+from outpace.models.compiled import loaded_kernels, why_none
 from outpace.models.families import check_supported
 from outpace.models.kernel_linear import QUANTIZATIONS
 from outpace.models.linear import can_pack
@@ -130,7 +130,7 @@ def check_quantization(quantize: str, dtype: torch.dtype, device: torch.device) 
         raise InvalidRequest(f"quantize={quantize!r}: its kernels are for CPUs; use device='cpu' or quantize='none'")
     if not can_pack(dtype, device):
         raise InvalidRequest(f"quantize={quantize!r}: not beside {dtype}; use dtype='float32' or 'bfloat16'")
-    if library() is None:
+    if loaded_kernels() is None:
         raise InvalidRequest(f"quantize={quantize!r}: its kernels are not there: {why_none()}")
 
 

@@ -18,7 +18,7 @@ from outpace.cache.slots import Segment, SlotKV
 from outpace.models import kernel_structs as structs
 from outpace.models.activation import RowwiseActivation
 from outpace.models.attention import AttentionSettings, kernel_parts, kernel_store
-from outpace.models.compiled import library, threads
+from outpace.models.compiled import loaded_kernels, threads
 from outpace.models.kernel_linear import KernelLinear, Kind
 from outpace.models.linear import SiblingLinear
 
@@ -105,7 +105,7 @@ class NativeDecoder:
             part_count=len(segments),
             rows=len(rows),
         )
-        kernels = library()
+        kernels = loaded_kernels()
         assert kernels is not None
         kernels.outpace_run(ctypes.byref(self._decoder), ctypes.byref(one), threads())
         del kept

@@ -5,7 +5,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from outpace.models.activation import pack_activations
-from outpace.models.compiled import library
+from outpace.models.compiled import loaded_kernels
 from outpace.models.experts import pack_experts
 from outpace.models.families import logit_softcap
 from outpace.models.head import LmHead
@@ -16,7 +16,7 @@ from outpace.models.norm import fuse_norms
 
 def frozen_layers(dtype: torch.dtype, rounded_to: torch.dtype | None = None, quantize: str = "none") -> Make:
     """What makes frozen linear layers on this machine: for the compiled kernels where they are, else for oneDNN."""
-    if library() is None:
+    if loaded_kernels() is None:
         return PackedLinear
     kind = kind_of(dtype, rounded_to, quantize)
     return lambda weight, bias: KernelLinear(weight, bias, kind)

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
-from outpace.models.compiled import library
+from outpace.models.compiled import loaded_kernels
 from outpace.models.packed import PackedModel, Part
 from outpace.models.prepare import prepare
 
@@ -41,7 +41,7 @@ class TransformersTarget(PackedModel):
         self.eos_token_ids, self.rounded_to, self.quantize = eos_token_ids, rounded_to or model.dtype, quantize
         decoder, head = prepare(model, pack, rounded_to, quantize)
         on_cpu = model.device.type == "cpu"
-        compiled = on_cpu and library() is not None and model.dtype in (torch.float32, torch.bfloat16)
+        compiled = on_cpu and loaded_kernels() is not None and model.dtype in (torch.float32, torch.bfloat16)
         super().__init__(
             decoder,
             head,

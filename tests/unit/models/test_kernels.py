@@ -50,7 +50,7 @@ def test_this_machine_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     Linux, there are kernels."""
     monkeypatch.delenv(compiled.VARIABLE, raising=False)
     has_compiler = sys.platform == "linux" and any(shutil.which(name) for name in compiled.COMPILERS)
-    assert not has_compiler or compiled.library() is not None, compiled.why_none()
+    assert not has_compiler or compiled.loaded_kernels() is not None, compiled.why_none()
 
 
 @needs_kernels
@@ -180,7 +180,7 @@ def test_without_a_compiler_models_run_and_say_why(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(compiled, "COMPILERS", ("no-such-compiler",))
     monkeypatch.setattr(compiled, "user_cache_path", lambda name: tmp_path)
     built = compiled.build.__wrapped__()
-    assert built.library is None
+    assert built.handle is None
     assert "no C++ compiler (no-such-compiler) on the path" in built.reason
     monkeypatch.setattr(compiled, "build", lambda: built)
     folder = str(save_tiny_model(tmp_path / "m"))
@@ -197,7 +197,7 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(compiled, "SOURCES", tmp_path)
     monkeypatch.setattr(compiled, "user_cache_path", lambda name: tmp_path / "cache")
     built = compiled.build.__wrapped__()
-    assert built.library is None
+    assert built.handle is None
     assert "cannot build them" in built.reason
 
 

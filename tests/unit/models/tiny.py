@@ -40,7 +40,9 @@ from outpace.models.load import compute_dtype
 from outpace.models.target import TransformersTarget
 
 VOCAB = 160
-needs_kernels = pytest.mark.skipif(compiled.library() is None, reason=f"no compiled kernels: {compiled.why_none()}")
+needs_kernels = pytest.mark.skipif(
+    compiled.loaded_kernels() is None, reason=f"no compiled kernels: {compiled.why_none()}"
+)
 # The families of the contract: the next one is one line.
 FAMILIES: dict[str, Callable[..., PretrainedConfig]] = {
     "llama": LlamaConfig,
