@@ -29,6 +29,12 @@ static inline size_t panel_bytes(const Matrix& m) {
   return size_t(padded(m.inputs)) * kPanel * width;
 }
 
+template <int R>
+static inline void store_sums(const Lanes (&sums)[R][kVectors], float (*out)[kPanel]) {
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) store(out[r] + v * kLanes, sums[r][v]);
+}
+
 constexpr int kAhead = 8192;
 
 // Weights come from memory while several rows are computed: asked for two pages early, which hardware does not do.
@@ -48,8 +54,7 @@ static inline void multiply_float32(const float* panel, const float* const* rows
       const Lanes weight = load(panel + v * kLanes);
       for (int r = 0; r < R; ++r) sums[r][v] = fma(all(rows[r][k]), weight, sums[r][v]);
     }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) store(out[r] + v * kLanes, sums[r][v]);
+  store_sums<R>(sums, out);
 }
 
 #if defined(__AVX512BF16__)
@@ -83,8 +88,7 @@ static inline void multiply_bfloat16(const uint16_t* panel, const uint16_t* cons
       for (int r = 0; r < R; ++r)
         sums[r][v] = fma(all(as_float(rows[r][k + 1])), odd, fma(all(as_float(rows[r][k])), even, sums[r][v]));
     }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) store(out[r] + v * kLanes, sums[r][v]);
+  store_sums<R>(sums, out);
 }
 #endif
 
@@ -100,8 +104,7 @@ static inline void multiply_widened(const uint16_t* panel, const float* const* r
       for (int r = 0; r < R; ++r)
         sums[r][v] = fma(all(rows[r][k + 1]), odd, fma(all(rows[r][k]), even, sums[r][v]));
     }
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kVectors; ++v) store(out[r] + v * kLanes, sums[r][v]);
+  store_sums<R>(sums, out);
 }
 
 #if defined(__AVX512VNNI__)
