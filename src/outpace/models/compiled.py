@@ -88,7 +88,7 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built = Path(folder) / path.name
-        command = [compiler, *flags, str(SOURCES / "decoder.cpp"), "-o", str(built)]
+        command = [compiler, *flags, str(SOURCES / "kernels.cpp"), "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_SECONDS)
         built.replace(path)  # whole or not at all, whoever builds at the same time
 

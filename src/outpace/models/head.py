@@ -1,13 +1,11 @@
 """The LM head: logits in the compute dtype, top candidates re-scored in float32."""
 
-import ctypes
-
 import torch
 from torch import Tensor, nn
 
 from outpace.core.protocols import NodeOutputs
-from outpace.models.compiled import loaded_kernels, threads
 from outpace.models.kernel_linear import KernelLinear
+from outpace.models.largest import largest
 from outpace.models.linear import Make
 
 TOP_CANDIDATES = 16
@@ -47,7 +45,7 @@ class LmHead:
         """Outputs at hidden states [R, H]."""
         if isinstance(self.layer, KernelLinear):
             logits = self.layer.wide(hidden)  # [R, V]
-            top_logits, top_ids = _largest(logits, min(TOP_CANDIDATES, self.vocab_size))  # [R, k]
+            top_logits, top_ids = largest(logits, min(TOP_CANDIDATES, self.vocab_size))  # [R, k]
             return NodeOutputs(self._capped(logits), top_ids, self._capped(top_logits))
         logits = self.layer(hidden)  # [R, V]
         # Before the cap, which keeps the order but makes ties of logits that differ.
@@ -64,6 +62,8 @@ class LmHead:
     @torch.inference_mode()
     def scores(self, hidden: Tensor) -> Tensor:
         """[R, V] float32 logits at hidden states [R, H], exact in float32 for the top candidates."""
+        if isinstance(self.layer, KernelLinear):
+            return self._capped(self.layer.wide(hidden))  # as it was summed, in float32
         outputs = self(hidden)
         return outputs.logits.float().scatter_(1, outputs.top_ids, outputs.top_logits)
 
@@ -136,14 +136,3 @@ class SubsetHead:
     def own_scores(self, hidden: Tensor) -> Tensor:
         """[R, K] of `ids` alone, in their order."""
         return self._head.scores(hidden)
-
-
-def _largest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest logits [R, k] of rows [R, V] and their ids, the lower id first among equals."""
-    kernels = loaded_kernels()
-    assert kernels is not None
-    best = torch.empty(len(logits), count)
-    ids = torch.empty(len(logits), count, dtype=torch.int64)
-    pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (logits, best, ids)]
-    kernels.outpace_top(pointers[0], *logits.shape, count, *pointers[1:], threads())
-    return best, ids

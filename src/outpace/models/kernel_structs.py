@@ -16,7 +16,7 @@ class Matrix(ctypes.Structure):
 class Sight(ctypes.Structure):
     """What a layer lets a row see (attention.h)."""
 
-    _fields_ = [("window", c_int32), ("softcap", c_float), ("scaling", c_float)]
+    _fields_ = [("window", c_int32), ("softcap", c_float), ("scaling", c_float), ("causal", c_int32)]
 
 
 class Store(ctypes.Structure):
@@ -39,36 +39,54 @@ class Part(ctypes.Structure):
 
 
 class Layer(ctypes.Structure):
-    """A decoder's layer (decoder.cpp)."""
+    """A decoder's layer (decoder.h)."""
 
     _fields_ = [
         *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
         *((name, c_void_p) for name in ("before_attention", "behind_attention", "before_mlp", "behind_mlp")),
-        *((name, c_void_p) for name in ("q_norm", "k_norm", "cosines", "sines")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "beside_norm", "cosines", "sines")),
         ("sight", Sight),
         ("rotated", c_int32),
     ]
 
 
 class Decoder(ctypes.Structure):
-    """A decoder (decoder.cpp)."""
+    """A decoder (decoder.h)."""
 
     _fields_ = [
         ("layers", POINTER(Layer)),
         ("last_norm", c_void_p),
         *((name, c_int32) for name in ("count", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
-        *((name, c_int32) for name in ("activation", "norms_all_heads")),
+        *((name, c_int32) for name in ("activation", "norms_all_heads", "adds_to_normed")),
         ("eps", c_float),
     ]
 
 
 class Pass(ctypes.Structure):
-    """A pass over packed rows (decoder.cpp)."""
+    """A pass over packed rows (decoder.h)."""
 
     _fields_ = [
         ("kv", Store),
         ("parts", POINTER(Part)),
-        *((name, c_void_p) for name in ("positions", "x")),
+        *((name, c_void_p) for name in ("positions", "x", "beside", "raw")),
         ("taps", POINTER(c_void_p)),
         *((name, c_int32) for name in ("part_count", "rows")),
+    ]
+
+
+class CausalHead(ctypes.Structure):
+    """Domino's head (drafting.h)."""
+
+    _fields_ = [
+        *((name, Matrix) for name in ("of_input", "of_state", "down", "up")),
+        *((name, c_int32) for name in ("hidden", "state", "rank")),
+    ]
+
+
+class Correction(ctypes.Structure):
+    """Rows of a causal head that read a token more (drafting.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("embeddings", "before", "outputs", "base", "after", "logits", "best", "ids")),
+        *((name, c_int32) for name in ("rows", "wanted")),
     ]

@@ -5,7 +5,6 @@ from what they ask of their attention; a short pass is then compared with the st
 does not agree is not used.
 """
 
-import ctypes
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,10 +16,8 @@ from transformers.activations import GELUTanh, SiLUActivation
 from outpace.cache.slots import Segment, SlotKV
 from outpace.models import kernel_structs as structs
 from outpace.models.activation import RowwiseActivation
-from outpace.models.attention import AttentionSettings, kernel_parts, kernel_store
-from outpace.models.compiled import loaded_kernels, threads
-from outpace.models.kernel_linear import KernelLinear, Kind
-from outpace.models.linear import SiblingLinear
+from outpace.models.attention import AttentionSettings
+from outpace.models.native_layers import Kept, NativeLayers, UnknownLayout, matrix_of
 
 # Of the norm of a difference between two ways to compute a short pass. Another formula differs by far more; rounding to
 # halves and to eight bits grows from layer to layer.
@@ -48,23 +45,18 @@ class NativeDecoder:
         settings: Sequence[AttentionSettings],
         max_length: int,
     ) -> None:
-        self._kept: list[Any] = []  # what the structures point to
+        self._kept = Kept()
         self._embedding = decoder.get_input_embeddings()  # type: ignore[operator]
         self._max_length = max_length
         layers: list[Any] = list(decoder.layers)  # type: ignore[arg-type]
-        self._tables: dict[str | None, tuple[Tensor, Tensor]] = {}
-        rows = (structs.Layer * len(layers))()
-        for index, layer in enumerate(layers):
-            rows[index] = self._layer(decoder, config, layer, settings[index])
-        self.is_quantized = any(row.qkv.kind == Kind.INT8 for row in rows)
+        self._tables: dict[str | None, tuple[int, int, int]] = {}
         last: Any = decoder.norm
         first = layers[0].self_attn
-        self.hidden = config.hidden_size
         all_heads = getattr(first, "q_norm", None) is not None and first.q_norm.weight.numel() > first.head_dim
-        self._decoder = structs.Decoder(
-            layers=rows,
+        self.layers = NativeLayers(
+            [self._layer(decoder, config, layer, settings[index]) for index, layer in enumerate(layers)],
+            self._kept,
             last_norm=self._norm(last),
-            count=len(layers),
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
@@ -74,7 +66,6 @@ class NativeDecoder:
             norms_all_heads=int(all_heads),
             eps=_eps(last),
         )
-        self._kept.append(rows)
 
     def run(
         self, ids: Tensor, positions: Tensor, segments: Sequence[Segment], kv: SlotKV, taps: Iterable[int]
@@ -90,27 +81,9 @@ class NativeDecoder:
         """
         embedded = self._embedding(ids)
         rows = embedded.float() if embedded.dtype != torch.float32 else embedded.clone()  # [T, H]
-        wanted = {tap: torch.empty_like(rows) for tap in taps}
-        pointers = (ctypes.c_void_p * (self._decoder.count + 1))(
-            *(wanted[tap].data_ptr() if tap in wanted else None for tap in range(self._decoder.count + 1))
-        )
-        parts, kept = kernel_parts(segments)
-        where = positions.contiguous()
-        one = structs.Pass(
-            kv=kernel_store(kv),
-            parts=parts,
-            positions=where.data_ptr(),
-            x=rows.data_ptr(),
-            taps=pointers,
-            part_count=len(segments),
-            rows=len(rows),
-        )
-        kernels = loaded_kernels()
-        assert kernels is not None
-        kernels.outpace_run(ctypes.byref(self._decoder), ctypes.byref(one), threads())
-        del kept
+        found = self.layers.run(rows, positions, segments, kv, taps)
         dtype = embedded.dtype
-        return rows.to(dtype), {tap: found.to(dtype) for tap, found in wanted.items()}
+        return rows.to(dtype), {tap: states.to(dtype) for tap, states in found.items()}
 
     def _layer(self, decoder: Any, config: PretrainedConfig, layer: Any, settings: AttentionSettings) -> structs.Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -126,57 +99,42 @@ class NativeDecoder:
             norms = (layer.input_layernorm, None, layer.post_attention_layernorm, None)
         else:  # OLMo2
             norms = (None, layer.post_attention_layernorm, None, layer.post_feedforward_layernorm)
-        cosines, sines = self._rotations(decoder, config, layer)
+        cosines, sines, rotated = self._rotations(decoder, config, layer)
         return structs.Layer(
-            self._matrix(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj")),
-            self._matrix(attention, "o_proj", ()),
-            self._matrix(mlp, "gate_up_proj", ("gate_proj", "up_proj")),
-            self._matrix(mlp, "down_proj", ()),
+            matrix_of(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj")),
+            matrix_of(attention, "o_proj"),
+            matrix_of(mlp, "gate_up_proj", ("gate_proj", "up_proj")),
+            matrix_of(mlp, "down_proj"),
             *(self._norm(norm) for norm in norms),
             self._norm(getattr(attention, "q_norm", None)),
             self._norm(getattr(attention, "k_norm", None)),
-            None if cosines is None else cosines.data_ptr(),
-            None if sines is None else sines.data_ptr(),
+            None,
+            cosines,
+            sines,
             structs.Sight(settings.window or 0, settings.softcap or 0.0, settings.scaling),
-            0 if cosines is None else cosines.shape[-1],
+            rotated,
         )
-
-    def _matrix(self, parent: Any, name: str, siblings: Sequence[str]) -> structs.Matrix:
-        module = getattr(parent, name, None)
-        if module is None:
-            module = getattr(parent, siblings[0], None)
-            module = module.together if isinstance(module, SiblingLinear) else None
-        if not isinstance(module, KernelLinear):
-            raise UnknownLayout(f"{name} is a {type(module).__name__}")
-        return module.matrix
 
     def _norm(self, norm: Any) -> int | None:
         """Address of a norm's factors in float32."""
         if norm is None or not hasattr(norm, "weight"):
             return None
-        weight: Tensor = norm.weight.detach().float().clone()
-        if type(norm).__name__.startswith("Gemma"):
-            weight += 1
-        self._kept.append(weight)
-        return weight.data_ptr()
+        weight: Tensor = norm.weight.detach().float()
+        return self._kept.address(weight + 1 if type(norm).__name__.startswith("Gemma") else weight.clone())
 
-    def _rotations(self, decoder: Any, config: PretrainedConfig, layer: Any) -> tuple[Tensor | None, Tensor | None]:
+    def _rotations(self, decoder: Any, config: PretrainedConfig, layer: Any) -> tuple[int | None, int | None, int]:
+        """Addresses of a layer's cosines and sines, and how many a position has."""
         attention = layer.self_attn
         if not getattr(attention, "use_rope", True):  # SmolLM3 leaves some layers without
-            return None, None
+            return None, None, 0
         kind = config.layer_types[attention.layer_idx] if config.model_type == "gemma3_text" else None
         if kind not in self._tables:
             positions = torch.arange(self._max_length)[None]
             rows = torch.zeros(1, 1, dtype=torch.float32)
-            found = decoder.rotary_emb(rows, positions, *([kind] if kind else []))
-            cosines, sines = (table[0].float().contiguous() for table in found)
-            self._kept += [cosines, sines]
-            self._tables[kind] = cosines, sines
+            cosines, sines = (table[0] for table in decoder.rotary_emb(rows, positions, *([kind] if kind else [])))
+            addresses = self._kept.address(cosines), self._kept.address(sines)
+            self._tables[kind] = *addresses, cosines.shape[-1]  # type: ignore[assignment]
         return self._tables[kind]
-
-
-class UnknownLayout(Exception):
-    """A decoder that the kernels do not compute; it runs by its own modules."""
 
 
 def agree(left: Tensor, right: Tensor, is_coarse: bool) -> bool:

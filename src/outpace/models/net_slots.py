@@ -9,6 +9,7 @@ from torch import Tensor
 from outpace.cache.passes import FreshRows
 from outpace.cache.slots import Segment, SlotKV
 from outpace.models.attention import AttentionSettings, attend_segments
+from outpace.models.compiled import loaded_kernels
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +51,7 @@ class NetSlots:
         layers, kv_heads, head_dim: of the net.
         slots: requests at a time.
         capacity: rows per slot.
-        dtype, device: of the net. On a CPU attention computes in float32 at least.
+        dtype, device: of the net. On a CPU without compiled kernels attention computes in float32 at least.
     """
 
     def __init__(
@@ -63,7 +64,8 @@ class NetSlots:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        kept = torch.promote_types(dtype, torch.float32) if device.type == "cpu" else dtype
+        reads_halves = device.type != "cpu" or loaded_kernels() is not None
+        kept = dtype if reads_halves else torch.promote_types(dtype, torch.float32)
         self.kv = SlotKV(
             layers,
             slots,
@@ -87,13 +89,12 @@ class NetSlots:
             parts: the requests, in the order of the packed rows.
             sights: what each layer lets a row see; everything that its part does if left out.
         """
-        plain = self._segments(parts)
-        causal = (
-            self._segments([_causal(part) for part in parts]) if any(sight.is_causal for sight in sights) else plain
-        )
+        plain = self.segments(parts)
+        causal = self.segments([_causal(part) for part in parts]) if any(sight.is_causal for sight in sights) else plain
         return SlotAttention(plain, causal, self._scale, sights)
 
-    def _segments(self, parts: Sequence[Rows]) -> list[Segment]:
+    def segments(self, parts: Sequence[Rows]) -> list[Segment]:
+        """The parts as rows of a packed pass over the slots."""
         segments, start = [], 0
         for part in parts:
             where = part.offsets + self.kv.lengths[part.slot]

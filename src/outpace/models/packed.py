@@ -17,7 +17,8 @@ from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.models.attention import has_kernels
 from outpace.models.head import LmHead
 from outpace.models.kernel_linear import KernelLinear
-from outpace.models.native import NativeDecoder, UnknownLayout, agree
+from outpace.models.native import NativeDecoder, agree
+from outpace.models.native_layers import UnknownLayout
 
 _COMPARED = 12  # rows of the pass that tells whether the kernels compute what a decoder's modules do
 
@@ -228,6 +229,6 @@ class PackedModel:
         except (UnknownLayout, AttributeError):
             return None
         _, found = native.run(ids, positions, segments, self.kv, taps)
-        is_coarse = self.dtype == torch.bfloat16 or native.is_quantized
+        is_coarse = self.dtype == torch.bfloat16 or native.layers.is_quantized
         same = all(agree(found[tap], expected[tap], is_coarse) for tap in taps)
         return native if same else None

@@ -174,7 +174,8 @@ class DFlashNet(nn.Module):
         self.rotary = Rotary(config.head_dim, config.rope_theta, config.rope_scaling, config.max_positions)
         fill_with_nan(self)
 
-    def _each_layer(self) -> Iterator[tuple[int, DFlashLayer]]:
+    def each_layer(self) -> Iterator[tuple[int, DFlashLayer]]:
+        """Its layers and their numbers."""
         for index, layer in enumerate(self.layers):
             assert isinstance(layer, DFlashLayer)
             yield index, layer
@@ -192,7 +193,7 @@ class DFlashNet(nn.Module):
             For each layer a key and a value, [T, kv_heads, D] both.
         """
         rows = self.hidden_norm(self.fc(features))  # [T, H]
-        return [layer.self_attn.keys_values(rows, positions, self.rotary) for _, layer in self._each_layer()]
+        return [layer.self_attn.keys_values(rows, positions, self.rotary) for _, layer in self.each_layer()]
 
     def block(self, embeddings: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Outputs of block rows, for the target's LM head. Rows of several blocks may be packed.
@@ -208,7 +209,7 @@ class DFlashNet(nn.Module):
             [T, H], normed.
         """
         hidden = embeddings
-        for index, layer in self._each_layer():
+        for index, layer in self.each_layer():
             rows = layer.input_layernorm(hidden)  # [T, H]
             query = layer.self_attn.queries(rows, positions, self.rotary)  # [T, heads, D]
             key, value = layer.self_attn.keys_values(rows, positions, self.rotary)  # [T, kv_heads, D]

@@ -128,12 +128,15 @@ class Rotary(nn.Module):
         self.frequencies = torch.tensor(self.exact, dtype=torch.float64, device=self.frequencies.device)
         return self
 
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, D] float64 of positions [T], scaled."""
+        angles = positions[:, None].double() * self.frequencies.double()  # [T, D/2]
+        return (angles.cos() * self.factor).repeat(1, 2), (angles.sin() * self.factor).repeat(1, 2)
+
     def forward(self, rows: Tensor, positions: Tensor) -> Tensor:
         """Rotate rows [T, heads, D] to positions [T]."""
-        angles = positions[:, None].double() * self.frequencies.double()  # [T, D/2]
         wide = torch.promote_types(rows.dtype, torch.float32)
-        cosine = (angles.cos() * self.factor).to(wide).repeat(1, 2)[:, None]  # [T, 1, D]
-        sine = (angles.sin() * self.factor).to(wide).repeat(1, 2)[:, None]
+        cosine, sine = (table.to(wide)[:, None] for table in self.tables(positions))  # [T, 1, D]
         low, high = rows.to(wide).chunk(2, dim=-1)
         return (rows.to(wide) * cosine + torch.cat((-high, low), dim=-1) * sine).to(rows.dtype)
 

@@ -8,12 +8,15 @@ from torch import Tensor, nn
 
 from outpace.core.bases import BaseSource
 from outpace.core.drafting import Candidates, Frontier
-from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Stream
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.models.head import LmHead, SubsetHead
 from outpace.models.net_slots import NetSlots, Rows, Sight
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
-from outpace.sampling.scores import Pool, best_scores
+from outpace.sampling.scores import Best, Pool
+from outpace.sources.best import best_ids, counts_logits_alone
+from outpace.sources.native_head import HeadRows, HeadStep, NativeHead, Picked, native_head
+from outpace.sources.native_nets import native_block
 
 
 @dataclass(eq=False)
@@ -45,6 +48,12 @@ class BlockState:
     depth: int = 0
     paths: list[list[int]] = field(default_factory=list)
     is_beyond: bool = False
+
+    @property
+    def asked(self) -> DraftRequest:
+        """The request of this round."""
+        assert self.request is not None, "begin() comes before expand()"
+        return self.request
 
 
 class BlockSource(BaseSource):
@@ -81,8 +90,11 @@ class BlockSource(BaseSource):
         limit = min(pool or drafted, drafted)
         self._pool = limit if limit < head.vocab_size else None
         self._ranked_rows: Tensor | None = None  # of W2, where every block drafts from the same ids
-        if isinstance(net, DominoNet) and head.ids is not None and self._pool == drafted:
-            self._ranked_rows = net.head.vocabulary_weight[head.ids]
+        self._causal: NativeHead | None = None
+        if isinstance(net, DominoNet) and (self._pool is None or self._pool == drafted):
+            self._causal = native_head(net.head, head.ids)
+            if self._causal is None and head.ids is not None:
+                self._ranked_rows = net.head.vocabulary_weight[head.ids]
         config = net.config
         self.needs = Needs(taps=config.taps)
         self.depth = config.drafts_per_block(every_position)
@@ -98,6 +110,7 @@ class BlockSource(BaseSource):
             dtype=weight.dtype,
             device=self._device,
         )
+        self._native = native_block(net, self.slots)
         self._sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
         self._positions = [config.draft_step(depth).position for depth in range(1, self.depth + 1)]
 
@@ -130,33 +143,40 @@ class BlockSource(BaseSource):
         is_first = frontier.parents[0] < 0
         if is_first:
             self._draft_blocks([states[owner] for owner in groups], frontier.tokens)
-        streams: list[Stream] = []
-        depths: list[int] = []
-        paths: list[list[int]] = []
         above: list[list[int]] = []  # per request, the rows of its nodes' parents in the last frontier
         for owner, nodes in groups.items():
             state = states[owner]
-            assert state.request is not None, "begin() comes before expand()"
             above.append([parent - state.start for parent in frontier.parents[nodes.start : nodes.stop]])
             state.start, state.depth = nodes.start, 0 if is_first else state.depth + 1
             self._extend_paths(state, above[-1], frontier.tokens[nodes.start : nodes.stop])
-            streams += [state.request.stream] * len(nodes)
-            depths += [state.depth] * len(nodes)
-            paths += state.paths
         members = [states[owner] for owner in groups]
-        logits = self._logits(members, above, frontier.tokens)
+        streams = [state.asked.stream for state in members]
+        if self._causal is not None and counts_logits_alone(streams, frontier.wants_entropy):
+            step = self._step(members, above, frontier.tokens, width)
+            assert step.columns is not None, "the best were asked for"
+            tokens = step.columns if self._head.ids is None else self._head.ids[step.columns]
+            return Candidates(tokens, step.log_probs, int(is_first))
+        best = self._best(members, above, frontier, width)
+        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
+
+    def _best(
+        self, states: Sequence[BlockState], above: Sequence[Sequence[int]], frontier: Frontier, width: int
+    ) -> Best:
+        sizes = [len(rows) for rows in above]
+        logits = self._logits(states, above, frontier.tokens)
         pool = None
         if self._pool is not None:
-            ids = [state.pool.expand(len(rows), -1) for state, rows in zip(members, above, strict=True)]
+            ids = [state.pool.expand(size, -1) for state, size in zip(states, sizes, strict=True)]
             pool = Pool(torch.cat(ids), self._head.vocab_size)
+        streams = [state.asked.stream for state, size in zip(states, sizes, strict=True) for _ in range(size)]
+        depths = [state.depth for state, size in zip(states, sizes, strict=True) for _ in range(size)]
+        paths = [path for state in states for path in state.paths]
         asked = frontier.wants_entropy, frontier.draws
-        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, *asked)
-        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
+        return best_ids(logits, streams, depths, width, self._noise, paths, pool, *asked)
 
     def _extend_paths(self, state: BlockState, above: Sequence[int], tokens: Tensor) -> None:
         """Drafted tokens down to each node, for requests that look at them: reading them costs a host read."""
-        assert state.request is not None
-        if state.depth == 0 or not state.request.stream.params.has_processors:
+        if state.depth == 0 or not state.asked.stream.params.has_processors:
             state.paths = [[]] * len(above)
         else:
             state.paths = [[*state.paths[row], token] for row, token in zip(above, tokens.tolist(), strict=True)]
@@ -168,13 +188,19 @@ class BlockSource(BaseSource):
         tokens = torch.full((len(states), size), config.mask_token_id, device=self._device)
         tokens[:, 0] = pending.to(self._device)
         parts = [Rows(state.slot, size, torch.arange(size)) for state in states]
-        positions = self.slots.positions(parts).to(self._device)
-        attend = self.slots.attention(parts, self._sights)
-        hidden = self.net.block(self._embed(tokens.flatten()), positions, attend).unflatten(0, (-1, size))  # [R, B, H]
-        wanted = hidden[:, self._positions]  # [R, D, H]
+        embedded = self._embed(tokens.flatten())  # [R * B, H]
+        if self._native is not None:
+            outputs = self._native.block(embedded, parts)
+        else:
+            positions = self.slots.positions(parts).to(self._device)
+            outputs = self.net.block(embedded, positions, self.slots.attention(parts, self._sights))
+        wanted = outputs.unflatten(0, (-1, size))[:, self._positions]  # [R, D, H]
         base = self._head.own_scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))  # [R, D, K]
         for state, rows, logits in zip(states, wanted, base, strict=True):
             state.hidden, state.base = rows, logits
+            if self._causal is not None:
+                state.hidden, state.base = rows.float().contiguous(), logits.contiguous()
+                state.causal = self._causal.start()
             if self._pool is None:
                 continue
             if self._pool < logits.shape[1]:
@@ -183,7 +209,7 @@ class BlockSource(BaseSource):
             else:
                 assert self._head.ids is not None, "a pool of all ids is none"
                 state.pool = self._head.ids
-            if isinstance(self.net, DominoNet):
+            if isinstance(self.net, DominoNet) and self._causal is None:
                 shared = self._ranked_rows
                 state.rows = self.net.head.vocabulary_weight[state.pool] if shared is None else shared
 
@@ -196,6 +222,10 @@ class BlockSource(BaseSource):
             above: per request, the rows of its nodes' parents in the last frontier's causal states.
             tokens: [F] of the nodes.
         """
+        if self._causal is not None:
+            step = self._step(states, above, tokens, None)
+            assert step.logits is not None, "logits were asked for"
+            return step.logits
         sizes = [len(rows) for rows in above]
         at = states[0].depth  # the same for all: trees grow level by level
         base = torch.cat([state.base[at].expand(size, -1) for state, size in zip(states, sizes, strict=True)])
@@ -215,8 +245,30 @@ class BlockSource(BaseSource):
         if self._pool is None:
             return base + head.correction(hidden, causal)
         low = head.low_rank(hidden, causal).split(sizes)  # R x [F', r]
-        moved = [nn.functional.linear(own, state.rows) for own, state in zip(low, states, strict=True)]
-        return base + torch.cat(moved)
+        return base + torch.cat([nn.functional.linear(own, state.rows) for own, state in zip(low, states, strict=True)])
+
+    @torch.inference_mode()
+    def _step(
+        self, states: Sequence[BlockState], above: Sequence[Sequence[int]], tokens: Tensor, best: int | None
+    ) -> HeadStep:
+        """The causal head's step below each frontier node, by the kernels; arguments as `_logits` and `NativeHead`."""
+        assert self._causal is not None
+        at, sizes = states[0].depth, [len(rows) for rows in above]
+        is_corrected = self.net.config.draft_step(at + 1).corrected
+
+        def here(matrices: Sequence[Tensor]) -> Picked:
+            return [(rows, [at] * size) for rows, size in zip(matrices, sizes, strict=True)]
+
+        rows = HeadRows(
+            self._embed(tokens),
+            [(state.causal, parents if at else [0]) for state, parents in zip(states, above, strict=True)],
+            here([state.hidden for state in states]) if is_corrected else None,
+            here([state.base for state in states]),
+        )
+        step = self._causal.correct(rows, best)
+        for state, own in zip(states, step.states.split(sizes), strict=True):
+            state.causal = own
+        return step
 
     @torch.inference_mode()
     def _absorb(self, states: Sequence[BlockState], features: Sequence[Tensor | None]) -> None:
@@ -231,9 +283,12 @@ class BlockSource(BaseSource):
         if not fitting:
             return
         parts = [Rows(slot, len(rows), torch.arange(len(rows))) for slot, rows in fitting]
+        rows = torch.cat([rows for _, rows in fitting]).to(self.net.norm.weight)
+        if self._native is not None:
+            self._native.absorb(rows, parts)
+            return
         positions = self.slots.positions(parts).to(self._device)
         sizes = [len(rows) for _, rows in fitting]
-        rows = torch.cat([rows for _, rows in fitting]).to(self.net.norm.weight)
         layers = [
             list(zip(keys.split(sizes), values.split(sizes), strict=True))
             for keys, values in self.net.context(rows, positions)

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from outpace.core.drafting import Frontier
 from outpace.core.protocols import DraftRequest, Stream
-from outpace.sampling.scores import Best, Pool, best_scores
+from outpace.sampling.scores import Best, Pool
+from outpace.sources.best import best_ids
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,7 @@ def expand_depthwise(drafts: Sequence[Depthwise], frontier: Frontier, width: int
     pool = Pool(torch.cat(ids), drafts[0].logits.shape[1]) if ids else None
     logits = torch.cat([guesses.logits for guesses in found])
     asked = frontier.wants_entropy, frontier.draws
-    best = best_scores(logits, streams, depths, width, noise, paths, pool, *asked)
+    best = best_ids(logits, streams, depths, width, noise, paths, pool, *asked)
     log_probs, distributions = best.log_probs, best.draft_probs
     masses = [guesses.log_mass for guesses in found if guesses.log_mass is not None]
     if masses:

@@ -10,7 +10,8 @@ from outpace.core.bases import BaseSource
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.models.draft import DraftModel, Growth
-from outpace.sampling.scores import Pool, best_scores
+from outpace.sampling.scores import Pool
+from outpace.sources.best import best_ids
 from outpace.sources.scratch import Scratch
 
 
@@ -104,7 +105,7 @@ class DraftLM(BaseSource):
             depths += [state.scratch.depth] * len(nodes)
             paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
         asked = frontier.wants_entropy, frontier.draws
-        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, *asked)
+        best = best_ids(logits, streams, depths, width, self._noise, paths, pool, *asked)
         return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)
 
     def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:

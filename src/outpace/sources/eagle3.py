@@ -11,8 +11,9 @@ from outpace.core.protocols import Stream
 from outpace.models.head import LmHead, SubsetHead
 from outpace.models.net_slots import Rows
 from outpace.nets.eagle3 import Eagle3Net
-from outpace.sampling.scores import best_scores
+from outpace.sources.best import best_ids
 from outpace.sources.frequency import head_of, pool_of
+from outpace.sources.native_nets import native_fusion
 from outpace.sources.pairs import PairSource, PairState
 from outpace.sources.scratch import Scratch
 
@@ -63,6 +64,7 @@ class EagleSource(PairSource[EagleState]):
     ) -> None:
         super().__init__(net, taps, max_length, max_slots, SCRATCH_ROWS)
         self.net, self._table, self._noise = net, table, noise
+        self._native = native_fusion(net, self.slots)
         self._head: LmHead | SubsetHead
         if net.lm_head is not None:
             self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, vocab_size)
@@ -93,7 +95,7 @@ class EagleSource(PairSource[EagleState]):
             paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
         logits, pool = self._head.own_scores(hidden), pool_of(self._head, len(hidden))  # [F, K]
         asked = frontier.wants_entropy, frontier.draws
-        best = best_scores(logits, streams, depths, width, self._noise, paths, pool, *asked)
+        best = best_ids(logits, streams, depths, width, self._noise, paths, pool, *asked)
         return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)
 
     @torch.inference_mode()
@@ -125,6 +127,8 @@ class EagleSource(PairSource[EagleState]):
 
     def _run(self, tokens: Tensor, features: Tensor, parts: Sequence[Rows]) -> tuple[Tensor, Tensor]:
         embeddings = self.net.embed(tokens.to(self._device), self._table)
+        if self._native is not None:
+            return self._native.run(embeddings, features, parts)
         positions = self.slots.positions(parts).to(self._device)
         outputs: tuple[Tensor, Tensor] = self.net(embeddings, features, positions, self.slots.attention(parts))
         return outputs

@@ -2,7 +2,8 @@
 
 from torch import nn
 
-from outpace.models.linear import pack_linears
+from outpace.models.compiled import loaded_kernels
+from outpace.models.linear import SIBLINGS, pack_linears
 from outpace.models.prepare import layers_for
 from outpace.nets.domino import DominoNet
 
@@ -13,7 +14,8 @@ VOCABULARY_LAYERS = ("lm_head", "embed_proj")
 def pack_net(net: nn.Module) -> None:
     """Replace the net's products by faster ones where this machine has them; afterwards it only drafts.
 
-    Keys and values are made of context rows alone, without queries, so that layers are not joined as the target's are.
+    Where the compiled kernels run a net, products that read the same rows are joined as the target's are. Elsewhere
+    they are not: keys and values of the context are made without queries.
 
     Args:
         net: is changed; on the device and in the dtype that it will draft in.
@@ -22,9 +24,11 @@ def pack_net(net: nn.Module) -> None:
     make = layers_for(weight.dtype, weight.device)
     if make is None:
         return
-    pack_linears(net, siblings=(), kept=VOCABULARY_LAYERS, make=make)
+    has_kernels = loaded_kernels() is not None
+    pack_linears(net, SIBLINGS if has_kernels else (), kept=VOCABULARY_LAYERS, make=make)
     if isinstance(net, DominoNet):
         of_input, of_state = net.head.gate_weights()
         net.head.of_input, net.head.of_state = make(of_input, None), make(of_state, None)
-        net.head.of_low_rank = make(net.head.vocabulary_weight, None)
+        if not has_kernels:  # else each source packs the rows that it drafts from
+            net.head.of_low_rank = make(net.head.vocabulary_weight, None)
         pack_linears(net.head.embed_proj, siblings=(), kept=("2",), make=make)

@@ -30,6 +30,7 @@ from outpace.sources.block import BlockSource
 from outpace.sources.dart import DartSource
 from outpace.sources.eagle3 import EagleSource
 from outpace.sources.medusa import MedusaSource
+from outpace.sources.packing import pack_net
 from tests.unit.models.tiny import VOCAB, random_ids
 
 GROWING: dict[str, tuple[Callable[[], GrowingShape], int]] = {
@@ -84,7 +85,8 @@ def random_net(net: nn.Module) -> Any:
     return net
 
 
-def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
+def source_of(kind: str, target: TransformersTarget, pack: bool = False, **options: Any) -> Any:
+    """A source over a random net, laid out for this machine's kernels or not."""
     embedding: nn.Embedding = target.decoder.get_input_embeddings()  # type: ignore[operator]
     size = target.max_length, target.max_slots
     vocabulary = SUBSET if kind.endswith("-subset") else None
@@ -92,6 +94,8 @@ def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
         net = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), **KINDS[kind])))
         if net.d2t is not None:
             net.d2t.copy_(torch.arange(60) * 2 - torch.arange(60))  # even ids only
+        if pack:
+            pack_net(net)
         return EagleSource(
             net.to(target.device),
             embedding.weight,
@@ -117,7 +121,10 @@ def source_of(kind: str, target: TransformersTarget, **options: Any) -> Any:
     else:
         block = DFlashNet(DFlashConfig(**SIZES, **BLOCK, **KINDS[kind]))
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
-    return BlockSource(random_net(block).to(target.device), embedding, head, *size, **options)
+    random_net(block)
+    if pack:
+        pack_net(block)
+    return BlockSource(block.to(target.device), embedding, head, *size, **options)
 
 
 def proposer_of(shape: str, source: Any, device: str = "cpu", leaves_room: bool = False) -> Proposer:

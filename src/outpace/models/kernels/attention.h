@@ -27,6 +27,7 @@ struct Sight {
   int32_t window;  // how far back a row sees, in logical positions; 0 without a limit
   float softcap;   // 0 for none
   float scaling;
+  int32_t causal;  // whether a row of the pass sees only earlier ones of it, whatever its part says
 };
 
 template <class Number>
@@ -56,14 +57,15 @@ struct Seen {
 
   int count() const { return committed - first + int(tail.size()); }
 
-  void look(const Part& part, int row, int window) {
-    const int width = part.scratch + part.count;
-    const int64_t reach = window ? part.positions[part.scratch + row] - window : -1;  // what is seen lies behind it
+  void look(const Part& part, int row, const Sight& sight) {
+    const int width = sight.causal ? part.scratch + row + 1 : part.scratch + part.count;
+    const int stride = part.scratch + part.count;
+    const int64_t reach = sight.window ? part.positions[part.scratch + row] - sight.window : -1;  // what is seen lies behind it
     committed = part.committed;
     first = int(std::min<int64_t>(std::max<int64_t>(reach + 1, 0), committed));
     tail.clear();
     for (int other = 0; other < width; ++other)
-      if ((!part.visible || part.visible[size_t(row) * width + other]) && part.positions[other] > reach)
+      if ((!part.visible || part.visible[size_t(row) * stride + other]) && part.positions[other] > reach)
         tail.push_back(committed + other);
   }
 };
@@ -235,7 +237,7 @@ static inline void attend_rows(const Store& kv, int layer, int kv_head, int grou
   block.queries.clear(), block.outs.clear();
   int most = 0;
   for (int row = 0; row < rows; ++row) {
-    block.seen[row].look(part, first + row, sight.window);
+    block.seen[row].look(part, first + row, sight);
     most = std::max(most, block.seen[row].count());
     const size_t packed = part.start + first + row;
     for (int head = kv_head * group; head < (kv_head + 1) * group; ++head) {

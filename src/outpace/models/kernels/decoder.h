@@ -1,0 +1,190 @@
+// A decoder's pass over packed rows of many requests: every layer from the embeddings to the last norm.
+//
+// Threads share each step and meet behind it. Nothing here depends on their number.
+#pragma once
+#include "attention.h"
+#include "product.h"
+
+struct Layer {
+  Matrix qkv, o, gate_up, down;
+  // Norms' weights, null where the family has none: before and behind attention, before and behind the MLP.
+  const float *before_attention, *behind_attention, *before_mlp, *behind_mlp;
+  const float *q_norm, *k_norm;  // [head_dim], or of all heads together
+  const float* beside_norm;      // EAGLE's: of the embeddings that stand before the rows in what qkv reads; else null
+  const float *cosines, *sines;  // [positions, rotated], null in a layer without rotation
+  Sight sight;
+  int32_t rotated;
+};
+
+struct Decoder {
+  const Layer* layers;
+  const float* last_norm;
+  int32_t count, hidden, heads, kv_heads, head_dim, intermediate, activation;
+  int32_t norms_all_heads;  // q_norm and k_norm are of all heads together
+  int32_t adds_to_normed;   // attention is added to the normed rows, not to the rows themselves
+  float eps;
+};
+
+struct Pass {
+  Store kv;
+  const Part* parts;
+  const int64_t* positions;  // [rows], where tables of rotations are read
+  float* x;                  // [rows, hidden]: embeddings before, hidden states behind the last norm after
+  const float* beside;       // [rows, hidden]: embeddings, for layers with `beside_norm`
+  float* raw;                // [rows, hidden]: where hidden states before the last norm go, or null
+  float* const* taps;        // [count + 1], where hidden states before each layer go, null where nobody asked
+  int32_t part_count, rows;
+};
+
+// An operand for products of `rows` rows with matrices of up to `inputs` inputs, and the room for a row in work.
+struct Space {
+  std::vector<char> numbers;
+  std::vector<float> scales;
+  std::vector<int32_t> sums;
+
+  void grow(int rows, int inputs) {
+    numbers.resize(size_t(rows) * operand_stride(inputs) * sizeof(float));
+    scales.resize(rows), sums.resize(rows);
+  }
+  Operand operand(const Matrix& m) { return {numbers.data(), scales.data(), sums.data(), operand_stride(m.inputs)}; }
+};
+
+struct Work {
+  Space space;
+  std::vector<float> qkv, attended, gate_up, added, buffer;
+
+  void grow(const Decoder& d, int rows, int inputs = 0) {
+    const int widest = std::max({2 * d.hidden, d.intermediate, d.heads * d.head_dim, inputs});
+    space.grow(rows, widest);
+    qkv.resize(size_t(rows) * (d.heads + 2 * d.kv_heads) * d.head_dim);
+    attended.resize(size_t(rows) * d.heads * d.head_dim);
+    gate_up.resize(size_t(rows) * 2 * d.intermediate);
+    added.resize(size_t(rows) * d.hidden);
+    buffer.resize(size_t(rows) * widest);
+  }
+};
+
+// Rows [rows, width] made the left side of a product, through a norm where there is one.
+static inline void prepare_rows(Team& team, const float* from, int rows, const float* norm, float eps, const Matrix& m, Space& space,
+                  float* buffer) {
+  const Operand to = space.operand(m);
+  team.share(rows, [&](int row) {
+    const float* source = from + size_t(row) * m.inputs;
+    float* own = buffer + size_t(row) * m.inputs;
+    if (norm) rms_norm(source, norm, eps, m.inputs, own);
+    else std::memcpy(own, source, sizeof(float) * m.inputs);
+    prepare(own, m.inputs, m.kind, m.block, to, row);
+  });
+}
+
+// x += product, normed on its way where the family says so.
+static inline void add_product(Team& team, const Matrix& m, Space& space, const float* norm, float eps, int rows, float* x,
+                 float* added) {
+  if (!norm) {
+    multiply(team, m, space.operand(m), rows, true, x, m.outputs);
+    return;
+  }
+  multiply(team, m, space.operand(m), rows, false, added, m.outputs);
+  team.share(rows, [&](int row) {
+    float *own = added + size_t(row) * m.outputs, *to = x + size_t(row) * m.outputs;
+    rms_norm(own, norm, eps, m.outputs, own);
+    for (int at = 0; at < m.outputs; ++at) to[at] += own[at];
+  });
+}
+
+static inline const Part& part_of(const Pass& pass, int row) {
+  int part = 0;
+  while (row >= pass.parts[part].start + pass.parts[part].count) ++part;
+  return pass.parts[part];
+}
+
+static inline void norm_heads(const Decoder& d, const float* weight, int heads, float* row) {
+  if (!weight) return;
+  const int width = d.norms_all_heads ? heads * d.head_dim : d.head_dim;
+  for (int at = 0; at < heads * d.head_dim; at += width) rms_norm(row + at, weight, d.eps, width, row + at);
+}
+
+// Norm and rotate some heads of a row in place.
+static inline void turn_heads(const Decoder& d, const Layer& layer, const Pass& pass, int row, const float* norm, int heads,
+                              float* own) {
+  norm_heads(d, norm, heads, own);
+  if (!layer.cosines) return;
+  const size_t at = size_t(pass.positions[row]) * layer.rotated;
+  for (int head = 0; head < heads; ++head)
+    rotate(own + head * d.head_dim, layer.cosines + at, layer.sines + at, layer.rotated);
+}
+
+// Norm and rotate the keys of a row in place, and file them with the values behind them.
+static inline void place_keys(const Decoder& d, const Pass& pass, int index, int row, float* keys) {
+  turn_heads(d, d.layers[index], pass, row, d.layers[index].k_norm, d.kv_heads, keys);
+  const Part& part = part_of(pass, row);
+  const int where = part.committed + part.scratch + row - part.start, width = d.head_dim;
+  const float* values = keys + d.kv_heads * width;
+  for (int head = 0; head < d.kv_heads; ++head)
+    file(pass.kv, place(pass.kv, index, part.slot, head, where), keys + head * width, values + head * width);
+}
+
+// What a layer's attention reads of the rows, made the left side of its product.
+static inline void prepare_attention(Team& team, const Decoder& d, const Layer& layer, const Pass& pass, Work& work) {
+  if (!layer.beside_norm) {
+    prepare_rows(team, pass.x, pass.rows, layer.before_attention, d.eps, layer.qkv, work.space, work.buffer.data());
+    return;
+  }
+  const Operand to = work.space.operand(layer.qkv);
+  team.share(pass.rows, [&](int row) {
+    const size_t at = size_t(row) * d.hidden;
+    float* own = &work.buffer[2 * at];
+    rms_norm(pass.beside + at, layer.beside_norm, d.eps, d.hidden, own);
+    rms_norm(pass.x + at, layer.before_attention, d.eps, d.hidden, own + d.hidden);
+    if (d.adds_to_normed) std::memcpy(pass.x + at, own + d.hidden, sizeof(float) * d.hidden);
+    prepare(own, 2 * d.hidden, layer.qkv.kind, layer.qkv.block, to, row);
+  });
+}
+
+static inline void run_layer(Team& team, const Decoder& d, const Pass& pass, int index, Work& work) {
+  const Layer& layer = d.layers[index];
+  const int width = d.head_dim, rows = pass.rows, all = (d.heads + 2 * d.kv_heads) * width;
+  float* buffer = work.buffer.data();
+  prepare_attention(team, d, layer, pass, work);
+  multiply(team, layer.qkv, work.space.operand(layer.qkv), rows, false, work.qkv.data(), all);
+  team.share(rows, [&](int row) {
+    float* own = &work.qkv[size_t(row) * all];
+    turn_heads(d, layer, pass, row, layer.q_norm, d.heads, own);
+    place_keys(d, pass, index, row, own + d.heads * width);
+  });
+  attend_parts(team, pass.kv, pass.parts, pass.part_count, index, d.heads, d.kv_heads, layer.sight, work.qkv.data(), all,
+               work.attended.data(), d.heads * width);
+  prepare_rows(team, work.attended.data(), rows, nullptr, 0, layer.o, work.space, buffer);
+  add_product(team, layer.o, work.space, layer.behind_attention, d.eps, rows, pass.x, work.added.data());
+  prepare_rows(team, pass.x, rows, layer.before_mlp, d.eps, layer.gate_up, work.space, buffer);
+  const int inner = d.intermediate;
+  multiply(team, layer.gate_up, work.space.operand(layer.gate_up), rows, false, work.gate_up.data(), 2 * inner);
+  const Operand to = work.space.operand(layer.down);
+  team.share(rows, [&](int row) {
+    float* own = buffer + size_t(row) * inner;
+    gate(&work.gate_up[size_t(row) * 2 * inner], inner, d.activation, own);
+    prepare(own, inner, layer.down.kind, layer.down.block, to, row);
+  });
+  add_product(team, layer.down, work.space, layer.behind_mlp, d.eps, rows, pass.x, work.added.data());
+}
+
+static inline void keep_tap(Team& team, const Decoder& d, const Pass& pass, int index) {
+  if (!pass.taps[index]) return;
+  team.share(pass.rows, [&](int row) {
+    const size_t at = size_t(row) * d.hidden;
+    std::memcpy(pass.taps[index] + at, pass.x + at, sizeof(float) * d.hidden);
+  });
+}
+
+static inline void run_layers(Team& team, const Decoder& d, const Pass& pass, Work& work) {
+  for (int index = 0; index < d.count; ++index) {
+    keep_tap(team, d, pass, index);
+    run_layer(team, d, pass, index, work);
+  }
+  team.share(pass.rows, [&](int row) {
+    float* x = pass.x + size_t(row) * d.hidden;
+    if (pass.raw) std::memcpy(pass.raw + size_t(row) * d.hidden, x, sizeof(float) * d.hidden);
+    rms_norm(x, d.last_norm, d.eps, d.hidden, x);
+  });
+  keep_tap(team, d, pass, d.count);
+}

@@ -1,0 +1,149 @@
+// What drafters compute beside a decoder's layers: a context made of the target's features, and Domino's causal head.
+#pragma once
+#include "decoder.h"
+
+// The columns of a matrix's result from `first` on, which must begin a panel.
+static inline Matrix results_from(const Matrix& m, int first) {
+  Matrix rest = m;
+  rest.panels = (const char*)m.panels + first / kPanel * panel_bytes(m);
+  if (m.scales) rest.scales = m.scales + first;
+  if (m.bias) rest.bias = m.bias + first;
+  rest.outputs = m.outputs - first;
+  return rest;
+}
+
+// Every layer's keys and values of features that passed `fc` and one norm (DFlash, target context).
+static inline void file_context(Team& team, const Decoder& d, const Matrix& fc, const float* norm, const float* features,
+                                const Pass& pass, Work& work) {
+  const int rows = pass.rows, width = 2 * d.kv_heads * d.head_dim;
+  float* buffer = work.buffer.data();
+  prepare_rows(team, features, rows, nullptr, 0, fc, work.space, buffer);
+  multiply(team, fc, work.space.operand(fc), rows, false, pass.x, d.hidden);
+  for (int index = 0; index < d.count; ++index) {
+    const Matrix kv = results_from(d.layers[index].qkv, d.heads * d.head_dim);
+    if (index == 0) prepare_rows(team, pass.x, rows, norm, d.eps, kv, work.space, buffer);  // the same for all layers
+    multiply(team, kv, work.space.operand(kv), rows, false, work.qkv.data(), width);
+    team.share(rows, [&](int row) { place_keys(d, pass, index, row, &work.qkv[size_t(row) * width]); });
+  }
+}
+
+// Domino's: a GRU over drafted tokens, and a low-rank product of its state and the block's output (section 4.1.2).
+struct CausalHead {
+  Matrix of_input, of_state;  // [3 * state, hidden] and [3 * state, state]: reset, update and new gate
+  Matrix down, up;            // [rank, hidden + state] and [ids, rank]
+  int32_t hidden, state, rank;
+};
+
+struct Correction {
+  const float* embeddings;      // [rows, hidden] of one more token in each row
+  const float* const* before;   // [rows] of [state]
+  const float* const* outputs;  // [rows] of [hidden], of the block; null if logits stay the base ones
+  const float* const* base;     // [rows] of [ids], base logits
+  float* after;                 // [rows, state]
+  float* logits;                // [rows, ids]; null for none but the best
+  float* best;                  // [rows, wanted] logarithms of the best ids' probabilities; null for none
+  int64_t* ids;                 // [rows, wanted]
+  int32_t rows, wanted;
+};
+
+struct HeadWork {
+  Space space;
+  std::vector<float> of_input, of_state, joined, low, logits;
+
+  void grow(const CausalHead& head, const Correction& at) {
+    const int rows = at.rows;
+    if (!at.logits) logits.resize(size_t(rows) * head.up.outputs);
+    const int joint = head.hidden + head.state;
+    space.grow(rows, std::max(joint, head.rank));
+    of_input.resize(size_t(rows) * 3 * head.state);
+    of_state.resize(size_t(rows) * 3 * head.state);
+    joined.resize(size_t(rows) * joint);
+    low.resize(size_t(rows) * head.rank);
+  }
+};
+
+static inline Lanes sigmoid(Lanes x) { return 1.0f / (1.0f + exponential(smaller(-x, all(87.0f)))); }
+
+// `work(at, count)` for each vector of `width` numbers, of which the last one may have fewer.
+template <class Work>
+static inline void each_vector(int width, Work work) {
+  int at = 0;
+  for (; at + kLanes <= width; at += kLanes) work(at, kLanes);
+  if (at < width) work(at, width - at);
+}
+
+static inline Lanes load_some(const float* from, int count) {
+  Lanes lanes = {};
+  if (count == kLanes) return load(from);
+  std::memcpy(&lanes, from, sizeof(float) * count);
+  return lanes;
+}
+
+static inline void store_some(float* to, Lanes lanes, int count) {
+  if (count == kLanes) store(to, lanes);
+  else std::memcpy(to, &lanes, sizeof(float) * count);
+}
+
+// Rows behind pointers, made the left side of a product.
+static inline void prepare_each(Team& team, const float* const* from, int rows, const Matrix& m, Space& space,
+                                float* buffer) {
+  const Operand to = space.operand(m);
+  team.share(rows, [&](int row) {
+    float* own = buffer + size_t(row) * m.inputs;
+    std::memcpy(own, from[row], sizeof(float) * m.inputs);
+    prepare(own, m.inputs, m.kind, m.block, to, row);
+  });
+}
+
+// The states after one more token, and the operand of the low-rank product.
+static inline void step(Team& team, const CausalHead& head, const Correction& at, HeadWork& work) {
+  const int rows = at.rows, gates = 3 * head.state, joint = head.hidden + head.state;
+  float* joined = work.joined.data();
+  prepare_rows(team, at.embeddings, rows, nullptr, 0, head.of_input, work.space, joined);
+  multiply(team, head.of_input, work.space.operand(head.of_input), rows, false, work.of_input.data(), gates);
+  prepare_each(team, at.before, rows, head.of_state, work.space, joined);
+  multiply(team, head.of_state, work.space.operand(head.of_state), rows, false, work.of_state.data(), gates);
+  const Operand to = work.space.operand(head.down);
+  team.share(rows, [&](int row) {
+    const float *input = &work.of_input[size_t(row) * gates], *old = &work.of_state[size_t(row) * gates];
+    const float* before = at.before[row];
+    float* after = at.after + size_t(row) * head.state;
+    each_vector(head.state, [&](int n, int count) {
+      const auto gate = [&](const float* from, int which) { return load_some(from + which * head.state + n, count); };
+      const Lanes reset = sigmoid(gate(input, 0) + gate(old, 0)), update = sigmoid(gate(input, 1) + gate(old, 1));
+      const Lanes candidate = 2.0f * sigmoid(2.0f * (gate(input, 2) + reset * gate(old, 2))) - 1.0f;  // tanh
+      store_some(after + n, candidate + update * (load_some(before + n, count) - candidate), count);
+    });
+    if (!at.outputs) return;
+    float* own = joined + size_t(row) * joint;
+    std::memcpy(own, at.outputs[row], sizeof(float) * head.hidden);
+    std::memcpy(own + head.hidden, after, sizeof(float) * head.state);
+    prepare(own, joint, head.down.kind, head.down.block, to, row);
+  });
+}
+
+static inline void correct(Team& team, const CausalHead& head, const Correction& at, HeadWork& work) {
+  const int rows = at.rows, ids = head.up.outputs;
+  float *logits = at.logits ? at.logits : work.logits.data(), *joined = work.joined.data();
+  step(team, head, at, work);
+  team.share(rows, [&](int row) { std::memcpy(logits + size_t(row) * ids, at.base[row], sizeof(float) * ids); });
+  if (at.outputs) {
+    multiply(team, head.down, work.space.operand(head.down), rows, false, work.low.data(), head.rank);
+    const Operand low = work.space.operand(head.up);
+    team.share(rows, [&](int row) {
+      const float* own = &work.low[size_t(row) * head.rank];
+      float* gated = joined + size_t(row) * (head.hidden + head.state);
+      each_vector(head.rank, [&](int n, int count) {
+        const Lanes x = load_some(own + n, count);
+        store_some(gated + n, x * sigmoid(x), count);
+      });
+      prepare(gated, head.rank, head.up.kind, head.up.block, low, row);
+    });
+    multiply(team, head.up, low, rows, true, logits, ids);
+  }
+  if (!at.best) return;
+  team.share(rows, [&](int row) {
+    const size_t first = size_t(row) * at.wanted;
+    find_largest(logits + size_t(row) * ids, ids, at.wanted, true, at.best + first, at.ids + first);
+  });
+}

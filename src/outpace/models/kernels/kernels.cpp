@@ -1,0 +1,106 @@
+// The functions that other languages call, and the threads that serve them.
+#include "decoder.h"
+#include "drafting.h"
+
+namespace {
+
+// The threads of this process: a fork has none but the one that made it. Never destroyed, for they sleep until the end.
+Pool& pool() {
+  static std::atomic<Pool*> threads{nullptr};
+  static std::atomic<pid_t> owner{0};
+  if (owner.load() != getpid()) threads.store(new Pool), owner.store(getpid());
+  return *threads.load();
+}
+
+}  // namespace
+
+extern "C" {
+
+// A decoder's pass.
+void outpace_run(const Decoder* decoder, const Pass* pass, int32_t threads) {
+  static thread_local Work work;
+  Work& own = work;
+  own.grow(*decoder, pass->rows);
+  pool().run(threads, [&](Team& team) { run_layers(team, *decoder, *pass, own); });
+}
+
+// Keys and values that a block drafter makes of the target's features [rows, inputs of fc]; `pass` says where they go,
+// and its x is room for rows.
+void outpace_context(const Decoder* decoder, const Matrix* fc, const float* norm, const float* features,
+                     const Pass* pass, int32_t threads) {
+  static thread_local Work work;
+  Work& own = work;
+  own.grow(*decoder, pass->rows, fc->inputs);
+  pool().run(threads, [&](Team& team) { file_context(team, *decoder, *fc, norm, features, *pass, own); });
+}
+
+// A token more in each row of a causal head, and what the head then adds to logits.
+void outpace_correct(const CausalHead* head, const Correction* rows, int32_t threads) {
+  static thread_local HeadWork work;
+  HeadWork& own = work;
+  own.grow(*head, *rows);
+  pool().run(threads, [&](Team& team) { correct(team, *head, *rows, own); });
+}
+
+// to[row] = weight * from[row] + bias.
+void outpace_linear(const Matrix* matrix, const float* from, int32_t rows, float* to, int32_t threads) {
+  static thread_local Work work;
+  Work& own = work;
+  own.space.grow(rows, matrix->inputs);
+  own.buffer.resize(size_t(rows) * matrix->inputs);
+  pool().run(threads, [&](Team& team) {
+    prepare_rows(team, from, rows, nullptr, 0, *matrix, own.space, own.buffer.data());
+    multiply(team, *matrix, own.space.operand(*matrix), rows, false, to, matrix->outputs);
+  });
+}
+
+// Attention of a packed pass: queries and results [rows, heads, head_dim], keys and values already in the store.
+void outpace_attend(const Store* kv, const Part* parts, int32_t part_count, int32_t layer, int32_t heads,
+                    int32_t kv_heads, const Sight* sight, const float* query, float* out, int32_t threads) {
+  const int width = heads * kv->head_dim;
+  pool().run(threads, [&](Team& team) {
+    attend_parts(team, *kv, parts, part_count, layer, heads, kv_heads, *sight, query, width, out, width);
+  });
+}
+
+int64_t outpace_packed_bytes(const Matrix* m) { return int64_t((m->outputs + kPanel - 1) / kPanel) * panel_bytes(*m); }
+
+// Lay out a weight [outputs, inputs], float32, in panels; int8 is rotated and rounded on the way.
+void outpace_pack(const Matrix* m, const float* weight, void* panels, float* scales, int32_t threads) {
+  const int together = inputs_together(m->kind), stride = padded(m->inputs);
+  std::memset(panels, 0, outpace_packed_bytes(m));
+  pool().run(threads, [&](Team& team) {
+    team.share((m->outputs + kPanel - 1) / kPanel, [&](int panel) {
+      std::vector<float> row(m->inputs), numbers(stride);
+      char* base = (char*)panels + panel * panel_bytes(*m);
+      if (m->kind == kInt8) std::memset(base, 128, panel_bytes(*m));
+      const int count = std::min(kPanel, m->outputs - panel * kPanel);
+      for (int output = 0; output < count; ++output) {
+        const int index = panel * kPanel + output;
+        std::memcpy(row.data(), weight + size_t(index) * m->inputs, sizeof(float) * m->inputs);
+        int32_t total;
+        const Operand to = {numbers.data(), scales + index, &total, stride};
+        prepare(row.data(), m->inputs, m->kind, m->block, to, 0);
+        for (int k = 0; k < m->inputs; ++k) {
+          const size_t at = (size_t(k / together) * kPanel + output) * together + k % together;
+          if (m->kind == kFloat32) ((float*)base)[at] = numbers[k];
+          else if (m->kind == kBfloat16) ((uint16_t*)base)[at] = ((uint16_t*)numbers.data())[k];
+          else if (m->kind == kWidened) ((uint16_t*)base)[at] = to_bfloat16(numbers[k]);
+          else ((uint8_t*)base)[at] = uint8_t(((int8_t*)numbers.data())[k] + 128);
+        }
+      }
+    });
+  });
+}
+
+// The `wanted` largest numbers of each row; see `find_largest`.
+void outpace_top(const float* numbers, int32_t rows, int32_t width, int32_t wanted, int32_t normalised, float* values,
+                 int64_t* ids, int32_t threads) {
+  pool().run(rows > 1 ? threads : 1, [&](Team& team) {
+    team.share(rows, [&](int row) {
+      const size_t first = size_t(row) * wanted;
+      find_largest(numbers + size_t(row) * width, width, wanted, normalised, values + first, ids + first);
+    });
+  });
+}
+}
