@@ -154,7 +154,7 @@ def unreadable_target() -> TransformersTarget:
 @pytest.mark.parametrize("kind", [*FULL_KINDS, "domino-pool"])
 def test_the_host_reads_nothing_of_a_chain(kind: str, options: dict[str, Any]) -> None:
     """Guards against a read before the verdict, for which the host would wait at every depth."""
-    own = {"pool": POOL} if kind == "domino-pool" else {}
+    own: dict[str, Any] = {"pool": POOL} if kind == "domino-pool" else {}
     source = source_of(kind.removesuffix("-pool"), unreadable_target(), **own)
     trees = propose("chain", source, 3, "meta", **options)
     for tree in trees:

@@ -27,11 +27,14 @@ from tests.unit.sources.learned import KINDS, PROMPTS, SIZES, proposer_of, rando
 
 pytestmark = needs_kernels
 DRAFTERS = [kind for kind in KINDS if kind.startswith(("dflash", "domino", "eagle3"))]
-CLOSE = {"atol": 2e-4, "rtol": 2e-4}
 
 
 def drawn(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(have: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(have, want, atol=2e-4, rtol=2e-4)
 
 
 def slots_of(config: Any) -> NetSlots:
@@ -70,7 +73,7 @@ def test_blocks(kind: str) -> None:
             native.absorb(drawn(sum(part.count for part in parts), 96, seed=step), parts)
         have = native.block(rows, blocks)
     assert found.kv.lengths == expected.kv.lengths == [7, 7]
-    torch.testing.assert_close(have, want, **CLOSE)
+    assert_close(have, want)
 
 
 @pytest.mark.parametrize("norm_output", [False, True])
@@ -80,7 +83,7 @@ def test_fusion(norm_output: bool, norm_before_residual: bool, qk_norm: bool) ->
     """Guards against EAGLE-3's variants left out: which rows attention is added to, and which state the next step gets;
     and against levels of a tree that see more than their ancestors."""
     variant = {"norm_output": norm_output, "norm_before_residual": norm_before_residual, "qk_norm": qk_norm}
-    net = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0,), draft_vocab_size=SIZES["vocab_size"], **variant)))
+    net = random_net(Eagle3Net(Eagle3Config(**{**SIZES, **variant}, taps=(0,), draft_vocab_size=SIZES["vocab_size"])))
     expected, found = slots_of(net.config), slots_of(net.config)
     chain = Rows(1, 5, torch.arange(5), torch.ones(5, 5, dtype=torch.bool).tril())
     level = Rows(1, 2, torch.tensor([0, 0]), torch.eye(2, dtype=torch.bool))
@@ -97,7 +100,7 @@ def test_fusion(norm_output: bool, norm_before_residual: bool, qk_norm: bool) ->
         have = [native.run(rows, states, [part]) for part, rows, states in _committing(passes, found)]
     for own, want in zip(have, wanted, strict=True):
         for left, right in zip(own, want, strict=True):
-            torch.testing.assert_close(left, right, **CLOSE)
+            assert_close(left, right)
 
 
 def _committing(passes: Sequence[Any], slots: NetSlots) -> Any:
@@ -127,10 +130,10 @@ def test_head(is_corrected: bool) -> None:
         outputs = [(hidden, [3, 3]), (hidden, [1] * 3)] if is_corrected else None
         rows = HeadRows(embeddings, [(states, parents)], outputs, [(base, [0, 0]), (base, [1] * 3)])
         whole, best = native.correct(rows, None), native.correct(rows, 4)
-    torch.testing.assert_close(whole.states, after, **CLOSE)
+    assert_close(whole.states, after)
     assert whole.logits is not None
     assert best.log_probs is not None
-    torch.testing.assert_close(whole.logits, want, **CLOSE)
+    assert_close(whole.logits, want)
     top = torch.log_softmax(whole.logits, dim=-1).topk(4)
     torch.testing.assert_close(best.log_probs, top.values, atol=1e-5, rtol=1e-5)
     assert torch.equal(best.columns, top.indices)  # type: ignore[arg-type]

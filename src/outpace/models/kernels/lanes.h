@@ -22,6 +22,7 @@ constexpr int kLanes = 4;
 typedef float Lanes __attribute__((vector_size(4 * kLanes)));
 typedef int32_t IntLanes __attribute__((vector_size(4 * kLanes)));
 typedef uint32_t BitLanes __attribute__((vector_size(4 * kLanes)));
+typedef int8_t ByteLanes __attribute__((vector_size(kLanes)));
 typedef uint16_t HalfLanes __attribute__((vector_size(2 * kLanes)));
 
 static inline Lanes load(const float* from) {
@@ -82,6 +83,9 @@ static inline float largest(Lanes lanes) {
   for (int lane = 1; lane < kLanes; ++lane) found = lanes[lane] > found ? lanes[lane] : found;
   return found;
 }
+
+// The nearest whole numbers, the even one of two as near: adding so much leaves no room for a fraction.
+static inline IntLanes rounded(Lanes x) { return __builtin_convertvector(x + 12582912.0f - 12582912.0f, IntLanes); }
 
 // e^x within two units in the last place: 2^n times a polynomial, for x below 88.
 static inline Lanes exponential(Lanes x) {

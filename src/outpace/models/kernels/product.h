@@ -110,27 +110,29 @@ static inline void multiply_widened(const uint16_t* panel, const float* const* r
 #if defined(__AVX512VNNI__)
 template <int R>
 static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
-  __m512i sums[R][2] = {};
+  IntLanes sums[R][kVectors] = {};
   for (int k = 0; k < inputs; k += 4, panel += 4 * kPanel) {
     const __m512i low = _mm512_loadu_si512(panel), high = _mm512_loadu_si512(panel + 64);
     fetch_ahead<R>(panel);
+#pragma GCC unroll 8  // at once, or compilers keep the sums in memory
     for (int r = 0; r < R; ++r) {
-      // As assembly, for compilers copy the sums about when the intrinsic is given an array of them.
-      const int32_t& four = *(const int32_t*)(rows[r] + k);
-      asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums[r][0]) : "v"(low), "m"(four));
-      asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sums[r][1]) : "v"(high), "m"(four));
+      int32_t four;
+      std::memcpy(&four, rows[r] + k, 4);
+      const __m512i wide = _mm512_set1_epi32(four);
+      sums[r][0] = (IntLanes)_mm512_dpbusd_epi32((__m512i)sums[r][0], low, wide);
+      sums[r][1] = (IntLanes)_mm512_dpbusd_epi32((__m512i)sums[r][1], high, wide);
     }
   }
-  for (int r = 0; r < R; ++r) {
-    _mm512_storeu_si512(out[r], sums[r][0]);
-    _mm512_storeu_si512(out[r] + 16, sums[r][1]);
-  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kVectors; ++v) _mm512_storeu_si512(out[r] + v * kLanes, (__m512i)sums[r][v]);
 }
 #elif defined(__AVX2__)
 // Without the instruction: bytes widened to 16 bits, whose products in pairs cannot overflow 32.
 template <int R>
 static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
-  __m256i sums[R][8] = {};  // four outputs each, two sums to an output
+  typedef int32_t Eight __attribute__((vector_size(32)));
+  Eight sums[R][8] = {};  // four outputs each, two sums to an output
   for (int k = 0; k < inputs; k += 4, panel += 4 * kPanel)
     for (int v = 0; v < 8; ++v) {
       const __m256i weight = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(panel + 16 * v)));
@@ -138,13 +140,13 @@ static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows
         int32_t four;
         std::memcpy(&four, rows[r] + k, 4);
         const __m256i wide = _mm256_broadcastq_epi64(_mm_cvtepi8_epi16(_mm_cvtsi32_si128(four)));
-        sums[r][v] = _mm256_add_epi32(sums[r][v], _mm256_madd_epi16(weight, wide));
+        sums[r][v] += (Eight)_mm256_madd_epi16(weight, wide);
       }
     }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < 8; ++v) {
       int32_t pairs[8];
-      _mm256_storeu_si256((__m256i*)pairs, sums[r][v]);
+      _mm256_storeu_si256((__m256i*)pairs, (__m256i)sums[r][v]);
       for (int each = 0; each < 4; ++each) out[r][4 * v + each] = pairs[2 * each] + pairs[2 * each + 1];
     }
 }
@@ -184,16 +186,25 @@ static inline void panel_rows(const Matrix& m, const Operand& from, int panel, i
     for (int r = 0; r < R; ++r) rows[r] = (const int8_t*)from.rows + size_t(first + r) * from.stride;
     multiply_int8<R>((const uint8_t*)weights, rows, inputs, whole);
     for (int r = 0; r < R; ++r)
-      for (int at = 0; at < kPanel; ++at)
-        out[r][at] = float(whole[r][at] - 128 * from.sums[first + r]) * (from.scales[first + r] * m.scales[start + at]);
+      for (int at = 0; at < kPanel; at += kLanes) {
+        IntLanes sums;
+        std::memcpy(&sums, whole[r] + at, sizeof sums);
+        const Lanes unit = from.scales[first + r] * load(m.scales + start + at);
+        store(out[r] + at, __builtin_convertvector(sums - 128 * from.sums[first + r], Lanes) * unit);
+      }
   }
   for (int r = 0; r < R; ++r) {
     float* row = to + size_t(first + r) * stride + start;
-    if (m.bias)
-      for (int at = 0; at < kPanel; ++at) out[r][at] += m.bias[start + at];
-    if (add)
-      for (int at = 0; at < count; ++at) out[r][at] += row[at];
-    std::memcpy(row, out[r], sizeof(float) * count);
+    float rest[kPanel] = {};  // of the last panel, which may have fewer outputs
+    float* own = count == kPanel ? row : rest;
+    if (add && own == rest) std::memcpy(rest, row, sizeof(float) * count);
+    for (int at = 0; at < kPanel; at += kLanes) {
+      Lanes sums = load(out[r] + at);
+      if (m.bias) sums += load(m.bias + start + at);
+      if (add) sums += load(own + at);
+      store(own + at, sums);
+    }
+    if (own == rest) std::memcpy(row, rest, sizeof(float) * count);
   }
 }
 

@@ -169,13 +169,22 @@ static inline void prepare(float* row, int width, int32_t kind, int32_t block, c
     const float most = largest_magnitude(row, width);
     const float unit = most > 0 ? most / 127.0f : 1.0f, inverse = 1.0f / unit;
     int8_t* out = (int8_t*)to.rows + start;
+    IntLanes sums = {};
+    int at = 0;
+    for (; at + kLanes <= width; at += kLanes) {
+      const IntLanes whole = rounded(load(row + at) * inverse);
+      const ByteLanes bytes = __builtin_convertvector(whole, ByteLanes);
+      std::memcpy(out + at, &bytes, sizeof bytes);
+      sums += whole;
+    }
     int32_t total = 0;
-    for (int at = 0; at < width; ++at) {
+    for (int lane = 0; lane < kLanes; ++lane) total += sums[lane];
+    for (; at < width; ++at) {
       const int32_t whole = int32_t(__builtin_rintf(row[at] * inverse));
       out[at] = int8_t(whole);
       total += whole;
     }
-    for (int at = width; at < to.stride; ++at) out[at] = 0;
+    for (; at < to.stride; ++at) out[at] = 0;
     to.scales[index] = unit;
     to.sums[index] = total;
   }
