@@ -48,17 +48,21 @@ def doctor(
 
     found = _shown("the machine", examine_machine(), as_json)
     if model is not None:
-        loaded = Loading(model, drafter, budget, dtype, quantize, device, max_model_len).load(method, 1)
-        found += _shown(f"{model} on it", examine_model(loaded), as_json)
+        loaded = Loading(model, drafter, budget, dtype, quantize, device, max_model_len=max_model_len).load(method, 1)
+        found += _shown(f"{model} on it", examine_model(loaded, _unwell(found)), as_json)
         found += _shown(f"{loaded.method_name} beside plain decoding", examine_method(loaded), as_json)
-    unwell = [finding for finding in found if not finding.is_fine]
+    unwell = _unwell(found)
     if as_json:
         print(json.dumps({"outpace": __version__, "fine": not unwell, "findings": [one.as_dict() for one in found]}))
     elif unwell:
-        console.print(f"\n{len(unwell)} of {len(found)} need a look: {', '.join(one.name for one in unwell)}")
+        console.print(f"\nto look at: {', '.join(unwell)} ({len(unwell)} of {len(found)})")
     else:
         console.print(f"\nall {len(found)} are fine")
     raise typer.Exit(1 if unwell else 0)
+
+
+def _unwell(findings: "Iterable[Finding]") -> list[str]:
+    return [one.name for one in findings if not one.is_fine]
 
 
 def _shown(title: str, findings: "Iterable[Finding]", as_json: bool) -> "list[Finding]":

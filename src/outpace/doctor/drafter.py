@@ -80,8 +80,8 @@ def drafter(found: Drafter, drafted: Totals) -> Finding:
         other = found.trained_for not in (None, found.model)
         trained = f" (it was trained for {found.trained_for})" if other else ""
         reasons.append(
-            f"name a drafter that was trained for this model{trained}, or make one with `outpace train`: its drafts are "
-            "next to never right"
+            f"name a drafter that was trained for this model{trained}, or make one with `outpace train`: drafts of "
+            "this one are next to never right"
         )
     figures: dict[str, Any] = {"fingerprint": found.fingerprint, "taps": found.taps, "accepted_per_round": own}
     return finding("drafter", measured, "; ".join(reasons), **figures)
@@ -92,8 +92,8 @@ def _reasons(found: Drafter) -> list[str]:
     reasons = []
     if found.template is None:
         reasons.append(
-            "give the model's tokenizer a chat template, or use --method outpace:draft=none: without one prompts are plain "
-            "text, and drafters are trained on answers"
+            "give the model's tokenizer a chat template, or use --method outpace:draft=none: without one prompts are "
+            "plain text, and drafters are trained on answers"
         )
     elif found.trained_template not in (None, found.template):
         reasons.append("use the chat template that the drafter was trained with: the model has another one")

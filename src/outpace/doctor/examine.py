@@ -1,6 +1,6 @@
 """The examination: of the machine, then of a model on it, then of its method."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -20,19 +20,24 @@ PROMPTS, TOKENS = "builtin:3", 48
 
 def examine_machine() -> Iterator[Finding]:
     """What can be said without a model, as it is found; takes about two seconds."""
-    found, threads = processors(), torch.get_num_threads()
-    yield machine.cores(found, threads)
+    found, threads, others = processors(), torch.get_num_threads(), neighbours.others()
+    yield machine.cores(found, threads, 0.0 if others is None else others.cores)
     yield machine.instructions(cpu_flags())
     yield machine.kernels()
     yield machine.waiting(threads)
-    yield neighbours.neighbours(neighbours.others(), found.allowed, threads)
+    yield neighbours.neighbours(others, found.allowed, threads)
     if threads > 1:
         yield neighbours.waking(threads, neighbours.wake_microseconds(threads))
     yield memory.memory(*memory.bandwidth(threads), threads)
 
 
-def examine_model(model: Model) -> Iterator[Finding]:
-    """What a model computes in, and what its passes cost. Of a GPU's model the precision alone."""
+def examine_model(model: Model, unwell: Sequence[str] = ()) -> Iterator[Finding]:
+    """What a model computes in, and what its passes cost. Of a GPU's model the precision alone.
+
+    Args:
+        model: with no requests under way.
+        unwell: names of what was found of the machine that needs a look.
+    """
     target = model.target
     yield precision.dtype(precision.precision_of(target))
     yield precision.exactness(model.exactness, target.device.type)
@@ -49,10 +54,10 @@ def examine_model(model: Model) -> Iterator[Finding]:
         return passes.pass_times(target, slot)
 
     times = model.engine.between_steps(measure)
-    remedy = passes.pass_remedy(target)
-    yield passes.reading(times, max(memory.bandwidth(torch.get_num_threads())), remedy)
+    cheaper, leaner = passes.pass_remedies(target, unwell)
+    yield passes.reading(times, max(memory.bandwidth(torch.get_num_threads())), cheaper)
     yield passes.rows(times, target.quantize != "none", has_kernels)
-    yield passes.glue(times, remedy)
+    yield passes.glue(times, leaner)
 
 
 def examine_method(model: Model, prompts: str = PROMPTS, tokens: int = TOKENS) -> Iterator[Finding]:

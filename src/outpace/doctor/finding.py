@@ -36,3 +36,8 @@ class Finding:
 def finding(name: str, measured: str, remedy: str = "", **figures: Any) -> Finding:
     """A finding that is fine unless there is a remedy for it."""
     return Finding(name, measured, "look here" if remedy else "fine", remedy, figures)
+
+
+def counted(number: int, word: str) -> str:
+    """A number of things in words, as in "1 thread" and "2 threads"."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

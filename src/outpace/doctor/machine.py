@@ -5,25 +5,26 @@ from pathlib import Path
 
 from outpace.core.processors import ROOT, Processors
 from outpace.core.threads import COUNTS, VARIABLES
-from outpace.doctor.finding import Finding, finding
+from outpace.doctor.finding import Finding, counted, finding
 from outpace.models import compiled
 from outpace.models.instructions import held_down, instruction_sets
 
 INSTALL = "install a C++ compiler (`apt install g++`, `dnf install gcc-c++` or `xcode-select --install`)"
 
 
-def cores(found: Processors, threads: int, root: Path = ROOT) -> Finding:
+def cores(found: Processors, threads: int, busy: float = 0.0, root: Path = ROOT) -> Finding:
     """Threads against cores, affinity and the limit of a container.
 
     Args:
         found: the processors of this process.
         threads: that a pass is shared by.
+        busy: how many processors others use.
         root: of /proc, for the CPU's name.
     """
     limit = "no cgroup limit" if found.quota is None else f"cgroup limit {found.quota:g}"
     measured = (
-        f"{cpu_name(root)}: {found.logical} processors, {found.allowed} allowed by affinity on {found.physical} cores, "
-        f"{limit}; {threads} threads in use"
+        f"{cpu_name(root)}: {counted(found.logical, 'processor')}, {found.allowed} allowed by affinity on "
+        f"{counted(found.physical, 'core')}, {limit}; {counted(threads, 'thread')} in use"
     )
     best, remedy = found.best_threads, ""
     named = next((name for name in COUNTS if name in os.environ), None)
@@ -32,7 +33,7 @@ def cores(found: Processors, threads: int, root: Path = ROOT) -> Finding:
         remedy = f"{leave}OMP_NUM_THREADS={best}: the container is stopped for a part of each period with more"
     elif threads > best:
         remedy = f"{leave}OMP_NUM_THREADS={best}: threads beyond the cores share the arithmetic of one"
-    elif threads < best:
+    elif threads < best and threads + 1 <= best - busy:
         remedy = f"{leave}OMP_NUM_THREADS={best}: cores are idle"
     quota = {"quota": found.quota, "best_threads": best}
     sizes = {"logical": found.logical, "allowed": found.allowed, "physical": found.physical}
@@ -77,7 +78,7 @@ def kernels_remedy() -> str:
 def waiting(threads: int) -> Finding:
     """How torch's threads wait for work: asleep, or spinning on a core that others want."""
     said = [f"{name}={os.environ[name]}" for name in VARIABLES if name in os.environ]
-    measured, remedy = f"{' '.join(said) or 'nothing chosen before torch was loaded'}, {threads} threads", ""
+    measured, remedy = f"{' '.join(said) or 'nothing chosen before torch was loaded'}, {counted(threads, 'thread')}", ""
     if threads > 1 and not said:
         remedy = "set OMP_WAIT_POLICY=passive, or import outpace before torch: threads spin while they wait"
     elif threads > 1 and _spins():

@@ -32,15 +32,16 @@ def memory(one: float, together: float, threads: int) -> Finding:
         one, together: bytes per second.
         threads: how many.
     """
-    measured = f"{together / 1e9:.1f} GB/s read by {threads} threads, {one / 1e9:.1f} by one"
-    remedy = ""
+    measured, remedy = f"{one / 1e9:.1f} GB/s read by one thread", ""
+    if threads > 1:
+        measured += f", {together / 1e9:.1f} by {threads}"
     if threads > 1 and together < _WORSE * one:
         remedy = "set OMP_NUM_THREADS=1, or stop what runs beside: the threads get in each other's way"
     return finding("memory", measured, remedy, one=one, together=together, threads=threads)
 
 
 def fastest(work: Callable[[], object], seconds: float) -> float:
-    """Seconds of the fastest of as many calls as fit into some time, three at least: what others do beside only adds."""
+    """Seconds of the fastest of as many calls as fit into some time, three at least; what runs beside only adds."""
     times: list[float] = []
     while len(times) < _LEAST_REPEATS or sum(times) < seconds:
         started = perf_counter()

@@ -7,6 +7,7 @@ _NEAR_NOTHING = 0.05  # accepted drafts per round
 _MUCH_DRAFTING = 0.25  # of a round
 _MUCH_BESIDE = 0.4  # of a plain round
 _SMALL_MS = 2.0  # a round so short is mostly fixed costs
+_SHOWN = 8  # positions
 _LOST = 0.97  # of plain decoding's speed: below what a few prompts' noise explains
 
 
@@ -24,7 +25,7 @@ def acceptance(race: Race, has_drafter: bool) -> Finding:
     """How many tokens a round says, and how often the draft at each position was right."""
     drafted = race.drafted
     rates = [count / drafted.steps for count in drafted.by_depth] if drafted.steps else []
-    said = " ".join(f"{rate:.2f}" for rate in rates) or "none"
+    said = " ".join(f"{rate:.2f}" for rate in rates[:_SHOWN]) or "none"
     measured = f"{drafted.tokens_per_step:.2f} tokens per step; accepted by position: {said}"
     remedy = ""
     if drafted.accepted < _NEAR_NOTHING * drafted.steps:
@@ -62,7 +63,7 @@ def plain_round(plain: Totals) -> Finding:
     return finding("plain round", measured, remedy, round_ms=plain.round_ms, shares=shares)
 
 
-def gain(race: Race) -> Finding:
+def gain(race: Race, has_drafter: bool) -> Finding:
     """The method's speed over plain decoding's, and the tokens per step at which it would be one."""
     plain, drafted = race.plain, race.drafted
     needed = drafted.round_ms / plain.ms_per_token if plain.ms_per_token else 0.0
@@ -73,7 +74,8 @@ def gain(race: Race) -> Finding:
     )
     remedy = ""
     if speedup < _LOST:
-        remedy = "use --method plain, or smaller trees, as --budget 7: a round costs more than it says"
+        cheaper = "--method outpace:draft=none" if has_drafter else "--method plain"
+        remedy = f"use {cheaper}, or smaller trees, as --budget 7: a round costs more than its tokens are worth"
     return finding("gain", measured, remedy, speedup=speedup, break_even=needed)
 
 
@@ -81,7 +83,12 @@ def method_findings(race: Race, is_bitwise: bool, has_drafter: bool) -> list[Fin
     """All of a race; of plain decoding its round alone."""
     found = [plain_round(race.plain)]
     if race.method != PLAIN:
-        found += [answers(race, is_bitwise), acceptance(race, has_drafter), drafting(race, has_drafter), gain(race)]
+        found += [
+            answers(race, is_bitwise),
+            acceptance(race, has_drafter),
+            drafting(race, has_drafter),
+            gain(race, has_drafter),
+        ]
     return found
 
 

@@ -109,34 +109,42 @@ def rows(times: PassTimes, is_quantized: bool, can_quantize: bool) -> Finding:
 def glue(times: PassTimes, remedy: str) -> Finding:
     """The share of a pass of one row that is not its linear layers."""
     share = max(0.0, 1 - times.linears / times.one)
-    measured = f"{share:.0%} of a pass of one row ({times.linears:.1f} of {times.one:.1f} ms are its linear layers)"
+    alone = f"its linear layers, one by one, take {times.linears:.1f} of {times.one:.1f} ms"
+    measured = f"{share:.0%} of a pass of one row: {alone}"
     is_much = share > _MUCH_GLUE and times.one > _SMALL_MS
     return finding("beside linear layers", measured, remedy if is_much else "", share=share, linears_ms=times.linears)
 
 
 def one_call(native: bool, family: str, has_kernels: bool, dtype: torch.dtype) -> Finding:
-    """Whether a pass is one call to the compiled kernels, or hundreds of torch's operations."""
+    """Whether a pass is one call to the compiled kernels, or hundreds of operations from Python."""
     if native:
         return finding("one call", "a pass is one call to the compiled kernels", native=True)
     measured, remedy = f"a pass of {family} runs by its own modules", kernels_remedy() if not has_kernels else ""
     if has_kernels:
         remedy = (
-            "take a model of a family that runs in one call (Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3, OLMo2, SmolLM3)"
+            "take a model of a family that runs in one call: Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3, OLMo2, SmolLM3"
             if dtype != torch.float64
             else "load it with dtype='float32' (--dtype float32)"
         )
     return finding("one call", measured, remedy, native=False)
 
 
-def pass_remedy(target: TransformersTarget) -> str:
-    """What makes passes of a model cheaper on this machine, the most helpful first."""
+def pass_remedies(target: TransformersTarget, unwell: Sequence[str]) -> tuple[str, str]:
+    """What makes passes of a model cheaper here, and what takes away that which is not their linear layers.
+
+    Args:
+        target: the model.
+        unwell: names of what was found of the machine that needs a look: the first thing to mend.
+    """
     if loaded_kernels() is None:
-        return kernels_remedy()
+        return kernels_remedy(), kernels_remedy()
     if target.native is None:
-        return "see 'one call'"
-    if target.quantize == "none":
-        return "use --quantize int8, and see 'cores' and 'other work'"
-    return "see 'cores' and 'other work'"
+        return "see 'one call'", "see 'one call'"
+    if unwell:
+        see = f"see {', '.join(map(repr, unwell))} first"
+        return see, see
+    alone = "set OMP_NUM_THREADS=1 and compare: threads may wait for each other longer than they compute"
+    return ("use --quantize int8" if target.quantize == "none" else alone), alone
 
 
 def _part(slot: int, shape: Topology, ids: Tensor, is_prompt: bool = False) -> Part:
