@@ -55,7 +55,7 @@ def doctor(
     if as_json:
         print(json.dumps({"outpace": __version__, "fine": not unwell, "findings": [one.as_dict() for one in found]}))
     elif unwell:
-        console.print(f"\nto look at: {', '.join(unwell)} ({len(unwell)} of {len(found)})")
+        console.print(f"\nto look at: {', '.join(unwell)} ({len(unwell)} of {len(found)})", soft_wrap=True)
     else:
         console.print(f"\nall {len(found)} are fine")
     raise typer.Exit(1 if unwell else 0)

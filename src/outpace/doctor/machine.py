@@ -61,7 +61,7 @@ def kernels() -> Finding:
         return finding("kernels", f"torch's operations: {compiled.why_none()}", kernels_remedy(), compiled=False)
     build = compiled.build()
     when = f"in {build.seconds:.1f} s now" if build.seconds else "before this start"
-    measured = f"compiled, {build.reason}, {when}; kept as {build.path}"
+    measured = f"compiled, {build.reason}, {when}; kept as {_short(build.path)}"
     return finding("kernels", measured, compiled=True, build_seconds=build.seconds, path=str(build.path))
 
 
@@ -90,6 +90,11 @@ def _spins() -> bool:
     """Whether the variables let threads spin; GCC's own one overrules the standard's."""
     policy, count = (os.environ.get(name, "") for name in VARIABLES)
     return count not in ("", "0") or (not count and policy.lower() == "active")
+
+
+def _short(path: Path) -> str:
+    """A path as a shell takes it, without the user's name."""
+    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)
 
 
 def cpu_name(root: Path = ROOT) -> str:

@@ -1,6 +1,6 @@
 """How fast this machine reads its memory, which is the least that a pass of one row can take."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import torch
@@ -10,7 +10,7 @@ from outpace.doctor.neighbours import on_threads
 
 READ_BYTES = 2**28
 """More than most caches hold."""
-SECONDS = 0.2
+SECONDS = 0.4
 _LEAST_REPEATS = 3
 _WORSE = 0.7  # of one thread's bandwidth
 
@@ -18,11 +18,13 @@ _WORSE = 0.7  # of one thread's bandwidth
 def bandwidth(threads: int, read_bytes: int = READ_BYTES) -> tuple[float, float]:
     """Bytes per second that one thread and all threads read, the best of several tries."""
     held = torch.ones(read_bytes // 4)
-    found = []
-    for count in (1, threads):
+
+    def read(count: int) -> None:
         with on_threads(count):
-            found.append(held.nbytes / fastest(held.sum, SECONDS))
-    return found[0], found[1]
+            held.sum()
+
+    one, together = fastest([lambda: read(1), lambda: read(threads)], SECONDS)
+    return held.nbytes / one, held.nbytes / together
 
 
 def memory(one: float, together: float, threads: int) -> Finding:
@@ -40,11 +42,17 @@ def memory(one: float, together: float, threads: int) -> Finding:
     return finding("memory", measured, remedy, one=one, together=together, threads=threads)
 
 
-def fastest(work: Callable[[], object], seconds: float) -> float:
-    """Seconds of the fastest of as many calls as fit into some time, three at least; what runs beside only adds."""
-    times: list[float] = []
-    while len(times) < _LEAST_REPEATS or sum(times) < seconds:
-        started = perf_counter()
-        work()
-        times.append(perf_counter() - started)
-    return min(times)
+def fastest(works: Sequence[Callable[[], object]], seconds: float) -> list[float]:
+    """Seconds of the fastest call of each: in turns for some time, three each at least. What runs beside only adds.
+
+    Args:
+        works: what is called.
+        seconds: for all of them together.
+    """
+    times: list[list[float]] = [[] for _ in works]
+    while len(times[0]) < _LEAST_REPEATS or sum(map(sum, times)) < seconds:
+        for work, own in zip(works, times, strict=True):
+            started = perf_counter()
+            work()
+            own.append(perf_counter() - started)
+    return [min(own) for own in times]

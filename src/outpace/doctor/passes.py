@@ -12,13 +12,13 @@ from outpace.doctor.machine import kernels_remedy
 from outpace.doctor.memory import fastest
 from outpace.models.compiled import loaded_kernels
 from outpace.models.experts import PackedExperts
-from outpace.models.kernel_linear import KernelLinear, Kind
+from outpace.models.kernel_linear import KernelLinear
 from outpace.models.linear import PackedLinear
 from outpace.models.packed import Part
 from outpace.models.target import TransformersTarget
 
 ROWS, CONTEXT = 16, 64
-SECONDS = 0.7
+SECONDS = 2.0
 _SMALL_MS = 2.0  # below it fixed costs decide, and nothing is to be gained
 _DEAR_READ, _DEAR_ROWS, _MUCH_GLUE = 2.5, 2.5, 0.4
 
@@ -29,7 +29,7 @@ class PassTimes:
 
     Attributes:
         one, many: of 1 and of ROWS rows behind CONTEXT tokens, with the LM head.
-        linears: the products of a pass of one row alone, one by one, what calling them takes left out.
+        linears: the products of a pass of one row alone, called one by one.
         weight_bytes: that a pass of one row reads.
     """
 
@@ -46,7 +46,7 @@ def pass_times(target: TransformersTarget, slot: int, seconds: float = SECONDS) 
     Args:
         target: the model.
         slot: in which no request is; what it holds is lost.
-        seconds: for each of the three measurements, about.
+        seconds: for all, about.
     """
     context = max(1, min(CONTEXT, target.max_length - ROWS))
     ids = torch.arange(context + ROWS) % target.vocab_size
@@ -54,14 +54,12 @@ def pass_times(target: TransformersTarget, slot: int, seconds: float = SECONDS) 
     target.run([_part(slot, Topology.chain(context), ids, is_prompt=True)])
     target.commit(slot, range(context))
     tree = Topology.of([-1, *((node - 1) // 2 for node in range(1, ROWS))])
-    times = []
-    for shape in (Topology.chain(1), tree):
-        part = _part(slot, shape, ids[context:])
-        times.append(fastest(lambda part=part: target.head(target.run([part])), seconds))  # type: ignore[misc]
-    target.rewind_slot(slot, 0)
+    one, many = (_part(slot, shape, ids[context:]) for shape in (Topology.chain(1), tree))
     layers = products_of_a_row(target)
-    alone = fastest(lambda: _sweep(layers), seconds) - len(layers) * _call_seconds()
-    return PassTimes(times[0] * 1e3, times[1] * 1e3, max(alone, 0.0) * 1e3, sum(map(_bytes, layers)))
+    works = (lambda: target.head(target.run([one])), lambda: target.head(target.run([many])), lambda: _sweep(layers))
+    one_ms, many_ms, linears_ms = (1e3 * found for found in fastest(works, seconds))
+    target.rewind_slot(slot, 0)
+    return PassTimes(one_ms, many_ms, linears_ms, sum(map(_bytes, layers)))
 
 
 def products_of_a_row(target: TransformersTarget) -> list[nn.Module]:
@@ -107,7 +105,7 @@ def rows(times: PassTimes, is_quantized: bool, can_quantize: bool) -> Finding:
 
 
 def glue(times: PassTimes, remedy: str) -> Finding:
-    """The share of a pass of one row that is not its linear layers."""
+    """The share of a pass of one row that is more than its linear layers, called one by one; none in one call."""
     share = max(0.0, 1 - times.linears / times.one)
     alone = f"its linear layers, one by one, take {times.linears:.1f} of {times.one:.1f} ms"
     measured = f"{share:.0%} of a pass of one row: {alone}"
@@ -161,14 +159,6 @@ def _row(layer: nn.Module) -> Tensor:
         return torch.ones(1, layer.in_features, dtype=layer.weight.dtype)
     assert isinstance(layer, KernelLinear | PackedLinear)
     return torch.ones(1, layer.inputs, dtype=torch.float32 if isinstance(layer, KernelLinear) else layer.dtype)
-
-
-def _call_seconds() -> float:
-    """What one product costs that has next to nothing to multiply."""
-    weight = torch.ones(32, 64)
-    layer = PackedLinear(weight, None) if loaded_kernels() is None else KernelLinear(weight, None, Kind.FLOAT32)
-    count = 100
-    return fastest(lambda: _sweep([layer] * count), 0.0) / count
 
 
 def _bytes(layer: nn.Module) -> int:

@@ -33,9 +33,7 @@ def test_passes_are_measured_and_leave_nothing_behind() -> None:
 def test_a_mixtures_idle_experts_are_not_read() -> None:
     """Guards against a floor that counts experts which a row is not sent to."""
     target = tiny_target(tiny_config("qwen3_moe", mlp_only_layers=[]))
-    used = {(one.inputs, one.outputs) for one in passes.products_of_a_row(target)}  # type: ignore[misc]
-    assert (48, 80) in used  # two projections of an expert
-    chosen = [one for one in passes.products_of_a_row(target) if one.outputs == 80]
+    chosen = [one for one in passes.products_of_a_row(target) if one.outputs == 80]  # two projections of an expert
     assert len(chosen) == 3 * target.config.num_experts_per_tok
 
 
