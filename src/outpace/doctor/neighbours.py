@@ -37,9 +37,18 @@ class Others:
 
 
 @dataclass(frozen=True)
-class _Snapshot:
-    busy: dict[int, float]  # seconds since the start by processor
-    processes: dict[int, tuple[str, float]]  # name and seconds by number
+class Snapshot:
+    """What was used since the machine started, in seconds.
+
+    Attributes:
+        busy: by number of a processor.
+        processes: by number of a process, with its name.
+        own: of this process.
+        when: on a clock.
+    """
+
+    busy: dict[int, float]
+    processes: dict[int, tuple[str, float]]
     own: float
     when: float
 
@@ -65,7 +74,7 @@ def others(root: Path = ROOT, seconds: float = SECONDS, allowed: Collection[int]
     return between(before, after, allowed)
 
 
-def between(before: _Snapshot, after: _Snapshot, allowed: Collection[int]) -> Others:
+def between(before: Snapshot, after: Snapshot, allowed: Collection[int]) -> Others:
     """What others used between two snapshots."""
     seconds = max(after.when - before.when, 1e-9)
     busy = sum(after.busy[one] - before.busy[one] for one in allowed if one in after.busy and one in before.busy)
@@ -134,7 +143,7 @@ def on_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _snapshot(root: Path) -> _Snapshot | None:
+def _snapshot(root: Path) -> Snapshot | None:
     try:
         lines = (root / "proc/stat").read_text().splitlines()
     except OSError:
@@ -147,7 +156,7 @@ def _snapshot(root: Path) -> _Snapshot | None:
             counts = [int(field) for field in fields[:_FIELDS]]
             busy[int(name[3:])] = (sum(counts) - sum(counts[place] for place in _IDLE_FIELDS)) / ticks
     own = os.times()
-    return _Snapshot(busy, _processes(root, ticks), own.user + own.system, perf_counter())
+    return Snapshot(busy, _processes(root, ticks), own.user + own.system, perf_counter())
 
 
 def _processes(root: Path, ticks: int) -> dict[int, tuple[str, float]]:

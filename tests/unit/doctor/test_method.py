@@ -58,7 +58,6 @@ def test_a_drafter_that_nobody_trained(target: Path, random_drafter: Path) -> No
     assert found["answers"].is_fine
     assert found["answers"].measured == "1 of 1 equal plain decoding's"
     assert found["acceptance"].remedy.startswith("see 'drafter'")
-    assert not found["gain"].is_fine
     remedy = found["drafter"].remedy
     assert "name a drafter that was trained for this model (it was trained for another)" in remedy
     assert "the model has another one" in remedy
