@@ -22,7 +22,7 @@ class Precision:
         device: "cpu" or "cuda".
         has_bfloat16: whether the CPU multiplies it.
         held_by: the variable that keeps libraries from the CPU's instructions for bfloat16; empty if none does.
-        can_quantize: whether there are kernels for int8.
+        has_kernels: whether compiled kernels multiply: they have int8, and keep bfloat16 that is widened on the way.
     """
 
     kept: torch.dtype
@@ -31,7 +31,7 @@ class Precision:
     device: str
     has_bfloat16: bool
     held_by: str
-    can_quantize: bool
+    has_kernels: bool
 
 
 def precision_of(target: TransformersTarget) -> Precision:
@@ -44,7 +44,7 @@ def precision_of(target: TransformersTarget) -> Precision:
         device=target.device.type,
         has_bfloat16=multiplies_bfloat16(),
         held_by=variable if {*lost} & {"avx512_bf16", "amx_bf16"} else "",
-        can_quantize=loaded_kernels() is not None,
+        has_kernels=loaded_kernels() is not None,
     )
 
 
@@ -77,18 +77,19 @@ def exactness(found: Exactness, device: str) -> Finding:
 
 
 def _remedy(precision: Precision) -> str:
-    int8 = ", or use --quantize int8" if precision.can_quantize and precision.quantize == "none" else ""
+    """What to load it in instead; figures of docs/measurements/cpu-pass.md."""
+    kernels, held = precision.has_kernels, precision.held_by
+    int8 = ", or use --quantize int8" if kernels else ""
     if precision.computed == torch.float64:
         return "use --dtype auto: float64 has no packed products, and is for comparisons"
     if precision.quantize != "none":
         return ""
     if precision.kept == torch.float16:
         return f"use --dtype auto{int8}: no CPU here multiplies float16, its weights are computed in float32"
-    if precision.kept == torch.bfloat16 and not precision.has_bfloat16:
-        unset = f"unset {precision.held_by}, use" if precision.held_by else "use"
-        return f"{unset} --dtype float32{int8}: without instructions for it bfloat16 is widened in each pass"
-    if precision.kept == torch.float32 and precision.has_bfloat16:
+    if held:
+        return f"unset {held}{int8}: it hides instructions for bfloat16"
+    if precision.kept == torch.bfloat16 and not precision.has_bfloat16 and not kernels:
+        return "use --dtype float32, or see 'kernels': without them weights are rounded, and as wide as before"
+    if precision.kept == torch.float32 and (precision.has_bfloat16 or kernels):
         return f"use --dtype bfloat16{int8}: float32 reads twice the bytes"
-    if precision.kept == torch.float32 and precision.held_by:
-        return f"unset {precision.held_by}{int8}: it hides instructions for bfloat16"
     return ""

@@ -86,7 +86,9 @@ def test_without_kernels_everything_points_there(without_kernels: None) -> None:
     assert passes.one_call(False, "llama", False, target.dtype).remedy == "unset OUTPACE_KERNELS"
 
 
-USUAL = Precision(torch.bfloat16, torch.bfloat16, "none", "cpu", has_bfloat16=True, held_by="", can_quantize=True)
+USUAL = Precision(torch.bfloat16, torch.bfloat16, "none", "cpu", has_bfloat16=True, held_by="", has_kernels=True)
+F32: dict[str, object] = {"kept": torch.float32, "computed": torch.float32}
+WIDENED: dict[str, object] = {"computed": torch.float32, "has_bfloat16": False}
 
 
 @pytest.mark.parametrize(
@@ -94,11 +96,14 @@ USUAL = Precision(torch.bfloat16, torch.bfloat16, "none", "cpu", has_bfloat16=Tr
     [
         ({}, ""),
         ({"quantize": "int8"}, ""),
-        ({"kept": torch.float32, "computed": torch.float32}, "use --dtype bfloat16, or use --quantize int8: float32"),
-        ({"kept": torch.float32, "computed": torch.float32, "has_bfloat16": False}, ""),
+        (F32, "use --dtype bfloat16, or use --quantize int8: float32 reads"),
+        (F32 | {"has_bfloat16": False}, "use --dtype bfloat16, or use --quantize int8: float32 reads"),
+        (F32 | {"has_bfloat16": False, "has_kernels": False}, ""),
+        (F32 | {"has_bfloat16": False, "held_by": "X"}, "unset X, or use --quantize int8: it hides"),
         ({"kept": torch.float16, "computed": torch.float32}, "use --dtype auto, or use --quantize int8: no CPU"),
-        ({"computed": torch.float32, "has_bfloat16": False}, "use --dtype float32, or use --quantize int8: without"),
-        ({"computed": torch.float32, "has_bfloat16": False, "can_quantize": False}, "use --dtype float32: without"),
+        (WIDENED, ""),
+        (WIDENED | {"held_by": "X"}, "unset X, or use --quantize int8: it hides"),
+        (WIDENED | {"has_kernels": False}, "use --dtype float32, or see 'kernels'"),
         ({"kept": torch.float64, "computed": torch.float64}, "use --dtype auto: float64"),
         ({"kept": torch.float16, "computed": torch.float16, "device": "cuda"}, ""),
     ],
