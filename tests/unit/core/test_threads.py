@@ -96,3 +96,24 @@ def test_the_users_number_of_threads_is_left_alone(name: str) -> None:
 def test_a_host_that_loaded_torch_keeps_its_threads() -> None:
     """Guards against a variable that children inherit and that says something else than what the host does."""
     assert threads_of_a_command("import torch; torch.set_num_threads(5)") == "None 5"
+
+
+DEMO = """
+import torch
+from outpace.bench import demo
+from outpace.core.processors import Processors
+demo.processors = lambda: Processors(64, 64, 32, 5.5)
+demo._show_model = lambda *options: print("threads", torch.get_num_threads()) or 0
+try:
+    demo.main()
+except SystemExit:
+    pass
+"""
+
+
+@pytest.mark.parametrize(("chosen", "threads"), [({}, 5), ({"OMP_NUM_THREADS": "1"}, 1)])
+def test_the_demo_takes_what_its_container_grants(chosen: dict[str, str], threads: int) -> None:
+    """Guards against a first impression on as many threads as the host has cores, or on others than the user's."""
+    environment = {name: value for name, value in os.environ.items() if name not in COUNTS} | chosen
+    done = subprocess.run([sys.executable, "-c", DEMO], env=environment, capture_output=True, text=True, check=True)
+    assert f"threads {threads}" in done.stdout
