@@ -25,8 +25,9 @@ ARROWS: dict[str, set[str]] = {
     "api": {"core", "arguments", "models", "engine", "methods", "chat"},
     "plugins": {"core", "models", "engine", "methods"},
     "bench": {"core", "models", "methods", "api"},
+    "doctor": {"core", "models", "methods", "api", "bench"},
     "train": {"core", "models", "nets", "sources", "engine", "api", "bench"},
-    "cli": {"core", "models", "nets", "sources", "retrieval", "shaping", "methods", "api", "bench", "train"},
+    "cli": {"core", "models", "nets", "sources", "retrieval", "shaping", "methods", "api", "bench", "doctor", "train"},
     "__main__": {"cli"},
 }
 """The folder list is the architecture: what a room may import, and there are no exceptions."""

@@ -5,10 +5,12 @@ nothing and the model's default. Text appears as plain decoding says it, a line 
 machine runs are fewer and shorter, so that a prompt takes less than a minute.
 """
 
+import os
 import statistics
 import sys
 from time import perf_counter
 
+import torch
 from rich.console import Console
 from rich.table import Column, Table
 from transformers.utils import logging
@@ -18,6 +20,8 @@ from outpace.bench.certificate import Certifier, Finding, method_runner
 from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, usual_methods
 from outpace.bench.workload import WorkItem, read_workload
 from outpace.core.params import SamplingParams
+from outpace.core.processors import processors
+from outpace.core.threads import COUNTS
 from outpace.models.compiled import loaded_kernels
 
 ROUNDS, TOKENS, FEWEST_TOKENS = 3, 160, 32
@@ -29,6 +33,8 @@ def main() -> None:
     """Race the methods on two of the built-in prompts and print text, speeds and equality."""
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    if not any(name in os.environ for name in COUNTS):
+        torch.set_num_threads(processors().best_threads)
     console = Console(width=100)
     bugs = _show_model(console, "none", "builtin:2")
     if loaded_kernels() is not None:

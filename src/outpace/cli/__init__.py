@@ -1,4 +1,4 @@
-"""The command line: generate, chat, verify, bench, methods, convert, tables for drafting, train, models."""
+"""The command line: generate, chat, verify, bench, doctor, methods, convert, tables for drafting, train, models."""
 
 import sys
 from typing import Annotated
@@ -10,6 +10,7 @@ from outpace.cli.bench import bench
 from outpace.cli.chat import chat
 from outpace.cli.convert import convert
 from outpace.cli.count_ngrams import count_ngrams
+from outpace.cli.doctor import doctor
 from outpace.cli.generate import generate
 from outpace.cli.methods import methods
 from outpace.cli.models import models_app
@@ -20,6 +21,7 @@ from outpace.cli.train import train_app
 from outpace.cli.verify import verify
 from outpace.cli.warmup import warmup
 from outpace.core.errors import OutpaceError
+from outpace.core.threads import choose_threads
 
 EXTRAS = {"psutil": "bench", "scipy": "bench", "httpx": "train", "tensorboard": "train"}
 
@@ -30,6 +32,7 @@ for command in (
     chat,
     verify,
     bench,
+    doctor,
     methods,
     convert,
     rank_vocabulary,
@@ -57,6 +60,7 @@ def options(
 
 def main() -> None:
     """Entry point: errors made on purpose become one line and exit status 2."""
+    choose_threads()
     try:
         app()
     except OutpaceError as error:

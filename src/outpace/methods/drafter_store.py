@@ -136,6 +136,11 @@ class DrafterStore:
         config = f"{model.config.model_type} of {model.config.num_hidden_layers} layers"
         return fingerprint_of("DraftModel", config, model.plain_tensors())
 
+    def folder(self, kind: str | None) -> Path | None:
+        """Of the files of a kind's drafter; None for one without, as early exit."""
+        place = self._place(kind)
+        return None if place is None else place.folder
+
     def _kept(self, kind: str | None) -> tuple[nn.Module, str]:
         place = self._place(kind)
         if place is None:

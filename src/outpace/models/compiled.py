@@ -14,9 +14,12 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from time import perf_counter
 
 import torch
 from platformdirs import user_cache_path
+
+from outpace.models.instructions import cpu_flags, highest_allowed
 
 SOURCES = Path(__file__).parent / "kernels"
 COMPILERS = ("g++", "c++")
@@ -43,10 +46,14 @@ class Build:
     Attributes:
         handle: the loaded library; None where there is none.
         reason: why not, or for which instructions it was built.
+        path: where it is kept.
+        seconds: what building took; 0 where it had been built before.
     """
 
     handle: ctypes.CDLL | None
     reason: str
+    path: Path
+    seconds: float = 0.0
 
 
 @cache
@@ -54,19 +61,22 @@ def build() -> Build:
     """The kernels of this machine, built at the first call if nobody has built them before."""
     compiler = next((found for name in COMPILERS if (found := shutil.which(name))), None)
     flags = (*FLAGS, *_instructions())
-    digest = hashlib.sha256(repr((flags, platform.processor(), _cpu_flags())).encode())
+    digest = hashlib.sha256(repr((flags, platform.processor(), cpu_flags())).encode())
     for path in sorted(SOURCES.iterdir()):
         digest.update(path.read_bytes())
     path = user_cache_path("outpace") / "kernels" / f"{digest.hexdigest()[:16]}.so"
+    started, seconds = perf_counter(), 0.0
     try:
         if not path.exists():
             if compiler is None:
-                return Build(None, f"no C++ compiler ({', '.join(COMPILERS)}) on the path: install one, as in g++")
+                missing = f"no C++ compiler ({', '.join(COMPILERS)}) on the path: install one, as in g++"
+                return Build(None, missing, path)
             _compile(compiler, flags, path)
-        return Build(ctypes.CDLL(str(path)), f"built with {' '.join(_instructions())}")
+            seconds = perf_counter() - started
+        return Build(ctypes.CDLL(str(path)), f"built with {' '.join(_instructions())}", path, seconds)
     except (OSError, subprocess.SubprocessError) as error:
         detail = getattr(error, "stderr", None) or str(error)
-        return Build(None, f"{compiler} cannot build them: {detail.strip().splitlines()[0]}")
+        return Build(None, f"{compiler} cannot build them: {detail.strip().splitlines()[0]}", path)
 
 
 def loaded_kernels() -> ctypes.CDLL | None:
@@ -96,17 +106,7 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
 def _instructions() -> tuple[str, ...]:
     if platform.machine() not in ("x86_64", "AMD64"):
         return ("-mcpu=native",)
-    highest = (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
-    if highest in _LOWER:
-        return _LOWER[highest]
+    if highest_allowed() in _LOWER:
+        return _LOWER[highest_allowed()]
     held = os.environ.get("ATEN_CPU_CAPABILITY", "").lower()
     return {"default": ("-march=x86-64",), "avx2": ("-march=x86-64-v3",)}.get(held, ("-march=native",))
-
-
-def _cpu_flags() -> str:
-    """What tells this CPU from another that shares its cache folder."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

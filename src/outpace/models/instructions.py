@@ -2,12 +2,29 @@
 
 import os
 import platform
+from pathlib import Path
 
 import torch
 
 # oneDNN's names of instruction sets, for ONEDNN_MAX_CPU_ISA: those that multiply no bfloat16, and those without tiles.
 _NO_BFLOAT16 = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE", "AVX512_CORE_VNNI")
 _NO_TILES = (*_NO_BFLOAT16, "AVX512_CORE_BF16", "AVX512_CORE_FP16", "AVX10_1_512", "AVX10_2_512")
+_TILES = ("AVX512_CORE_AMX", "AVX512_CORE_AMX_FP16")
+# What the kernel calls the instructions that products are made of, with oneDNN's least name that allows them.
+_NEEDED = {
+    "avx2": "AVX2",
+    "avx512f": "AVX512_CORE",
+    "avx512_vnni": "AVX512_CORE_VNNI",
+    "avx512_bf16": "AVX512_CORE_BF16",
+    "avx512_fp16": "AVX512_CORE_FP16",
+    "amx_bf16": "AVX512_CORE_AMX",
+    "amx_int8": "AVX512_CORE_AMX",
+}
+_ELSEWHERE = ("asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")
+_CAPABILITIES = {"default": "SSE41", "avx2": "AVX2"}
+"""ATEN_CPU_CAPABILITY's lower names in oneDNN's."""
+HOLDS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+"""Variables by which a user holds libraries to older instructions."""
 
 
 def multiplies_bfloat16() -> bool:
@@ -16,14 +33,46 @@ def multiplies_bfloat16() -> bool:
     if platform.machine() not in ("x86_64", "AMD64"):
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     present = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return present and _highest_allowed() not in _NO_BFLOAT16
+    return present and highest_allowed() not in _NO_BFLOAT16
 
 
 def has_tiles() -> bool:
     """Whether products of bfloat16 run on AMX."""
-    return torch.cpu._is_amx_tile_supported() and _highest_allowed() not in _NO_TILES
+    return torch.cpu._is_amx_tile_supported() and highest_allowed() not in _NO_TILES
 
 
-def _highest_allowed() -> str:
+def highest_allowed() -> str:
     """The instruction set that the user holds oneDNN to, in its own variable, upper case; empty for none."""
     return (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").upper()
+
+
+def cpu_flags() -> str:
+    """The line that names a CPU's instructions, as the system has it; empty where it says nothing."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+def instruction_sets(flags: str) -> list[str]:
+    """Those among a line of flags that products are made of."""
+    present = flags.split()
+    return [name for name in (*_NEEDED, *_ELSEWHERE) if name in present]
+
+
+def held_down(present: list[str]) -> tuple[str, list[str]]:
+    """The variable that keeps libraries from instructions that are there, and which; "" and none if none does.
+
+    Args:
+        present: of `instruction_sets`.
+    """
+    order = (*_NO_TILES, *_TILES)
+    for variable in HOLDS:
+        said = os.environ.get(variable, "")
+        name = _CAPABILITIES.get(said.lower(), "") if variable.startswith("ATEN") else said.upper()
+        if name in order:
+            lost = [one for one in present if order.index(_NEEDED.get(one, order[0])) > order.index(name)]
+            if lost:
+                return variable, lost
+    return "", []

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from outpace.core.threads import VARIABLES
+from outpace.core.threads import COUNTS, VARIABLES
 
 LINE = "outpace: torch was loaded first"
 
@@ -53,3 +53,67 @@ def test_a_host_that_loaded_torch_first_is_told_once() -> None:
     assert LINE not in run(f"import torch; {TOLD}", OMP_WAIT_POLICY="passive")
     assert LINE not in run(f"import torch; {TOLD}", OMP_NUM_THREADS="1")
     assert LINE not in run(f"import outpace; import torch; {TOLD}")
+
+
+STARTED = """
+import os, sys
+from outpace.core import threads
+from outpace.core.processors import Processors
+threads.processors = lambda: Processors(64, 64, 32, 1.5)
+sys.argv = ["outpace", "--version"]
+{first}
+from outpace.cli import main
+try:
+    main()
+except SystemExit:
+    pass
+import torch
+print(os.environ.get("OMP_NUM_THREADS"), torch.get_num_threads())
+"""
+
+
+def threads_of_a_command(first: str = "", **chosen: str) -> str:
+    """What is said to OpenMP, and how many threads torch has, where the command line started on a machine made up."""
+    environment = {name: value for name, value in os.environ.items() if name not in (*COUNTS, *VARIABLES)} | chosen
+    script = STARTED.format(first=first)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()[-1]
+
+
+def test_the_command_line_takes_what_its_container_grants() -> None:
+    """Guards against a thread for each of the host's cores in a container that is granted one and a half of them."""
+    assert threads_of_a_command() == "1 1"
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_the_users_number_of_threads_is_left_alone(name: str) -> None:
+    """Guards against a choice of the user that the command line overrules."""
+    usual = threads_of_a_command("import torch").split()[1]
+    said = {name: usual}
+    assert threads_of_a_command(**said) == f"{said.get('OMP_NUM_THREADS')} {usual}"
+
+
+def test_a_host_that_loaded_torch_keeps_its_threads() -> None:
+    """Guards against a variable that children inherit and that says something else than what the host does."""
+    assert threads_of_a_command("import torch; torch.set_num_threads(5)") == "None 5"
+
+
+DEMO = """
+import torch
+from outpace.bench import demo
+from outpace.core.processors import Processors
+demo.processors = lambda: Processors(64, 64, 32, 5.5)
+demo._show_model = lambda *options: print("threads", torch.get_num_threads()) or 0
+try:
+    demo.main()
+except SystemExit:
+    pass
+"""
+
+
+@pytest.mark.parametrize(("chosen", "threads"), [({}, 5), ({"OMP_NUM_THREADS": "1"}, 1)])
+def test_the_demo_takes_what_its_container_grants(chosen: dict[str, str], threads: int) -> None:
+    """Guards against a first impression on as many threads as the host has cores, or on others than the user's."""
+    environment = {name: value for name, value in os.environ.items() if name not in COUNTS} | chosen
+    done = subprocess.run([sys.executable, "-c", DEMO], env=environment, capture_output=True, text=True, check=True)
+    assert f"threads {threads}" in done.stdout

@@ -1,0 +1,43 @@
+"""What an examination finds: a measurement, what it means, and what to do about it."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Verdict = Literal["fine", "look here"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what it was.
+        measured: in words and figures, for people.
+        verdict: "fine", or "look here" where it costs speed or exactness.
+        remedy: what to do, as a sentence with a command or a setting; empty where it is fine.
+        figures: the same figures for machines.
+    """
+
+    name: str
+    measured: str
+    verdict: Verdict
+    remedy: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_fine(self) -> bool:
+        return self.verdict == "fine"
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def finding(name: str, measured: str, remedy: str = "", **figures: Any) -> Finding:
+    """A finding that is fine unless there is a remedy for it."""
+    return Finding(name, measured, "look here" if remedy else "fine", remedy, figures)
+
+
+def counted(number: int, word: str) -> str:
+    """A number of things in words, as in "1 thread" and "2 threads"."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"

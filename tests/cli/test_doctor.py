@@ -1,0 +1,63 @@
+"""`outpace doctor` as a user runs it: what it prints, for people and machines, and its exit status."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from outpace import cli
+from outpace.core.errors import InvalidRequest
+from outpace.doctor import examine
+from outpace.doctor.finding import Finding, finding
+from tests.unit.models.tiny import save_tiny_model
+
+RUNNER = CliRunner()
+
+
+def planted(remedy: str) -> Iterator[Finding]:
+    yield finding("cores", "2 threads [x]", cores=2)
+    yield finding("other work", "1.00 of 2", remedy)
+
+
+@pytest.mark.timeout(120)
+def test_a_model_and_its_method(tmp_path: Path) -> None:
+    """Guards against a doctor that leaves out a part, and JSON that is not one object alone."""
+    folder = str(save_tiny_model(tmp_path / "m", eos_token_id=None, generation_eos=None))
+    result = RUNNER.invoke(cli.app, ["doctor", folder, "--method", "recycle", "--dtype", "float32", "--json"])
+    assert result.exit_code in (0, 1), result.output
+    said = json.loads(result.stdout)
+    names = [one["name"] for one in said["findings"]]
+    for name in ("cores", "kernels", "other work", "memory", "dtype", "pass of 16 rows", "answers", "gain"):
+        assert name in names
+    assert "drafter" not in names  # it needs none
+    for one in said["findings"]:
+        assert one["verdict"] == ("look here" if one["remedy"] else "fine")
+        assert one["measured"]
+    assert said["fine"] is all(one["verdict"] == "fine" for one in said["findings"])
+    assert result.exit_code == (0 if said["fine"] else 1)
+
+
+@pytest.mark.parametrize(("remedy", "status"), [("", 0), ("stop [it]", 1)])
+def test_the_exit_status_and_what_is_printed(remedy: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a script that cannot tell, remedies that are not printed, and brackets taken for markup."""
+    monkeypatch.setattr(examine, "examine_machine", lambda: planted(remedy))
+    result = RUNNER.invoke(cli.app, ["doctor"])
+    assert result.exit_code == status
+    assert "fine       cores: 2 threads [x]" in result.stdout
+    if remedy:
+        assert "look here  other work: 1.00 of 2\n             -> stop [it]" in result.stdout
+        assert result.stdout.strip().endswith("to look at: other work (1 of 2)")
+    else:
+        assert result.stdout.strip().endswith("all 2 are fine")
+    machine = json.loads(RUNNER.invoke(cli.app, ["doctor", "--json"]).stdout)
+    assert machine["fine"] is (not remedy)
+    assert machine["findings"][0]["figures"] == {"cores": 2}
+
+
+def test_options_of_a_model_without_one() -> None:
+    """Guards against options that are passed over in silence."""
+    result = RUNNER.invoke(cli.app, ["doctor", "--method", "recycle"])
+    assert isinstance(result.exception, InvalidRequest)
+    assert "MODEL is missing" in str(result.exception)

@@ -1,0 +1,157 @@
+"""What is found of a machine: each verdict is provoked by a setting that is planted, or a machine that is made up."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outpace.core.processors import Processors
+from outpace.core.threads import COUNTS, VARIABLES
+from outpace.doctor import machine
+from outpace.doctor.memory import bandwidth, fastest, memory
+from outpace.models import compiled
+from outpace.models.compiled import Build
+from outpace.models.instructions import HOLDS
+
+ZEN = "flags : fpu sse4_2 avx avx2 avx512f avx512_vnni avx512_bf16"
+
+
+@pytest.fixture(autouse=True)
+def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (*COUNTS, *VARIABLES, *HOLDS):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.parametrize(
+    ("found", "threads", "busy", "remedy"),
+    [
+        (Processors(8, 8, 8, None), 8, 0.0, ""),
+        (Processors(8, 8, 4, None), 8, 0.0, "set OMP_NUM_THREADS=4: threads beyond the cores"),
+        (Processors(64, 64, 32, 2.5), 32, 0.0, "set OMP_NUM_THREADS=2: the container is stopped"),
+        (Processors(8, 8, 8, None), 2, 0.0, "set OMP_NUM_THREADS=8: cores are idle"),
+        (Processors(2, 2, 2, None), 1, 0.9, ""),  # the other core is taken
+    ],
+)
+def test_threads_against_cores(found: Processors, threads: int, busy: float, remedy: str) -> None:
+    """Guards against threads that a container stops or that share a core, unsaid, and against advice to use a core
+    that somebody else uses."""
+    said = machine.cores(found, threads, busy)
+    assert said.remedy.startswith(remedy)
+    assert said.is_fine is (not remedy)
+    assert said.figures["best_threads"] == found.best_threads
+
+
+def test_a_setting_of_the_user_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against advice that does not say which variable is in the way, and a CPU without a name."""
+    monkeypatch.setenv("MKL_NUM_THREADS", "1")
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "cpuinfo").write_text("processor : 0\nmodel name : Chip 9000\n")
+    said = machine.cores(Processors(4, 4, 4, None), 1, root=tmp_path)
+    assert said.remedy.startswith("leave MKL_NUM_THREADS=1 out, or set OMP_NUM_THREADS=4")
+    assert said.measured.startswith("Chip 9000: 4 processors")
+    assert said.measured.endswith("1 thread in use")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "lost"),
+    [
+        ("ONEDNN_MAX_CPU_ISA", "AVX2", ["avx512f", "avx512_vnni", "avx512_bf16"]),
+        ("DNNL_MAX_CPU_ISA", "avx512_core_vnni", ["avx512_bf16"]),
+        ("ATEN_CPU_CAPABILITY", "avx2", ["avx512f", "avx512_vnni", "avx512_bf16"]),
+        ("ATEN_CPU_CAPABILITY", "avx512", []),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX", []),  # beyond what there is: holds nothing
+        ("ONEDNN_MAX_CPU_ISA", "DEFAULT", []),
+    ],
+)
+def test_instructions_that_are_held_back(
+    variable: str, value: str, lost: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a forgotten variable that halves the speed, and against blame for one that does nothing."""
+    assert machine.instructions(ZEN).is_fine
+    monkeypatch.setenv(variable, value)
+    said = machine.instructions(ZEN)
+    assert said.figures["held_back"] == lost
+    assert said.remedy == (f"unset {variable}" if lost else "")
+
+
+@pytest.mark.parametrize(
+    ("reason", "remedy"),
+    [
+        ("no C++ compiler (g++, c++) on the path", "install a C++ compiler (`apt install g++`"),
+        ("g++ cannot build them: Permission denied", "can be written to"),
+    ],
+)
+def test_no_kernels(reason: str, remedy: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against torch's operations, several times as slow, without a word on what to install."""
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    monkeypatch.setattr(compiled, "build", lambda: Build(None, reason, tmp_path / "kernels" / "0.so"))
+    said = machine.kernels()
+    assert not said.is_fine
+    assert reason in said.measured
+    assert remedy in said.remedy
+
+
+def test_kernels_that_are_there_or_unwanted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against a first start that does not say what building took and where it is kept."""
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    built = Build(object(), "built with -march=native", tmp_path / "0.so", 7.25)  # type: ignore[arg-type]
+    monkeypatch.setattr(compiled, "build", lambda: built)
+    said = machine.kernels()
+    assert said.is_fine
+    assert "in 7.2 s now" in said.measured
+    assert str(tmp_path / "0.so") in said.measured
+    monkeypatch.setenv(compiled.VARIABLE, "off")
+    assert machine.kernels().remedy == "unset OUTPACE_KERNELS"
+
+
+@pytest.mark.parametrize(
+    ("chosen", "threads", "remedy"),
+    [
+        ({"OMP_WAIT_POLICY": "passive"}, 2, ""),
+        ({"GOMP_SPINCOUNT": "0"}, 2, ""),
+        ({}, 1, ""),
+        ({}, 2, "set OMP_WAIT_POLICY=passive, or import outpace before torch"),
+        ({"OMP_WAIT_POLICY": "active"}, 2, "set OMP_WAIT_POLICY=passive instead of OMP_WAIT_POLICY=active"),
+        ({"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "1000"}, 2, "set OMP_WAIT_POLICY=passive instead of GOMP_"),
+    ],
+)
+def test_threads_that_spin(chosen: dict[str, str], threads: int, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against threads that take the core of whoever has work, by a setting or by torch that was loaded first."""
+    for name, value in chosen.items():
+        monkeypatch.setenv(name, value)
+    said = machine.waiting(threads)
+    assert said.remedy.startswith(remedy)
+    assert said.is_fine is (not remedy)
+
+
+def test_a_host_that_loaded_torch_first_is_told() -> None:
+    """Guards against a doctor who sees the variable that `import outpace` would have set, and not that it was late."""
+    script = (
+        "import torch; torch.set_num_threads(2); from outpace.doctor.machine import waiting; import json; "
+        "print(json.dumps(waiting(torch.get_num_threads()).as_dict()))"
+    )
+    for first, verdict in (("", "look here"), ("import outpace; ", "fine")):
+        done = subprocess.run(
+            [sys.executable, "-c", first + script], env={**os.environ}, capture_output=True, text=True, check=True
+        )
+        assert json.loads(done.stdout)["verdict"] == verdict
+
+
+def test_memory_is_read() -> None:
+    """Guards against a bandwidth that is not measured, or not of all threads."""
+    one, together = bandwidth(2, read_bytes=2**22)
+    assert min(one, together) > 1e7
+    assert memory(20e9, 30e9, 2).is_fine
+    assert memory(20e9, 20e9, 1).measured == "20.0 GB/s read by one thread"
+    assert "OMP_NUM_THREADS=1" in memory(20e9, 10e9, 2).remedy
+
+
+def test_the_fastest_of_several() -> None:
+    """Guards against a figure of one try, on which whatever runs beside decides, and one that
+    is compared with another of later on."""
+    calls = list[int]()
+    assert len(fastest([lambda: calls.append(0), lambda: calls.append(1)], 0.0)) == 2
+    assert calls == [0, 1, 0, 1, 0, 1]

@@ -1,0 +1,166 @@
+"""What is found of a method: on tiny models with drafters that nobody trained, and on figures that are made up."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import outpace
+from outpace.bench.workload import read_workload
+from outpace.doctor import method
+from outpace.doctor.drafter import Drafter, drafter, drafter_of
+from outpace.doctor.examine import examine_method, examine_model
+from outpace.doctor.finding import Finding
+from outpace.doctor.race import PHASES, Race, Totals, race
+from outpace.nets.domino import DominoConfig, DominoNet
+from outpace.nets.layouts.domino import write_domino
+from tests.unit.methods.test_presets import HEAD, OURS
+from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
+from tests.unit.sources.learned import BLOCK, random_net
+
+PHASES_MS = dict(zip(PHASES, (100.0, 800.0, 40.0, 20.0, 20.0), strict=True))
+PLAIN = Totals(100, 100, 0, 0, 0, 0, decode_ms=800.0, phases_ms=dict.fromkeys(PHASES, 0.0) | {"forward": 750.0})
+DRAFTED = Totals(
+    200, 100, 900, 100, 0, 0, decode_ms=1000.0, by_depth=(70, 20, 10), phases_ms=PHASES_MS
+)  # two tokens per step, of 10 ms each; plain decoding has 8 ms per token
+RACE = Race("domino", 3, 0, PLAIN, DRAFTED)
+FITS = Drafter("DominoNet-0", (1, 2), 512, "m", 256, "m", "abc", "abc")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("target"), eos_token_id=None, generation_eos=None)
+
+
+@pytest.fixture(scope="module")
+def random_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drafters") / "domino"
+    sizes = OURS | {"max_positions": 128}
+    write_domino(random_net(DominoNet(DominoConfig(**sizes, **BLOCK, **HEAD))), folder, "sglang")
+    run = {"target": "another", "chat_template": "0" * 16}
+    (folder / "provenance.json").write_text(json.dumps({"run": run}))
+    return folder
+
+
+def by_name(found: list[Finding]) -> dict[str, Finding]:
+    return {one.name: one for one in found}
+
+
+@pytest.mark.timeout(120)
+def test_a_drafter_that_nobody_trained(target: Path, random_drafter: Path) -> None:
+    """Guards against a drafter of another model, whose drafts are next to never right, and a template and positions
+    that do not fit, unexplained."""
+    model = outpace.load(str(target), "domino", drafter=str(random_drafter), dtype="float32", device="cpu")
+    found = by_name(list(examine_method(model, "builtin:1", tokens=32)))
+    assert list(found) == ["plain round", "answers", "acceptance", "drafting", "gain", "drafter"]
+    assert found["answers"].is_fine
+    assert found["answers"].measured == "1 of 1 equal plain decoding's"
+    assert found["acceptance"].remedy.startswith("see 'drafter'")
+    remedy = found["drafter"].remedy
+    assert "name a drafter that was trained for this model (it was trained for another)" in remedy
+    assert "the model has another one" in remedy
+    assert "--max-model-len 128" in remedy
+    assert found["drafter"].figures["taps"] == (1, 2)
+
+
+def test_a_model_without_a_chat_template(target: Path, random_drafter: Path, tmp_path: Path) -> None:
+    """Guards against a doctor who cannot ask such a model, and a drafter used without what it was trained with."""
+    folder = save_tiny_model(tmp_path / "bare", eos_token_id=None, generation_eos=None)
+    byte_tokenizer(chat_template=None).save_pretrained(folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    model = outpace.load(str(folder), "domino", drafter=str(random_drafter), dtype="float32", device="cpu")
+    run = race(model, "domino", read_workload("builtin:1"), tokens=4)
+    facts = drafter_of(model, "domino")
+    assert facts is not None
+    assert facts.template is None
+    assert "give the model's tokenizer a chat template" in drafter(facts, run.drafted).remedy
+
+
+def test_plain_decoding_has_its_round_alone(target: Path) -> None:
+    """Guards against a race of plain decoding with itself, and a model that cannot serve after it was examined."""
+    model = outpace.load(str(target), "plain", dtype="float32", device="cpu", max_num_seqs=1)
+    before = model.generate("abc", max_new_tokens=8).token_ids
+    (found,) = examine_method(model, "builtin:2", tokens=8)
+    assert found.name == "plain round"
+    assert found.figures["shares"]["forward"] > 0
+    names = [one.name for one in examine_model(model)]
+    assert names == ["dtype", "exactness", "one call", "pass of one row", "pass of 16 rows", "beside linear layers"]
+    assert model.generate("abc", max_new_tokens=8).token_ids == before
+
+
+def test_other_tokens_than_plain_decodings() -> None:
+    """Guards against a method that changes answers and is called fine."""
+    assert method.answers(RACE, True).is_fine
+    said = method.answers(replace(RACE, different=1), True)
+    assert said.measured == "2 of 3 equal plain decoding's"
+    assert "outpace verify --method domino" in said.remedy
+    assert "report it" in said.remedy
+    assert "ties" in method.answers(replace(RACE, different=1), False).remedy.split(";")[-1]
+
+
+def test_what_was_accepted() -> None:
+    """Guards against rates that are not shares of rounds, and against drafts that are never right."""
+    said = method.acceptance(RACE, True)
+    assert said.is_fine
+    assert said.measured == "2.00 tokens per step; accepted by position: 0.70 0.20 0.10"
+    nothing = replace(RACE, drafted=replace(DRAFTED, decoded=102, accepted=2, by_depth=(2,)))
+    assert method.acceptance(nothing, True).remedy.startswith("see 'drafter'")
+    assert "nothing of what was drafted was accepted" in method.acceptance(nothing, False).remedy
+    silent = replace(RACE, drafted=replace(DRAFTED, decoded=100, accepted=0, drafted=0, by_depth=()))
+    assert "nothing was drafted" in method.acceptance(silent, False).remedy
+
+
+def test_a_round_that_drafts_too_long() -> None:
+    """Guards against a dear drafter that is called fine, and shares that are not of the whole round."""
+    said = method.drafting(RACE, True)
+    assert said.is_fine
+    assert "takes 10.0 ms: draft 10%, forward 80%, verify 4%, commit 2%, observe 2%, between 2%" in said.measured
+    dear = replace(RACE, drafted=replace(DRAFTED, phases_ms=PHASES_MS | {"draft": 300.0, "forward": 600.0}))
+    assert "outpace methods domino" in method.drafting(dear, True).remedy
+    assert method.drafting(dear, False).remedy.startswith("try --method outpace:draft=none")
+
+
+def test_where_a_round_breaks_even() -> None:
+    """Guards against a method that loses time unsaid, and a break-even that is not a round's price in plain tokens."""
+    said = method.gain(RACE, True)
+    assert said.is_fine
+    assert said.figures["break_even"] == pytest.approx(10.0 / 8.0)
+    assert said.figures["speedup"] == pytest.approx(8.0 / 5.0)
+    worse = replace(RACE, drafted=replace(DRAFTED, decode_ms=2000.0))
+    assert "it breaks even at 2.50" in method.gain(worse, True).measured
+    assert method.gain(worse, True).remedy.startswith("use --method outpace:draft=none")
+    assert method.gain(worse, False).remedy.startswith("use --method plain")
+
+
+def test_a_plain_round_that_is_not_its_pass() -> None:
+    """Guards against time lost in Python that nobody sees."""
+    assert method.plain_round(PLAIN).is_fine
+    slow = replace(PLAIN, phases_ms=PLAIN.phases_ms | {"forward": 300.0})
+    assert "decode several prompts together" in method.plain_round(slow).remedy
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"trained_template": None, "trained_for": None, "positions": None}, ""),
+        ({"trained_for": "other"}, ""),  # by another name, and its drafts are right
+        ({"template": None}, "give the model's tokenizer a chat template"),
+        ({"template": "xyz"}, "use the chat template that the drafter was trained with"),
+        ({"positions": 128}, "load with --max-model-len 128"),
+    ],
+)
+def test_a_drafter_off_its_ground(changes: dict[str, Any], said: str) -> None:
+    """Guards against each way to use a drafter as it was not made to be, and against alarm where nothing is wrong."""
+    found = drafter(replace(FITS, **changes), DRAFTED)
+    assert found.remedy.startswith(said)
+    assert found.is_fine is (not said)
+
+
+def test_retrieved_tokens_are_not_the_drafters() -> None:
+    """Guards against a drafter that is never right behind retrieval that is."""
+    found = drafter(FITS, replace(DRAFTED, accepted=100, accepted_retrieved=99))
+    assert "0.01 of its own drafts accepted per round" in found.measured
+    assert found.remedy.startswith("name a drafter that was trained for this model, or")
