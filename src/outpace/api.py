@@ -12,6 +12,7 @@ from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.threads import tell_of_spinning
+from outpace.engine.costs import PassCosts
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session
@@ -19,6 +20,7 @@ from outpace.engine.stream import TokenStream
 from outpace.methods.catalog import MethodLike, MethodSpec, default_method, name_of, parse_method, stored_proposer
 from outpace.methods.drafter_store import DrafterStore
 from outpace.methods.speculative_config import from_speculative_config
+from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
 from outpace.models.load import load_target
 from outpace.models.target import TransformersTarget
@@ -51,7 +53,7 @@ class Model:
         self.drafters = DrafterStore(name, target, codec, drafter)
         self.method = default_method(name, self.drafters, target.native is not None) if method is None else method
         self.method_name = name_of(self.method)
-        self.engine = Engine(target, codec.new_detokenizer)
+        self.engine = Engine(target, codec.new_detokenizer, costs=PassCosts(costs_file(target)))
         self.exactness = probe(target)
         self._budget = checked_budget(budget)
         self._proposers: dict[str | MethodSpec, Proposer] = {}

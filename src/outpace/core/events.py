@@ -53,6 +53,7 @@ class RequestMetrics:
         prompt_tokens, new_tokens: counts; new_tokens includes an EOS id.
         reused_tokens: prompt tokens whose KV was there already, from the turn before.
         steps: target passes after prefill.
+        plain_steps: those whose tree had no drafts, because there were none or none was worth its time.
         drafted: drafted nodes verified (the pending token is not a draft).
         draft_passes: forward passes of a draft model, prompts not counted.
         accepted: drafted tokens that were emitted.
@@ -71,6 +72,7 @@ class RequestMetrics:
     prompt_tokens: int = 0
     new_tokens: int = 0
     steps: int = 0
+    plain_steps: int = 0
     drafted: int = 0
     draft_passes: int = 0
     accepted: int = 0

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
+from outpace.core.prices import Prices
 from outpace.core.tree import DraftTree
 
 NO_TOKEN = -1
@@ -24,10 +25,12 @@ class Needs:
         taps: hidden states at every verified node and prompt position, numbered as transformers' `hidden_states`: 0 is
             the embeddings, i the output of layer i - 1 before the final norm; the number of layers stands for what the
             LM head reads, after that norm.
+        prices: what time is worth, at every round (`DraftRequest.prices`).
     """
 
     top_k: int = 0
     taps: tuple[int, ...] = ()
+    prices: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -189,11 +192,13 @@ class DraftRequest:
         stream: its ids, the last one pending, and the randomness of its next tokens.
         budget: drafted nodes at most; what one request leaves of it, a proposer may give to others of the same round.
         max_depth: depth of a drafted node at most.
+        prices: of the round, where the proposer needs them and nothing but time can depend on them; else None.
     """
 
     stream: Stream
     budget: int
     max_depth: int
+    prices: Prices | None = None
 
     @property
     def ids(self) -> Sequence[int]:

@@ -10,8 +10,10 @@ from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Detokenizer, Proposer, Target
+from outpace.engine.costs import PassCosts
 from outpace.engine.gain import Gain
 from outpace.engine.kept import KeptSlot
+from outpace.engine.pricing import Pricing
 from outpace.engine.roster import Roster
 from outpace.engine.session import Session
 from outpace.engine.steps import Steps
@@ -32,6 +34,7 @@ class Engine:
         target: the model.
         new_detokenizer: makes a detokenizer per request; None if the engine should not produce text.
         prefill_chunk: prompt tokens written per request and step; a long prompt does not hold up the others.
+        costs: of passes, for methods that follow prices; None prices nothing, and they do without.
     """
 
     def __init__(
@@ -39,12 +42,13 @@ class Engine:
         target: Target,
         new_detokenizer: Callable[[], Detokenizer] | None = None,
         prefill_chunk: int = 256,
+        costs: PassCosts | None = None,
     ) -> None:
         self.target = target
         self._new_detokenizer = new_detokenizer
         self._request_ids = count()
         self._roster = Roster(target.max_slots)
-        self._steps = Steps(target, self._roster, prefill_chunk)
+        self._steps = Steps(target, self._roster, prefill_chunk, None if costs is None else Pricing(costs))
         self._turns = Turns()
 
     @property

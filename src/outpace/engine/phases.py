@@ -22,6 +22,10 @@ class Phases:
         now = perf_counter()
         self._seconds[name], self._last = now - self._last, now
 
+    def ms(self, *names: str) -> float:
+        """Milliseconds of some phases, or of all."""
+        return sum(seconds for name, seconds in self._seconds.items() if not names or name in names) * 1e3
+
     def count(self, gains: Sequence[Gain], trees: Sequence[DraftTree]) -> None:
         """Enter the round into the metrics of its requests.
 
@@ -35,6 +39,7 @@ class Phases:
             metrics.drafted += len(tree) - 1
             metrics.retrieved += tree.retrieved
             metrics.draft_passes += tree.draft_passes
+            metrics.plain_steps += len(tree) == 1
             metrics.graft_ms += tree.graft_ms
             for name, seconds in self._seconds.items():
                 setattr(metrics, f"{name}_ms", getattr(metrics, f"{name}_ms") + seconds * 1e3)

@@ -10,10 +10,12 @@ import torch
 
 from outpace.core.errors import InvalidRequest, NonFiniteLogits
 from outpace.core.events import TokenLogprob
+from outpace.core.prices import Prices
 from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, Proposer, Target, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.gain import Gain
 from outpace.engine.phases import Phases
+from outpace.engine.pricing import Pricing, wants_prices
 from outpace.engine.session import Session
 from outpace.sampling.draw import BatchDraw, RejectionDraw
 from outpace.sampling.logprobs import token_logprobs
@@ -21,17 +23,20 @@ from outpace.verify.match import match
 from outpace.verify.rejection import rejection
 
 
-def run_round(target: Target, gains: Sequence[Gain]) -> None:
+def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = None) -> None:
     """Advance every session by one round: 1 to K + 1 tokens.
 
     Args:
         target: the model; each session has a slot in it and one pending token.
         gains: of requests of any mix of methods, lengths, temperatures and tree sizes. One whose logits are not finite
             on its path, or whose options leave no token there, gains an error and no tokens.
+        pricing: what prices rounds, for proposers that ask.
     """
-    sessions, phase = [gain.session for gain in gains], Phases()
+    sessions = [gain.session for gain in gains]
+    prices = None if pricing is None else pricing.prices(target, sessions)
+    phase = Phases()
     with phase("draft"):
-        trees, tokens = sayable(propose(target, sessions), sessions, target.vocab_size)
+        trees, tokens = sayable(propose(target, sessions, prices), sessions, target.vocab_size)
     with phase("forward"):
         taps = [session.proposer.needs.taps for session in sessions]
         outputs = target.forward([_slot(session) for session in sessions], trees, taps)
@@ -47,9 +52,12 @@ def run_round(target: Target, gains: Sequence[Gain]) -> None:
     with phase("observe"):
         observe(sessions, trees, outputs, verdicts)
     phase.count(gains, trees)
+    if pricing is not None and prices is not None:
+        rows, gained_tokens = sum(map(len, trees)), sum(len(gain.tokens) for gain in gains)
+        pricing.learn(sessions, rows, phase.ms("forward", "verify"), phase.ms(), gained_tokens)
 
 
-def propose(target: Target, sessions: Sequence[Session]) -> list[DraftTree]:
+def propose(target: Target, sessions: Sequence[Session], prices: Prices | None = None) -> list[DraftTree]:
     """One tree per session, asked of each proposer once for all its sessions."""
     trees: dict[int, DraftTree] = {}
     for proposer, members in by_proposer(sessions).items():
@@ -58,7 +66,8 @@ def propose(target: Target, sessions: Sequence[Session]) -> list[DraftTree]:
             session = sessions[index]
             # The bonus token comes on top of the drafts, so the last token that fits is never a draft.
             room = min(session.remaining, target.max_length - len(session.ids)) - 1
-            requests.append(DraftRequest(session.stream, session.budget, max(room, 0)))
+            own = prices if wants_prices(session) else None
+            requests.append(DraftRequest(session.stream, session.budget, max(room, 0), own))
         proposed = proposer.propose([sessions[index].state for index in members], requests)
         if len(proposed) != len(requests):
             raise ValueError(f"{type(proposer).__name__} proposed {len(proposed)} trees for {len(requests)} requests")

@@ -10,6 +10,7 @@ from outpace.core.protocols import Target
 from outpace.engine.gain import Gain
 from outpace.engine.kept import KeptSlot
 from outpace.engine.prefill import run_prefill
+from outpace.engine.pricing import Pricing
 from outpace.engine.roster import Roster
 from outpace.engine.round import run_round
 from outpace.engine.session import Session
@@ -41,10 +42,12 @@ class Steps:
         target: the model.
         roster: the requests.
         prefill_chunk: prompt tokens written per request and step.
+        pricing: what prices rounds; None to price none.
     """
 
-    def __init__(self, target: Target, roster: Roster, prefill_chunk: int) -> None:
+    def __init__(self, target: Target, roster: Roster, prefill_chunk: int, pricing: Pricing | None = None) -> None:
         self._target, self._roster, self._prefill_chunk = target, roster, prefill_chunk
+        self._pricing = pricing
         self._step: _Step | None = None
 
     @torch.inference_mode()
@@ -59,7 +62,7 @@ class Steps:
         if filling:
             run_prefill(self._target, filling, self._prefill_chunk)
         if decoding:
-            run_round(self._target, decoding)
+            run_round(self._target, decoding, self._pricing)
         for gain in gains:
             if gain.error is not None:
                 gain.end(Stop("error"))

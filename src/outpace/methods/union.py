@@ -20,6 +20,7 @@ from outpace.union.acceptance import AcceptanceModel, priors
 from outpace.union.proposer import Union, UnionPlan
 
 DRAFTS = {"domino": DOMINO, "dflash": DFLASH, "eagle3": EAGLE3, "linear": LINEAR}
+MOST_PRICED = 31  # nodes of a tree on a CPU where prices say how many
 _OF_DRAFT = ("draft_budget", "depth", "beam", "skip_draft_above", "vocabulary")
 
 
@@ -50,7 +51,12 @@ class OutpaceOptions(MatrixOptions, Options):
         default=3.0,
         ge=0,
         description="a round does without a draft where retrieval alone is expected to give this many tokens; 0 drafts "
-        "always",
+        "always; with priced=true, what pays decides instead",
+    )
+    priced: bool | None = Field(
+        default=None,
+        description="true: a round takes the nodes, and the draft, that are worth the time they take here, as "
+        "measured; false: always the whole budget; None is true unless a budget is given",
     )
     noise: bool = Field(
         default=True,
@@ -65,10 +71,17 @@ class OutpaceOptions(MatrixOptions, Options):
         if self.draft == "none":
             for name in self.model_fields_set.intersection(_OF_DRAFT):
                 raise ValueError(idle_option(self, name, "draft=none", "choose a draft"))
+        if self.priced and "skip_draft_above" in self.model_fields_set:
+            raise ValueError(idle_option(self, "skip_draft_above", "priced=true", "leave it out"))
         idle = {"none": (*OF_MATRIX, "skip_draft_above"), "suffix": OF_MATRIX}.get(self.retrieve, ())
         for name in self.model_fields_set.intersection(idle):
             raise ValueError(idle_option(self, name, f"retrieve={self.retrieve}", "choose another retrieve"))
         return self
+
+    @property
+    def is_priced(self) -> bool:
+        """Whether rounds follow prices of time."""
+        return self.budget is None if self.priced is None else self.priced
 
     @property
     def drafts_with(self) -> str:
@@ -76,7 +89,8 @@ class OutpaceOptions(MatrixOptions, Options):
 
 
 def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
-    budget = context.default_budget(15, 60) if options.budget is None else options.budget
+    fixed = context.default_budget(15, 60) if options.budget is None else options.budget
+    budget = context.default_budget(MOST_PRICED, 60) if options.budget is None and options.is_priced else fixed
     base = EmptyDraft() if options.draft == "none" else _beam(options, context, budget)
     may_skip = options.skip_draft_above > 0 and "none" not in (options.draft, options.retrieve)
     plan = UnionPlan(
@@ -86,6 +100,9 @@ def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
         uses_matrix=options.retrieve in ("both", "matrix"),
         uses_text=options.retrieve in ("both", "suffix"),
         uses_noise=options.noise,
+        uses_prices=options.is_priced,
+        fixed_budget=fixed,
+        may_draft=options.draft != "none",
     )
     transitions = load_matrix(options.warm, context.vocab_size, torch.device("cpu"), options.context)
     matrix = MatrixLearner(transitions, options.matrix == "private")

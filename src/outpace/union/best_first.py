@@ -6,6 +6,7 @@ from itertools import count
 
 import torch
 
+from outpace.core.prices import Prices
 from outpace.core.protocols import Stream
 from outpace.core.tree import DraftTree, Topology
 from outpace.retrieval.suffix import NO_MATCH, Match, TextMatch
@@ -47,7 +48,8 @@ class Growth:
         parents: of each node, -1 for the first.
         drafted: node of the draft's tree that each node is; NOWHERE for one that was retrieved.
         named: below each node, in their order; the last ones may not have been asked for.
-        gain: how many of its nodes are expected to be accepted: the sum of their prices.
+        gains: of each node but the first, its price: how likely it is to be accepted; the largest first.
+        gain: their sum: how many nodes are expected to be accepted.
         passes: forward passes of a draft model that it took.
     """
 
@@ -55,6 +57,7 @@ class Growth:
     parents: list[int] = field(default_factory=lambda: [-1])
     drafted: list[int] = field(default_factory=lambda: [0])
     named: list[Named] = field(default_factory=list)
+    gains: list[float] = field(default_factory=list)
     gain: float = 0.0
     passes: int = 0
 
@@ -63,7 +66,15 @@ class Growth:
         self.parents.append(parent)
         self.tokens.append(token)
         self.drafted.append(drafted)
+        self.gains.append(price)
         self.gain += price
+
+    def cut(self, count: int) -> None:
+        """Keep the first nodes: `count` of them, and the pending token."""
+        del self.gains[count:]
+        for column in (self.tokens, self.parents, self.drafted, self.named):
+            del column[count + 1 :]  # type: ignore[attr-defined]
+        self.gain = sum(self.gains)
 
     def tree(self, device: torch.device) -> tuple[DraftTree, list[Named]]:
         """The tree, what was retrieved last, and what was named below each of its nodes."""
@@ -105,6 +116,7 @@ class CandidatePool:
         min_prob: float = 0.0,
         draft: DraftTree | None = None,
         wanted_gain: float = 0.0,
+        prices: Prices | None = None,
     ) -> Growth:
         """The most likely tree.
 
@@ -115,6 +127,7 @@ class CandidatePool:
             min_prob: least price of a node.
             draft: a tree with scores; None without one.
             wanted_gain: gain that is asked for; as soon as it is out of reach the growth is left as it is.
+            prices: of time; None to take what is likely, however long it takes.
         """
         growth = Growth([self._stream.ids[-1]], passes=0 if draft is None else draft.draft_passes)
         drafts = _drafts_below(draft)
@@ -123,6 +136,8 @@ class CandidatePool:
         node, price, depth = 0, 1.0, 0
         place = NO_MATCH if self._text is None else self._text.place
         while len(growth.tokens) <= budget:
+            if prices is not None:
+                min_prob = max(min_prob, prices.least_gain(len(growth.tokens) - 1))
             named: Named = {}
             if depth < max_depth and (not node or growth.tokens[node] not in self._stream.ending_ids):
                 below = drafts.get(growth.drafted[node], {})
@@ -137,6 +152,8 @@ class CandidatePool:
                 break
             worth, _, parent, token, source, depth, place = heappop(offers)
             node, price = len(growth.tokens), -worth
+            if price < min_prob:
+                break
             if growth.gain + price * (budget + 1 - node) < wanted_gain:  # what comes later is no dearer
                 break
             growth.add(parent, token, source, price)

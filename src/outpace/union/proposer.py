@@ -18,6 +18,7 @@ from outpace.retrieval.suffix import TextMatch
 from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.union.acceptance import AcceptanceModel
 from outpace.union.best_first import CandidatePool, Growth, Named
+from outpace.union.worth import DraftWorth
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,9 @@ class UnionPlan:
         uses_matrix, uses_text: whether transitions and matches are asked.
         uses_noise: whether the noise of the target's own draw counts. If so retrieved tokens are priced by it, and the
             draft's scores must know it already.
+        uses_prices: whether a round's prices of time say how many nodes it takes, and whether it drafts.
+        fixed_budget: nodes that a tree may have without prices.
+        may_draft: whether the base drafts anything.
     """
 
     draft_budget: int
@@ -40,6 +44,9 @@ class UnionPlan:
     uses_matrix: bool = True
     uses_text: bool = True
     uses_noise: bool = True
+    uses_prices: bool = False
+    fixed_budget: int = 1 << 20
+    may_draft: bool = True
 
 
 @dataclass(eq=False)
@@ -92,9 +99,11 @@ class Union:
         rejected: AcceptanceModel | None = None,
     ) -> None:
         self.base, self.matrix, self.greedy, self.sampled, self.budget = base, matrix, greedy, sampled, budget
-        self.needs = Needs(max(base.needs.top_k, matrix.needs.top_k), base.needs.taps)
+        self.needs = Needs(max(base.needs.top_k, matrix.needs.top_k), base.needs.taps, plan.uses_prices)
         self._plan, self._device = plan, device
         self._rejected = (rejected or sampled).copy()
+        self._draft_worth = DraftWorth()
+        self._worths: list[float] = []  # of this round's trees without a draft
 
     def open(self, slot: int, alone: bool = False) -> UnionState:
         greedy, sampled = self.greedy, self.sampled
@@ -119,13 +128,11 @@ class Union:
 
     def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         started = perf_counter()
+        if not self._plan.uses_prices or any(request.prices is None for request in requests):
+            fixed = [min(request.budget, self._plan.fixed_budget) for request in requests]
+            requests = [replace(one, budget=budget, prices=None) for one, budget in zip(requests, fixed, strict=True)]
         candidates = [self._candidates(state, request) for state, request in zip(states, requests, strict=True)]
-        grown: dict[int, Growth] = {}
-        if self._plan.skip_draft_above is not None:
-            for index, state in enumerate(states):
-                sketch = self._grow(state, requests[index], candidates[index], wanted_gain=self._plan.skip_draft_above)
-                if sketch.gain >= self._plan.skip_draft_above:
-                    grown[index] = sketch
+        grown = self._without_draft(states, requests, candidates)
         rest = [index for index in range(len(states)) if index not in grown]
         offered = [
             replace(requests[index], budget=min(requests[index].budget, self._plan.draft_budget)) for index in rest
@@ -135,12 +142,57 @@ class Union:
         drafting_s = perf_counter() - before
         for index, draft in zip(rest, drafts, strict=True):
             grown[index] = self._grow(states[index], requests[index], candidates[index], draft)
+        self._settle(requests, grown, rest, drafting_s * 1e3)
         trees = []
         for index, state in enumerate(states):
             tree, state.named = grown[index].tree(self._device)
             trees.append(tree)
         graft_ms = (perf_counter() - started - drafting_s) * 1e3
         return [replace(tree, graft_ms=graft_ms) for tree in trees]
+
+    def _without_draft(
+        self, states: Sequence[UnionState], requests: Sequence[DraftRequest], candidates: Sequence[CandidatePool]
+    ) -> dict[int, Growth]:
+        """By request, the trees that do without a draft."""
+        enough, prices = self._plan.skip_draft_above, requests[0].prices
+        if prices is None and enough is None:
+            return {}
+        wanted = 0.0 if prices is not None or enough is None else enough
+        sketches = [
+            self._grow(state, request, pool, wanted_gain=wanted)
+            for state, request, pool in zip(states, requests, candidates, strict=True)
+        ]
+        if prices is None:
+            return {index: sketch for index, sketch in enumerate(sketches) if sketch.gain >= wanted}
+        self._worths = [prices.worth(sketch.gains)[1] for sketch in sketches]
+        if self._plan.may_draft and self._draft_worth.pays(self._worths, prices.rate):
+            return {}
+        return dict(enumerate(sketches))
+
+    def _settle(
+        self, requests: Sequence[DraftRequest], grown: dict[int, Growth], drafted: Sequence[int], ms: float
+    ) -> None:
+        """Cut all trees where time is worth more than what they would bring: slots are for whoever makes most of them.
+
+        Args:
+            requests: of the round.
+            grown: by request, its tree.
+            drafted: the requests that were drafted for.
+            ms: that it took.
+        """
+        prices = requests[0].prices
+        if prices is None:
+            return
+        if drafted:
+            having = [prices.worth(grown[index].gains)[1] for index in drafted]
+            self._draft_worth.learn([self._worths[index] for index in drafted], having, ms)
+        ranked = sorted(
+            ((gain, index) for index, growth in grown.items() for gain in growth.gains), key=lambda one: -one[0]
+        )
+        count, _ = prices.worth([gain for gain, _ in ranked])
+        taken = [index for _, index in ranked[:count]]
+        for index, growth in grown.items():
+            growth.cut(taken.count(index))
 
     def _candidates(self, state: UnionState, request: DraftRequest) -> CandidatePool:
         """What will be asked about a request in this round, brought up to date."""
@@ -159,7 +211,15 @@ class Union:
         wanted_gain: float = 0.0,
     ) -> Growth:
         budget, depth, min_prob = request.budget, request.max_depth, self._plan.min_prob
-        return candidates.grow(state.acceptance, budget, depth, min_prob, draft, wanted_gain)
+        return candidates.grow(
+            state.acceptance,
+            budget,
+            depth,
+            min_prob=min_prob,
+            draft=draft,
+            wanted_gain=wanted_gain,
+            prices=request.prices,
+        )
 
     def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
         self.base.observe([state.of_base for state in states], observations)
@@ -178,3 +238,4 @@ class Union:
         self.matrix.reset()
         self.greedy.reset()
         self.sampled.reset()
+        self._draft_worth = DraftWorth()

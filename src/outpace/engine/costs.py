@@ -1,0 +1,119 @@
+"""What a pass costs on this machine: measured in short passes at first use, kept in a file, learned from every round.
+
+The time depends on how many rows a pass has (not in a line: kernels work in blocks) and on how long the texts before
+them are. What is measured is the first, behind a short text; the second is learned, as a factor for each size of text.
+"""
+
+import json
+from bisect import bisect
+from collections import deque
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from outpace.core.prices import PassTimes
+from outpace.core.protocols import Target
+from outpace.core.tree import DraftTree, Topology
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+"""Of the passes that are measured; times between them are on the line."""
+_REPEATS = 5
+_REMEMBERED = 15  # rounds whose median is believed
+_REFRESHED = 8  # rounds after which times are worked out again
+
+
+class PassCosts:
+    """Times of passes, by rows and by the length of the texts before them.
+
+    Args:
+        file: where measured times are kept; None to measure in every process.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._file = file
+        self._measured: list[float] = _read(file)
+        self._factors: dict[tuple[int, int], deque[float]] = {}  # by sizes of text and of pass
+        self._times: dict[tuple[int, int, int], PassTimes] = {}
+        self._rounds = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether passes have been measured."""
+        return bool(self._measured)
+
+    def measure(self, target: Target, slot: int, token: int) -> None:
+        """Time passes behind what a slot holds, nothing of which is kept.
+
+        Args:
+            target: the model.
+            slot: of a request that is in no pass.
+            token: any id.
+        """
+        trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
+        _seconds(target, slot, trees[-1])  # memory is found for it
+        seconds = [[_seconds(target, slot, tree) for tree in trees] for _ in range(_REPEATS)]
+        best = [min(own) * 1e3 for own in zip(*seconds, strict=True)]
+        # More rows never take less: where they seem to, the machine was busy.
+        self._measured = [min(best[index:]) for index in range(len(ROWS))]
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            self._file.write_text(json.dumps({"rows": ROWS, "ms": self._measured}), encoding="utf-8")
+
+    def learn(self, rows: int, context: int, ms: float) -> None:
+        """Take in a round.
+
+        Args:
+            rows: of its pass.
+            context: tokens before them, on average of its requests.
+            ms: that the pass took.
+        """
+        key = context.bit_length(), rows.bit_length()
+        self._factors.setdefault(key, deque(maxlen=_REMEMBERED)).append(ms / self._base(rows))
+        self._rounds += 1
+        if self._rounds % _REFRESHED == 0:
+            self._times.clear()
+
+    def times(self, requests: int, context: int, nodes: int) -> PassTimes:
+        """Times of passes of some requests with 0 to `nodes` drafted nodes of all together."""
+        key = requests, context.bit_length(), nodes
+        if key not in self._times:
+            ms = [self._base(requests + n) * self._factor(context, requests + n) for n in range(nodes + 1)]
+            # Learned factors differ from block to block; a longer pass that were cheaper would draw nodes for nothing.
+            self._times[key] = PassTimes(tuple(max(ms[: n + 1]) for n in range(nodes + 1)))
+        return self._times[key]
+
+    def _base(self, rows: int) -> float:
+        """Milliseconds of a pass behind a short text, on the line between measured ones and beyond the last."""
+        above = min(max(bisect(ROWS, rows), 1), len(ROWS) - 1)
+        low, high = ROWS[above - 1], ROWS[above]
+        share = (rows - low) / (high - low)
+        return self._measured[above - 1] * (1 - share) + self._measured[above] * share
+
+    def _factor(self, context: int, rows: int) -> float:
+        """What rounds like this took, of what was measured: those of the nearest sizes that there were."""
+        if not self._factors:
+            return 1.0
+        size = context.bit_length(), rows.bit_length()
+        nearest = min(self._factors, key=lambda key: (abs(key[0] - size[0]), abs(key[1] - size[1])))
+        return median(self._factors[nearest])
+
+
+def _seconds(target: Target, slot: int, tree: DraftTree) -> float:
+    started = perf_counter()
+    (outputs,) = target.forward([slot], [tree], [()])
+    outputs.top_ids.tolist()  # a GPU has only begun before
+    return perf_counter() - started
+
+
+def _read(file: Path | None) -> list[float]:
+    """What a file holds; nothing if there is none, or one that is not as it was written."""
+    if file is None or not file.is_file():
+        return []
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        times = [float(ms) for ms in found["ms"]]
+        return times if tuple(found["rows"]) == ROWS and len(times) == len(ROWS) and min(times) > 0 else []
+    except (ValueError, KeyError, TypeError, OSError):
+        return []

@@ -1,0 +1,29 @@
+"""Where measured times of a model's passes are kept: by all that they depend on."""
+
+import hashlib
+from pathlib import Path
+
+import torch
+from platformdirs import user_cache_path
+
+from outpace.models.compiled import loaded_kernels, threads
+from outpace.models.instructions import cpu_flags
+from outpace.models.target import TransformersTarget
+
+# Passes of smaller models are measured anew: it takes no time.
+_SMALL = 20_000_000
+
+
+def costs_file(target: TransformersTarget) -> Path | None:
+    """The file of a model on this machine; None for a model so small that none is kept."""
+    config = target.config
+    if (
+        config.hidden_size * config.num_hidden_layers * config.hidden_size + target.vocab_size * config.hidden_size
+        < _SMALL
+    ):
+        return None
+    is_on_gpu = target.device.type == "cuda"
+    where = torch.cuda.get_device_name(target.device) if is_on_gpu else (cpu_flags(), threads())
+    kernels = loaded_kernels() is not None and target.native is not None
+    parts = (config.to_json_string(), str(target.dtype), target.quantize, where, kernels, torch.__version__)
+    return user_cache_path("outpace") / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.json"

@@ -1,0 +1,63 @@
+"""Whether a draft is worth its time, beside what is retrieved without it."""
+
+from collections.abc import Sequence
+
+_KEPT = 0.9  # of what was learned, a round later
+_FIRST = 6  # rounds of each size that are drafted to see what it brings
+_PROBED = 48  # of so many rounds that did without a draft, one is drafted to see again
+_STAYS = 0.8  # of its price, what a draft must bring to go on: it does not change its mind at every round
+
+
+class DraftWorth:
+    """What drafts brought, and how long they took.
+
+    What a draft adds depends on what there is without it: rounds are told apart by that, in halves of a token.
+    """
+
+    def __init__(self) -> None:
+        self._brought: dict[int, float] = {}  # tokens that a draft adds, by size
+        self._seen: dict[int, int] = {}
+        self._skipped: dict[int, int] = {}
+        self._pays: dict[int, bool] = {}
+        self._ms: dict[int, float] = {}  # by number of requests
+
+    def pays(self, without: Sequence[float], rate: float) -> bool:
+        """Whether to draft for some requests together.
+
+        Args:
+            without: for each, the tokens that it is expected to gain without a draft, beyond what they cost.
+            rate: tokens per millisecond that decoding reaches.
+        """
+        sizes = [_size(gain) for gain in without]
+        if any(self._seen.get(size, 0) < _FIRST for size in sizes):
+            return True
+        key = max(sizes, key=lambda size: self._brought[size])
+        price = rate * self._ms[min(self._ms, key=lambda count: abs(count - len(without)))]
+        share = _STAYS if self._pays.get(key, True) else 1.0
+        self._pays[key] = sum(self._brought[size] for size in sizes) > share * price
+        if self._pays[key]:
+            return True
+        self._skipped[key] = (self._skipped.get(key, 0) + 1) % _PROBED
+        return self._skipped[key] == 0
+
+    def learn(self, without: Sequence[float], having: Sequence[float], ms: float) -> None:
+        """Take in what a draft brought.
+
+        Args:
+            without: as for `pays`.
+            having: the same with the draft.
+            ms: that drafting took.
+        """
+        for less, more in zip(without, having, strict=True):
+            size, brought = _size(less), max(more - less, 0.0)
+            self._seen[size] = self._seen.get(size, 0) + 1
+            self._brought[size] = _mixed(self._brought.get(size), brought)
+        self._ms[len(without)] = _mixed(self._ms.get(len(without)), ms)
+
+
+def _size(gain: float) -> int:
+    return min(int(2 * gain), 10)
+
+
+def _mixed(before: float | None, now: float) -> float:
+    return now if before is None else before * _KEPT + now * (1 - _KEPT)
