@@ -1,6 +1,7 @@
 """The command behind `make peers`; see docs/measurements/peers.md."""
 
 import json
+import sys
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -140,4 +141,8 @@ def _shipped_draft(model: str) -> str | None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    try:
+        typer.run(main)
+    except OutpaceError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)

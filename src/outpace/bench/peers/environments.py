@@ -36,12 +36,13 @@ def prepare(name: str, peer: Peer, folder: Path, constraints: Path) -> Path:
     if python.is_file() and record.is_file() and record.read_text(encoding="utf-8") == versions:
         return python
     shutil.rmtree(home, ignore_errors=True)
-    _run(name, [sys.executable, "-m", "venv", str(home)], {})
-    install = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(file)]
+    _run(name, [sys.executable, "-m", "venv", "--without-pip", str(home)], {})
+    pip = [sys.executable, "-m", "pip", "--python", str(python)]  # our own, for theirs
+    install = [*pip, "install", "--quiet", "--constraint", str(file)]
     compiled = [f"--no-binary={','.join(peer.from_source)}"] if peer.from_source else []
     _run(name, [*install, *compiled, *peer.packages], peer.build)
     if peer.unwanted:
-        _run(name, [str(python), "-m", "pip", "uninstall", "--quiet", "--yes", *peer.unwanted], {})
+        _run(name, [*pip, "uninstall", "--quiet", "--yes", *peer.unwanted], {})
     record.write_text(versions, encoding="utf-8")
     return python
 

@@ -30,6 +30,7 @@ _FILE_TYPES = {
     "F16": gguf.LlamaFileType.MOSTLY_F16,
     "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
 }
+_BLOCK = 32
 
 
 def write_gguf(
@@ -46,7 +47,8 @@ def write_gguf(
         eos: id that ends an answer.
 
     Raises:
-        InvalidRequest: an architecture that this file does not write, or a weight that F16 cannot hold.
+        InvalidRequest: an architecture that this file does not write, weights that F16 cannot hold, or rows that Q8_0
+            cannot divide.
     """
     if config.model_type not in ARCHITECTURES:
         known = ", ".join(ARCHITECTURES)
@@ -86,6 +88,8 @@ def _add_tensor(writer: GGUFWriter, name: str, weight: Tensor, precision: str) -
     kind = FORMATS[precision] if weight.ndim == 2 else GGMLQuantizationType.F32
     if precision == "F16" and not torch.equal(weight.to(torch.float16).to(weight.dtype), weight):
         raise InvalidRequest(f"precision='F16': it would change {name}; use BF16 or F32")
+    if precision == "Q8_0" and weight.ndim == 2 and weight.shape[1] % _BLOCK:
+        raise InvalidRequest(f"precision='Q8_0': {name} has rows of {weight.shape[1]}; they must divide by {_BLOCK}")
     data: np.ndarray[Any, Any] = gguf.quants.quantize(weight.to(torch.float32).contiguous().numpy(), kind)
     writer.add_tensor(name, data, raw_dtype=kind)
 

@@ -95,7 +95,8 @@ class RunnerProcess:
         self._signal(signal.SIGCONT)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.close()
+        with suppress(BrokenPipeError):  # a request that it never read
+            self._process.stdin.close()
         try:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
