@@ -64,6 +64,7 @@ PEERS = {
         (
             Seat("BF16", "BF16", ("plain", "lookup", "lookup-2")),
             Seat("Q8_0", "Q8_0", ("plain", "lookup", "lookup-2")),
+            Seat("Q4_1", "Q4_1", ("plain",)),
         ),
         packages=("llama-cpp-python",),
         from_source=("llama-cpp-python",),

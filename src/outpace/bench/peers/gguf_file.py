@@ -23,14 +23,16 @@ FORMATS = {
     "F32": GGMLQuantizationType.F32,
     "F16": GGMLQuantizationType.F16,
     "Q8_0": GGMLQuantizationType.Q8_0,
+    "Q4_1": GGMLQuantizationType.Q4_1,
 }
 _FILE_TYPES = {
     "BF16": gguf.LlamaFileType.MOSTLY_BF16,
     "F32": gguf.LlamaFileType.ALL_F32,
     "F16": gguf.LlamaFileType.MOSTLY_F16,
     "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "Q4_1": gguf.LlamaFileType.MOSTLY_Q4_1,
 }
-_BLOCK = 32
+_BLOCKED, _BLOCK = ("Q8_0", "Q4_1"), 32
 
 
 def write_gguf(
@@ -47,7 +49,7 @@ def write_gguf(
         eos: id that ends an answer.
 
     Raises:
-        InvalidRequest: an architecture that this file does not write, weights that F16 cannot hold, or rows that Q8_0
+        InvalidRequest: an architecture that this file does not write, weights that F16 cannot hold, or rows that blocks
             cannot divide.
     """
     if config.model_type not in ARCHITECTURES:
@@ -88,8 +90,10 @@ def _add_tensor(writer: GGUFWriter, name: str, weight: Tensor, precision: str) -
     kind = FORMATS[precision] if weight.ndim == 2 else GGMLQuantizationType.F32
     if precision == "F16" and not torch.equal(weight.to(torch.float16).to(weight.dtype), weight):
         raise InvalidRequest(f"precision='F16': it would change {name}; use BF16 or F32")
-    if precision == "Q8_0" and weight.ndim == 2 and weight.shape[1] % _BLOCK:
-        raise InvalidRequest(f"precision='Q8_0': {name} has rows of {weight.shape[1]}; they must divide by {_BLOCK}")
+    if precision in _BLOCKED and weight.ndim == 2 and weight.shape[1] % _BLOCK:
+        raise InvalidRequest(
+            f"precision={precision!r}: {name} has rows of {weight.shape[1]}; they must divide by {_BLOCK}"
+        )
     data: np.ndarray[Any, Any] = gguf.quants.quantize(weight.to(torch.float32).contiguous().numpy(), kind)
     writer.add_tensor(name, data, raw_dtype=kind)
 
