@@ -14,11 +14,11 @@ from rich.console import Console
 
 from outpace.bench.environment import environment
 from outpace.bench.folder import RunFolder
-from outpace.bench.peers.contenders import BASELINE, HF, OURS, Peer, Seat, entry_name, named_peers
+from outpace.bench.peers.contenders import BASELINE, HF, OURS, Peer, Service, entry_name, named_peers
 from outpace.bench.peers.environments import PeerMissing, prepare
 from outpace.bench.peers.figures import markdown, rows
 from outpace.bench.peers.processes import RunnerProcess
-from outpace.bench.peers.race import Course, Entry, Race
+from outpace.bench.peers.race import Entry, Race, Task
 from outpace.bench.peers.weights import export, export_draft, export_gguf
 from outpace.bench.workload import fingerprint, read_workloads
 from outpace.core.errors import InvalidRequest, OutpaceError
@@ -26,12 +26,12 @@ from outpace.models.load import load_vocabulary_facts
 from outpace.models.shipped import shipped_for
 
 
-class Paddock:
+class Setup:
     """Sets up who races: environments, weights, processes.
 
     Args:
         model: as for `outpace.load`.
-        course: what is decoded.
+        task: what is decoded.
         folder: for environments and weights.
         constraints: the folder of pinned versions.
         draft: a draft model for assisted generation, if there is one.
@@ -39,10 +39,10 @@ class Paddock:
     """
 
     def __init__(
-        self, model: str, course: Course, folder: Path, constraints: Path, draft: str | None, threads: int
+        self, model: str, task: Task, folder: Path, constraints: Path, draft: str | None, threads: int
     ) -> None:
         self.missing: dict[str, str] = {}
-        self._model, self._course, self._draft, self._threads = model, course, draft, threads
+        self._model, self._course, self._draft, self._threads = model, task, draft, threads
         self._folder, self._constraints = folder, constraints
         self._weights = folder / "weights" / (Path(model).name or "model")
 
@@ -54,30 +54,32 @@ class Paddock:
             self.missing[name] = str(error)
             return []
         entries = []
-        for seat in peer.seats:
-            methods = seat.methods
+        for service in peer.services:
+            methods = service.methods
             if "assisted" in methods and self._draft is None:
-                self.missing[entry_name(name, seat, "assisted")] = "no draft model of this model: name one by --draft"
+                self.missing[entry_name(name, service, "assisted")] = (
+                    "no draft model of this model: name one by --draft"
+                )
                 methods = tuple(method for method in methods if method != "assisted")
-            label = f"{name}-{seat.precision}-{'-'.join(methods)}"
+            label = f"{name}-{service.precision}-{'-'.join(methods)}"
             try:
-                settings = self._settings(seat, methods)
-                own = variables | seat.environment | ({"PYTHONPATH": ""} if peer.packages else {})
+                settings = self._settings(service, methods)
+                own = variables | service.environment | ({"PYTHONPATH": ""} if peer.packages else {})
                 process = RunnerProcess(python, peer.script, settings, logs / f"{label}.log", own)
             except OutpaceError as error:
-                self.missing |= {entry_name(name, seat, method): str(error) for method in methods}
+                self.missing |= {entry_name(name, service, method): str(error) for method in methods}
                 continue
             stack.enter_context(process)
-            entries += [Entry(name, seat, method, process) for method in methods]
+            entries += [Entry(name, service, method, process) for method in methods]
         return entries
 
-    def _settings(self, seat: Seat, methods: tuple[str, ...]) -> dict[str, object]:
-        settings: dict[str, object] = {"model": self._model, "precision": seat.precision, "methods": methods}
+    def _settings(self, service: Service, methods: tuple[str, ...]) -> dict[str, object]:
+        settings: dict[str, object] = {"model": self._model, "precision": service.precision, "methods": methods}
         settings |= {"threads": self._threads, "eos": self._course.eos}
         settings["max_length"] = max(map(len, self._course.prompts)) + self._course.max_new_tokens + 64
-        if seat.weights != OURS:
+        if service.weights != OURS:
             exported = export(self._model, self._weights)
-            settings["weights"] = str(exported if seat.weights == HF else export_gguf(exported, seat.weights))
+            settings["weights"] = str(exported if service.weights == HF else export_gguf(exported, service.weights))
             if "assisted" in methods and self._draft is not None:
                 settings["draft"] = str(export_draft(self._draft, exported, self._weights))
         return settings
@@ -105,22 +107,22 @@ def main(
     )
     count = threads or psutil.cpu_count(logical=False) or 1
     shared = environment(torch.device("cpu"), torch.bfloat16) | {"model": model, "threads": count}
-    course = Course(items, prompts, max_new_tokens, eos, shared)
+    task = Task(items, prompts, max_new_tokens, eos, shared)
     where = out or Path("runs") / f"peers-{datetime.now():%F-%H%M%S}"
     settings = shared | {"peers": list(chosen), "prompts": fingerprint(items), "max_new_tokens": max_new_tokens}
     run = RunFolder(where, settings | {"wait": wait})
     if (where / "records.jsonl").exists():
         raise InvalidRequest(f"out={str(where)!r}: holds the records of a race; choose a new folder")
-    paddock = Paddock(model, course, folder, constraints, draft or _shipped_draft(model), threads=count)
+    setup = Setup(model, task, folder, constraints, draft or _shipped_draft(model), threads=count)
     variables = {"OMP_NUM_THREADS": str(count)} | ({"OMP_WAIT_POLICY": wait} if wait else {})
     with ExitStack() as stack:
         entries = []
         for name, peer in chosen.items():
             notes.print(f"setting up {name}", highlight=False)
-            entries += paddock.enter(name, peer, stack, where, variables)
+            entries += setup.enter(name, peer, stack, where, variables)
         if BASELINE not in {entry.name for entry in entries}:
-            raise PeerMissing(paddock.missing[BASELINE])
-        race = Race(entries, course, paddock.missing)
+            raise PeerMissing(setup.missing[BASELINE])
+        race = Race(entries, task, setup.missing)
         records = []
         for number, group in enumerate(race.groups(), start=1):
             run.append(group)

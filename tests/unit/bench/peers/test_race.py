@@ -11,11 +11,11 @@ from typing import Any
 import psutil
 import pytest
 
-from outpace.bench.peers.contenders import BASELINE, OURS, Peer, Seat, named_peers
+from outpace.bench.peers.contenders import BASELINE, OURS, Peer, Service, named_peers
 from outpace.bench.peers.environments import PeerMissing, prepare
 from outpace.bench.peers.figures import markdown, rows
 from outpace.bench.peers.processes import RunnerProcess
-from outpace.bench.peers.race import Course, Entry, Race
+from outpace.bench.peers.race import Entry, Race, Task
 from outpace.bench.peers.serve import Clock
 from outpace.bench.workload import WorkItem
 from outpace.core.errors import InvalidRequest
@@ -51,7 +51,7 @@ def load(settings):
 METHODS = ("plain", "drafts", "strays", "dies")
 
 
-class Stable:
+class Fakes:
     """Processes of one test, all writing to one list of turns."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
@@ -65,18 +65,18 @@ class Stable:
         return self.stack.enter_context(process)
 
     def race(self, prompts: list[list[int]], tokens: int = 6, eos: tuple[int, ...] = ()) -> Race:
-        ours = Entry("outpace", Seat("bfloat16", OURS, ("plain",)), "plain", self.process(eos=eos))
-        seat, process = Seat("half", OURS, METHODS), self.process(eos=eos)
-        others = [Entry("peer", seat, method, process) for method in METHODS]
+        ours = Entry("outpace", Service("bfloat16", OURS, ("plain",)), "plain", self.process(eos=eos))
+        service, process = Service("half", OURS, METHODS), self.process(eos=eos)
+        others = [Entry("peer", service, method, process) for method in METHODS]
         items = tuple(WorkItem(str(number), "set", ("text",)) for number in range(len(prompts)))
         shared = {"hardware": "a machine", "batch_size": 1}
-        return Race([ours, *others], Course(items, tuple(map(tuple, prompts)), tokens, eos, shared))
+        return Race([ours, *others], Task(items, tuple(map(tuple, prompts)), tokens, eos, shared))
 
 
 @pytest.fixture
-def stable(tmp_path: Path) -> Iterator[Stable]:
+def fakes(tmp_path: Path) -> Iterator[Fakes]:
     with ExitStack() as stack:
-        yield Stable(tmp_path, stack)
+        yield Fakes(tmp_path, stack)
 
 
 def _stops(process: psutil.Process) -> bool:
@@ -104,10 +104,10 @@ def test_the_clock_counts_what_the_prompts_pass_brought_and_stops_at_the_end() -
     assert (silent["token_ids"], silent["first"], silent["decode_seconds"]) == ([], 0, 0.0)
 
 
-def test_records_compare_everybody_with_its_own_plain_text_and_with_ours(stable: Stable) -> None:
+def test_records_compare_everybody_with_its_own_plain_text_and_with_ours(fakes: Fakes) -> None:
     """Guards against an equality column that compares with somebody else, and against speeds of tokens that came with
     the prompt."""
-    race = stable.race([[100, 1], [200, 2]])
+    race = fakes.race([[100, 1], [200, 2]])
     first, second = race.groups()
     by_name = {record["method"]: record for record in first}
     assert list(by_name) == [BASELINE, *(f"peer/half/{method}" for method in METHODS)]
@@ -123,30 +123,30 @@ def test_records_compare_everybody_with_its_own_plain_text_and_with_ours(stable:
     assert json.loads(json.dumps(first)) == json.loads(json.dumps(first)), "records are JSON"
 
 
-def test_a_token_that_ends_the_answer_is_no_difference(stable: Stable) -> None:
+def test_a_token_that_ends_the_answer_is_no_difference(fakes: Fakes) -> None:
     """Guards against calling texts different because one library keeps the id that ends it to itself."""
-    race = stable.race([[1, 1]], eos=(3,))
+    race = fakes.race([[1, 1]], eos=(3,))
     (group,) = race.groups()
     assert group[0]["token_ids"] == [[1, 2, 3]]
     assert group[0]["finish_reasons"] == ["stop"]
     assert race._said({"token_ids": [1, 2, 3]}) == race._said({"token_ids": [1, 2]}) == [1, 2]
 
 
-def test_turns_rotate(stable: Stable) -> None:
+def test_turns_rotate(fakes: Fakes) -> None:
     """Guards against a drift of the machine that always meets the same contender."""
-    race = stable.race([[1, 1], [2, 2], [3, 3]], tokens=3)
+    race = fakes.race([[1, 1], [2, 2], [3, 3]], tokens=3)
     list(race.groups())
-    turns = [line.split()[0] for line in stable.turns.read_text().splitlines()]
+    turns = [line.split()[0] for line in fakes.turns.read_text().splitlines()]
     assert len(turns) == 4 * 5  # everybody warms up first
     assert turns[5:10] == ["plain", *METHODS]
     assert turns[10:15] == [*METHODS, "plain"]
     assert turns[15:20] == [*METHODS[1:], "plain", "plain"]
 
 
-def test_who_is_not_asked_stands_still(stable: Stable) -> None:
+def test_who_is_not_asked_stands_still(fakes: Fakes) -> None:
     """Guards against a neighbour whose waiting threads take the core that is being measured; and against processes that
     are left behind, stopped, when the race is over."""
-    process = stable.process()
+    process = fakes.process()
     own = psutil.Process(process._process.pid)
     assert _stops(own)
     assert process.ask("plain", [4, 1], 3)["token_ids"] == [4, 5, 6]
@@ -156,9 +156,9 @@ def test_who_is_not_asked_stands_still(stable: Stable) -> None:
     assert not own.is_running()
 
 
-def test_who_fails_is_reported_and_the_others_go_on(stable: Stable) -> None:
+def test_who_fails_is_reported_and_the_others_go_on(fakes: Fakes) -> None:
     """Guards against a peer that is dropped without a word, and against one failure that ends the race."""
-    race = stable.race([[1, 1], [2, 2, 2, 2], [3, 3]])
+    race = fakes.race([[1, 1], [2, 2, 2, 2], [3, 3]])
     groups = list(race.groups())
     assert [len(group) for group in groups] == [5, 4, 1], "who had answered keeps the record; then its process is gone"
     assert "the weights are gone" in race.missing["peer/half/dies"]
@@ -169,15 +169,15 @@ def test_who_fails_is_reported_and_the_others_go_on(stable: Stable) -> None:
     assert "| `peer/half/strays` | pretence 1.0 | 1 |" in table
 
 
-def test_a_peer_that_does_not_load_says_why(stable: Stable) -> None:
+def test_a_peer_that_does_not_load_says_why(fakes: Fakes) -> None:
     """Guards against an empty place in the table with no reason."""
     with pytest.raises(PeerMissing, match="runner: ended: RuntimeError: no such model"):
-        stable.process("broken")
+        fakes.process("broken")
 
 
-def test_our_own_failure_ends_the_race(stable: Stable) -> None:
+def test_our_own_failure_ends_the_race(fakes: Fakes) -> None:
     """Guards against ratios with nothing to compare with."""
-    race = stable.race([[1, 1]])
+    race = fakes.race([[1, 1]])
     race.entries[0].process.close()
     with pytest.raises((PeerMissing, ValueError)):
         list(race.groups())
@@ -208,7 +208,7 @@ def test_every_runner_is_there_and_pinned() -> None:
     peers: dict[str, Any] = named_peers("transformers,llama.cpp,openvino,vllm")
     for name, peer in peers.items():
         assert peer.script.is_file()
-        assert "plain" in {method for seat in peer.seats for method in seat.methods}
+        assert "plain" in {method for service in peer.services for method in service.methods}
         if peer.packages:
             pinned = (root / "constraints" / "peers" / f"{name}.txt").read_text().lower().replace("_", "-")
             assert all(f"{package}==" in pinned for package in peer.packages)
