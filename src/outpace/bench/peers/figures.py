@@ -16,6 +16,11 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     Speed is `bench.report`'s: the median of ratios paired by prompt, over this library's plain decoding in bfloat16,
     tokens after those that the prompt's pass brought. Memory is the whole process's.
     """
+    datasets = dict.fromkeys(record["dataset"] for record in records)
+    by_set = {
+        dataset: summarise([record for record in records if record["dataset"] == dataset], BASELINE)
+        for dataset in datasets
+    }
     found = []
     for name, figures in summarise(records, BASELINE).items():
         own = [record for record in records if record["method"] == name]
@@ -25,13 +30,14 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
             {"name": name, "peer": own[0]["peer"], "precision": own[0]["precision"]}
             | {key: figures[key] for key in kept}
             | {"equal_to_own_plain": sum(equal) / len(equal) if equal else None, "equal_to_ours": figures["equal"]}
+            | {"sets": {dataset: of[name]["speedup"] for dataset, of in by_set.items() if name in of}}
             | {"memory_mb": figures["memory_mb"], "process": own[0]["process"]}
         )
     return found
 
 
 def markdown(found: Sequence[Mapping[str, Any]], missing: Mapping[str, str], title: str) -> str:
-    """The table for people, and below it who is missing and why."""
+    """The table for people, speeds by set of prompts where there are several, and below who is missing and why."""
     lines = [title, "", f"| {' | '.join((*COLUMNS, 'MB'))} |", f"|{'---|' * (len(COLUMNS) + 1)}"]
     for row in found:
         facts, interval = row["process"], row["speedup_interval"]
@@ -47,8 +53,23 @@ def markdown(found: Sequence[Mapping[str, Any]], missing: Mapping[str, str], tit
             _number(row["memory_mb"], "{:.0f}"),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", *(f"Missing: {name}: {reason}" for name, reason in missing.items())]
+    lines += ["", *_sets(found), *(f"Missing: {name}: {reason}" for name, reason in missing.items())]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _sets(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Speeds over our plain decoding by set of prompts, and their mean."""
+    names = list(found[0]["sets"])
+    if len(names) < 2:
+        return []
+    lines = [f"| who | {' | '.join(names)} | mean |", f"|{'---|' * (len(names) + 2)}"]
+    for row in found:
+        speeds = [row["sets"].get(name) for name in names]
+        known = [speed for speed in speeds if speed is not None]
+        mean = sum(known) / len(known) if len(known) == len(names) else None
+        cells = [f"`{row['name']}`", *(_number(speed, "{:.2f}x") for speed in (*speeds, mean))]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
 
 def _number(value: float | None, form: str) -> str:

@@ -169,6 +169,20 @@ def test_who_fails_is_reported_and_the_others_go_on(fakes: Fakes) -> None:
     assert "| `peer/half/strays` | pretence 1.0 | 1 |" in table
 
 
+def test_speeds_by_set_of_prompts_and_their_mean(fakes: Fakes) -> None:
+    """Guards against a mean in which a set of many prompts counts more, and against ratios across sets."""
+    race = fakes.race([[1, 1], [2, 2], [3, 3]])
+    records = [record for group in race.groups() for record in group]
+    for record in records:
+        record["dataset"] = "code" if record["index"] else "chat"
+        record["group"]["tokens_per_second"] = {BASELINE: 10.0}.get(record["method"], 20.0 + 10 * record["index"])
+    found = {row["name"]: row for row in rows(records)}
+    assert found["peer/half/strays"]["sets"] == {"chat": 2.0, "code": 3.5}
+    table = markdown(list(found.values()), {}, "a race")
+    assert "| who | chat | code | mean |" in table
+    assert "| `peer/half/strays` | 2.00x | 3.50x | 2.75x |" in table
+
+
 def test_a_peer_that_does_not_load_says_why(fakes: Fakes) -> None:
     """Guards against an empty place in the table with no reason."""
     with pytest.raises(PeerMissing, match="runner: ended: RuntimeError: no such model"):
