@@ -42,7 +42,7 @@ class Setup:
         self, model: str, task: Task, folder: Path, constraints: Path, draft: str | None, threads: int
     ) -> None:
         self.missing: dict[str, str] = {}
-        self._model, self._course, self._draft, self._threads = model, task, draft, threads
+        self._model, self._task, self._draft, self._threads = model, task, draft, threads
         self._folder, self._constraints = folder, constraints
         self._weights = folder / "weights" / (Path(model).name or "model")
 
@@ -75,8 +75,8 @@ class Setup:
 
     def _settings(self, service: Service, methods: tuple[str, ...]) -> dict[str, object]:
         settings: dict[str, object] = {"model": self._model, "precision": service.precision, "methods": methods}
-        settings |= {"threads": self._threads, "eos": self._course.eos}
-        settings["max_length"] = max(map(len, self._course.prompts)) + self._course.max_new_tokens + 64
+        settings |= {"threads": self._threads, "eos": self._task.eos}
+        settings["max_length"] = max(map(len, self._task.prompts)) + self._task.max_new_tokens + 64
         if service.weights != OURS:
             exported = export(self._model, self._weights)
             settings["weights"] = str(exported if service.weights == HF else export_gguf(exported, service.weights))
