@@ -3,8 +3,12 @@ BIN := .venv/bin
 READY := .venv/.ready
 # Tests of a file share fixtures; more workers want more memory, about 2 GB each.
 PARALLEL := --numprocesses 2 --dist loadfile
+# Of `make peers`: who races, on what (FILE, FILE:LIMIT or builtin:LIMIT, several of them with spaces between), how long.
+PEERS := transformers,llama.cpp,openvino,vllm
+PROMPTS := builtin:4
+TOKENS := 128
 
-.PHONY: demo test test-more test-all lint docs bench clean
+.PHONY: demo test test-more test-all lint docs bench peers clean
 
 demo: $(READY) ## Race plain against speculative decoding on a real model
 	$(BIN)/outpace models pull smollm2-135m
@@ -31,6 +35,10 @@ docs: $(READY) ## The documents as a site, in build/site; every link and every t
 bench: $(READY) ## The headline table on the built-in prompts
 	$(BIN)/outpace models pull smollm2-135m
 	$(BIN)/outpace bench --model smollm2-135m --workload builtin --methods transformers,plain,lookup,recycle --out runs/bench-$$(date +%F-%H%M%S)
+
+peers: $(READY) ## Other libraries beside this one, each in an environment of its own; the first time builds them
+	$(BIN)/outpace models pull smollm2-135m
+	$(BIN)/python -m outpace.bench.peers --model smollm2-135m --peers $(PEERS) $(addprefix --workload ,$(PROMPTS)) --max-new-tokens $(TOKENS)
 
 $(READY): pyproject.toml constraints/cpu.txt
 	@echo "setting up .venv: torch, transformers and others, a minute or two"

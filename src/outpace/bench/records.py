@@ -73,7 +73,7 @@ def group_figures(turns: Sequence[Sequence[TurnRun]]) -> dict[str, Any]:
         "decoded": decoded,
         "decode_ms": decode_ms,
         "end_to_end_ms": end_to_end_ms,
-        "tokens_per_second": 1e3 * decoded / decode_ms if decoded else None,
+        "tokens_per_second": 1e3 * decoded / decode_ms if decoded and decode_ms else None,
     }
 
 

@@ -11,11 +11,12 @@ from outpace.bench.records import PHASES
 from outpace.bench.runner import PLAIN, Record
 
 
-def summarise(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+def summarise(records: Sequence[Record], baseline: str = PLAIN) -> dict[str, dict[str, Any]]:
     """Figures per method, in the order the methods first appear.
 
-    Speedup is plain over method, decode time per token after the first, paired per group of prompts decoded together,
-    which is one prompt at batch size 1: the median, with a 95 % bootstrap interval. End-to-end includes the prefill.
+    Speedup is the baseline, a plain decoding, over method, decode time per token after the first, paired per group of
+    prompts decoded together, which is one prompt at batch size 1: the median, with a 95 % bootstrap interval.
+    End-to-end includes the prefill.
     Groups whose answers are one token long have no decode time and are left out of the ratios. Tokens per second are
     all tokens after the first ones over the groups' decode times; `ttft_ms` and `tpot_ms` are what a request waits.
 
@@ -25,7 +26,7 @@ def summarise(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     compute on the target's features when told, so that their shares hold some drafting too; compare with the same
     method without a retriever. On a GPU the pass is not over when `forward_ms` ends, and the share says too much.
     """
-    plain = _groups([record for record in records if record["method"] == PLAIN])
+    plain = _groups([record for record in records if record["method"] == baseline])
     methods = list(dict.fromkeys(record["method"] for record in records))
     return {method: _figures([record for record in records if record["method"] == method], plain) for method in methods}
 

@@ -20,7 +20,7 @@ from outpace.core.tree import DraftTree, Topology
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Of the passes that are measured; times between them are on the line."""
 _REPEATS = 5
-_REMEMBERED = 15  # rounds whose median is believed
+_REMEMBERED = 31  # rounds whose median is believed
 _REFRESHED = 8  # rounds after which times are worked out again
 
 
@@ -34,7 +34,7 @@ class PassCosts:
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
         self._measured: list[float] = _read(file)
-        self._factors: dict[tuple[int, int], deque[float]] = {}  # by sizes of text and of pass
+        self._factors: dict[int, deque[float]] = {}  # by size of text
         self._times: dict[tuple[int, int, int], PassTimes] = {}
         self._rounds = 0
 
@@ -69,8 +69,8 @@ class PassCosts:
             context: tokens before them, on average of its requests.
             ms: that the pass took.
         """
-        key = context.bit_length(), rows.bit_length()
-        self._factors.setdefault(key, deque(maxlen=_REMEMBERED)).append(ms / self._base(rows))
+        factors = self._factors.setdefault(context.bit_length(), deque(maxlen=_REMEMBERED))
+        factors.append(ms / self._base(rows))
         self._rounds += 1
         if self._rounds % _REFRESHED == 0:
             self._times.clear()
@@ -79,9 +79,8 @@ class PassCosts:
         """Times of passes of some requests with 0 to `nodes` drafted nodes of all together."""
         key = requests, context.bit_length(), nodes
         if key not in self._times:
-            ms = [self._base(requests + n) * self._factor(context, requests + n) for n in range(nodes + 1)]
-            # Learned factors differ from block to block; a longer pass that were cheaper would draw nodes for nothing.
-            self._times[key] = PassTimes(tuple(max(ms[: n + 1]) for n in range(nodes + 1)))
+            factor = self._factor(context)
+            self._times[key] = PassTimes(tuple(self._base(requests + n) * factor for n in range(nodes + 1)))
         return self._times[key]
 
     def _base(self, rows: int) -> float:
@@ -91,13 +90,11 @@ class PassCosts:
         share = (rows - low) / (high - low)
         return self._measured[above - 1] * (1 - share) + self._measured[above] * share
 
-    def _factor(self, context: int, rows: int) -> float:
-        """What rounds like this took, of what was measured: those of the nearest sizes that there were."""
+    def _factor(self, context: int) -> float:
+        """What rounds behind such texts took, of what was measured; those of the nearest size that there were."""
         if not self._factors:
             return 1.0
-        size = context.bit_length(), rows.bit_length()
-        nearest = min(self._factors, key=lambda key: (abs(key[0] - size[0]), abs(key[1] - size[1])))
-        return median(self._factors[nearest])
+        return median(self._factors[min(self._factors, key=lambda size: abs(size - context.bit_length()))])
 
 
 def _seconds(target: Target, slot: int, tree: DraftTree) -> float:

@@ -82,6 +82,10 @@ def last_of(places: Tensor, size: int) -> Tensor:
     Where a place stands twice in an indexed write, which one wins is left open; with the rows of these indices both
     write the same.
     """
+    if places.device.type == "cpu":  # a table of all places would be cleared for a few of them
+        found = places.tolist()
+        last_at = {place: index for index, place in enumerate(found)}
+        return torch.tensor([last_at[place] for place in found], dtype=torch.int64)
     last = torch.zeros(size, dtype=torch.int64, device=places.device)
     order = torch.arange(1, len(places) + 1, device=places.device)
     last.scatter_reduce_(0, places, order, reduce="amax")

@@ -1,0 +1,41 @@
+"""This library's own contenders, timed from outside as the others are."""
+
+from importlib.metadata import version
+from typing import Any
+
+import outpace
+
+
+class Contender:
+    """A loaded model.
+
+    Args:
+        settings: as `serve` describes; "weights" is a folder, "precision" bfloat16, float32 or int8.
+    """
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        is_int8 = settings["precision"] == "int8"
+        self._model = outpace.load(
+            settings["model"],
+            dtype="auto" if is_int8 else settings["precision"],
+            quantize="int8" if is_int8 else "none",
+            device="cpu",
+            max_num_seqs=1,
+        )
+        self.facts = {
+            "versions": {"outpace": version("outpace"), "torch": version("torch")},
+            "threads": settings["threads"],
+            "note": f"default: {self._model.method_name}",
+        }
+
+    def generate(self, method: str, prompt: list[int], max_new_tokens: int, clock: Any) -> None:
+        """Decode with plain decoding or the model's default method."""
+        chosen = None if method == "default" else method
+        with self._model.stream(prompt, max_new_tokens=max_new_tokens, method=chosen) as stream:
+            for event in stream:
+                clock.put(event.tokens)
+
+
+def load(settings: dict[str, Any]) -> Contender:
+    """See `serve`."""
+    return Contender(settings)
