@@ -269,15 +269,13 @@ def load(
     """Load a model for fast, lossless generation.
 
     Args:
-        model: a local folder or GGUF file, the name of a pulled model (`outpace models pull smollm2-135m`), or a
-            hub id, looked for in this order.
+        model: a local folder or GGUF file, a pulled model (`outpace models pull smollm2-135m`), or a hub id.
         method: how to draft: a name of `outpace methods`, with options as in "recycle:budget=8";
             `outpace.method("recycle", budget=8)`; or a proposer of one's own. None is the best for the drafter that is
             named, or ships for this model (`outpace models list`), or for none.
-        drafter: folder or hub id of a trained drafter, or the name of one that ships, as in "smollm2-135m/domino"; for
-            "linear", "fixed", "dynatree" and "svip" a draft model, named as `model` is, with the same tokenizer, or
-            "early-exit:LAYERS" for the target's own first layers. None takes what ships for this model and method, and
-            the first layers where that is no draft model.
+        drafter: folder or hub id of a trained drafter, or the name of one that ships ("smollm2-135m/domino"); for
+            "linear", "fixed", "dynatree" and "svip" a draft model of the same tokenizer, or "early-exit:LAYERS" for the
+            target's own first layers. None takes what ships for model and method, or the first layers.
         budget: drafted nodes per round; None takes the method's default for the device.
         speculative_config: vLLM's, instead of method, drafter and budget.
         dtype: "auto" (bfloat16 where the hardware computes in it), "float32", "bfloat16" or "float16".

@@ -1,0 +1,116 @@
+"""What passes cost: measured, kept, learned."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Needs, Target
+from outpace.core.tree import DraftTree
+from outpace.engine import costs as module
+from outpace.engine.costs import ROWS, PassCosts
+from outpace.engine.engine import Engine
+from outpace.engine.pricing import Pricing
+from outpace.shaping.proposer import EmptyDraft
+from outpace.testing import ToyTarget, decode
+
+
+def known_costs(tmp_path: Path, ms: list[float] | None = None) -> PassCosts:
+    """Costs read from a file: 10 ms and one for each row unless told."""
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({"rows": ROWS, "ms": ms or [10.0 + rows for rows in ROWS]}))
+    return PassCosts(file)
+
+
+class Asking(EmptyDraft):
+    """An empty draft that asks for prices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.needs = Needs(prices=True)
+
+
+def test_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against times that are measured again by every process, a first pass that counts though memory is found
+    for it, and one slow pass that makes rows dear for good."""
+    measured: list[int] = []
+    clock = iter([99.0, *(0.001 * rows for rows in ROWS), *(0.5 if rows == 8 else 0.001 * rows for rows in ROWS)])
+    monkeypatch.setattr(module, "_REPEATS", 2)
+
+    def seconds(target: Target, slot: int, tree: DraftTree) -> float:
+        measured.append(len(tree))
+        return next(clock)
+
+    monkeypatch.setattr(module, "_seconds", seconds)
+    costs = PassCosts(tmp_path / "folder" / "costs.json")
+    assert not costs.is_known
+    costs.measure(ToyTarget(12), 0, 3)
+    assert measured == [ROWS[-1], *ROWS, *ROWS]
+    for kept in (costs, PassCosts(tmp_path / "folder" / "costs.json")):
+        assert kept.is_known
+        assert kept.times(1, 10, 3).ms == pytest.approx((1, 2, 3, 4))
+        assert kept.times(1, 10, 9).ms[9] == pytest.approx(10)  # between measured ones
+        assert kept.times(2, 10, 98).ms[98] == pytest.approx(100)  # beyond the last
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"rows": [1], "ms": [1]}', '{"ms": [1]}', '{"rows": 3, "ms": "x"}'])
+def test_a_damaged_file_is_measured_anew(tmp_path: Path, content: str) -> None:
+    """Guards against a request that fails because a file in a cache was cut off, or written by another version."""
+    file = tmp_path / "costs.json"
+    file.write_text(content)
+    assert not PassCosts(file).is_known
+
+
+def test_passes_are_measured_without_a_trace() -> None:
+    """Guards against measuring that leaves something in a request's slot: its answer is what it was."""
+    params = SamplingParams(max_new_tokens=9)
+    plain = decode(Engine(ToyTarget(12, max_length=128)), [[1, 2, 3]], [params], [Asking()])
+    priced = decode(Engine(ToyTarget(12, max_length=128), costs=PassCosts()), [[1, 2, 3]], [params], [Asking()])
+    assert plain[0].ids == priced[0].ids
+
+
+def test_learns_from_rounds(tmp_path: Path) -> None:
+    """Guards against one slow round that is believed, and against long texts that make short ones dear."""
+    costs = known_costs(tmp_path)
+    for _ in range(40):
+        costs.learn(rows=10, context=2000, ms=40.0)  # twice what was measured
+        costs.learn(rows=10, context=100, ms=20.0)
+    costs.learn(rows=10, context=100, ms=900.0)
+    assert costs.times(1, 2000, 9).ms == pytest.approx([2 * (11 + n) for n in range(10)])
+    assert costs.times(1, 100, 9).ms == pytest.approx([11 + n for n in range(10)])
+    assert costs.times(1, 5000, 9).ms == pytest.approx([2 * (11 + n) for n in range(10)])  # as the nearest there was
+
+
+def test_prices_are_for_who_asks(tmp_path: Path) -> None:
+    """Guards against requests under rejection whose trees, and so whose words, follow a clock; and against measuring
+    for methods that do not ask."""
+    engine, pricing = Engine(ToyTarget(12, max_length=128)), Pricing(known_costs(tmp_path))
+    rejecting = SamplingParams(max_new_tokens=3, temperature=1.0, verification="rejection")
+    for params, proposer, is_priced in (
+        (SamplingParams(max_new_tokens=3), Asking(), True),
+        (SamplingParams(max_new_tokens=3, temperature=1.0), Asking(), True),
+        (rejecting, Asking(), False),
+        (SamplingParams(max_new_tokens=3), EmptyDraft(), False),
+    ):
+        (session,) = engine.add([1, 2], params, proposer, budget=4)
+        session.slot = 0
+        prices = pricing.prices(engine.target, [session])
+        assert (prices is not None) == is_priced
+        if prices is not None:
+            assert prices.times.ms == pytest.approx((11, 12, 13, 14, 15))
+            assert prices.rate == pytest.approx(1 / 11)  # plain decoding's, before anything is known
+        session.slot = None
+
+
+def test_the_rate_is_that_of_late_rounds(tmp_path: Path) -> None:
+    """Guards against a rate that never forgets a slow beginning, or that one round upsets."""
+    pricing = Pricing(known_costs(tmp_path))
+    (session,) = Engine(ToyTarget(12, max_length=128)).add([1, 2], SamplingParams(max_new_tokens=3), Asking(), budget=2)
+    session.slot = 0
+    for tokens, rounds in ((1, 100), (4, 200)):
+        for _ in range(rounds):
+            pricing.learn([session], rows=3, pass_ms=13, round_ms=20, tokens=tokens)
+    prices = pricing.prices(ToyTarget(12), [session])
+    assert prices is not None
+    assert prices.rate == pytest.approx(4 / 20, rel=0.02)

@@ -1,0 +1,144 @@
+"""The union where time has a price: what it takes, what it leaves, and that nothing of it changes what is said."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace.core.params import SamplingParams
+from outpace.core.prices import PassTimes, Prices
+from outpace.core.tree import DraftTree
+from outpace.engine.costs import ROWS, PassCosts
+from outpace.engine.engine import Engine
+from outpace.engine.pricing import Pricing
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.shaping.proposer import EmptyDraft
+from outpace.testing import ToyTarget, assert_lossless, decode
+from outpace.testing.requests import toy_context
+from outpace.testing.sources import node_paths
+from outpace.union.proposer import Union
+from outpace.union.worth import DraftWorth
+from tests.unit.union.test_union import PLAN, PROMPTS, VOCAB, Watched, made, toy_draft, wishes
+
+PRICED = replace(PLAN, uses_prices=True, fixed_budget=4)
+FREE, DEAR = PassTimes((5.0,) * 40), PassTimes(tuple(5.0 + 50.0 * n for n in range(40)))
+
+
+def priced(times: PassTimes, rate: float = 0.2, **params: Any) -> list[Any]:
+    return [replace(wish, prices=Prices(rate, times)) for wish in wishes(**params)]
+
+
+def trees_of(union: Union, requests: list[Any]) -> list[DraftTree]:
+    return union.propose([union.open(slot) for slot in range(len(requests))], requests)
+
+
+def costs_of(tmp_path: Path, times: dict[str, float]) -> PassCosts:
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({"rows": ROWS, "ms": [times["pass"] + times["row"] * rows for rows in ROWS]}))
+    return PassCosts(file)
+
+
+def test_takes_all_where_rows_are_free_and_none_where_they_are_dear() -> None:
+    """Guards against prices that are not looked at, and against a tree where plain decoding is faster."""
+    assert all(len(tree) == 11 for tree in trees_of(made(toy_draft(), PRICED), priced(FREE)))
+    assert all(len(tree) == 1 for tree in trees_of(made(EmptyDraft(), replace(PRICED, may_draft=False)), priced(DEAR)))
+
+
+def test_without_prices_the_budget_is_the_fixed_one() -> None:
+    """Guards against trees of the largest budget for requests that get no prices, such as under rejection."""
+    assert all(len(tree) == 5 for tree in trees_of(made(toy_draft(), PRICED), wishes()))
+
+
+def test_slots_go_to_who_makes_most_of_them() -> None:
+    """Guards against a batch in which each request gets as many rows, whatever it expects of them: the taken ones are
+    the likeliest of all."""
+    alone = trees_of(made(toy_draft(), PRICED), priced(FREE))
+    some = PassTimes(tuple(5.0 + max(0, n - 9) * 50.0 for n in range(40)))  # nine rows for three requests
+    together = trees_of(made(toy_draft(), PRICED), priced(some))
+    sizes = [len(tree) - 1 for tree in together]
+    assert sum(sizes) == 9
+    assert len(set(sizes)) > 1
+    for whole, cut in zip(alone, together, strict=True):
+        assert set(node_paths(cut)) <= set(node_paths(whole))
+
+
+def test_drafts_are_left_out_where_they_do_not_pay() -> None:
+    """Guards against a draft that costs more than it brings at every round, and against one that is never tried again:
+    what it brings may change."""
+    worth = DraftWorth()
+    asked = [worth.pays([0.7], rate=0.2) for _ in range(1)]
+    for _ in range(6):
+        asked.append(worth.pays([0.7], rate=0.2))
+        worth.learn([0.7], [0.9], ms=10.0)  # a fifth of a token for what yields two
+    assert all(asked)
+    later = [worth.pays([0.7], rate=0.2) for _ in range(100)]
+    assert 1 <= sum(later) <= 3
+    for _ in range(60):
+        worth.learn([0.7], [4.0], ms=10.0)
+    assert all(worth.pays([0.7], rate=0.2) for _ in range(20))
+    assert worth.pays([3.0], rate=0.2)  # rounds that expect more without a draft are told apart
+
+
+def test_it_does_not_change_its_mind_for_little() -> None:
+    """Guards against drafts that alternate with rounds without one where both are worth about the same."""
+    worth = DraftWorth()
+    for _ in range(30):
+        worth.learn([0.2], [2.1], ms=10.0)
+    assert worth.pays([0.2], rate=0.18)
+    assert worth.pays([0.2], rate=0.2)  # dearer by a little than it brings
+    assert not worth.pays([0.2], rate=0.3)
+    assert not worth.pays([0.2], rate=0.2)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("times", [{"pass": 5.0, "row": 0.0}, {"pass": 5.0, "row": 0.7}, {"pass": 0.5, "row": 90.0}])
+def test_lossless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: dict[str, float], temperature: float) -> None:
+    """Guards against an answer that follows the clock."""
+    monkeypatch.setattr(Pricing, "learn", lambda *args, **kwargs: None)  # a toy's passes take no time
+    params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in range(len(PROMPTS))]
+
+    def make_engine() -> Engine:
+        return Engine(ToyTarget(VOCAB, max_length=128), costs=costs_of(tmp_path, times))
+
+    sessions = assert_lossless(make_engine, lambda _: made(toy_draft(), PRICED), PROMPTS, params)
+    metrics = [session.metrics for session in sessions]
+    if times["row"] == 90.0:
+        assert all(one.plain_steps == one.steps for one in metrics)
+    if times["row"] == 0.0:
+        assert all(one.drafted > 4 * one.steps for one in metrics)
+
+
+def test_rejection_says_the_same_whatever_time_costs(tmp_path: Path) -> None:
+    """Guards against sampled answers under rejection, where the tree has a say, that follow the clock."""
+    params = [
+        SamplingParams(max_new_tokens=24, temperature=1.0, seed=seed, verification="rejection") for seed in (1, 2)
+    ]
+    said = []
+    for row in (0.0, 90.0):
+        engine = Engine(ToyTarget(VOCAB, max_length=128), costs=costs_of(tmp_path, {"pass": 5.0, "row": row}))
+        sessions = decode(engine, PROMPTS[:2], params, [made(toy_draft(), PRICED)] * 2)
+        said.append([(session.ids, session.metrics.drafted) for session in sessions])
+    assert said[0] == said[1]
+
+
+def test_who_gives_a_budget_gets_it() -> None:
+    """Guards against comparisons at equal budgets in which one side takes what it likes."""
+    for method, is_priced, budget in (
+        ("outpace:draft=none", True, 31),
+        ("outpace:draft=none,budget=15", False, 15),
+        ("outpace:draft=none,budget=15,priced=true", True, 15),
+        ("outpace:draft=none,priced=false", False, 15),
+    ):
+        union = build_proposer(parse_method(method), toy_context(VOCAB))
+        assert (union.needs.prices, union.budget) == (is_priced, budget)
+
+
+def test_a_draft_that_is_left_out_is_not_asked() -> None:
+    """Guards against a draft whose time is spent although its tree is thrown away."""
+    watched = Watched(toy_draft())
+    union = made(watched, PRICED)
+    for _ in range(30):
+        trees_of(union, priced(DEAR, rate=10.0))
+    assert 0 < len(watched.asked) < 30 * len(PROMPTS) / 2
