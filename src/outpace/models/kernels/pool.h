@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <thread>
@@ -20,22 +22,62 @@ static inline void pause_briefly() {
 #endif
 }
 
+static inline int64_t nanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// How long it took beyond the spins, in nanoseconds: as long as somebody has the core of the one that is waited for.
 template <class Ready>
-static inline void wait_until(Ready ready, int spins) {
-  for (int turn = 0; !ready(); ++turn) {
-    if (turn < spins) pause_briefly();
-    else std::this_thread::yield();
+static inline int64_t wait_until(Ready ready, int spins) {
+  for (int turn = 0; turn < spins; ++turn) {
+    if (ready()) return 0;
+    pause_briefly();
   }
+  if (ready()) return 0;
+  const int64_t start = nanoseconds();
+  while (!ready()) std::this_thread::yield();
+  return nanoseconds() - start;
 }
 
 constexpr int kSpinsInPass = 2000;     // some 30 microseconds
 constexpr int kSpinsBetween = 500;     // a worker that was awake a moment ago is asked again at once
+
+// Whether passes go faster alone. Where something else runs on a core, the thread there is put aside for milliseconds at
+// a time, and all others wait for it at the next meeting: two threads beside two busy processes take three times as long
+// as one. So a pass that waited for much of its time is followed by some that have one thread, then by another try.
+class Crowd {
+ public:
+  // How many of `size` threads the next pass is to have.
+  int take(int size) {
+    if (alone_ == 0) return size;
+    --alone_;
+    return 1;
+  }
+
+  // What a pass of several threads had: nanoseconds in all, and those of them that were waited.
+  void learn(int64_t all, int64_t waited) {
+    if (waited * 4 < all) {
+      strikes_ = std::max(strikes_ - 1, 0);
+      if (strikes_ == 0) pause_ = kFirstPause;
+      return;
+    }
+    if (++strikes_ < kStrikes) return;
+    strikes_ = kStrikes - 1;  // one more is enough at the next try
+    alone_ = pause_;
+    pause_ = std::min(2 * pause_, kLongestPause);
+  }
+
+ private:
+  static constexpr int kStrikes = 3, kFirstPause = 16, kLongestPause = 256;
+  int strikes_ = 0, alone_ = 0, pause_ = kFirstPause;
+};
 
 // What the threads of one pass share.
 class Team {
  public:
   explicit Team(int size) : size(size) {}
   const int size;
+  std::atomic<int64_t> waited{0};  // nanoseconds, of all together, beyond what threads that run need
 
   // Wait for the others.
   void meet() {
@@ -46,7 +88,7 @@ class Team {
       next_.store(0, std::memory_order_relaxed);
       phase_.store(now + 1, std::memory_order_release);
     } else {
-      wait_until([&] { return phase_.load(std::memory_order_acquire) != now; }, kSpinsInPass);
+      waited += wait_until([&] { return phase_.load(std::memory_order_acquire) != now; }, kSpinsInPass);
     }
   }
 
@@ -71,7 +113,9 @@ class Pool {
   // Run `work(team)` on `size` threads, this one among them.
   void run(int size, const std::function<void(Team&)>& work) {
     std::lock_guard<std::mutex> one_at_a_time(turn_);
+    size = size > 1 ? crowd_.take(size) : 1;
     Team team(size);
+    const int64_t start = size > 1 ? nanoseconds() : 0;
     if (size > 1) {
       hire(size - 1);
       {
@@ -83,7 +127,8 @@ class Pool {
       wake_.notify_all();
     }
     work(team);
-    wait_until([&] { return busy_.load(std::memory_order_acquire) == 0; }, kSpinsInPass);
+    team.waited += wait_until([&] { return busy_.load(std::memory_order_acquire) == 0; }, kSpinsInPass);
+    if (size > 1) crowd_.learn(nanoseconds() - start, team.waited.load());
   }
 
  private:
@@ -109,6 +154,7 @@ class Pool {
     }
   }
 
+  Crowd crowd_;
   std::mutex turn_, mutex_;
   std::condition_variable wake_;
   std::atomic<unsigned> job_{0};

@@ -1,0 +1,54 @@
+"""When passes go on with one thread: beside others on the same cores, and only there."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from outpace.models.compiled import COMPILERS, SOURCES
+from tests.unit.models.tiny import needs_kernels
+
+pytestmark = needs_kernels
+PROGRAM = """
+#include "pool.h"
+#include <cstdio>
+
+// Passes of `waited` out of 100, alone or with two threads.
+static int together(Crowd& crowd, int passes, int waited) {
+  int found = 0;
+  for (int pass = 0; pass < passes; ++pass)
+    if (crowd.take(2) == 2) ++found, crowd.learn(100, waited);
+  return found;
+}
+
+int main() {
+  Crowd quiet, once, busy;
+  std::printf("%d ", together(quiet, 100, 20));
+  std::printf("%d ", together(once, 2, 90) + together(once, 2, 5) + together(once, 2, 90) + together(once, 94, 5));
+  std::printf("%d ", together(busy, 1000, 60));  // three, then one try behind 16, 32, 64, 128, 256 ... passes alone
+  int freed = 0;
+  while (busy.take(2) == 1) ++freed;
+  std::printf("%d", freed <= 256 && together(busy, 100, 5) == 100);
+}
+"""
+
+
+def test_passes_go_alone_in_a_crowd(tmp_path: Path) -> None:
+    """Guards against threads that wait for one that was put aside, at every meeting of every pass; against one that
+    gives up after a single slow pass, and against one that never tries again."""
+    source = tmp_path / "crowd.cpp"
+    source.write_text(PROGRAM)
+    compiler = next(found for name in COMPILERS if (found := shutil.which(name)))
+    command = [
+        compiler,
+        "-std=c++17",
+        "-O1",
+        "-w",
+        "-pthread",
+        f"-I{SOURCES}",
+        str(source),
+        "-o",
+        str(tmp_path / "crowd"),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    said = subprocess.run([tmp_path / "crowd"], check=True, capture_output=True, text=True).stdout.split()
+    assert said == ["100", "100", "9", "1"]
