@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from outpace.core.prices import Prices
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import Topology
 
@@ -152,7 +153,8 @@ class Gates(NamedTuple):
 class GrowingShape(Protocol):
     """Decides level by level which candidates deserve a slot. Pure but for the history in its per-request states.
 
-    A round begins with `begin`, which is told the budgets of all its requests and forgets the round before; `grow` and
+    A round begins with `begin`, which is told the budgets of all its requests and, if it wants them, prices of time,
+    and forgets the round before; `grow` and
     `kept` get the same states in the same order. `weight` says by what, above 0, the scores at a depth (from 1) count
     in cumulative ones. `grow` returns two masks [F, C]: candidates that become nodes, and those among them to be
     expanded in turn. `kept` says, once all trees have grown, how many drafted nodes of each are kept [R] int64, the
@@ -166,12 +168,14 @@ class GrowingShape(Protocol):
         wants_entropy: it reads `Level.entropy`.
         draws: which candidates become nodes depends on nothing but the levels above, and below a node they are the
             first ones, so that they may be drawn: what is taken by its own score was not drawn from its distribution.
+        wants_prices: it reads prices of time.
     """
 
     width: int
     reranks: bool
     wants_entropy: bool
     draws: bool
+    wants_prices: bool
 
     def open(self, alone: bool = False) -> Any: ...
 
@@ -179,7 +183,7 @@ class GrowingShape(Protocol):
 
     def weight(self, depth: int) -> float: ...
 
-    def begin(self, states: Sequence[Any], budgets: Sequence[int]) -> None: ...
+    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Prices | None = None) -> None: ...
 
     def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]: ...
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 from torch import Tensor
 
+from outpace.core.prices import Prices
 from outpace.core.protocols import Observation
 
 
@@ -15,6 +16,7 @@ class PlainShape:
     reranks = False
     wants_entropy = False
     draws = False
+    wants_prices = False
 
     def open(self, alone: bool = False) -> Any:
         return None
@@ -25,7 +27,7 @@ class PlainShape:
     def weight(self, depth: int) -> float:
         return 1.0
 
-    def begin(self, states: Sequence[Any], budgets: Sequence[int]) -> None:
+    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Prices | None = None) -> None:
         pass
 
     def kept(self, states: Sequence[Any], budgets: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.drafting import Gates
+from outpace.core.prices import Prices
 from outpace.core.protocols import Observation, Proposer
 from outpace.shaping.beam import Beam
 from outpace.shaping.gates import GatedConfig
@@ -75,7 +76,7 @@ class Recorder(Beam):
     def open(self, alone: bool = False) -> list[float]:
         return []
 
-    def begin(self, states: Sequence[list[float]], budgets: Sequence[int]) -> None:
+    def begin(self, states: Sequence[list[float]], budgets: Sequence[int], prices: Prices | None = None) -> None:
         for state in states:
             state.clear()
 

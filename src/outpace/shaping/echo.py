@@ -8,6 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from outpace.core.drafting import Level
+from outpace.core.prices import Prices
 from outpace.core.tree import MAX_TREE_NODES
 from outpace.shaping.base import Numbers
 from outpace.shaping.gates import CheckpointConfig, Gated, GateState
@@ -71,8 +72,8 @@ class Echo(Gated):
     def open(self, alone: bool = False) -> EchoState:
         return EchoState(alone=alone)
 
-    def begin(self, states: Sequence[EchoState], budgets: Sequence[int]) -> None:
-        super().begin(states, budgets)
+    def begin(self, states: Sequence[EchoState], budgets: Sequence[int], prices: Prices | None = None) -> None:
+        super().begin(states, budgets, prices)
         for state, budget in zip(states, budgets, strict=True):
             state.budget, state.scores, state.depth = budget, [], self.config.depth
 
@@ -110,11 +111,11 @@ class Echo(Gated):
                 scores[count : MAX_TREE_NODES - 1] if ended == group else scores[:0]
                 for scores, count, ended in zip(drafted, kept, has_ended, strict=True)
             ]
-            kept = [count + more for count, more in zip(kept, _best_of(spare, free), strict=True)]
+            kept = [count + more for count, more in zip(kept, best_of(spare, free), strict=True)]
         return torch.tensor(kept, dtype=torch.int64)
 
 
-def _best_of(spare: Sequence[Tensor], free: int) -> list[int]:
+def best_of(spare: Sequence[Tensor], free: int) -> list[int]:
     """How many of the `free` best scores are in each of the lists."""
     owners = torch.cat([torch.full((len(scores),), owner) for owner, scores in enumerate(spare)])
     best = torch.cat(list(spare)).argsort(descending=True, stable=True)[:free]

@@ -10,6 +10,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
+from outpace.core.prices import Prices
 from outpace.shaping.base import Integers, Numbers
 from outpace.shaping.beam import Beam, BeamConfig
 
@@ -100,7 +101,7 @@ class Gated(Beam):
     def open(self, alone: bool = False) -> Any:
         return GateState()
 
-    def begin(self, states: Sequence[Any], budgets: Sequence[int]) -> None:
+    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Prices | None = None) -> None:
         for state in states:
             state.stage = None
 

@@ -20,6 +20,7 @@ from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
 from outpace.shaping.echo import Echo, EchoConfig
 from outpace.shaping.fixed import FixedTree, FixedTreeConfig
 from outpace.shaping.gates import Gated, GatedConfig
+from outpace.shaping.priced import Priced, PricedConfig
 from outpace.shaping.rank_paths import Chain, MedusaTemplate
 from outpace.shaping.svip import Svip, SvipConfig
 
@@ -57,6 +58,7 @@ BUILT_IN = {
     "chain": Shape(Chain, "the best candidate of the best candidate"),
     "template": Shape(MedusaTemplate, "Medusa's static tree of 63 nodes", is_general=False),
     "beam": Shape(Beam, "EAGLE-2's dynamic tree: a beam, and the best nodes of all levels", BeamConfig),
+    "priced": Shape(Priced, "a beam whose levels and nodes must be worth their time, as measured here", PricedConfig),
     "search": Shape(Beam, "DART's tree search: the beam with its constants", SearchConfig, False, False),
     "fixed": Shape(FixedTree, "the same depth and breadth whatever the draft believes", FixedTreeConfig),
     "dynatree": Shape(DynaTree, "DynaTree: breadth and depth follow confidence and history", DynaTreeConfig),
