@@ -84,13 +84,13 @@ def test_levels_end_where_they_take_too_long(clock: list[float]) -> None:
     become cheaper."""
     made = priced()
     clock[0] = 0.001
-    assert {tree.topology.max_depth for tree in trees(made, Prices(0.2, FREE), PROMPTS[:1])} == {5}
+    assert {tree.draft_passes for tree in trees(made, Prices(0.2, FREE), PROMPTS[:1])} == {5}
     clock[0] = 1000.0
-    depths = [trees(made, Prices(0.2, FREE), PROMPTS[:1])[0].topology.max_depth for _ in range(40)]
+    depths = [trees(made, Prices(0.2, FREE), PROMPTS[:1])[0].draft_passes for _ in range(40)]
     assert depths.count(1) > 30
     assert max(depths[5:]) > 1
     clock[0] = 0.001
-    depths = [trees(made, Prices(0.2, FREE), PROMPTS[:1])[0].topology.max_depth for _ in range(4000)]
+    depths = [trees(made, Prices(0.2, FREE), PROMPTS[:1])[0].draft_passes for _ in range(4000)]
     assert depths[-1] == 5
 
 
