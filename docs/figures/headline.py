@@ -27,7 +27,7 @@ SHOWN = {
 def rows() -> dict[str, list[str]]:
     """The cells of each method in the table of methods."""
     text = (HERE.parent / "measurements" / "cpu-pass.md").read_text()
-    table = text.split("## Methods")[1]
+    table = text.split("## Methods")[1].split("\n## ")[0]
     lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if line[:3] == "| `"]
     return {cells[0].strip("`"): cells for cells in lines}
 
