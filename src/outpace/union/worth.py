@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 _KEPT = 0.9  # of what was learned, a round later
-_FIRST = 6  # rounds of each size that are drafted to see what it brings
+_FIRST = 6  # rounds that are drafted to see what it brings
 _PROBED = 48  # of so many rounds that did without a draft, one is drafted to see again
 _STAYS = 0.8  # of its price, what a draft must bring to go on: it does not change its mind at every round
 
@@ -16,7 +16,7 @@ class DraftWorth:
 
     def __init__(self) -> None:
         self._brought: dict[int, float] = {}  # tokens that a draft adds, by size
-        self._seen: dict[int, int] = {}
+        self._seen = 0
         self._skipped: dict[int, int] = {}
         self._pays: dict[int, bool] = {}
         self._ms: dict[int, float] = {}  # by number of requests
@@ -29,12 +29,12 @@ class DraftWorth:
             rate: tokens per millisecond that decoding reaches.
         """
         sizes = [_size(gain) for gain in without]
-        if any(self._seen.get(size, 0) < _FIRST for size in sizes):
+        if self._seen < _FIRST:
             return True
-        key = max(sizes, key=lambda size: self._brought[size])
+        key = max(sizes, key=self._expected)
         price = rate * self._ms[min(self._ms, key=lambda count: abs(count - len(without)))]
         share = _STAYS if self._pays.get(key, True) else 1.0
-        self._pays[key] = sum(self._brought[size] for size in sizes) > share * price
+        self._pays[key] = sum(map(self._expected, sizes)) > share * price
         if self._pays[key]:
             return True
         self._skipped[key] = (self._skipped.get(key, 0) + 1) % _PROBED
@@ -50,9 +50,13 @@ class DraftWorth:
         """
         for less, more in zip(without, having, strict=True):
             size, brought = _size(less), max(more - less, 0.0)
-            self._seen[size] = self._seen.get(size, 0) + 1
+            self._seen += 1
             self._brought[size] = _mixed(self._brought.get(size), brought)
         self._ms[len(without)] = _mixed(self._ms.get(len(without)), ms)
+
+    def _expected(self, size: int) -> float:
+        """What a draft adds to a round; of a size that was not seen, what it adds to those of the nearest."""
+        return self._brought[min(self._brought, key=lambda seen: abs(seen - size))]
 
 
 def _size(gain: float) -> int:

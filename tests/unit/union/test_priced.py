@@ -78,7 +78,11 @@ def test_drafts_are_left_out_where_they_do_not_pay() -> None:
     for _ in range(60):
         worth.learn([0.7], [4.0], ms=10.0)
     assert all(worth.pays([0.7], rate=0.2) for _ in range(20))
-    assert worth.pays([3.0], rate=0.2)  # rounds that expect more without a draft are told apart
+    for _ in range(20):
+        worth.learn([3.0], [3.1], ms=10.0)
+    assert not worth.pays([3.0], rate=0.2)  # rounds that expect more without a draft are told apart
+    assert worth.pays([0.7], rate=0.2)
+    assert worth.pays([0.2], rate=0.2)  # as the nearest that was seen
 
 
 def test_it_does_not_change_its_mind_for_little() -> None:
