@@ -1,0 +1,69 @@
+"""What a pass costs by its rows, by the tokens before them and by requests, and the memory that it takes.
+
+python scripts/pass_costs.py MODEL OUT.json [--quantize int8]
+
+Nothing is decoded: slots are filled with zeros up to each length, for time does not depend on what is in them.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+
+import outpace
+from outpace.core.tree import DraftTree, Topology
+from outpace.models.target import TransformersTarget
+
+ROWS, CONTEXTS, REQUESTS = (1, 2, 4, 8, 16, 32, 64), (256, 1024, 2048, 4096, 8064), (1, 2, 4, 8, 16)
+REPEATS = 9
+
+
+def pass_ms(target: TransformersTarget, requests: int, rows: int, context: int) -> float:
+    """Median milliseconds of a pass of some requests with so many rows each behind so many tokens."""
+    for slot in range(requests):
+        target.kv.lengths[slot] = context
+    trees = [DraftTree(torch.full((rows,), 7), Topology.chain(rows)) for _ in range(requests)]
+    seconds = []
+    for _ in range(REPEATS + 2):
+        started = perf_counter()
+        target.forward(range(requests), trees, [()] * requests)
+        seconds.append(perf_counter() - started)
+    for slot in range(requests):
+        target.rewind_slot(slot, 0)
+    return round(median(seconds[2:]) * 1e3, 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--quantize", default="none")
+    given = parser.parse_args()
+    model = outpace.load(given.model, "plain", quantize=given.quantize, max_model_len=8192, max_num_seqs=max(REQUESTS))
+    target = model.target
+    target.kv.keys.zero_()
+    target.kv.values.zero_()
+    per_token = 2 * target.kv.keys[:, 0, :, 0].numel() * target.kv.keys.element_size()
+    found = {
+        "model": given.model,
+        "quantize": given.quantize,
+        "kv_bytes_per_token": per_token,
+        "contexts": [
+            {"context": context, "rows": rows, "ms": pass_ms(target, 1, rows, context)}
+            for context in CONTEXTS
+            for rows in ROWS
+        ],
+        "requests": [
+            {"requests": requests, "rows": rows, "ms": pass_ms(target, requests, rows, 256)}
+            for requests in REQUESTS
+            for rows in (1, 4, 16)
+        ],
+    }
+    given.out.write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main()
