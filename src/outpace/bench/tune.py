@@ -63,7 +63,7 @@ class Trial:
 
     @property
     def speedup(self) -> float:
-        return median(self.speedups.values()) if self.speedups else 0.0
+        return _middle(list(self.speedups.values()))
 
     @property
     def interval(self) -> tuple[float, float] | None:
@@ -158,21 +158,26 @@ def decide(plain: Trial, able: Sequence[Trial]) -> tuple[Trial, str]:
     paying = [trial for trial in able if _lowest(list(trial.speedups.values())) > 1]
     if not paying:
         best = max(able, key=lambda trial: trial.speedup, default=None)
-        found = "no candidate is left" if best is None else f"the fastest candidate, {said(best)}, may be none"
+        found = (
+            "no candidate is left"
+            if best is None
+            else f"the fastest candidate, {best.method} at {_said(best)}, may be none"
+        )
         return plain, f"nothing is surely faster than plain decoding: {found}"
     best = max(paying, key=lambda trial: trial.speedup)
     alike = [trial for trial in paying if trial is best or not _is_surely_faster(best, trial)]
     chosen = min(alike, key=lambda trial: trial.effort)
     if chosen is not best:
-        return chosen, f"{said(chosen)}, cannot be told from the fastest, {said(best)}, and is simpler"
+        why = f"cannot be told from the fastest, {best.method} at {_said(best)}, and is simpler"
+        return chosen, f"{_said(chosen)}, {why}"
     others = [trial.method for trial in alike if trial is not best]
-    return best, f"{said(best)}, is the fastest" + (f"; {', '.join(others)} cannot be told from it" if others else "")
+    return best, f"{_said(best)}, the fastest" + (f"; {', '.join(others)} cannot be told from it" if others else "")
 
 
-def said(trial: Trial) -> str:
-    """A candidate with its speedup and interval."""
+def _said(trial: Trial) -> str:
+    """A speedup with its interval."""
     low, high = trial.interval or (trial.speedup, trial.speedup)
-    return f"{trial.method} at {trial.speedup:.2f}x ({low:.2f}-{high:.2f})"
+    return f"{trial.speedup:.2f}x ({low:.2f}-{high:.2f})"
 
 
 def spread(items: Sequence[WorkItem]) -> tuple[WorkItem, ...]:
@@ -198,13 +203,14 @@ def measuring(model: Model, params: SamplingParams, progress: Progress) -> Measu
 def trials_of(records: Sequence[Record]) -> list[Trial]:
     """What records of a bench say of each method."""
     figures, ratios = summarise(records), speedups(records)
-    plain_ms = figures[PLAIN]["round_ms"]
+    rates = {(record["method"], record["group"]["number"]): record["tokens_per_step"] for record in records}
     return [
         Trial(
             method=method,
             speedups=ratios[method],
             tokens_per_step=row["tokens_per_step"],
-            break_even=row["round_ms"] / plain_ms if plain_ms else 0.0,
+            # By prompt, as a round's price in plain tokens is what it says over what it gains.
+            break_even=_middle([rates[method, number] / ratio for number, ratio in ratios[method].items()]),
             drafting_share=min(row["draft_ms"] / row["round_ms"], 1.0) if row["round_ms"] else 0.0,
             has_drafter=parse_method(method).drafter is not None,
             draft_passes=row["draft_passes_per_step"],
@@ -231,3 +237,8 @@ def _lowest(ratios: Sequence[float]) -> float:
     if len(ratios) < FIRST_PROMPTS:
         return 0.0
     return (median_interval(ratios) or (ratios[0], ratios[0]))[0]
+
+
+def _middle(values: Sequence[float]) -> float:
+    """The median; 0 where nothing took any time."""
+    return median(values) if values else 0.0

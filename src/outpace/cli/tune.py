@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from outpace.bench.tune import Outcome, Trial
     from outpace.methods.profile import Profile
 
+METHOD_WIDTH = 40
+
 
 def tune(
     model: Annotated[str, typer.Argument(help="Folder, GGUF file, pulled name or hub id.")],
@@ -83,7 +85,7 @@ def tune(
         print(json.dumps({**report, "trials": trials, "left_out": left_out}))
     else:
         title = f"{model}, {profile.hardware}, {profile.threads} threads, {profile.dtype}, greedy"
-        Console(width=max(console.width, 100)).print(_table(outcome, title))
+        Console(width=max(console.width, 120)).print(_table(outcome, title))
         lines = [f"left out: {method}: {why}" for method, why in left_out.items()]
         lines += [f"REFUSED {trial.method}: {trial.refusal}; see `outpace verify`" for trial in outcome.refused]
         lines.append(f"{profile.method}: {outcome.why}")
@@ -131,7 +133,8 @@ def _figures(trial: "Trial") -> dict[str, Any]:
 def _table(outcome: "Outcome", title: str) -> Table:
     """The candidates; docs/command-line.md says what the columns mean."""
     table = Table(title=title, title_justify="left")
-    table.add_column("method", overflow="fold")
+    longest = max(len(trial.method) for trial in outcome.trials)
+    table.add_column("method", overflow="fold", min_width=min(longest, METHOD_WIDTH))
     for column in ("prompts", "speedup", "95 %", "tok/step", "breaks even at", "drafting", "equal"):
         table.add_column(column, justify="right", no_wrap=True)
     for trial in outcome.trials:

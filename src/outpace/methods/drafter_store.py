@@ -67,7 +67,7 @@ class DrafterStore:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of drafters at hand: of the one that was named, or of those that ship and the target's own first
         layers."""
-        return (*self._shipped, LANGUAGE_MODEL) if self.named_kind is None else (self.named_kind,)
+        return tuple({**self._shipped, LANGUAGE_MODEL: None}) if self.named_kind is None else (self.named_kind,)
 
     def check_kind(self, wanted: str | None, method: str, other: str) -> None:
         """Refuse a drafter that was named, and is not of the kind that a method drafts with.
