@@ -22,8 +22,8 @@ ModelName = Annotated[str, typer.Option("--model", "-m", help="Folder, GGUF file
 Method = Annotated[
     str | None,
     typer.Option(
-        help="A name of `outpace methods`, with options as in recycle:budget=8. By default outpace, with the drafter "
-        "that is named or ships, or without any."
+        help="A name of `outpace methods`, with options as in recycle:budget=8. By default what `outpace tune` found "
+        "here, else outpace, with the drafter that is named or ships, or without any."
     ),
 ]
 Drafter = Annotated[

@@ -84,7 +84,8 @@ def tune(
         report = {"profile": json.loads(profile.model_dump_json()), "file": where, "why": outcome.why}
         print(json.dumps({**report, "trials": trials, "left_out": left_out}))
     else:
-        title = f"{model}, {profile.hardware}, {profile.threads} threads, {profile.dtype}, greedy"
+        precision = profile.dtype if quantize == "none" else f"{profile.dtype}, {quantize}"
+        title = f"{model}, {profile.hardware}, {profile.threads} threads, {precision}, greedy"
         Console(width=max(console.width, 120)).print(_table(outcome, title))
         lines = [f"left out: {method}: {why}" for method, why in left_out.items()]
         lines += [f"REFUSED {trial.method}: {trial.refusal}; see `outpace verify`" for trial in outcome.refused]
