@@ -107,8 +107,8 @@ def read_profile(file: Path) -> Profile | None:
         return None
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        _ignored(file, f"{field}: {first['msg']}" if field else first["msg"])
+        field, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        _ignored(file, f"{field}: {said}" if field else said)
     except (OSError, UnicodeDecodeError) as error:
         _ignored(file, str(error))
     return None
