@@ -2,6 +2,8 @@
 
 import os
 from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
 
 import outpace  # noqa: F401  before torch: it says how torch's threads wait, to processes that tests start as well
 
@@ -9,10 +11,20 @@ import outpace  # noqa: F401  before torch: it says how torch's threads wait, to
 import pytest
 import torch
 
+from outpace.methods import profile
 from outpace.models.compiled import VARIABLE
 
 # Tests run in as many processes as there are cores; threads that wait for a busy core cost minutes.
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_profiles_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty folder for profiles, or what `outpace tune` found on this machine would choose methods in tests."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(profile, "user_cache_path", lambda name: folder)
+        yield folder
 
 
 @pytest.fixture

@@ -1,11 +1,10 @@
 """The front door: load a model, generate, stream. The composition root of the library."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from threading import Lock
 from typing import Any, overload
 
-from outpace.arguments import Batch, Prompt, as_batch, checked_budget, checked_params, encoded
+from outpace.arguments import Batch, Prompt, as_batch, checked_budget, checked_params, encoded, resolved
 from outpace.chat import Chat
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
@@ -17,8 +16,8 @@ from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
-from outpace.methods.catalog import MethodLike, MethodSpec, default_method, name_of, parse_method, stored_proposer
-from outpace.methods.drafter_store import DrafterStore
+from outpace.methods.catalog import MethodLike, MethodSpec, name_of, parse_method, stored_proposer
+from outpace.methods.profile import choose
 from outpace.methods.speculative_config import from_speculative_config
 from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
@@ -35,6 +34,7 @@ class Model:
         codec: its tokenizer.
         engine: the engine that all calls share.
         method, method_name: the default method, and what it is called.
+        method_from: "named", "the default", or "from the profile of" a day and its file, which `outpace tune` wrote.
         drafter: name of the drafter that was given for all methods, if one was.
         drafters: what the methods draft with.
         exactness: whether tokens keep their bits in any company on this machine, which was probed at load.
@@ -48,11 +48,12 @@ class Model:
         method: MethodLike | None,
         budget: int | None = None,
         drafter: str | None = None,
+        profile: bool = False,
     ) -> None:
-        self.name, self.target, self.codec, self.drafter = name, target, codec, drafter
-        self.drafters = DrafterStore(name, target, codec, drafter)
-        self.method = default_method(name, self.drafters, target.native is not None) if method is None else method
-        self.method_name = name_of(self.method)
+        self.name, self.target, self.codec = name, target, codec
+        choice = choose(name, target, codec, method, drafter, profile)
+        self.method, self.drafters, self.drafter = choice.method, choice.drafters, choice.drafter
+        self.method_name, self.method_from = name_of(self.method), choice.origin
         self.engine = Engine(target, codec.new_detokenizer, costs=PassCosts(costs_file(target)))
         self.exactness = probe(target)
         self._budget = checked_budget(budget)
@@ -191,7 +192,7 @@ class Model:
         Raises:
             InvalidRequest: a bad option, or a model without a chat template.
         """
-        params = self._resolved(checked_params(params, options, one_sample_only="a conversation"))
+        params = resolved(checked_params(params, options, one_sample_only="a conversation"), self.codec)
         return Chat(self.engine, self.codec, params, *self._drafting(method, budget), system=system)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -207,7 +208,7 @@ class Model:
 
         The first `prompt_length` ids are the prompt.
         """
-        params = self._resolved(params)
+        params = resolved(params, self.codec)
 
         def compare(slot: int | None) -> Margin:
             if slot is None:
@@ -225,13 +226,6 @@ class Model:
 
         return self.engine.between_steps(compare)
 
-    def _resolved(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with bad words as ids."""
-        if not params.bad_words:
-            return params
-        banned = [ids for word in params.bad_words for ids in self.codec.encode_word(word)]
-        return replace(params, bad_words=(), bad_words_ids=(*params.bad_words_ids, *banned))
-
     def _add(
         self,
         prompt: Prompt,
@@ -241,7 +235,7 @@ class Model:
         options: dict[str, Any],
         only_one: bool = False,
     ) -> list[Session]:
-        params = self._resolved(checked_params(params, options, "a stream" if only_one else None))
+        params = resolved(checked_params(params, options, "a stream" if only_one else None), self.codec)
         proposer, chosen = self._drafting(method, budget)
         return self.engine.add(self.encode(prompt), params, proposer, chosen)
 
@@ -260,6 +254,7 @@ def load(
     drafter: str | None = None,
     budget: int | None = None,
     speculative_config: Mapping[str, Any] | None = None,
+    profile: bool = True,
     dtype: str = "auto",
     quantize: str = "none",
     device: str = "auto",
@@ -271,13 +266,14 @@ def load(
     Args:
         model: a local folder or GGUF file, a pulled model (`outpace models pull smollm2-135m`), or a hub id.
         method: how to draft: a name of `outpace methods`, with options as in "recycle:budget=8";
-            `outpace.method("recycle", budget=8)`; or a proposer of one's own. None is the best for the drafter that is
-            named, or ships for this model (`outpace models list`), or for none.
+            `outpace.method("recycle", budget=8)`; or a proposer of one's own. None is the profile's, or the best for
+            the drafter that is named, or ships for this model (`outpace models list`), or for none.
         drafter: folder or hub id of a trained drafter, or the name of one that ships ("smollm2-135m/domino"); for
             "linear", "fixed", "dynatree" and "svip" a draft model of the same tokenizer, or "early-exit:LAYERS" for the
             target's own first layers. None takes what ships for model and method, or the first layers.
         budget: drafted nodes per round; None takes the method's default for the device.
         speculative_config: vLLM's, instead of method, drafter and budget.
+        profile: whether what `outpace tune` found for this model here is taken where no method and no drafter is named.
         dtype: "auto" (bfloat16 where the hardware computes in it), "float32", "bfloat16" or "float16".
         quantize: "none", or "int8": products of whole numbers, on a CPU; lossless against the same quantised model.
         device: "auto", "cpu" or "cuda".
@@ -297,4 +293,4 @@ def load(
     target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs, quantize)
     if target.device.type == "cpu":
         tell_of_spinning()
-    return Model(model, target, codec, method, budget, drafter)
+    return Model(model, target, codec, method, budget, drafter, profile=profile)

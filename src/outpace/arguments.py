@@ -1,6 +1,7 @@
 """What the front door is given: prompts in all their kinds, sampling parameters, budgets."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from outpace.core.errors import InvalidRequest
@@ -30,6 +31,14 @@ def checked_params(
     if one_sample_only and params.n != 1:
         raise InvalidRequest(f"n={params.n}: {one_sample_only} carries one sample; use generate for several")
     return params
+
+
+def resolved(params: SamplingParams, codec: TextCodec) -> SamplingParams:
+    """The parameters with bad words as ids."""
+    if not params.bad_words:
+        return params
+    banned = [ids for word in params.bad_words for ids in codec.encode_word(word)]
+    return replace(params, bad_words=(), bad_words_ids=(*params.bad_words_ids, *banned))
 
 
 def checked_budget(budget: int | None) -> int | None:

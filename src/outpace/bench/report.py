@@ -27,8 +27,29 @@ def summarise(records: Sequence[Record], baseline: str = PLAIN) -> dict[str, dic
     method without a retriever. On a GPU the pass is not over when `forward_ms` ends, and the share says too much.
     """
     plain = _groups([record for record in records if record["method"] == baseline])
-    methods = list(dict.fromkeys(record["method"] for record in records))
-    return {method: _figures([record for record in records if record["method"] == method], plain) for method in methods}
+    return {
+        method: _figures([record for record in records if record["method"] == method], plain)
+        for method in _methods(records)
+    }
+
+
+def speedups(records: Sequence[Record], baseline: str = PLAIN) -> dict[str, dict[int, float]]:
+    """The ratios whose median is the speedup: by method, then by the group's number."""
+    own = {method: [record for record in records if record["method"] == method] for method in _methods(records)}
+    return {method: _ratios(_groups(of_method), _groups(own[baseline])) for method, of_method in own.items()}
+
+
+def _methods(records: Sequence[Record]) -> list[str]:
+    return list(dict.fromkeys(record["method"] for record in records))
+
+
+def _ratios(groups: dict[int, Record], plain: dict[int, Record]) -> dict[int, float]:
+    """Plain decoding's time per token over a method's, by group; groups without a decode time are left out."""
+    return {
+        number: own["tokens_per_second"] / plain[number]["tokens_per_second"]
+        for number, own in groups.items()
+        if own["tokens_per_second"] and plain[number]["tokens_per_second"]
+    }
 
 
 def _groups(records: Sequence[Record]) -> dict[int, Record]:
@@ -37,14 +58,12 @@ def _groups(records: Sequence[Record]) -> dict[int, Record]:
 
 
 def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, Any]:
-    decode, end_to_end = [], []
     groups = _groups(records)
-    for number, own in groups.items():
-        base = plain[number]
-        if own["tokens_per_second"] and base["tokens_per_second"]:
-            decode.append(own["tokens_per_second"] / base["tokens_per_second"])
-            per_token = base["end_to_end_ms"] / base["new_tokens"], own["end_to_end_ms"] / own["new_tokens"]
-            end_to_end.append(per_token[0] / per_token[1])
+    ratios, end_to_end = _ratios(groups, plain), []
+    for number in ratios:
+        own, base = groups[number], plain[number]
+        per_token = base["end_to_end_ms"] / base["new_tokens"], own["end_to_end_ms"] / own["new_tokens"]
+        end_to_end.append(per_token[0] / per_token[1])
     decoded, group_ms = (sum(group[name] for group in groups.values()) for name in ("decoded", "decode_ms"))
     steps = sum(record["steps"] for record in records)
     drafted = sum(record["drafted"] for record in records)
@@ -58,8 +77,8 @@ def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, A
         "prompts": len(records),
         "batch_size": records[0]["batch_size"],
         "groups": len(groups),
-        "speedup": _median(decode),
-        "speedup_interval": _interval(decode),
+        "speedup": _median(list(ratios.values())),
+        "speedup_interval": median_interval(list(ratios.values())),
         "end_to_end_speedup": _median(end_to_end),
         "tokens_per_step": decoded / steps if steps else 1.0,
         "accepted_per_step": sum(record["accepted"] for record in records) / max(steps, 1),
@@ -145,7 +164,8 @@ def _median(values: Sequence[float]) -> float | None:
     return float(np.median(values)) if len(values) else None
 
 
-def _interval(values: Sequence[float]) -> tuple[float, float] | None:
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % bootstrap interval of the median; None for fewer than three values, or where all are one."""
     if len(values) < 3 or len(set(values)) == 1:
         return None
     rng = np.random.default_rng(0)

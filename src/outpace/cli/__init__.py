@@ -1,4 +1,4 @@
-"""The command line: generate, chat, verify, bench, doctor, methods, convert, tables for drafting, train, models."""
+"""The command line: generate, chat, verify, bench, doctor, tune, methods, convert, drafting tables, train, models."""
 
 import sys
 from typing import Annotated
@@ -18,6 +18,7 @@ from outpace.cli.options import notes
 from outpace.cli.rank_vocabulary import rank_vocabulary
 from outpace.cli.tokenize_corpus import tokenize_corpus
 from outpace.cli.train import train_app
+from outpace.cli.tune import tune
 from outpace.cli.verify import verify
 from outpace.cli.warmup import warmup
 from outpace.core.errors import OutpaceError
@@ -33,6 +34,7 @@ for command in (
     verify,
     bench,
     doctor,
+    tune,
     methods,
     convert,
     rank_vocabulary,

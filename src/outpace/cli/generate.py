@@ -109,7 +109,8 @@ def generate(
         generation = loaded.generate(asked, params)
         samples = [_as_dict(sample) for sample in generation.samples]
         if as_json:
-            print(json.dumps({"model": model, "method": loaded.method_name, "samples": samples}))
+            method_facts = {"method": loaded.method_name, "method_from": loaded.method_from}
+            print(json.dumps({"model": model, **method_facts, "samples": samples}))
         else:
             for index, sample in enumerate(samples):
                 print(f"--- sample {index}\n{sample['text']}")

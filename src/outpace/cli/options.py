@@ -22,8 +22,8 @@ ModelName = Annotated[str, typer.Option("--model", "-m", help="Folder, GGUF file
 Method = Annotated[
     str | None,
     typer.Option(
-        help="A name of `outpace methods`, with options as in recycle:budget=8. By default outpace, with the drafter "
-        "that is named or ships, or without any."
+        help="A name of `outpace methods`, with options as in recycle:budget=8. By default what `outpace tune` found "
+        "here, else outpace, with the drafter that is named or ships, or without any."
     ),
 ]
 Drafter = Annotated[
@@ -88,8 +88,9 @@ class Loading:
         """
         return self._load(method, None if method is None else (method,), slots)
 
-    def load_for(self, methods: Sequence[str], slots: int) -> "Model":
+    def load_for(self, methods: Sequence[str] | None, slots: int) -> "Model":
         """The model for methods that its requests name, with the drafter but no budget: that comes with each request.
+        None for methods that are chosen by the drafter.
 
         Raises:
             InvalidRequest: a bad option, or a drafter that none of these methods uses.
@@ -119,6 +120,9 @@ class Loading:
                 max_num_seqs=slots,
             )
         notes.print(f"[dim]{loaded.exactness}[/dim]", highlight=False, soft_wrap=True)
+        if "profile" in loaded.method_from:
+            said = f"method {loaded.method_name}, {loaded.method_from}"
+            notes.print(said, style="dim", highlight=False, markup=False, soft_wrap=True)
         return loaded
 
     def _check_drafter(self, methods: Sequence[str]) -> None:

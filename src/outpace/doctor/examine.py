@@ -9,7 +9,7 @@ from outpace.bench.workload import read_workload
 from outpace.core.errors import InvalidRequest
 from outpace.core.processors import processors
 from outpace.doctor import drafter, machine, memory, neighbours, passes, precision
-from outpace.doctor.finding import Finding
+from outpace.doctor.finding import Finding, finding
 from outpace.doctor.method import method_findings
 from outpace.doctor.race import race
 from outpace.models.compiled import loaded_kernels
@@ -71,6 +71,7 @@ def examine_method(model: Model, prompts: str = PROMPTS, tokens: int = TOKENS) -
     method = model.method_name
     run = race(model, method, read_workload(prompts), tokens)
     found = drafter.drafter_of(model, method)
+    yield finding("method", f"{method}, {model.method_from}", method=method, method_from=model.method_from)
     yield from method_findings(run, model.exactness.is_bitwise, found is not None)
     if found is not None:
         yield drafter.drafter(found, run.drafted)

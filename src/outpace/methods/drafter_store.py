@@ -63,6 +63,12 @@ class DrafterStore:
             return None
         return kind_of(self._read(self._named)[0]) if _is_net(self._named) else LANGUAGE_MODEL
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of drafters at hand: of the one that was named, or of those that ship and the target's own first
+        layers."""
+        return tuple({**self._shipped, LANGUAGE_MODEL: None}) if self.named_kind is None else (self.named_kind,)
+
     def check_kind(self, wanted: str | None, method: str, other: str) -> None:
         """Refuse a drafter that was named, and is not of the kind that a method drafts with.
 

@@ -14,6 +14,15 @@ from outpace.models.target import TransformersTarget
 _SMALL = 20_000_000
 
 
+def identity(target: TransformersTarget) -> str:
+    """A short name of all that the times of a model's passes depend on: its config and precision, and the machine."""
+    is_on_gpu = target.device.type == "cuda"
+    where = torch.cuda.get_device_name(target.device) if is_on_gpu else (cpu_flags(), threads())
+    kernels = loaded_kernels() is not None and target.native is not None
+    parts = (target.config.to_json_string(), str(target.dtype), target.quantize, where, kernels, torch.__version__)
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
+
+
 def costs_file(target: TransformersTarget) -> Path | None:
     """The file of a model on this machine; None for a model so small that none is kept."""
     config = target.config
@@ -22,8 +31,4 @@ def costs_file(target: TransformersTarget) -> Path | None:
         < _SMALL
     ):
         return None
-    is_on_gpu = target.device.type == "cuda"
-    where = torch.cuda.get_device_name(target.device) if is_on_gpu else (cpu_flags(), threads())
-    kernels = loaded_kernels() is not None and target.native is not None
-    parts = (config.to_json_string(), str(target.dtype), target.quantize, where, kernels, torch.__version__)
-    return user_cache_path("outpace") / "costs" / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:16]}.json"
+    return user_cache_path("outpace") / "costs" / f"{identity(target)}.json"

@@ -54,7 +54,8 @@ def test_a_drafter_that_nobody_trained(target: Path, random_drafter: Path) -> No
     that do not fit, unexplained."""
     model = outpace.load(str(target), "domino", drafter=str(random_drafter), dtype="float32", device="cpu")
     found = by_name(list(examine_method(model, "builtin:1", tokens=32)))
-    assert list(found) == ["plain round", "answers", "acceptance", "drafting", "gain", "drafter"]
+    assert found["method"].measured == "domino, named"
+    assert list(found) == ["method", "plain round", "answers", "acceptance", "drafting", "gain", "drafter"]
     assert found["answers"].is_fine
     assert found["answers"].measured == "1 of 1 equal plain decoding's"
     assert found["acceptance"].remedy.startswith("see 'drafter'")
@@ -82,7 +83,7 @@ def test_plain_decoding_has_its_round_alone(target: Path) -> None:
     """Guards against a race of plain decoding with itself, and a model that cannot serve after it was examined."""
     model = outpace.load(str(target), "plain", dtype="float32", device="cpu", max_num_seqs=1)
     before = model.generate("abc", max_new_tokens=8).token_ids
-    (found,) = examine_method(model, "builtin:2", tokens=8)
+    _, found = examine_method(model, "builtin:2", tokens=8)
     assert found.name == "plain round"
     assert found.figures["shares"]["forward"] > 0
     names = [one.name for one in examine_model(model)]

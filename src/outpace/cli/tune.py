@@ -1,0 +1,153 @@
+"""`outpace tune`: the best method for a model on this machine, kept as a profile."""
+
+import json
+from datetime import date
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from outpace import __version__
+from outpace.cli.options import (
+    AsJson,
+    Device,
+    Drafter,
+    Dtype,
+    Loading,
+    MaxModelLen,
+    MaxNewTokens,
+    MaxTurns,
+    Quantize,
+    console,
+    progress_bar,
+)
+from outpace.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from outpace.api import Model
+    from outpace.bench.tune import Outcome, Trial
+    from outpace.methods.profile import Profile
+
+METHOD_WIDTH = 40
+
+
+def tune(
+    model: Annotated[str, typer.Argument(help="Folder, GGUF file, pulled name or hub id.")],
+    workload: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--workload", "-w", help="JSON-lines FILE or FILE:LIMIT of prompts like yours; by default builtin."
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Comma-separated candidates; by default the usual ones for the drafters at hand.")
+    ] = None,
+    drafter: Drafter = None,
+    max_new_tokens: MaxNewTokens = 64,
+    max_turns: MaxTurns = 1,
+    dtype: Dtype = "auto",
+    quantize: Quantize = "none",
+    device: Device = "auto",
+    max_model_len: MaxModelLen = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what was found and write nothing.")] = False,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete the profile instead of making one.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find the best method for a model on this machine and keep it as a profile, which is used wherever no method is
+    named. Exit status 1 if a candidate changed an output."""
+    from outpace.bench.runner import split_methods
+    from outpace.bench.tune import candidates, measuring, spread
+    from outpace.bench.tune import tune as find
+    from outpace.bench.workload import read_workloads
+    from outpace.methods.profile import profile_file, write_profile
+
+    names = tuple(workload or ["builtin"])
+    chosen = None if methods is None else split_methods(methods)
+    items, params = spread(read_workloads(list(names), max_turns)), SamplingParams(max_new_tokens)
+    loading = Loading(model, drafter, None, dtype, quantize, device, max_model_len=max_model_len)
+    loaded = loading.load_for(chosen, 1)
+    file = profile_file(loaded.target, model)
+    if forget:
+        was_there = file.is_file()
+        file.unlink(missing_ok=True)
+        console.print(f"{'deleted' if was_there else 'there was none:'} {file}", highlight=False, soft_wrap=True)
+        return
+    tried, left_out = candidates(loaded) if chosen is None else (chosen, {})
+    outcome = find(tried, items, measuring(loaded, params, progress_bar))
+    profile = _profile(loaded, outcome, drafter, items, names, max_new_tokens)
+    if not dry_run:
+        write_profile(file, profile)
+    if as_json:
+        trials = {trial.method: _figures(trial) | {"refusal": trial.refusal} for trial in outcome.trials}
+        where = None if dry_run else str(file)
+        report = {"profile": json.loads(profile.model_dump_json()), "file": where, "why": outcome.why}
+        print(json.dumps({**report, "trials": trials, "left_out": left_out}))
+    else:
+        precision = profile.dtype if quantize == "none" else f"{profile.dtype}, {quantize}"
+        title = f"{model}, {profile.hardware}, {profile.threads} threads, {precision}, greedy"
+        Console(width=max(console.width, 120)).print(_table(outcome, title))
+        lines = [f"left out: {method}: {why}" for method, why in left_out.items()]
+        lines += [f"REFUSED {trial.method}: {trial.refusal}; see `outpace verify`" for trial in outcome.refused]
+        lines.append(f"{profile.method}: {outcome.why}")
+        kept = f"kept in {file}: used where no method is named, until `outpace tune --forget {model}`"
+        lines.append("nothing written (--dry-run)" if dry_run else kept)
+        for line in lines:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+    raise typer.Exit(1 if outcome.refused else 0)
+
+
+def _profile(
+    model: "Model", outcome: "Outcome", drafter: str | None, items: Any, names: tuple[str, ...], tokens: int
+) -> "Profile":
+    from outpace.bench.environment import environment
+    from outpace.bench.workload import fingerprint
+    from outpace.methods.profile import Figures, Profile, found_anywhere
+
+    where = environment(model.target.device, model.target.dtype, model.target.quantize)
+    return Profile(
+        method=outcome.chosen.method,
+        drafter=found_anywhere(drafter) if drafter and outcome.chosen.has_drafter else None,
+        model=model.name,
+        measured=Figures(**_figures(outcome.chosen)),
+        workload=names,
+        prompts=fingerprint(items),
+        max_new_tokens=tokens,
+        made=date.today(),
+        version=__version__,
+        **{name: where[name] for name in ("hardware", "threads", "dtype", "quantize")},
+    )
+
+
+def _figures(trial: "Trial") -> dict[str, Any]:
+    """What a profile keeps of a candidate."""
+    return {
+        "speedup": trial.speedup,
+        "speedup_interval": trial.interval,
+        "tokens_per_step": trial.tokens_per_step,
+        "drafting_share": trial.drafting_share,
+        "break_even": trial.break_even,
+        "prompts": len(trial.speedups),
+    }
+
+
+def _table(outcome: "Outcome", title: str) -> Table:
+    """The candidates; docs/command-line.md says what the columns mean."""
+    table = Table(title=title, title_justify="left")
+    longest = max(len(trial.method) for trial in outcome.trials)
+    table.add_column("method", overflow="fold", min_width=min(longest, METHOD_WIDTH))
+    for column in ("prompts", "speedup", "95 %", "tok/step", "breaks even at", "drafting", "equal"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for trial in outcome.trials:
+        interval = trial.interval
+        table.add_row(
+            f"[bold]{trial.method}[/bold]" if trial is outcome.chosen else trial.method,
+            str(len(trial.speedups)),
+            f"{trial.speedup:.2f}x",
+            f"{interval[0]:.2f}-{interval[1]:.2f}" if interval else "-",
+            f"{trial.tokens_per_step:.2f}",
+            f"{trial.break_even:.2f}",
+            f"{trial.drafting_share:.0%}",
+            "NO" if trial.refusal else "yes",
+        )
+    return table

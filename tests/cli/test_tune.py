@@ -1,0 +1,87 @@
+"""`outpace tune` as a user runs it, on a tiny model. Which method wins there depends on a clock: no test asks."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from outpace import cli
+from outpace.core.errors import InvalidRequest
+from outpace.engine import round as engine_round
+from outpace.methods import profile
+from tests.unit.bench.test_tune import trusting
+from tests.unit.models.tiny import save_tiny_model
+
+METHODS = ("--methods", "recycle:budget=7,lookup")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(profile, "user_cache_path", lambda name: tmp_path)
+    return tmp_path / "profiles"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, [*arguments, "--dtype", "float32"])
+
+
+def tuned(folder: str, *options: str) -> Result:
+    return run("tune", folder, "-w", "builtin:3", "--max-new-tokens", "8", *options)
+
+
+def test_a_profile_is_made_taken_and_deleted(folder: str, cache: Path) -> None:
+    """Guards against a search whose result no command takes, and one that cannot be undone."""
+    said = json.loads(tuned(folder, *METHODS, "--json").stdout)
+    assert set(said["trials"]) == {"plain", "recycle:budget=7", "lookup"}
+    (file,) = cache.iterdir()
+    assert said["file"] == str(file)
+    kept = json.loads(file.read_text())
+    assert kept == said["profile"]
+    assert (kept["workload"], kept["max_new_tokens"], kept["model"]) == (["builtin:3"], 8, folder)
+    assert kept["prompts"].startswith("3 prompts, sha256 ")
+    for trial in said["trials"].values():
+        assert trial["refusal"] == ""
+        assert trial["prompts"] == 3
+    result = run("generate", "hello", "-m", folder, "--max-new-tokens", "4", "--json")
+    answer = json.loads(result.stdout)
+    assert answer["method"] == kept["method"]
+    assert answer["method_from"] == f"from the profile of {kept['made']}, {file}"
+    assert f"method {kept['method']}, from the profile of" in result.stderr
+    assert "deleted" in run("tune", folder, "--forget").stdout
+    assert not list(cache.iterdir())
+    assert "there was none" in run("tune", folder, "--forget").stdout
+
+
+def test_what_is_printed_and_not_written(folder: str, cache: Path) -> None:
+    """Guards against a dry run that writes, and a table without what decides."""
+    result = tuned(folder, *METHODS, "--dry-run")
+    assert result.exit_code == 0, result.output
+    for column in ("prompts", "speedup", "tok/step", "breaks even at", "drafting", "equal"):
+        assert column in result.stdout
+    assert "recycle:budget=7" in result.stdout
+    assert "nothing written" in result.stdout
+    assert not cache.exists()
+
+
+def test_a_candidate_that_changes_an_answer(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against exit status 0 where an output was not plain decoding's, and a profile of that method."""
+    monkeypatch.setattr(engine_round, "match", trusting)
+    result = tuned(folder, "--methods", "recycle:budget=7")
+    assert result.exit_code == 1
+    assert "REFUSED recycle:budget=7: its output was not plain decoding's on " in result.stdout
+    assert "plain: nothing is surely faster than plain decoding: no candidate is left" in result.stdout
+
+
+def test_bad_options(folder: str) -> None:
+    """Guards against minutes of measuring before an error, and a drafter that nothing would draft with."""
+    assert "unknown" in str(tuned(folder, "--methods", "magic").exception)
+    refused = tuned(folder, *METHODS, "--drafter", "early-exit:1").exception
+    assert isinstance(refused, InvalidRequest)
+    assert "it would not be used" in str(refused)
+    assert "2 prompts; tune needs at least 3" in str(run("tune", folder, "-w", "builtin:2").exception)
