@@ -153,8 +153,8 @@ class Gates(NamedTuple):
 class GrowingShape(Protocol):
     """Decides level by level which candidates deserve a slot. Pure but for the history in its per-request states.
 
-    A round begins with `begin`, which is told the budgets of all its requests and, if it wants them, prices of time,
-    and forgets the round before; `grow` and
+    A round begins with `begin`, which is told the budgets of all its requests and the prices of time that they
+    follow, and forgets the round before; `grow` and
     `kept` get the same states in the same order. `weight` says by what, above 0, the scores at a depth (from 1) count
     in cumulative ones. `grow` returns two masks [F, C]: candidates that become nodes, and those among them to be
     expanded in turn. `kept` says, once all trees have grown, how many drafted nodes of each are kept [R] int64, the
@@ -183,7 +183,7 @@ class GrowingShape(Protocol):
 
     def weight(self, depth: int) -> float: ...
 
-    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Prices | None = None) -> None: ...
+    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Sequence[Prices | None] = ()) -> None: ...
 
     def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]: ...
 

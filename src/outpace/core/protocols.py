@@ -25,12 +25,13 @@ class Needs:
         taps: hidden states at every verified node and prompt position, numbered as transformers' `hidden_states`: 0 is
             the embeddings, i the output of layer i - 1 before the final norm; the number of layers stands for what the
             LM head reads, after that norm.
-        prices: what time is worth, at every round (`DraftRequest.prices`).
+        prices: nodes that a tree may have at most where rounds have prices of time (`DraftRequest.prices`); 0 asks for
+            none.
     """
 
     top_k: int = 0
     taps: tuple[int, ...] = ()
-    prices: bool = False
+    prices: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,7 +193,8 @@ class DraftRequest:
         stream: its ids, the last one pending, and the randomness of its next tokens.
         budget: drafted nodes at most; what one request leaves of it, a proposer may give to others of the same round.
         max_depth: depth of a drafted node at most.
-        prices: of the round, where the proposer needs them and nothing but time can depend on them; else None.
+        prices: of the round, where the proposer needs them, no budget was given, and nothing but time can depend on
+            them; else None.
     """
 
     stream: Stream

@@ -19,7 +19,7 @@ from outpace.core.tree import DraftTree, Topology
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Of the passes that are measured; times between them are on the line."""
-_REPEATS = 5
+_REPEATS, _SECONDS = 5, 1.0  # each size at most so often, and once more only within so long
 _REMEMBERED = 31  # rounds whose median is believed
 _REFRESHED = 8  # rounds after which times are worked out again
 
@@ -53,7 +53,9 @@ class PassCosts:
         """
         trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
         _seconds(target, slot, trees[-1])  # memory is found for it
-        seconds = [[_seconds(target, slot, tree) for tree in trees] for _ in range(_REPEATS)]
+        seconds: list[list[float]] = []
+        while not seconds or (len(seconds) < _REPEATS and sum(map(sum, seconds)) < _SECONDS):
+            seconds.append([_seconds(target, slot, tree) for tree in trees])
         best = [min(own) * 1e3 for own in zip(*seconds, strict=True)]
         # More rows never take less: where they seem to, the machine was busy.
         self._measured = [min(best[index:]) for index in range(len(ROWS))]

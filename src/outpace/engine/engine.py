@@ -50,6 +50,7 @@ class Engine:
         self._roster = Roster(target.max_slots)
         self._steps = Steps(target, self._roster, prefill_chunk, None if costs is None else Pricing(costs))
         self._turns = Turns()
+        self._has_prices = costs is not None
 
     @property
     def is_idle(self) -> bool:
@@ -75,7 +76,7 @@ class Engine:
             prompt_ids: token ids of the prompt.
             params: sampling parameters.
             proposer: the method.
-            budget: drafted nodes per round; None takes the proposer's.
+            budget: drafted nodes per round; None takes the proposer's, or what is worth its time if it asks for prices.
             keep: leave the slot open when the request ends, as `session.kept`, for the next turn to resume; `release`
                 closes it. A slot that another request needs is taken from the oldest kept one, whose conversation is
                 then written afresh at its next turn. Rejection keeps and resumes none (`SamplingParams.verification`).
@@ -88,7 +89,10 @@ class Engine:
                 was.
         """
         prompt = self._checked_prompt(prompt_ids, params)
-        budget = proposer.budget if budget is None else budget
+        # Under rejection a tree has a say in what is said, so that it must not follow a clock.
+        is_priced = budget is None and self._has_prices and proposer.needs.prices > 0 and not params.is_rejection
+        if budget is None:
+            budget = proposer.needs.prices if is_priced else proposer.budget
         if budget < 0:
             raise InvalidRequest(f"budget={budget}: must be 0 or more drafted nodes")
         eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
@@ -118,6 +122,7 @@ class Engine:
                 budget=budget,
                 new_stopper=new_stopper,
                 eos_token_ids=tuple(eos),
+                is_priced=is_priced,
             )
             session.metrics.prompt_tokens = len(prompt)
             session.admitted_at = perf_counter()

@@ -25,8 +25,8 @@ class Pricing:
         self._tokens = self._ms = 0.0
 
     def prices(self, target: Target, sessions: Sequence[Session]) -> Prices | None:
-        """Prices of a round of these requests; None where none of them asks."""
-        if not any(wants_prices(session) for session in sessions):
+        """Prices of a round of these requests; None where none of them follows any."""
+        if not any(session.is_priced for session in sessions):
             return None
         first = sessions[0]
         assert first.slot is not None, "a session in a round has a slot"
@@ -49,11 +49,6 @@ class Pricing:
         self._costs.learn(rows, _context(sessions), pass_ms)
         self._tokens = self._tokens * _KEPT + tokens
         self._ms = self._ms * _KEPT + round_ms
-
-
-def wants_prices(session: Session) -> bool:
-    """Whether a request's tree follows prices."""
-    return session.proposer.needs.prices and not session.params.is_rejection
 
 
 def _context(sessions: Sequence[Session]) -> int:

@@ -15,7 +15,7 @@ from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observat
 from outpace.core.tree import DraftTree
 from outpace.engine.gain import Gain
 from outpace.engine.phases import Phases
-from outpace.engine.pricing import Pricing, wants_prices
+from outpace.engine.pricing import Pricing
 from outpace.engine.session import Session
 from outpace.sampling.draw import BatchDraw, RejectionDraw
 from outpace.sampling.logprobs import token_logprobs
@@ -66,7 +66,7 @@ def propose(target: Target, sessions: Sequence[Session], prices: Prices | None =
             session = sessions[index]
             # The bonus token comes on top of the drafts, so the last token that fits is never a draft.
             room = min(session.remaining, target.max_length - len(session.ids)) - 1
-            own = prices if wants_prices(session) else None
+            own = prices if session.is_priced else None
             requests.append(DraftRequest(session.stream, session.budget, max(room, 0), own))
         proposed = proposer.propose([sessions[index].state for index in members], requests)
         if len(proposed) != len(requests):

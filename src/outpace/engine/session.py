@@ -23,6 +23,7 @@ class Session:
         params, seed: how tokens are chosen; the seed actually in use.
         proposer: answers "which tree?" for this request.
         budget: drafted nodes per round at most.
+        is_priced: its trees follow prices of time.
         new_stopper: makes what decides where the answer ends; it knows no EOS ids if the request ignores them.
         eos_token_ids: the request's EOS ids, its own or the model's, ignored or not.
         state: the proposer's per-request state.
@@ -49,6 +50,7 @@ class Session:
     budget: int
     new_stopper: Callable[[], StopChecker]
     eos_token_ids: tuple[int, ...] = ()
+    is_priced: bool = False
     state: Any = None
     slot: int | None = None
     prefilled: int = 0

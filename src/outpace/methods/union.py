@@ -89,8 +89,8 @@ class OutpaceOptions(MatrixOptions, Options):
 
 
 def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
-    fixed = context.default_budget(15, 60) if options.budget is None else options.budget
-    budget = context.default_budget(MOST_PRICED, 60) if options.budget is None and options.is_priced else fixed
+    budget = context.default_budget(15, 60) if options.budget is None else options.budget
+    most = context.default_budget(MOST_PRICED, 60) if options.budget is None else options.budget
     base = EmptyDraft() if options.draft == "none" else _beam(options, context, budget)
     may_skip = options.skip_draft_above > 0 and "none" not in (options.draft, options.retrieve)
     plan = UnionPlan(
@@ -100,8 +100,7 @@ def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
         uses_matrix=options.retrieve in ("both", "matrix"),
         uses_text=options.retrieve in ("both", "suffix"),
         uses_noise=options.noise,
-        uses_prices=options.is_priced,
-        fixed_budget=fixed,
+        most_priced=most if options.is_priced else 0,
         may_draft=options.draft != "none",
     )
     transitions = load_matrix(options.warm, context.vocab_size, torch.device("cpu"), options.context)

@@ -27,7 +27,7 @@ class PlainShape:
     def weight(self, depth: int) -> float:
         return 1.0
 
-    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Prices | None = None) -> None:
+    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Sequence[Prices | None] = ()) -> None:
         pass
 
     def kept(self, states: Sequence[Any], budgets: Tensor) -> Tensor:

@@ -76,7 +76,9 @@ class Recorder(Beam):
     def open(self, alone: bool = False) -> list[float]:
         return []
 
-    def begin(self, states: Sequence[list[float]], budgets: Sequence[int], prices: Prices | None = None) -> None:
+    def begin(
+        self, states: Sequence[list[float]], budgets: Sequence[int], prices: Sequence[Prices | None] = ()
+    ) -> None:
         for state in states:
             state.clear()
 

@@ -72,7 +72,7 @@ class Echo(Gated):
     def open(self, alone: bool = False) -> EchoState:
         return EchoState(alone=alone)
 
-    def begin(self, states: Sequence[EchoState], budgets: Sequence[int], prices: Prices | None = None) -> None:
+    def begin(self, states: Sequence[EchoState], budgets: Sequence[int], prices: Sequence[Prices | None] = ()) -> None:
         super().begin(states, budgets, prices)
         for state, budget in zip(states, budgets, strict=True):
             state.budget, state.scores, state.depth = budget, [], self.config.depth

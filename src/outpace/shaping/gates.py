@@ -101,7 +101,7 @@ class Gated(Beam):
     def open(self, alone: bool = False) -> Any:
         return GateState()
 
-    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Prices | None = None) -> None:
+    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Sequence[Prices | None] = ()) -> None:
         for state in states:
             state.stage = None
 

@@ -52,7 +52,7 @@ class GrowingProposer:
         private: bool = False,
     ) -> None:
         self.source, self.shape, self.budget, self.acceptance = source, shape, budget, acceptance
-        self.needs = replace(source.needs, prices=shape.wants_prices)
+        self.needs = replace(source.needs, prices=budget if shape.wants_prices else 0)
         self._leaves_room, self._private = leaves_room, private
 
     def open(self, slot: int, alone: bool = False) -> GrowingState:
@@ -82,8 +82,7 @@ class GrowingProposer:
         budgets = torch.tensor([request.budget for request in requests])  # [R]
         endings = _endings(requests)
         room = budgets * RERANKED_ROOM if self.shape.reranks else budgets.clone()
-        prices = None if any(request.prices is None for request in requests) else requests[0].prices
-        self.shape.begin(shapes, budgets.tolist(), prices)
+        self.shape.begin(shapes, budgets.tolist(), [request.prices for request in requests])
         lessons = [state.lesson for state in states]
         for place, (lesson, request) in enumerate(zip(lessons, requests, strict=True)):
             if lesson is not None:

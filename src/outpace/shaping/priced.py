@@ -29,9 +29,11 @@ class PricedState:
 
     Attributes:
         levels: probabilities, as their scores say, of the nodes drafted this round, by level, the largest first.
+        prices: of this round; None if it follows none.
     """
 
     levels: list[Tensor] = field(default_factory=list)
+    prices: Prices | None = None
 
 
 class Priced(Beam):
@@ -52,16 +54,18 @@ class Priced(Beam):
         super().__init__(config)
         self._level_ms: dict[int, float] = {}  # by number of requests
         self._handed_down = 0.7
-        self._prices: Prices | None = None
+        self._prices: Sequence[Prices | None] = ()
         self._last, self._count, self._ended = 0.0, 1, 0
 
     def open(self, alone: bool = False) -> PricedState:
         return PricedState()
 
-    def begin(self, states: Sequence[PricedState], budgets: Sequence[int], prices: Prices | None = None) -> None:
-        self._prices, self._last, self._count = prices, perf_counter(), len(states)
-        for state in states:
-            state.levels = []
+    def begin(
+        self, states: Sequence[PricedState], budgets: Sequence[int], prices: Sequence[Prices | None] = ()
+    ) -> None:
+        self._last, self._count = perf_counter(), len(states)
+        for state, own in zip(states, prices or [None] * len(states), strict=True):
+            state.levels, state.prices = [], own
 
     def grow(self, states: Sequence[PricedState], level: Level) -> tuple[Tensor, Tensor]:
         now = perf_counter()
@@ -76,24 +80,28 @@ class Priced(Beam):
             above = float(state.levels[-1][: self.beam].sum())
             self._handed_down = _mixed(self._handed_down, min(float(held.sum()) / above, 1.0) if above > 0 else 0.0)
         state.levels.append(held)
-        if self._prices is None or not self._level_ms:
+        if state.prices is None or not self._level_ms:
             return super().goes_on(state, depth, scores)
         level_ms = self._level_ms[min(self._level_ms, key=lambda count: abs(count - self._count))] / self._count
         expected = float(held[: self.beam].sum()) * self._handed_down
-        if expected < self._prices.rate * level_ms:
+        if expected < state.prices.rate * level_ms:
             self._ended = (self._ended + 1) % _PROBED
             return self._ended == 0 and super().goes_on(state, depth, scores)
         return super().goes_on(state, depth, scores)
 
     def kept(self, states: Sequence[PricedState], budgets: Tensor) -> Tensor:
-        if self._prices is None:
+        prices = next((state.prices for state in states if state.prices is not None), None)
+        if prices is None:
             return budgets
+        priced = [index for index, state in enumerate(states) if state.prices is not None]
         drafted = [
-            torch.cat([torch.empty(0), *state.levels]).sort(descending=True).values[:budget]
-            for state, budget in zip(states, budgets.tolist(), strict=True)
+            torch.cat([torch.empty(0), *states[index].levels]).sort(descending=True).values[: int(budgets[index])]
+            for index in priced
         ]
-        count, _ = self._prices.worth(torch.cat(drafted).sort(descending=True).values.tolist())
-        return torch.tensor(best_of(drafted, count), dtype=torch.int64)
+        count, _ = prices.worth(torch.cat(drafted).sort(descending=True).values.tolist())
+        kept = budgets.clone()
+        kept[priced] = torch.tensor(best_of(drafted, count), dtype=torch.int64)
+        return kept
 
     def reset(self) -> None:
         self._level_ms, self._handed_down = {}, 0.7

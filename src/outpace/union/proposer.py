@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import device
 
+from outpace.core.prices import Prices
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.tree import DraftTree
 from outpace.retrieval.suffix import TextMatch
@@ -33,8 +34,8 @@ class UnionPlan:
         uses_matrix, uses_text: whether transitions and matches are asked.
         uses_noise: whether the noise of the target's own draw counts. If so retrieved tokens are priced by it, and the
             draft's scores must know it already.
-        uses_prices: whether a round's prices of time say how many nodes it takes, and whether it drafts.
-        fixed_budget: nodes that a tree may have without prices.
+        most_priced: nodes that a tree may have where prices of time say how many, and whether to draft; 0 to follow
+            none.
         may_draft: whether the base drafts anything.
     """
 
@@ -44,8 +45,7 @@ class UnionPlan:
     uses_matrix: bool = True
     uses_text: bool = True
     uses_noise: bool = True
-    uses_prices: bool = False
-    fixed_budget: int = 1 << 20
+    most_priced: int = 0
     may_draft: bool = True
 
 
@@ -99,11 +99,11 @@ class Union:
         rejected: AcceptanceModel | None = None,
     ) -> None:
         self.base, self.matrix, self.greedy, self.sampled, self.budget = base, matrix, greedy, sampled, budget
-        self.needs = Needs(max(base.needs.top_k, matrix.needs.top_k), base.needs.taps, plan.uses_prices)
+        self.needs = Needs(max(base.needs.top_k, matrix.needs.top_k), base.needs.taps, plan.most_priced)
         self._plan, self._device = plan, device
         self._rejected = (rejected or sampled).copy()
         self._draft_worth = DraftWorth()
-        self._worths: list[float] = []  # of this round's trees without a draft
+        self._worths: dict[int, float] = {}  # by request, of this round's trees without a draft
 
     def open(self, slot: int, alone: bool = False) -> UnionState:
         greedy, sampled = self.greedy, self.sampled
@@ -128,9 +128,6 @@ class Union:
 
     def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         started = perf_counter()
-        if not self._plan.uses_prices or any(request.prices is None for request in requests):
-            fixed = [min(request.budget, self._plan.fixed_budget) for request in requests]
-            requests = [replace(one, budget=budget, prices=None) for one, budget in zip(requests, fixed, strict=True)]
         candidates = [self._candidates(state, request) for state, request in zip(states, requests, strict=True)]
         grown = self._without_draft(states, requests, candidates)
         rest = [index for index in range(len(states)) if index not in grown]
@@ -154,25 +151,27 @@ class Union:
         self, states: Sequence[UnionState], requests: Sequence[DraftRequest], candidates: Sequence[CandidatePool]
     ) -> dict[int, Growth]:
         """By request, the trees that do without a draft."""
-        enough, prices = self._plan.skip_draft_above, requests[0].prices
-        if prices is None and enough is None:
-            return {}
-        wanted = 0.0 if prices is not None or enough is None else enough
-        sketches = [
-            self._grow(state, request, pool, wanted_gain=wanted)
-            for state, request, pool in zip(states, requests, candidates, strict=True)
-        ]
-        if prices is None:
-            return {index: sketch for index, sketch in enumerate(sketches) if sketch.gain >= wanted}
-        self._worths = [prices.worth(sketch.gains)[1] for sketch in sketches]
-        if self._plan.may_draft and self._draft_worth.pays(self._worths, prices.rate):
-            return {}
-        return dict(enumerate(sketches))
+        enough, found = self._plan.skip_draft_above, dict[int, Growth]()
+        sketches: dict[int, Growth] = {}
+        self._worths = {}
+        for index, (state, request, pool) in enumerate(zip(states, requests, candidates, strict=True)):
+            if request.prices is not None:
+                sketches[index] = self._grow(state, request, pool)
+                self._worths[index] = request.prices.worth(sketches[index].gains)[1]
+            elif enough is not None:
+                sketch = self._grow(state, request, pool, wanted_gain=enough)
+                found |= {index: sketch} if sketch.gain >= enough else {}
+        prices = _prices_of(requests)
+        pays = prices is not None and self._plan.may_draft
+        if prices is not None and not (pays and self._draft_worth.pays(list(self._worths.values()), prices.rate)):
+            found |= sketches
+        return found
 
     def _settle(
         self, requests: Sequence[DraftRequest], grown: dict[int, Growth], drafted: Sequence[int], ms: float
     ) -> None:
-        """Cut all trees where time is worth more than what they would bring: slots are for whoever makes most of them.
+        """Cut the trees that follow prices where time is worth more than what they would bring: slots are for whoever
+        makes most of them.
 
         Args:
             requests: of the round.
@@ -180,19 +179,17 @@ class Union:
             drafted: the requests that were drafted for.
             ms: that it took.
         """
-        prices = requests[0].prices
+        prices, priced = _prices_of(requests), [index for index in grown if requests[index].prices is not None]
         if prices is None:
             return
-        if drafted:
-            having = [prices.worth(grown[index].gains)[1] for index in drafted]
-            self._draft_worth.learn([self._worths[index] for index in drafted], having, ms)
-        ranked = sorted(
-            ((gain, index) for index, growth in grown.items() for gain in growth.gains), key=lambda one: -one[0]
-        )
+        if learned := [index for index in drafted if index in self._worths]:
+            having = [prices.worth(grown[index].gains)[1] for index in learned]
+            self._draft_worth.learn([self._worths[index] for index in learned], having, ms)
+        ranked = sorted(((gain, index) for index in priced for gain in grown[index].gains), key=lambda one: -one[0])
         count, _ = prices.worth([gain for gain, _ in ranked])
         taken = [index for _, index in ranked[:count]]
-        for index, growth in grown.items():
-            growth.cut(taken.count(index))
+        for index in priced:
+            grown[index].cut(taken.count(index))
 
     def _candidates(self, state: UnionState, request: DraftRequest) -> CandidatePool:
         """What will be asked about a request in this round, brought up to date."""
@@ -239,3 +236,8 @@ class Union:
         self.greedy.reset()
         self.sampled.reset()
         self._draft_worth = DraftWorth()
+
+
+def _prices_of(requests: Sequence[DraftRequest]) -> Prices | None:
+    """Those of the round; None where no request follows any."""
+    return next((request.prices for request in requests if request.prices is not None), None)

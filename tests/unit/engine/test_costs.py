@@ -28,7 +28,7 @@ class Asking(EmptyDraft):
 
     def __init__(self) -> None:
         super().__init__()
-        self.needs = Needs(prices=True)
+        self.needs = Needs(prices=4)
 
 
 def test_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +85,8 @@ def test_learns_from_rounds(tmp_path: Path) -> None:
 def test_prices_are_for_who_asks(tmp_path: Path) -> None:
     """Guards against requests under rejection whose trees, and so whose words, follow a clock; and against measuring
     for methods that do not ask."""
-    engine, pricing = Engine(ToyTarget(12, max_length=128)), Pricing(known_costs(tmp_path))
+    costs = known_costs(tmp_path)
+    engine, pricing = Engine(ToyTarget(12, max_length=128), costs=costs), Pricing(costs)
     rejecting = SamplingParams(max_new_tokens=3, temperature=1.0, verification="rejection")
     for params, proposer, is_priced in (
         (SamplingParams(max_new_tokens=3), Asking(), True),
@@ -93,7 +94,7 @@ def test_prices_are_for_who_asks(tmp_path: Path) -> None:
         (rejecting, Asking(), False),
         (SamplingParams(max_new_tokens=3), EmptyDraft(), False),
     ):
-        (session,) = engine.add([1, 2], params, proposer, budget=4)
+        (session,) = engine.add([1, 2], params, proposer)
         session.slot = 0
         prices = pricing.prices(engine.target, [session])
         assert (prices is not None) == is_priced
@@ -105,8 +106,9 @@ def test_prices_are_for_who_asks(tmp_path: Path) -> None:
 
 def test_the_rate_is_that_of_late_rounds(tmp_path: Path) -> None:
     """Guards against a rate that never forgets a slow beginning, or that one round upsets."""
-    pricing = Pricing(known_costs(tmp_path))
-    (session,) = Engine(ToyTarget(12, max_length=128)).add([1, 2], SamplingParams(max_new_tokens=3), Asking(), budget=2)
+    costs = known_costs(tmp_path)
+    pricing, engine = Pricing(costs), Engine(ToyTarget(12, max_length=128), costs=costs)
+    (session,) = engine.add([1, 2], SamplingParams(max_new_tokens=3), Asking())
     session.slot = 0
     for tokens, rounds in ((1, 100), (4, 200)):
         for _ in range(rounds):

@@ -59,8 +59,8 @@ def test_without_prices_it_is_the_beam() -> None:
     """Guards against another tree for requests that get no prices, such as under rejection."""
     beam = trees(proposer(Beam(BeamConfig(depth=5, breadth=3))), None)
     assert [node_paths(tree) for tree in trees(priced(), None)] == [node_paths(tree) for tree in beam]
-    assert priced().needs.prices
-    assert not proposer(Beam(BeamConfig())).needs.prices
+    assert priced().needs.prices == 14
+    assert proposer(Beam(BeamConfig())).needs.prices == 0
 
 
 def test_nodes_are_taken_where_rows_are_free_and_none_where_they_are_dear(clock: list[float]) -> None:

@@ -22,7 +22,7 @@ from outpace.union.proposer import Union
 from outpace.union.worth import DraftWorth
 from tests.unit.union.test_union import PLAN, PROMPTS, VOCAB, Watched, made, toy_draft, wishes
 
-PRICED = replace(PLAN, uses_prices=True, fixed_budget=4)
+PRICED = replace(PLAN, most_priced=8)
 FREE, DEAR = PassTimes((5.0,) * 40), PassTimes(tuple(5.0 + 50.0 * n for n in range(40)))
 
 
@@ -46,9 +46,28 @@ def test_takes_all_where_rows_are_free_and_none_where_they_are_dear() -> None:
     assert all(len(tree) == 1 for tree in trees_of(made(EmptyDraft(), replace(PRICED, may_draft=False)), priced(DEAR)))
 
 
-def test_without_prices_the_budget_is_the_fixed_one() -> None:
-    """Guards against trees of the largest budget for requests that get no prices, such as under rejection."""
-    assert all(len(tree) == 5 for tree in trees_of(made(toy_draft(), PRICED), wishes()))
+def test_who_follows_prices(tmp_path: Path) -> None:
+    """Guards against trees of the largest number of nodes, or by a clock, for requests under rejection and for those
+    that were given a budget; and against prices in an engine that has none."""
+    costs, rejection = costs_of(tmp_path, {"pass": 5.0, "row": 1.0}), {"temperature": 1.0, "verification": "rejection"}
+    for known, options, budget, expected in (
+        (costs, {}, None, (8, True)),
+        (costs, {"temperature": 1.0}, None, (8, True)),
+        (costs, rejection, None, (10, False)),
+        (costs, {}, 20, (20, False)),
+        (None, {}, None, (10, False)),
+    ):
+        engine, params = Engine(ToyTarget(VOCAB), costs=known), SamplingParams(max_new_tokens=3, **options)
+        (session,) = engine.add([1, 2], params, made(toy_draft(), PRICED), budget)
+        assert (session.budget, session.is_priced) == expected
+
+
+def test_a_round_of_both_kinds() -> None:
+    """Guards against requests without prices that are cut beside others, and against those that lose theirs."""
+    requests = priced(DEAR)
+    requests[1] = replace(requests[1], prices=None)
+    sizes = [len(tree) for tree in trees_of(made(toy_draft(), PRICED), requests)]
+    assert sizes == [1, 11, 1]
 
 
 def test_slots_go_to_who_makes_most_of_them() -> None:
@@ -129,14 +148,14 @@ def test_rejection_says_the_same_whatever_time_costs(tmp_path: Path) -> None:
 
 def test_who_gives_a_budget_gets_it() -> None:
     """Guards against comparisons at equal budgets in which one side takes what it likes."""
-    for method, is_priced, budget in (
-        ("outpace:draft=none", True, 31),
-        ("outpace:draft=none,budget=15", False, 15),
-        ("outpace:draft=none,budget=15,priced=true", True, 15),
-        ("outpace:draft=none,priced=false", False, 15),
+    for method, most_priced, budget in (
+        ("outpace:draft=none", 31, 15),
+        ("outpace:draft=none,budget=20", 0, 20),
+        ("outpace:draft=none,budget=20,priced=true", 20, 20),
+        ("outpace:draft=none,priced=false", 0, 15),
     ):
         union = build_proposer(parse_method(method), toy_context(VOCAB))
-        assert (union.needs.prices, union.budget) == (is_priced, budget)
+        assert (union.needs.prices, union.budget) == (most_priced, budget)
 
 
 def test_a_draft_that_is_left_out_is_not_asked() -> None:

@@ -81,7 +81,7 @@ def test_without_a_draft_nothing_trained_is_needed() -> None:
     assert isinstance(proposer.base, EmptyDraft)
     assert (proposer.budget, proposer.needs.top_k, proposer.needs.taps) == (9, 8, ())
     assert matrix_of(proposer) is None
-    assert build_proposer(parse_method("outpace:draft=none,priced=false"), AROUND).budget == 15
+    assert build_proposer(parse_method("outpace:draft=none"), AROUND).budget == 15
     (session,) = decode(
         Engine(ToyTarget(12, sharpness=4.0)), [[4, 6, 4, 6, 4, 6, 4]], [SamplingParams(max_new_tokens=20)], [proposer]
     )
