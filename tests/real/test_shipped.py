@@ -42,7 +42,7 @@ def test_equal_in_float32(exact: Model, temperature: float) -> None:
 
 @pytest.mark.costly
 @pytest.mark.parametrize(
-    ("method", "least"), [("domino", 1.4), ("dflash", 1.4), ("eagle3:shape=chain", 1.25), ("outpace", 1.9)]
+    ("method", "least"), [("domino", 1.4), ("dflash", 1.4), ("eagle3:shape=chain", 1.25), ("outpace:budget=15", 1.9)]
 )
 def test_a_shipped_drafter_drafts_well(exact: Model, method: str, least: float) -> None:
     """Guards against files that ship without what was learned, read with other taps, positions or labels."""
