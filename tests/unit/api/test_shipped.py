@@ -49,7 +49,7 @@ def drafted(model: outpace.Model, method: str | None = None) -> torch.Tensor:
     propose = proposer.propose
     proposer.propose = lambda *given: seen.append(propose(*given)) or seen[-1]  # type: ignore[method-assign, func-returns-value]
     plain = [model.generate(prompt, max_new_tokens=16, method="plain").token_ids for prompt in PROMPTS]
-    assert [answer.token_ids for answer in model.generate(PROMPTS, max_new_tokens=16, method=method)] == plain
+    assert [answer.token_ids for answer in model.generate(PROMPTS, max_new_tokens=16, method=method, budget=8)] == plain
     proposer.propose = propose  # type: ignore[method-assign]
     return torch.cat([tree.tokens[1:] for trees in seen for tree in trees])
 
