@@ -20,12 +20,18 @@ class PassTimes:
     def least_ms(self) -> tuple[float, ...]:
         """Entry n: of all numbers of further nodes behind n or more, the least time that each of them adds on
         average."""
-        last = len(self.ms) - 1
         least, found = float("inf"), []
-        for start in range(last - 1, -1, -1):
-            least = min(least, *((self.ms[end] - self.ms[start]) / (end - start) for end in range(start + 1, last + 1)))
+        hull = [len(self.ms) - 1]  # of what lies behind, from below: the least slope leads to its nearest corner
+        for start in range(len(self.ms) - 2, -1, -1):
+            while len(hull) > 1 and self._slope(start, hull[-1]) >= self._slope(start, hull[-2]):
+                hull.pop()
+            least = min(least, self._slope(start, hull[-1]))
             found.append(max(least, 0.0))
+            hull.append(start)
         return (*reversed(found),)
+
+    def _slope(self, start: int, end: int) -> float:
+        return (self.ms[end] - self.ms[start]) / (end - start)
 
 
 @dataclass(frozen=True)
@@ -61,3 +67,8 @@ class Prices:
         """What a further node must bring at least behind `count` nodes, however many come after it."""
         least = self.times.least_ms
         return self.rate * least[count] if count < len(least) else float("inf")
+
+
+def averaged(before: float | None, now: float, kept: float = 0.9) -> float:
+    """A running average: what was known, of which so much is kept, and what has come."""
+    return now if before is None else before * kept + now * (1 - kept)

@@ -9,11 +9,10 @@ from pydantic import Field
 from torch import Tensor
 
 from outpace.core.drafting import Level
-from outpace.core.prices import Prices
+from outpace.core.prices import Prices, averaged
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.echo import best_of
 
-_KEPT = 0.9  # of what was learned, a level later
 _PROBED = 32  # of so many rounds that ended early, one goes a level deeper to see what that takes
 
 
@@ -71,14 +70,14 @@ class Priced(Beam):
         now = perf_counter()
         took, self._last = (now - self._last) * 1e3, now
         if level.depth > 1:  # the first one has the draft's own beginning in it
-            self._level_ms[self._count] = _mixed(self._level_ms.get(self._count), took)
+            self._level_ms[self._count] = averaged(self._level_ms.get(self._count), took)
         return super().grow(states, level)
 
     def goes_on(self, state: PricedState, depth: int, scores: Tensor) -> bool:
         held = scores[torch.isfinite(scores)].exp().sort(descending=True).values
         if state.levels:
             above = float(state.levels[-1][: self.beam].sum())
-            self._handed_down = _mixed(self._handed_down, min(float(held.sum()) / above, 1.0) if above > 0 else 0.0)
+            self._handed_down = averaged(self._handed_down, min(float(held.sum()) / above, 1.0) if above > 0 else 0.0)
         state.levels.append(held)
         if state.prices is None or not self._level_ms:
             return super().goes_on(state, depth, scores)
@@ -105,7 +104,3 @@ class Priced(Beam):
 
     def reset(self) -> None:
         self._level_ms, self._handed_down = {}, 0.7
-
-
-def _mixed(before: float | None, now: float) -> float:
-    return now if before is None else before * _KEPT + now * (1 - _KEPT)

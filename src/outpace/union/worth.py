@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-_KEPT = 0.9  # of what was learned, a round later
+from outpace.core.prices import averaged
+
 _FIRST = 6  # rounds that are drafted to see what it brings
 _PROBED = 48  # of so many rounds that did without a draft, one is drafted to see again
 _STAYS = 0.8  # of its price, what a draft must bring to go on: it does not change its mind at every round
@@ -51,8 +52,8 @@ class DraftWorth:
         for less, more in zip(without, having, strict=True):
             size, brought = _size(less), max(more - less, 0.0)
             self._seen += 1
-            self._brought[size] = _mixed(self._brought.get(size), brought)
-        self._ms[len(without)] = _mixed(self._ms.get(len(without)), ms)
+            self._brought[size] = averaged(self._brought.get(size), brought)
+        self._ms[len(without)] = averaged(self._ms.get(len(without)), ms)
 
     def _expected(self, size: int) -> float:
         """What a draft adds to a round; of a size that was not seen, what it adds to those of the nearest."""
@@ -61,7 +62,3 @@ class DraftWorth:
 
 def _size(gain: float) -> int:
     return min(int(2 * gain), 10)
-
-
-def _mixed(before: float | None, now: float) -> float:
-    return now if before is None else before * _KEPT + now * (1 - _KEPT)

@@ -40,6 +40,15 @@ def test_least_gain_leaves_nothing_out(seed: int) -> None:
         assert gain >= prices.least_gain(position) - 1e-12
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_least_times_are_those_of_all_pairs(seed: int) -> None:
+    """Guards against a corner of the hull that is passed over, by which growth would end too early or too late."""
+    times = some_prices(seed)[0].times
+    ms, last = times.ms, len(times.ms) - 1
+    own = [min((ms[end] - ms[start]) / (end - start) for end in range(start + 1, last + 1)) for start in range(last)]
+    assert times.least_ms == pytest.approx([min(own[start:]) for start in range(last)], abs=1e-12)
+
+
 def test_least_gain_rises_and_ends() -> None:
     """Guards against growth beyond the last number that has a time, and against bounds that fall again, by which a
     growth that was ended would have gone on."""
