@@ -34,7 +34,7 @@ says without it, token for token; the drafter only makes it faster.
 - **Trained by**: `outpace train {kind}` with the settings in `recipe.yaml`, on {device} ({precision}).
 {note}- **Data**: {sequences:,} prompts (conversations shared by users, and the training parts of GSM8K and MATH),
   answered by the target itself, greedily, with at most {answer} tokens. No prompt of a benchmark's test set was used.
-- **Seen**: {epochs:g} epochs, {steps:,} steps of {batch} sequences, {tokens:,} tokens, of which {supervised:,} were
+- **Seen**: {start}{epochs:g} epochs, {steps:,} steps of {batch} sequences, {tokens:,} tokens, of which {supervised:,} were
   the target's own.
 - **Held out**: {rate:.3f} tokens per step in greedy chains of {depth} on half of {held_out} prompts it was not trained
   on, whose other half chose this checkpoint; drafts right at each position, given that those before were:
@@ -62,7 +62,7 @@ def main() -> None:
     shutil.rmtree(given.folder, ignore_errors=True)
     shutil.copytree(given.run / "drafter", given.folder)
     drop_rows(given.folder)
-    provenance = json.loads((given.run / "provenance.json").read_text())
+    provenance = without_folders(json.loads((given.run / "provenance.json").read_text()))
     log = [json.loads(line) for line in (given.run / "log.jsonl").read_text().splitlines()]
     best = max((line for line in log if "held_out" in line), key=lambda line: line["chosen_by"]["tokens_per_step"])
     measured, steps = best["held_out"], best["step"]
@@ -86,6 +86,14 @@ def drop_rows(folder: Path) -> None:
     for file in (*folder.glob("model*"), folder / "config.json"):
         file.unlink()
     write_domino(net, folder, ids=ids)
+
+
+def without_folders(provenance: dict[str, Any]) -> dict[str, Any]:
+    """The same with the names of files alone: their folders mean nothing on another machine."""
+    run = provenance["run"]
+    run["prompts"]["names"] = [Path(name).name for name in run["prompts"]["names"]]
+    run["features"] = Path(run["features"]).name
+    return provenance
 
 
 def recipe(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -112,6 +120,7 @@ def card(
     return CARD.format(
         kind=kind,
         note=NOTES.get(kind, ""),
+        start=f"from the weights of `{run['start']['sha256'][:16]}` on, " if run["start"] else "",
         folder=given.folder,
         method=METHODS.get(kind, kind),
         target=target,
