@@ -54,8 +54,8 @@ def group_figures(turns: Sequence[Sequence[TurnRun]]) -> dict[str, Any]:
 
     A group decodes from the first token of any of its requests to the last token of any; end to end it begins at their
     admission, which is that of all. Tokens decoded are those after each request's first, all emitted within that time.
-    A prompt of more chunks than another's is partly written in it; requests that end early leave the others alone. For
-    one prompt these are its own times.
+    A prompt of more chunks than another's is partly written in it; requests that end early leave the others alone, or
+    make room for those that wait, whose prompts are then written in it too. For one prompt these are its own times.
 
     Args:
         turns: turn by turn, a run per prompt of the group.

@@ -18,7 +18,9 @@ def summarise(records: Sequence[Record], baseline: str = PLAIN) -> dict[str, dic
     prompts decoded together, which is one prompt at batch size 1: the median, with a 95 % bootstrap interval.
     End-to-end includes the prefill.
     Groups whose answers are one token long have no decode time and are left out of the ratios. Tokens per second are
-    all tokens after the first ones over the groups' decode times; `ttft_ms` and `tpot_ms` are what a request waits.
+    all tokens after the first ones over the groups' decode times. `ttft_ms` and `tpot_ms` are what a request waits, the
+    time until a slot is free included; `tpot_p95_ms` what 95 % of them wait at most per token. `slowest` is the
+    least ratio of plain decoding's time per token to the method's among prompts.
 
     Phases are milliseconds of a round, the whole batch's; `between_ms` is what it took beside them. `graft_ms` is a
     part of `draft_ms`. `bookkeeping_share` is what of a round is neither drafting nor the target's pass: retrieval and
@@ -26,7 +28,7 @@ def summarise(records: Sequence[Record], baseline: str = PLAIN) -> dict[str, dic
     compute on the target's features when told, so that their shares hold some drafting too; compare with the same
     method without a retriever. On a GPU the pass is not over when `forward_ms` ends, and the share says too much.
     """
-    plain = _groups([record for record in records if record["method"] == baseline])
+    plain = [record for record in records if record["method"] == baseline]
     return {
         method: _figures([record for record in records if record["method"] == method], plain)
         for method in _methods(records)
@@ -57,17 +59,21 @@ def _groups(records: Sequence[Record]) -> dict[int, Record]:
     return {record["group"]["number"]: record["group"] for record in records}
 
 
-def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, Any]:
-    groups = _groups(records)
-    ratios, end_to_end = _ratios(groups, plain), []
+def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, Any]:
+    groups, plain_groups = _groups(records), _groups(plain)
+    ratios, end_to_end = _ratios(groups, plain_groups), []
     for number in ratios:
-        own, base = groups[number], plain[number]
+        own, base = groups[number], plain_groups[number]
         per_token = base["end_to_end_ms"] / base["new_tokens"], own["end_to_end_ms"] / own["new_tokens"]
         end_to_end.append(per_token[0] / per_token[1])
     decoded, group_ms = (sum(group[name] for group in groups.values()) for name in ("decoded", "decode_ms"))
     steps = sum(record["steps"] for record in records)
     drafted = sum(record["drafted"] for record in records)
     decode_ms = sum(record["decode_ms"] for record in records)
+    plain_ms = {record["index"]: record["tpot_ms"] for record in plain}
+    pairs = [(plain_ms.get(record["index"]), record["tpot_ms"]) for record in records]
+    each = [plain / own for plain, own in pairs if plain and own]
+    tpot_ms = [record["tpot_ms"] for record in records if record["tpot_ms"]]
     kinds = [record["finding"]["kind"] for record in records]
     phases = {phase: sum(record[phase] for record in records) / max(steps, 1) for phase in PHASES}
     graft_ms = sum(record["graft_ms"] for record in records) / max(steps, 1)
@@ -76,10 +82,12 @@ def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, A
     return {
         "prompts": len(records),
         "batch_size": records[0]["batch_size"],
+        "concurrency": records[0]["concurrency"],
         "groups": len(groups),
         "speedup": _median(list(ratios.values())),
         "speedup_interval": median_interval(list(ratios.values())),
         "end_to_end_speedup": _median(end_to_end),
+        "slowest": min(each, default=None),
         "tokens_per_step": decoded / steps if steps else 1.0,
         "accepted_per_step": sum(record["accepted"] for record in records) / max(steps, 1),
         "drafted_per_step": drafted / max(steps, 1),
@@ -88,7 +96,8 @@ def _figures(records: Sequence[Record], plain: dict[int, Record]) -> dict[str, A
         "rounds": steps,
         "tokens_per_second": 1e3 * decoded / group_ms if group_ms else None,
         "ttft_ms": _median([record["ttft_ms"] for record in records]),
-        "tpot_ms": _median([record["tpot_ms"] for record in records if record["tpot_ms"]]),
+        "tpot_ms": _median(tpot_ms),
+        "tpot_p95_ms": float(np.percentile(tpot_ms, 95)) if tpot_ms else None,
         "round_ms": round_ms,
         **phases,
         "between_ms": round_ms - sum(phases.values()),
@@ -122,7 +131,7 @@ def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = Fa
         with_phases: with the milliseconds of each phase of a round, and memory.
     """
     result = Table(title=title, title_justify="left")
-    columns = ["method", "speedup", "95 %", "tok/step", "acc/drafted", "tok/s", "TPOT ms"]
+    columns = ["method", "speedup", "95 %", "slowest", "tok/step", "acc/drafted", "tok/s", "TPOT ms"]
     more = ["end to end", "TTFT ms", "draft ms", "forward ms", "verify ms", "commit ms", "observe ms", "graft ms"]
     more += ["bookkeeping", "not forward", "MB"]
     for column in [*columns, *(more if with_phases else ()), "equal", "ties", "bugs"]:
@@ -136,6 +145,7 @@ def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = Fa
             method,
             _number(row["speedup"], 2, "x"),
             f"{low:.2f}-{high:.2f}" if low is not None else "-",
+            _number(row["slowest"], 2, "x"),
             _number(row["tokens_per_step"], 2),
             f"{row['accepted_per_drafted']:.0%}" if row["drafted_per_step"] else "-",
             _number(row["tokens_per_second"], 1),

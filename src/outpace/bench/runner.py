@@ -34,9 +34,11 @@ class BenchPlan:
         warm_items: prompts that every method decodes first, unmeasured, for what it learns from them.
         check: whether differences are classified, which loads the model once more in higher precision.
         batch_size: how many prompts share the engine. Warm items are decoded one by one.
+        concurrency: how many of them are in flight at a time: as one ends, the next begins. None for all.
 
     Raises:
-        InvalidRequest: prompts that make no groups of this size, or stock `generate` in a batch.
+        InvalidRequest: prompts that make no groups of this size, a concurrency below 1 or above it, or stock
+            `generate` in a batch.
     """
 
     methods: tuple[str, ...]
@@ -46,14 +48,22 @@ class BenchPlan:
     warm_items: tuple[WorkItem, ...] = ()
     check: bool = True
     batch_size: int = 1
+    concurrency: int | None = None
 
     def __post_init__(self) -> None:
         in_groups(self.items, self.batch_size)
+        if not 1 <= self.in_flight <= self.batch_size:
+            raise InvalidRequest(f"concurrency={self.in_flight}: must be from 1 to batch_size, {self.batch_size}")
         if self.batch_size > 1 and TRANSFORMERS in self.methods:
             raise InvalidRequest(
                 f"batch_size={self.batch_size}: stock generate decodes one prompt at a time; leave '{TRANSFORMERS}' "
                 "out of the methods"
             )
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that are decoded at a time."""
+        return self.batch_size if self.concurrency is None else self.concurrency
 
 
 class BenchRun:
@@ -64,14 +74,15 @@ class BenchRun:
         plan: what to measure.
 
     Raises:
-        InvalidRequest: the model has too few slots for the plan's batches.
+        InvalidRequest: the model has too few slots for the plan's batches, or more than the plan's concurrency.
     """
 
     def __init__(self, model: Model, plan: BenchPlan) -> None:
-        if plan.batch_size > model.target.max_slots:
+        slots, wanted = model.target.max_slots, plan.in_flight
+        if wanted > slots or (wanted < slots and wanted < plan.batch_size):
             raise InvalidRequest(
-                f"batch_size={plan.batch_size}: the model decodes {model.target.max_slots} requests at a time; load it "
-                f"with max_num_seqs={plan.batch_size}"
+                f"batch_size={plan.batch_size}, with {wanted} requests in flight: the model decodes {slots} at a time; "
+                f"load it with max_num_seqs={wanted}"
             )
         self.model, self.plan = model, plan
         self._certifier = Certifier(model)
@@ -82,7 +93,7 @@ class BenchRun:
             "model": model.name
         }
         exactness = {"kind": model.exactness.kind, "reason": model.exactness.reason}  # its time is no setting
-        self._shared |= {"batch_size": plan.batch_size, "exactness": exactness}
+        self._shared |= {"batch_size": plan.batch_size, "concurrency": plan.in_flight, "exactness": exactness}
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -59,19 +59,25 @@ class SlotKV:
         assert end <= self.capacity, f"slot {slot}: {end} rows exceed the capacity of {self.capacity}"
         return end
 
-    def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Keep the fresh rows of a root-to-node path, in order: one gather for all layers.
+    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """Keep the fresh rows of a root-to-node path per slot, in order: one gather for all layers and requests.
 
         Args:
-            slot: the request's slot.
-            path: row numbers of the last pass, ascending; a chain's path needs no move at all.
+            slots: of requests.
+            paths: for each, row numbers of the last pass, ascending; a chain's path needs no move at all.
         """
-        start = self.lengths[slot]
-        if list(path) != list(range(len(path))):
-            rows = torch.tensor(path, device=self.keys.device) + start
+        moved = [
+            (slot, self.lengths[slot] + row, self.lengths[slot] + place)
+            for slot, path in zip(slots, paths, strict=True)
+            for place, row in enumerate(path)
+            if row != place
+        ]
+        if moved:
+            where, source, goal = torch.tensor(moved, device=self.keys.device).unbind(1)  # [M] each
             for rows_of in (self.keys, self.values):
-                rows_of[:, slot, :, start : start + len(path)] = rows_of[:, slot, :, rows]
-        self.lengths[slot] = start + len(path)
+                rows_of[:, where, :, goal] = rows_of[:, where, :, source]  # [M, layers, kv_heads, head_dim]
+        for slot, path in zip(slots, paths, strict=True):
+            self.lengths[slot] += len(path)
 
 
 class Segment:

@@ -70,7 +70,13 @@ def bench(
     warm: Annotated[
         list[str] | None, typer.Option(help="FILE or FILE:LIMIT that methods learn from first, unmeasured.")
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Prompts that are decoded together.")] = 1,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Prompts that are decoded together: 1, or four times the concurrency.", show_default=False),
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option(help="Requests in flight: as one ends, the next of the batch begins. By default all.")
+    ] = None,
     max_turns: MaxTurns = None,
     out: Annotated[
         Path | None,
@@ -103,8 +109,17 @@ def bench(
         ignore_eos=ignore_eos,
     )
     items, warm_items = read_workloads(workload, max_turns), read_workloads(warm or [])
+    if batch_size is None:
+        batch_size = 1 if concurrency is None else max(4 * concurrency, 1)
     plan = BenchPlan(
-        with_baseline(chosen), items, params, budget=budget, warm_items=warm_items, check=check, batch_size=batch_size
+        with_baseline(chosen),
+        items,
+        params,
+        budget=budget,
+        warm_items=warm_items,
+        check=check,
+        batch_size=batch_size,
+        concurrency=concurrency,
     )
     loading = Loading(
         model,
@@ -117,9 +132,9 @@ def bench(
         speculative_config=speculative_config,
     )
     if methods is not None and speculative_config is None:
-        loaded = loading.load_for([name for name in chosen if name != TRANSFORMERS], batch_size)
+        loaded = loading.load_for([name for name in chosen if name != TRANSFORMERS], plan.in_flight)
     else:  # the model's default, or the config's, which may name no method beside it
-        loaded = loading.load(methods, batch_size)
+        loaded = loading.load(methods, plan.in_flight)
         chosen = usual_methods(loaded) if speculative_config is None else (loaded.method_name,)
         plan = replace(plan, methods=with_baseline(chosen))
     run = BenchRun(loaded, plan)
@@ -132,7 +147,8 @@ def bench(
         where = f"{records[0]['hardware']}, {records[0]['threads']} threads, {records[0]['dtype']}"
         turns = sum(len(item.turns) for item in items)
         prompts = f"{len(items)} prompts" + (f" of {turns} turns" if turns != len(items) else "")
-        title = f"{model}, {prompts}, batch size {batch_size}, {where}"
+        at_a_time = f"{plan.in_flight} in flight" if concurrency else f"batch size {batch_size}"
+        title = f"{model}, {prompts}, {at_a_time}, {where}"
         wide = Console(width=max(console.width, 240)) if phases else Console(width=max(console.width, 100))
         wide.print(table(summary, title, phases))
     print(json.dumps({"methods": summary}))

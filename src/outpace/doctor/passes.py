@@ -52,7 +52,7 @@ def pass_times(target: TransformersTarget, slot: int, seconds: float = SECONDS) 
     ids = torch.arange(context + ROWS) % target.vocab_size
     target.rewind_slot(slot, 0)
     target.run([_part(slot, Topology.chain(context), ids, is_prompt=True)])
-    target.commit(slot, range(context))
+    target.commit([slot], [range(context)])
     tree = Topology.of([-1, *((node - 1) // 2 for node in range(1, ROWS))])
     one, many = (_part(slot, shape, ids[context:]) for shape in (Topology.chain(1), tree))
     layers = products_of_a_row(target)

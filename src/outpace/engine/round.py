@@ -43,9 +43,10 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
     with phase("verify"):
         verdicts = keep_sound(gains, outputs, verify(sessions, trees, tokens, outputs))
     with phase("commit"):
+        paths = [verdict.path for verdict in verdicts.values()]
+        target.commit([_slot(sessions[index]) for index in verdicts], paths)
         for index, verdict in verdicts.items():
             session = sessions[index]
-            target.commit(_slot(session), verdict.path)
             gained = [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]
             retrieved = sum(node >= trees[index].drafted for node in verdict.path)
             gains[index].emit(gained, logprobs(session, outputs[index], verdict.path, gained), retrieved)

@@ -77,7 +77,7 @@ class DraftModel(PackedModel):
         parts = [self._chain(slot, ids) for slot, ids in zip(slots, tokens, strict=True)]
         self._pass(parts)
         for slot, ids in zip(slots, tokens, strict=True):
-            self.kv.commit(slot, range(len(ids)))
+            self.kv.commit([slot], [range(len(ids))])
 
     @torch.inference_mode()
     def grow(self, growths: Sequence[Growth], head: SubsetHead | None = None) -> Tensor:

@@ -91,7 +91,8 @@ def choose_device(device: str) -> torch.device:
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The dtype of weights; "auto" takes bfloat16 where the hardware computes in it, else float32.
+    """The dtype of weights; "auto" takes bfloat16 where the hardware computes in it, and on CPUs without instructions
+    for it where compiled kernels read it: half the bytes, widened to float32 on the way. Else float32.
 
     Raises:
         InvalidRequest: the name is not one of DTYPES or "auto".
@@ -103,7 +104,8 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
         raise InvalidRequest(f"dtype={dtype!r}: use 'auto', {', '.join(map(repr, DTYPES))}")
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    return torch.bfloat16 if can_pack(torch.bfloat16, device) else torch.float32
+    is_read = can_pack(torch.bfloat16, device) or loaded_kernels() is not None
+    return torch.bfloat16 if is_read else torch.float32
 
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -118,7 +118,7 @@ class NetSlots:
         segment = Segment(self.kv, slot, 0, torch.arange(count) + self.kv.lengths[slot])
         for layer, (keys, values) in enumerate(rows):
             segment.write(layer, keys.transpose(0, 1), values.transpose(0, 1))
-        self.kv.commit(slot, range(count))
+        self.kv.commit([slot], [range(count)])
 
 
 class SlotAttention:

@@ -153,8 +153,8 @@ class PackedModel:
         """Forget what a slot holds from `length` on."""
         self.kv.truncate(slot, length)
 
-    def commit(self, slot: int, path: Sequence[int]) -> None:
-        self.kv.commit(slot, path)
+    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        self.kv.commit(slots, paths)
 
     @torch.inference_mode()
     def run(self, parts: Sequence[Part]) -> Tensor:

@@ -91,7 +91,7 @@ def differing_passes(target: TransformersTarget) -> Iterator[str]:
     if not torch.equal(_written(model, slot, range(_PROMPT)), prompt):
         yield "a prompt has other bits beside other prompts than alone"
     for part in prompts:
-        model.commit(part.slot, range(len(part.tokens)))
+        model.commit([part.slot], [range(len(part.tokens))])
     alone = torch.cat([_one_by_one(model, slot, token) for token in ids[:_PATH]])  # [P, H]
     model.rewind_slot(slot, _PROMPT)
     written = _written(model, slot, range(_PATH))
@@ -137,7 +137,7 @@ def _chain(slot: int, tokens: Tensor) -> Part:
 def _one_by_one(model: PackedModel, slot: int, token: Tensor) -> Tensor:
     """[1, H] of a token decoded as plain decoding does."""
     hidden = model.run([_chain(slot, token[None])])
-    model.commit(slot, [0])
+    model.commit([slot], [[0]])
     return hidden
 
 

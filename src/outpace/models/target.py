@@ -71,7 +71,7 @@ class TransformersTarget(PackedModel):
         hidden, tapped = self.run_tapped(parts, [tap for chunk in chunks for tap in chunk.taps])
         outputs, start = [], 0
         for chunk, rows in zip(chunks, hidden.split([len(shape) for shape in shapes]), strict=True):
-            self.kv.commit(chunk.slot, range(len(chunk.tokens)))
+            self.kv.commit([chunk.slot], [range(len(chunk.tokens))])
             top_ids = self.head.top_ids(rows) if chunk.want_top else None
             features = _side_by_side(tapped, chunk.taps, slice(start, start + len(rows)))
             outputs.append(ChunkOutput(top_ids, self.head(rows[-1:]) if chunk.is_last else None, features))

@@ -99,7 +99,7 @@ class DraftLM(BaseSource):
             state = states[owner]
             assert state.request is not None, "begin() comes before expand()"
             if not len(state.scratch):
-                self.model.commit(state.slot, range(len(growth.tokens)))
+                self.model.commit([state.slot], [range(len(growth.tokens))])
             stream = state.request.stream
             streams += [stream] * len(nodes)
             depths += [state.scratch.depth] * len(nodes)
@@ -119,10 +119,11 @@ class DraftLM(BaseSource):
 
     def observe(self, states: Sequence[DraftState], observations: Sequence[Observation]) -> None:
         """Keep the scratch rows of the accepted path; a leaf on it is caught up in the next round."""
-        for state, observation in zip(states, observations, strict=True):
-            if len(state.scratch):
-                self.model.commit(state.slot, state.scratch.accepted(observation))
-                state.scratch.plant(0)  # its rows are kept or gone
+        drafted = [(state, one) for state, one in zip(states, observations, strict=True) if len(state.scratch)]
+        accepted = [state.scratch.accepted(observation) for state, observation in drafted]
+        self.model.commit([state.slot for state, _ in drafted], accepted)
+        for state, _ in drafted:
+            state.scratch.plant(0)  # its rows are kept or gone
 
     def _catch_up(self, state: DraftState) -> Growth:
         """The ids without rows, the pending token last."""

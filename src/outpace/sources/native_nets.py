@@ -93,7 +93,7 @@ class NativeBlock:
         )
         del kept
         for part in parts:
-            self._slots.kv.commit(part.slot, range(part.count))
+            self._slots.kv.commit([part.slot], [range(part.count)])
 
 
 class NativeFusion:

@@ -142,7 +142,7 @@ class PairSource(ABC, Generic[S]):
 
     def _commit(self, states: Sequence[S], rows: Sequence[Rows]) -> None:
         for state, part in zip(states, rows, strict=True):
-            self.slots.kv.commit(state.slot, range(part.count))
+            self.slots.kv.commit([state.slot], [range(part.count)])
             state.features, state.tokens, state.is_behind = state.features[part.count :], [], False
 
     def _keep(self, state: S, features: Tensor | None) -> None:

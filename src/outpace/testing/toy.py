@@ -86,8 +86,9 @@ class ToyTarget:
         ids = self.committed[slot] + tree.tokens[list(path)].tolist()
         return self.logits(ids, len(self.committed[slot]) + tree.topology.depths[node] + 1)
 
-    def commit(self, slot: int, path: Sequence[int]) -> None:
-        self.committed[slot] += self._passes[slot].tokens[list(path)].tolist()
+    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        for slot, path in zip(slots, paths, strict=True):
+            self.committed[slot] += self._passes[slot].tokens[list(path)].tolist()
 
 
 def _outputs(logits: Tensor) -> NodeOutputs:

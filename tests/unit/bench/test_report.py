@@ -20,7 +20,7 @@ def _record(index: int, method: str, **changes: Any) -> dict[str, Any]:
         "forward_ms": 90.0, "verify_ms": 5.0, "commit_ms": 5.0, "observe_ms": 0.0, "graft_ms": 0.0,
         "memory_mb": 1.0, "finding": {"kind": "equal"},
     }  # fmt: skip
-    record: dict[str, Any] = figures | {"batch_size": 1} | changes
+    record: dict[str, Any] = figures | {"batch_size": 1, "concurrency": 1} | changes
     decoded = record["new_tokens"] - record["turns"]
     own: dict[str, Any] = {"number": index, "size": 1, "new_tokens": record["new_tokens"], "decoded": decoded}
     own |= {"decode_ms": (record["tpot_ms"] or 0.0) * decoded, "end_to_end_ms": record["end_to_end_ms"]}
@@ -43,6 +43,8 @@ def test_speedup_is_the_median_of_paired_ratios() -> None:
     figures = summarise(records)
     assert figures["fast"]["speedup"] == 2.0
     assert figures["plain"]["speedup"] == 1.0
+    assert figures["fast"]["slowest"] == 1.0
+    assert figures["fast"]["tpot_p95_ms"] == pytest.approx(900.5)
     low, high = figures["fast"]["speedup_interval"]
     assert 1.0 <= low <= 2.0 <= high <= 2.5
 

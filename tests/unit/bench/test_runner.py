@@ -85,6 +85,20 @@ def test_a_batch_changes_times_alone(model: Model) -> None:
         assert pair[0]["group"]["decode_ms"] == pytest.approx(max(lasts) - min(firsts)), "shared steps count once"
 
 
+def test_a_request_begins_as_another_ends(model: Model) -> None:
+    """Guards against more requests in flight than asked for, waits outside the group's time, and changed answers."""
+    alone = BenchRun(model, plan(batch_size=1)).records()
+    records = BenchRun(model, plan(batch_size=4, concurrency=2)).records()
+    assert [record["token_ids"] for record in records] == [record["token_ids"] for record in alone]
+    assert {(record["batch_size"], record["concurrency"]) for record in records} == {(4, 2)}
+    assert [record["group"]["size"] for record in records] == [4] * 12 + [1] * 3
+    for method in METHODS:
+        own = [record for record in records if record["method"] == method][:4]
+        ends = [record["ttft_ms"] + record["decode_ms"] for record in own]
+        assert min(record["ttft_ms"] for record in own[2:]) > min(ends[:2]), "it waited for a slot"
+        assert own[0]["group"]["decode_ms"] == pytest.approx(max(ends) - min(record["ttft_ms"] for record in own))
+
+
 def test_equality_is_told_prompt_by_prompt(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a difference laid on a neighbour or a whole group, or compared with another prompt's answer."""
     wrong = tuple(model.encode(ITEMS[3].turns[0]))
@@ -125,7 +139,13 @@ def test_conversations_go_on_together(model: Model, monkeypatch: pytest.MonkeyPa
     ("changes", "complaint"),
     [
         ({"batch_size": 0}, "batch_size=0: must be at least 1"),
-        ({"batch_size": 3}, "batch_size=3: the model decodes 2 requests at a time; load it with max_num_seqs=3"),
+        (
+            {"batch_size": 3},
+            "batch_size=3, with 3 requests in flight: the model decodes 2 at a time; load it with max_num_seqs=3",
+        ),
+        ({"concurrency": 3}, "concurrency=3: must be from 1 to batch_size, 2"),
+        ({"concurrency": 0}, "concurrency=0: must be from 1"),
+        ({"concurrency": 1}, "with 1 requests in flight: the model decodes 2 at a time; load it with max_num_seqs=1"),
         (
             {"methods": ("plain", "transformers")},
             "stock generate decodes one prompt at a time; leave 'transformers' out",

@@ -48,14 +48,14 @@ def test_a_slot_that_was_emptied_holds_nothing_of_before() -> None:
     """Guards against a new request that sees the last one's rows, and a rewind that brings back forgotten ones."""
     kv = slot_kv()
     run_pass(kv, [(0, [1, 2, 3])])
-    kv.commit(0, range(3))
+    kv.commit([0], [range(3)])
     kv.truncate(0, 2)
     kv.truncate(0, 3)
     assert marks_of(kv, 0) == [1, 2]
     kv.truncate(0, 0)
     assert marks_of(kv, 0) == []
     run_pass(kv, [(0, [7])])
-    kv.commit(0, [0])
+    kv.commit([0], [[0]])
     assert marks_of(kv, 0) == [7]
 
 
@@ -64,11 +64,11 @@ def test_committing_chains_appends_in_order() -> None:
     kv = slot_kv()
     slot = 0
     run_pass(kv, [(slot, [1, 2, 3])])
-    kv.commit(slot, range(3))
+    kv.commit([slot], [range(3)])
     run_pass(kv, [(slot, [4, 5, 6, 7])])
-    kv.commit(slot, [0, 1])  # 6 and 7 were rejected
+    kv.commit([slot], [[0, 1]])  # 6 and 7 were rejected
     run_pass(kv, [(slot, [8])])
-    kv.commit(slot, [0])
+    kv.commit([slot], [[0]])
     assert marks_of(kv, slot) == [1, 2, 3, 4, 5, 8]
 
 
@@ -79,9 +79,9 @@ def test_committing_a_branching_path_keeps_its_rows_in_order(node: int) -> None:
     kv = slot_kv()
     slot = 0
     run_pass(kv, [(slot, [50, 51])])
-    kv.commit(slot, range(2))
+    kv.commit([slot], [range(2)])
     run_pass(kv, [(slot, range(9))])
-    kv.commit(slot, topology.path(node))
+    kv.commit([slot], [topology.path(node)])
     assert marks_of(kv, slot) == [50, 51, *topology.path(node)]
 
 
@@ -90,12 +90,11 @@ def test_segments_of_a_packed_pass_write_to_their_own_slots() -> None:
     kv = slot_kv(slots=3)
     slots = range(3)
     run_pass(kv, [(slots[2], [90])])
-    kv.commit(slots[2], [0])
+    kv.commit([slots[2]], [[0]])
     cache = run_pass(kv, [(slots[1], [1]), (slots[2], [2, 3, 4, 5]), (slots[0], [6, 7])])
     assert [segment.end for segment in cache.segments] == [1, 5, 2]
     assert torch.isfinite(torch.cat([segment.views[0][1] for segment in cache.segments], dim=1)).all()
-    for slot, path in zip((slots[1], slots[2], slots[0]), ([0], [0, 2], [0, 1]), strict=True):
-        kv.commit(slot, path)
+    kv.commit((slots[1], slots[2], slots[0]), ([0], [0, 2], [0, 1]))
     assert [marks_of(kv, slot) for slot in slots] == [[6, 7], [1], [90, 2, 4]]
 
 
@@ -105,7 +104,7 @@ def test_committing_one_slot_does_not_touch_the_others() -> None:
     moved, still = 0, 1
     run_pass(kv, [(moved, [1, 2, 3]), (still, [7, 8, 9])])
     before = kv.keys[:, still].clone(), kv.values[:, still].clone()
-    kv.commit(moved, [0, 2])
+    kv.commit([moved], [[0, 2]])
     assert torch.equal(kv.keys[:, still].nan_to_num(), before[0].nan_to_num())
     assert torch.equal(kv.values[:, still].nan_to_num(), before[1].nan_to_num())
 
@@ -115,9 +114,9 @@ def test_a_pass_beyond_the_capacity_is_caught_before_it_writes() -> None:
     kv = slot_kv(capacity=5)
     slot = 0
     run_pass(kv, [(slot, [1, 2, 3])])
-    kv.commit(slot, range(3))
+    kv.commit([slot], [range(3)])
     run_pass(kv, [(slot, [4, 5])])
-    kv.commit(slot, range(2))
+    kv.commit([slot], [range(2)])
     assert marks_of(kv, slot) == [1, 2, 3, 4, 5]
     with pytest.raises(AssertionError, match="6 rows exceed the capacity of 5"):
         run_pass(kv, [(slot, [6])])
@@ -130,7 +129,7 @@ def test_keys_and_values_keep_their_own_precision() -> None:
     cache = PassCache([Segment(kv, slot, 0, torch.tensor([0]))])
     exact = torch.full((1, HEADS, 1, DIM), 1.0 + 2.0**-40, dtype=torch.float64)
     cache.update(exact, exact, 0)
-    kv.commit(slot, [0])
+    kv.commit([slot], [[0]])
     keys, values = kv.rows(slot, kv.lengths[slot])
     assert keys[0].dtype == torch.bfloat16
     assert torch.equal(values[0], exact[0])

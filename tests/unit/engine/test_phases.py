@@ -48,9 +48,9 @@ class TimedTarget(ToyTarget):
         self._clock.part("forward")
         return super().forward(*arguments, **options)
 
-    def commit(self, slot: int, path: Sequence[int]) -> None:
+    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self._clock.part("commit")
-        super().commit(slot, path)
+        super().commit(slots, paths)
 
 
 class TimedDetokenizer(CharDetokenizer):

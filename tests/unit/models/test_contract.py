@@ -175,7 +175,7 @@ def test_kv_after_a_branching_commit_equals_a_fresh_prefill(family: str, variant
     for node in (0, 3, 6, 9, 11):
         slot, _ = open_with(target, PROMPT)
         target.forward([slot], [tree])
-        target.commit(slot, tree.topology.path(node))
+        target.commit([slot], [tree.topology.path(node)])
         fresh, _ = open_with(target, [*PROMPT, *path_tokens(tree, node)], slot=1)
         for kept, wanted in zip(committed_rows(target, slot), committed_rows(target, fresh), strict=True):
             torch.testing.assert_close(kept, wanted, atol=1e-4, rtol=1e-4)

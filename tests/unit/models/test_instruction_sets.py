@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import outpace
+from outpace.models.compiled import loaded_kernels
 from outpace.models.instructions import has_tiles, multiplies_bfloat16
 from outpace.models.linear import can_pack
 from outpace.models.load import choose_dtype, compute_dtype, load_target
@@ -60,13 +61,19 @@ def test_bfloat16_without_instructions_keeps_its_weights_and_computes_in_float32
     allowed: str, variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against bfloat16 made of other instructions, which is slow and depends on company, against weights that
-    are not the rounded ones, and against a yardstick of other weights."""
+    are not the rounded ones, against a yardstick of other weights, and against twice the bytes by default where
+    kernels would read half of them."""
     folder = str(save_tiny_model(tmp_path / "m"))
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     monkeypatch.setenv(variable, allowed)
     assert not multiplies_bfloat16()
     assert not can_pack(torch.bfloat16, CPU)
+    assert choose_dtype("auto", CPU) == (torch.float32 if loaded_kernels() is None else torch.bfloat16)
+    monkeypatch.setattr("outpace.models.load.loaded_kernels", lambda: None)
     assert choose_dtype("auto", CPU) == torch.float32
+    monkeypatch.undo()
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    monkeypatch.setenv(variable, allowed)
     assert choose_dtype("bfloat16", CPU) == torch.bfloat16
     target, _ = load_target(folder, "bfloat16", "cpu", None, 1)
     whole, _ = load_target(folder, "float32", "cpu", None, 1)

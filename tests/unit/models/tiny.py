@@ -178,7 +178,7 @@ def decode_one_by_one(target: TransformersTarget, slot: int, tokens: Sequence[in
     """Commit tokens as plain decoding does, one row per pass; the outputs of the last."""
     for token in tokens:
         (outputs,) = target.forward([slot], [DraftTree.chain(torch.tensor([token]))])
-        target.commit(slot, [0])
+        target.commit([slot], [[0]])
     return outputs
 
 

@@ -108,7 +108,7 @@ def _committing(passes: Sequence[Any], slots: NetSlots) -> Any:
     for number, one in enumerate(passes):
         yield one
         if number == 0:
-            slots.kv.commit(one[0].slot, range(one[0].count))
+            slots.kv.commit([one[0].slot], [range(one[0].count)])
 
 
 @pytest.mark.parametrize("is_corrected", [False, True])

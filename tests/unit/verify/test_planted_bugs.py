@@ -65,15 +65,15 @@ class PositionsByIndex(ToyTarget):
 class CommitsByIndex(ToyTarget):
     """Planted: as many rows as were accepted are kept, but the first ones, not those on the path."""
 
-    def commit(self, slot: int, path: Sequence[int]) -> None:
-        super().commit(slot, range(len(path)))
+    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        super().commit(slots, [range(len(path)) for path in paths])
 
 
 class ForgetsRollback(ToyTarget):
     """Planted: rejected rows stay behind the accepted ones."""
 
-    def commit(self, slot: int, path: Sequence[int]) -> None:
-        super().commit(slot, range(len(self._passes[slot])))
+    def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        super().commit(slots, [range(len(self._passes[slot])) for slot in slots])
 
 
 class SeesSiblings(ToyTarget):

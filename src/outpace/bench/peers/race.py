@@ -118,7 +118,13 @@ class Race:
         decode_ms = group["decode_ms"]
         group["tokens_per_second"] = 1e3 * group["decoded"] / decode_ms if group["decoded"] and decode_ms else None
         record: Record = {"index": number, "id": item.id, "dataset": item.dataset, "method": entry.name}
-        record |= {"peer": entry.peer, "precision": entry.service.precision, "batch_size": 1, **self.task.shared}
+        record |= {
+            "peer": entry.peer,
+            "precision": entry.service.precision,
+            "batch_size": 1,
+            "concurrency": 1,
+            **self.task.shared,
+        }
         record |= prompt_figures([run]) | {"arrivals": answer["arrivals"], "group": group}
         is_equal = self._said(answer) == self._said(answers[BASELINE])
         own = answers.get(entry.own_plain)

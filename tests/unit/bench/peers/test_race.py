@@ -69,7 +69,7 @@ class Fakes:
         service, process = Service("half", OURS, METHODS), self.process(eos=eos)
         others = [Entry("peer", service, method, process) for method in METHODS]
         items = tuple(WorkItem(str(number), "set", ("text",)) for number in range(len(prompts)))
-        shared = {"hardware": "a machine", "batch_size": 1}
+        shared = {"hardware": "a machine", "batch_size": 1, "concurrency": 1}
         return Race([ours, *others], Task(items, tuple(map(tuple, prompts)), tokens, eos, shared))
 
 
