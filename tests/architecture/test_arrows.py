@@ -16,7 +16,7 @@ ARROWS: dict[str, set[str]] = {
     "engine": {"core", "sampling", "verify", "cache", "models"},
     "sources": {"core", "sampling", "cache", "models", "nets"},
     "retrieval": {"core", "sampling"},
-    "union": {"core", "sampling", "retrieval"},
+    "union": {"core", "sampling", "models", "retrieval"},
     "shaping": {"core", "sampling"},
     "methods": {"core", "models", "nets", "sources", "retrieval", "union", "shaping"},
     "testing": {"core", "sampling", "engine", "shaping", "methods"},

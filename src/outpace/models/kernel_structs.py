@@ -1,7 +1,7 @@
 """The structures that the compiled kernels read, as `models/kernels/*.h` declare them."""
 
 import ctypes
-from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
 
 
 class Matrix(ctypes.Structure):
@@ -89,4 +89,48 @@ class Correction(ctypes.Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("embeddings", "before", "outputs", "base", "after", "logits", "best", "ids")),
         *((name, c_int32) for name in ("rows", "wanted")),
+    ]
+
+
+class Layout(ctypes.Structure):
+    """Which weight each feature of the union's candidates has (growth.h)."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("drafted", "passed_over", "undrafted", "paired", "outranked", "unpaired")),
+        *((name, c_int32) for name in ("ranked", "unranked", "matched", "unmatched", "noisy", "quiet", "noises")),
+        ("match_count", c_int32),
+        ("matches", c_int32 * 8),
+    ]
+
+
+class Pairs(ctypes.Structure):
+    """Rows of the transition matrix by the last two tokens (growth.h)."""
+
+    _fields_ = [("keys", c_void_p), ("rows", c_void_p), ("factor", c_uint64), ("bits", c_int32)]
+
+
+class Growing(ctypes.Structure):
+    """One request's tree (growth.h)."""
+
+    _fields_ = [
+        ("text", c_void_p),
+        ("successors", c_void_p),
+        ("pairs", POINTER(Pairs)),
+        *((name, c_void_p) for name in ("weights", "draft_tokens", "draft_parents", "draft_scores", "endings")),
+        *((name, c_void_p) for name in ("noise", "least_gains", "tokens", "parents", "drafted", "gains")),
+        *((name, c_void_p) for name in ("named_from", "named", "features")),
+        *((name, c_double) for name in ("min_prob", "wanted_gain")),
+        *((name, c_int64) for name in ("vocabulary", "before")),
+        *((name, c_int32) for name in ("draft_count", "ending_count", "least_count", "budget", "max_depth")),
+        *((name, c_int32) for name in ("most_named", "count", "expanded")),
+    ]
+
+
+class Learning(ctypes.Structure):
+    """What was said below accepted nodes (growth.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("weights", "squares", "named_from", "named", "features", "nodes", "said")),
+        ("rate", c_double),
+        *((name, c_int32) for name in ("count", "size")),
     ]

@@ -5,9 +5,9 @@ from torch import Tensor
 
 PLACES = 2**17
 """Rows that the table can hold. Direct-mapped: of two pairs with one place the later one is kept."""
-_FACTOR = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: neighbouring keys go to places far apart
-_BITS = PLACES.bit_length() - 1
-_WRAPPED = _FACTOR - 2**64  # the same bits as a signed number
+FACTOR = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: neighbouring keys go to places far apart
+PLACE_BITS = PLACES.bit_length() - 1
+_WRAPPED = FACTOR - 2**64  # the same bits as a signed number
 
 
 class PairRows:
@@ -47,7 +47,7 @@ class PairRows:
     def row(self, before: int, token: int) -> list[int] | None:
         """The row of one pair, read by the host; None if it is not known."""
         key = before * self._vocab_size + token
-        place = (key * _FACTOR & (2**64 - 1)) >> (64 - _BITS)
+        place = (key * FACTOR & (2**64 - 1)) >> (64 - PLACE_BITS)
         return self.rows[place].tolist() if int(self.keys[place]) == key else None
 
     def update(self, before: Tensor, tokens: Tensor, rows: Tensor) -> None:
@@ -94,4 +94,4 @@ def last_of(places: Tensor, size: int) -> Tensor:
 
 def _places(keys: Tensor) -> Tensor:
     """Where keys lie: the top bits of their product with a large odd number, which wraps."""
-    return (keys * _WRAPPED >> (64 - _BITS)) & (PLACES - 1)
+    return (keys * _WRAPPED >> (64 - PLACE_BITS)) & (PLACES - 1)

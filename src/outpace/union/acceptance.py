@@ -7,17 +7,21 @@ in which a token's score is a sum of weights, one for what each candidate source
 therefore never sum to more than 1.
 """
 
+import ctypes
 import json
 import math
+from array import array
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from importlib.resources import files
 
-from outpace.retrieval.transition_matrix import SUCCESSORS
+import numpy as np
 
-Features = tuple[int, int, int, int, int]
-"""What draft, rows of pairs, rows of tokens, text and noise say of one token: indices of weights."""
+from outpace.models import kernel_structs as structs
+from outpace.models.compiled import loaded_kernels
+from outpace.retrieval.transition_matrix import SUCCESSORS
+from outpace.union.named import Features, Named, NamedColumns
 
 BIAS = 0
 _DRAFTED = 1  # and the nine after it: by tenths of the probability that the draft gives the token below its parent
@@ -73,7 +77,7 @@ class AcceptanceModel:
 
     def __init__(self, prior: Sequence[float], rate: float = 0.1, trust: float = 10.0) -> None:
         assert len(prior) == SIZE
-        self._prior, self._rate, self._trust = tuple(prior), rate, trust
+        self._prior, self.rate, self._trust = tuple(prior), rate, trust
         self.reset()
 
     def copy(self) -> "AcceptanceModel":
@@ -82,8 +86,12 @@ class AcceptanceModel:
 
     def reset(self) -> None:
         """Forget what was learned."""
-        self.weights = list(self._prior)
-        self._squares = [self._trust] * SIZE
+        self.weights = array("d", self._prior)
+        self.squares = array("d", [self._trust] * SIZE)
+        self.forget_odds()
+
+    def forget_odds(self) -> None:
+        """Forget what was worked out with weights that have changed."""
         self._known: dict[Features, float] = {}
 
     def prices(self, named: Sequence[Features]) -> list[float]:
@@ -106,9 +114,47 @@ class AcceptanceModel:
                 for feature in (BIAS, *features):
                     slopes[feature] = slopes.get(feature, 0.0) + miss
             for feature, slope in slopes.items():
-                self._squares[feature] += slope * slope
-                self.weights[feature] -= self._rate * slope / math.sqrt(self._squares[feature])
-            self._known.clear()
+                self.squares[feature] += slope * slope
+                self.weights[feature] -= self.rate * slope / math.sqrt(self.squares[feature])
+            self.forget_odds()
+
+    def learn_said(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> None:
+        """Learn from accepted nodes of a tree.
+
+        Args:
+            named: what was named below each of its nodes.
+            nodes: accepted ones.
+            said: the token behind each.
+        """
+        if isinstance(named, NamedColumns):
+            self._learn_natively(named, nodes, said)
+            return
+        below = [(named[node], token) for node, token in zip(nodes, said, strict=True)]
+        self.learn(
+            [
+                (list(tokens.values()), list(tokens).index(token) if token in tokens else None)
+                for tokens, token in below
+                if tokens
+            ]
+        )
+
+    def _learn_natively(self, named: NamedColumns, nodes: Sequence[int], said: Sequence[int]) -> None:
+        pairs = [(named.order[node], token) for node, token in zip(nodes, said, strict=True)]
+        known = [pair for pair in pairs if pair[0] + 1 < len(named.starts)]
+        verified = np.array(known, dtype=np.int64).reshape(-1, 2).T.copy()  # [2, A]
+        kernels = loaded_kernels()
+        assert kernels is not None, "they grew the tree"
+        columns = (named.starts, named.tokens, named.features, *verified)
+        learning = structs.Learning(
+            self.weights.buffer_info()[0],
+            self.squares.buffer_info()[0],
+            *(column.ctypes.data for column in columns),
+            self.rate,
+            len(known),
+            SIZE,
+        )
+        kernels.outpace_learn(ctypes.byref(learning))
+        self.forget_odds()
 
     def _odds(self, features: Features) -> float:
         """Of a token against none of those that are named."""
@@ -117,6 +163,14 @@ class AcceptanceModel:
             weights = self.weights
             odds = self._known[features] = math.exp(weights[BIAS] + sum(weights[feature] for feature in features))
         return odds
+
+
+def layout() -> dict[str, int]:
+    """Which weight each feature has."""
+    names = {"drafted": _DRAFTED, "passed_over": PASSED_OVER, "undrafted": UNDRAFTED, "paired": _PAIRED}
+    names |= {"outranked": OUTRANKED, "unpaired": UNPAIRED, "ranked": _RANKED, "unranked": UNRANKED}
+    names |= {"matched": _MATCHED, "unmatched": UNMATCHED, "noisy": _NOISY, "quiet": QUIET}
+    return names | {"noises": NOISES, "match_count": len(MATCHES)}
 
 
 _LAYOUT = {

@@ -1,14 +1,11 @@
 """Best-first growth of one draft tree: of all tokens that are named below a node of it, the most likely joins next."""
 
-from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import count
 
-import torch
-
 from outpace.core.prices import Prices
 from outpace.core.protocols import Stream
-from outpace.core.tree import DraftTree, Topology
+from outpace.core.tree import DraftTree
 from outpace.retrieval.suffix import NO_MATCH, Match, TextMatch
 from outpace.retrieval.transition_matrix import TransitionMatrix
 from outpace.sampling.noise import gumbel_of, noise_key
@@ -21,70 +18,20 @@ from outpace.union.acceptance import (
     UNPAIRED,
     UNRANKED,
     AcceptanceModel,
-    Features,
     drafted,
     matched,
     noisy,
     paired,
     ranked,
 )
+from outpace.union.growth import NOWHERE, Growth, GrowthRequest
+from outpace.union.named import Named
 
-NOWHERE = -1
 _Offer = tuple[float, int, int, int, int, int, Match]
 """Minus its price, a tie-breaker, the parent, the token, its node in the draft's tree, its depth, and where the parent
 stands in the text."""
-Named = dict[int, Features]
-"""Tokens that are named below a node, and what speaks for each."""
 _Drafts = dict[int, tuple[int, float]]
 """Tokens that the draft names below one of its nodes: their own nodes, and their scores below it."""
-
-
-@dataclass(eq=False)
-class Growth:
-    """A tree as it grows, the pending token being node 0.
-
-    Attributes:
-        tokens: of each node.
-        parents: of each node, -1 for the first.
-        drafted: node of the draft's tree that each node is; NOWHERE for one that was retrieved.
-        named: below each node, in their order; the last ones may not have been asked for.
-        gains: of each node but the first, its price: how likely it is to be accepted; the largest first.
-        gain: their sum: how many nodes are expected to be accepted.
-        passes: forward passes of a draft model that it took.
-    """
-
-    tokens: list[int]
-    parents: list[int] = field(default_factory=lambda: [-1])
-    drafted: list[int] = field(default_factory=lambda: [0])
-    named: list[Named] = field(default_factory=list)
-    gains: list[float] = field(default_factory=list)
-    gain: float = 0.0
-    passes: int = 0
-
-    def add(self, parent: int, token: int, drafted: int, price: float) -> None:
-        """Add a node."""
-        self.parents.append(parent)
-        self.tokens.append(token)
-        self.drafted.append(drafted)
-        self.gains.append(price)
-        self.gain += price
-
-    def cut(self, count: int) -> None:
-        """Keep the first nodes: `count` of them, and the pending token."""
-        del self.gains[count:]
-        for column in (self.tokens, self.parents, self.drafted, self.named):
-            del column[count + 1 :]  # type: ignore[attr-defined]
-        self.gain = sum(self.gains)
-
-    def tree(self, device: torch.device) -> tuple[DraftTree, list[Named]]:
-        """The tree, what was retrieved last, and what was named below each of its nodes."""
-        order = sorted(range(len(self.tokens)), key=lambda node: self.drafted[node] == NOWHERE)
-        place = {node: number for number, node in enumerate(order)}
-        parents = [-1, *(place[self.parents[node]] for node in order[1:])]
-        tokens = torch.tensor([self.tokens[node] for node in order], device=device)
-        retrieved = sum(node == NOWHERE for node in self.drafted)
-        tree = DraftTree(tokens, Topology.of(parents), None, self.passes, retrieved)
-        return tree, [self.named[node] if node < len(self.named) else {} for node in order]
 
 
 class CandidatePool:
@@ -223,6 +170,20 @@ class _Noise(dict[int, int]):
     def __missing__(self, token: int) -> int:
         feature = self[token] = noisy(gumbel_of(self._key, token))
         return feature
+
+
+def grow(request: GrowthRequest) -> Growth:
+    """The most likely tree of a request."""
+    pool = CandidatePool(request.stream, request.matrix, request.text, request.uses_noise)
+    return pool.grow(
+        request.acceptance,
+        request.budget,
+        request.max_depth,
+        min_prob=request.min_prob,
+        draft=request.draft,
+        wanted_gain=request.wanted_gain,
+        prices=request.prices,
+    )
 
 
 def _drafts_below(draft: DraftTree | None) -> dict[int, _Drafts]:

@@ -15,10 +15,14 @@ from torch import device
 from outpace.core.prices import Prices
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.tree import DraftTree
+from outpace.models.compiled import loaded_kernels
 from outpace.retrieval.suffix import TextMatch
 from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.union.acceptance import AcceptanceModel
-from outpace.union.best_first import CandidatePool, Growth, Named
+from outpace.union.best_first import grow
+from outpace.union.growth import Growth, GrowthRequest
+from outpace.union.named import Named
+from outpace.union.native_growth import NativeText, grow_natively
 from outpace.union.worth import DraftWorth
 
 
@@ -64,7 +68,7 @@ class UnionState:
 
     of_base: Any
     matrix: TransitionMatrix
-    text: TextMatch | None
+    text: TextMatch | NativeText | None
     greedy: AcceptanceModel
     sampled: AcceptanceModel
     acceptance: AcceptanceModel
@@ -103,6 +107,7 @@ class Union:
         self._plan, self._device = plan, device
         self._rejected = (rejected or sampled).copy()
         self._draft_worth = DraftWorth()
+        self._is_compiled = loaded_kernels() is not None
         self._worths: dict[int, float] = {}  # by request, of this round's trees without a draft
 
     def open(self, slot: int, alone: bool = False) -> UnionState:
@@ -111,7 +116,7 @@ class Union:
             greedy, sampled = greedy.copy(), sampled.copy()
         if alone:
             sampled = self._rejected.copy()
-        text = TextMatch() if self._plan.uses_text else None
+        text = self._new_text() if self._plan.uses_text else None
         return UnionState(self.base.open(slot, alone), self.matrix.open(slot, alone), text, greedy, sampled, greedy)
 
     def close(self, state: UnionState) -> None:
@@ -128,8 +133,9 @@ class Union:
 
     def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         started = perf_counter()
-        candidates = [self._candidates(state, request) for state, request in zip(states, requests, strict=True)]
-        grown = self._without_draft(states, requests, candidates)
+        for state, request in zip(states, requests, strict=True):
+            self._bring_up_to_date(state, request)
+        grown = self._without_draft(states, requests)
         rest = [index for index in range(len(states)) if index not in grown]
         offered = [
             replace(requests[index], budget=min(requests[index].budget, self._plan.draft_budget)) for index in rest
@@ -137,8 +143,8 @@ class Union:
         before = perf_counter()
         drafts = self.base.propose([states[index].of_base for index in rest], offered) if rest else []
         drafting_s = perf_counter() - before
-        for index, draft in zip(rest, drafts, strict=True):
-            grown[index] = self._grow(states[index], requests[index], candidates[index], draft)
+        drafted = self._grow([states[index] for index in rest], [requests[index] for index in rest], drafts)
+        grown |= zip(rest, drafted, strict=True)
         self._settle(requests, grown, rest, drafting_s * 1e3)
         trees = []
         for index, state in enumerate(states):
@@ -147,21 +153,21 @@ class Union:
         graft_ms = (perf_counter() - started - drafting_s) * 1e3
         return [replace(tree, graft_ms=graft_ms) for tree in trees]
 
-    def _without_draft(
-        self, states: Sequence[UnionState], requests: Sequence[DraftRequest], candidates: Sequence[CandidatePool]
-    ) -> dict[int, Growth]:
+    def _without_draft(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
         """By request, the trees that do without a draft."""
-        enough, found = self._plan.skip_draft_above, dict[int, Growth]()
-        sketches: dict[int, Growth] = {}
-        self._worths = {}
-        for index, (state, request, pool) in enumerate(zip(states, requests, candidates, strict=True)):
-            if request.prices is not None:
-                sketches[index] = self._grow(state, request, pool)
-                self._worths[index] = request.prices.worth(sketches[index].gains)[1]
-            elif enough is not None:
-                sketch = self._grow(state, request, pool, wanted_gain=enough)
-                found |= {index: sketch} if sketch.gain >= enough else {}
+        enough = self._plan.skip_draft_above
+        asked = [index for index, one in enumerate(requests) if one.prices is not None or enough is not None]
+        grown = self._grow(
+            [states[index] for index in asked], [requests[index] for index in asked], wanted_gain=enough or 0.0
+        )
+        sketches = {index: one for index, one in zip(asked, grown, strict=True) if requests[index].prices is not None}
+        found = {
+            index: one
+            for index, one in zip(asked, grown, strict=True)
+            if index not in sketches and enough is not None and one.gain >= enough
+        }
         prices = _prices_of(requests)
+        self._worths = {} if prices is None else {index: prices.worth(one.gains)[1] for index, one in sketches.items()}
         pays = prices is not None and self._plan.may_draft
         if prices is not None and not (pays and self._draft_worth.pays(list(self._worths.values()), prices.rate)):
             found |= sketches
@@ -191,32 +197,46 @@ class Union:
         for index in priced:
             grown[index].cut(taken.count(index))
 
-    def _candidates(self, state: UnionState, request: DraftRequest) -> CandidatePool:
-        """What will be asked about a request in this round, brought up to date."""
+    def _new_text(self) -> TextMatch | NativeText:
+        return NativeText() if self._is_compiled else TextMatch()
+
+    def _bring_up_to_date(self, state: UnionState, request: DraftRequest) -> None:
+        """Choose what prices the request's tokens, and take in what is new of its ids."""
         state.acceptance = state.greedy if request.stream.params.is_greedy else state.sampled
         if state.text is not None:
             state.text.follow(request.ids)
-        matrix = state.matrix if self._plan.uses_matrix else None
-        return CandidatePool(request.stream, matrix, state.text, self._plan.uses_noise)
 
     def _grow(
         self,
-        state: UnionState,
-        request: DraftRequest,
-        candidates: CandidatePool,
-        draft: DraftTree | None = None,
+        states: Sequence[UnionState],
+        requests: Sequence[DraftRequest],
+        drafts: Sequence[DraftTree] | None = None,
         wanted_gain: float = 0.0,
-    ) -> Growth:
-        budget, depth, min_prob = request.budget, request.max_depth, self._plan.min_prob
-        return candidates.grow(
-            state.acceptance,
-            budget,
-            depth,
-            min_prob=min_prob,
-            draft=draft,
-            wanted_gain=wanted_gain,
-            prices=request.prices,
-        )
+    ) -> list[Growth]:
+        """The most likely tree of each request.
+
+        Args:
+            states, requests: whose.
+            drafts: for each, a tree with scores; None for none.
+            wanted_gain: gain that is asked for where time has no prices; a tree that cannot reach it is left as it is.
+        """
+        wishes = [
+            GrowthRequest(
+                stream=request.stream,
+                matrix=state.matrix if self._plan.uses_matrix else None,
+                text=state.text,
+                uses_noise=self._plan.uses_noise,
+                acceptance=state.acceptance,
+                budget=request.budget,
+                max_depth=request.max_depth,
+                min_prob=self._plan.min_prob,
+                draft=None if drafts is None else drafts[index],
+                wanted_gain=0.0 if request.prices is not None else wanted_gain,
+                prices=request.prices,
+            )
+            for index, (state, request) in enumerate(zip(states, requests, strict=True))
+        ]
+        return grow_natively(wishes) if self._is_compiled else [grow(wish) for wish in wishes]
 
     def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
         self.base.observe([state.of_base for state in states], observations)
@@ -224,11 +244,7 @@ class Union:
         for state, observation in zip(states, observations, strict=True):
             path, next_token = observation.verdict.path, observation.verdict.next_token
             said = [*observation.tree.tokens[list(path[1:])].tolist(), next_token]
-            verified = []
-            for node, token in zip(path, said, strict=True):
-                if named := state.named[node]:
-                    verified.append((list(named.values()), list(named).index(token) if token in named else None))
-            state.acceptance.learn(verified)
+            state.acceptance.learn_said(state.named, path, said)
 
     def reset(self) -> None:
         self.base.reset()

@@ -26,7 +26,8 @@ from outpace.union.acceptance import (
     noisy,
     ranked,
 )
-from outpace.union.best_first import NOWHERE, CandidatePool
+from outpace.union.best_first import CandidatePool
+from outpace.union.growth import NOWHERE
 from tests.unit.union.worlds import (
     CPU,
     DEPTH,

@@ -20,8 +20,10 @@ from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend, node_paths
-from outpace.union.acceptance import AcceptanceModel, Features, priors
-from outpace.union.best_first import CandidatePool, Growth
+from outpace.union.acceptance import AcceptanceModel, priors
+from outpace.union.best_first import CandidatePool
+from outpace.union.growth import Growth
+from outpace.union.named import Features, Named
 from outpace.union.proposer import Union, UnionPlan
 
 VOCAB = 12
@@ -37,9 +39,10 @@ class Recorded(AcceptanceModel):
         super().__init__(prior)
         self.verified: list[tuple[Sequence[Features], int | None]] = []
 
-    def learn(self, verified: Sequence[tuple[Sequence[Features], int | None]]) -> None:
-        self.verified += verified
-        super().learn(verified)
+    def learn_said(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> None:
+        for tokens, token in ((named[node], token) for node, token in zip(nodes, said, strict=True)):
+            self.verified.append((list(tokens.values()), list(tokens).index(token) if token in tokens else None))
+        super().learn_said(named, nodes, said)
 
 
 class Watched:
@@ -243,8 +246,8 @@ def test_greedy_and_sampled_requests_teach_different_evidence() -> None:
         union = made(toy_draft())
         params = [SamplingParams(max_new_tokens=12, temperature=heat, seed=1) for heat in heats]
         decode(Engine(ToyTarget(VOCAB, sharpness=4.0)), PROMPTS[:2], params, [union] * 2)
-        assert (union.greedy.weights != list(priors()["greedy"])) == (0.0 in heats)
-        assert (union.sampled.weights != list(priors()["sampled"])) == (0.8 in heats)
+        assert (list(union.greedy.weights) != list(priors()["greedy"])) == (0.0 in heats)
+        assert (list(union.sampled.weights) != list(priors()["sampled"])) == (0.8 in heats)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -289,12 +292,12 @@ def test_what_is_learned_is_shared_or_private(private: bool) -> None:
     (tree,) = union.propose([teacher], [request])
     for _ in range(20):
         union.observe([teacher], [Observation(tree, Verdict((0,), 0), outputs_of(len(tree)))])
-    assert teacher.acceptance.weights != list(priors()["greedy"])
+    assert list(teacher.acceptance.weights) != list(priors()["greedy"])
     (after,) = union.propose([pupil], [request])
     assert (nodes_of(after) == nodes_of(before)) == private
     for state in (pupil, union.open(0)):
-        assert (state.greedy.weights == list(priors()["greedy"])) == private
-        assert state.sampled.weights == list(priors()["sampled"])
+        assert (list(state.greedy.weights) == list(priors()["greedy"])) == private
+        assert list(state.sampled.weights) == list(priors()["sampled"])
     union.propose([teacher], [draft_request([1, 2], 8, 1, temperature=1.0)])
     assert teacher.acceptance is teacher.sampled, "a conversation may go on at another temperature"
     assert matrix_of(union) is (None if private else union.matrix.matrix)
@@ -311,14 +314,14 @@ def test_a_request_alone_has_prices_and_transitions_of_its_own() -> None:
             (tree,) = union.propose([state], [request])
             union.observe([state], [Observation(tree, Verdict((0,), 0), outputs_of(len(tree)))])
     again = union.open(2, alone=True)
-    assert again.sampled.weights == list(priors()["sampled"]) != lone.sampled.weights
+    assert list(again.sampled.weights) == list(priors()["sampled"]) != list(lone.sampled.weights)
     assert not again.matrix.successors.any()
     assert bool(lone.matrix.successors.any())
     assert union.sampled is taught.sampled
     greedy, sampled = priors()["greedy"], priors()["sampled"]
     plan, matched = UnionPlan(3, 0.0, None), (AcceptanceModel(greedy), AcceptanceModel(sampled))
     other = Union(EmptyDraft(), union.matrix, *matched, plan, 5, CPU, AcceptanceModel(greedy))
-    weights = [other.open(0, alone).sampled.weights for alone in (True, False)]
+    weights = [list(other.open(0, alone).sampled.weights) for alone in (True, False)]
     assert weights == [list(greedy), list(sampled)]
 
 
@@ -338,7 +341,7 @@ def test_a_reset_forgets_what_requests_have_taught() -> None:
         runs.append([list(acceptance.verified) for acceptance in taught])
     assert runs[0] == runs[2] != runs[1]
     union.reset()
-    assert (union.greedy.weights, union.sampled.weights) == (list(priors()["greedy"]), list(priors()["sampled"]))
+    assert [tuple(one.weights) for one in (union.greedy, union.sampled)] == [priors()["greedy"], priors()["sampled"]]
     assert not union.matrix.matrix.successors.any()
 
 

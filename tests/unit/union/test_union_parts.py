@@ -18,8 +18,10 @@ from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request, no_draft_model
-from outpace.union.acceptance import SIZE, AcceptanceModel, Features, ranked
-from outpace.union.best_first import CandidatePool, Growth
+from outpace.union.acceptance import BIAS, SIZE, AcceptanceModel, ranked
+from outpace.union.best_first import CandidatePool
+from outpace.union.growth import Growth
+from outpace.union.named import Named
 from outpace.union.proposer import Union, UnionPlan
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
 from tests.unit.retrieval.test_samd import Trees
@@ -33,14 +35,13 @@ class Moody(AcceptanceModel):
     """Trusts the likeliest transitions in every other round; else nothing."""
 
     def __init__(self) -> None:
-        super().__init__([0.0] * SIZE)
+        super().__init__([-4.0 if feature == BIAS else 0.0 for feature in range(SIZE)])
         self._lessons = 0
 
-    def prices(self, named: Sequence[Features]) -> list[float]:
-        return [0.9 if self._lessons % 2 and features[2] == ranked(0) else 0.01 for features in named]
-
-    def learn(self, verified: Sequence[tuple[Sequence[Features], int | None]]) -> None:
+    def learn_said(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> None:
         self._lessons += 1
+        self.weights[ranked(0)] = 7.0 if self._lessons % 2 else 0.0
+        self.forget_odds()
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "domino"])
@@ -97,6 +98,7 @@ def test_without_a_draft_a_tree_is_grown_once(monkeypatch: pytest.MonkeyPatch) -
         return grown[-1]
 
     monkeypatch.setattr(CandidatePool, "grow", counted)
+    monkeypatch.setenv("OUTPACE_KERNELS", "off")
     union = build_proposer(parse_method("outpace:draft=none"), AROUND)
     union.propose([union.open(slot) for slot in range(3)], [draft_request([1, 2, 1, seed], 9, 3) for seed in range(3)])
     assert len(grown) == 3

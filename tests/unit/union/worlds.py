@@ -25,14 +25,15 @@ from outpace.union.acceptance import (
     UNPAIRED,
     UNRANKED,
     AcceptanceModel,
-    Features,
     drafted,
     matched,
     noisy,
     paired,
     ranked,
 )
-from outpace.union.best_first import CandidatePool, Growth
+from outpace.union.best_first import CandidatePool
+from outpace.union.growth import Growth
+from outpace.union.named import Features
 from tests.unit.retrieval.test_suffix import first_ends
 
 VOCAB = 9

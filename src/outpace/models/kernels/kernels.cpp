@@ -1,6 +1,7 @@
 // The functions that other languages call, and the threads that serve them.
 #include "decoder.h"
 #include "drafting.h"
+#include "growth.h"
 
 namespace {
 
@@ -103,4 +104,20 @@ void outpace_top(const float* numbers, int32_t rows, int32_t width, int32_t want
     });
   });
 }
+
+// Suffix automata, each of one text.
+Automaton* outpace_text() { return new Automaton; }
+void outpace_text_end(Automaton* text) { delete text; }
+int64_t outpace_text_length(const Automaton* text) { return int64_t(text->ids.size()); }
+void outpace_text_extend(Automaton* text, const int64_t* ids, int64_t count) {
+  for (int64_t at = 0; at < count; ++at) text->extend(int32_t(ids[at]));
+}
+
+// Trees of several requests, by what they are worth.
+void outpace_grow(const Layout* layout, Growing* trees, int32_t count) {
+  for (int index = 0; index < count; ++index) Grower(*layout, trees[index]).grow();
+}
+
+// What candidates of a tree turned out to be worth.
+void outpace_learn(const Learning* verified) { learn(*verified); }
 }
