@@ -17,7 +17,7 @@ import torch
 import outpace
 from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
-from outpace.union.acceptance import BIAS, SIZE, AcceptanceModel, named_weights
+from outpace.union.acceptance import BIAS, SIZE, AcceptanceModel, Lesson, named_weights
 from outpace.union.named import Features, Named
 from outpace.union.proposer import Union
 
@@ -32,11 +32,11 @@ class Recorded(AcceptanceModel):
         self.__dict__ |= like.copy().__dict__
         self.seen: list[Seen] = []
 
-    def learn_said(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> None:
+    def lesson(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> Lesson | None:
         for tokens, token in ((named[node], token) for node, token in zip(nodes, said, strict=True)):
             if tokens:
                 self.seen.append((list(tokens.values()), list(tokens).index(token) if token in tokens else None))
-        super().learn_said(named, nodes, said)
+        return super().lesson(named, nodes, said)
 
 
 def fitted(seen: Sequence[Seen]) -> tuple[list[float], float]:

@@ -7,6 +7,7 @@ request, which also starts with a copy of it.
 """
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
@@ -155,9 +156,16 @@ class MatrixLearner:
 
     def observe(self, states: Sequence[TransitionMatrix], observations: Sequence[Observation]) -> None:
         trees = [observation.tree for observation in observations]
-        above = [tree.tokens[list(tree.topology.parents[1:])] for tree in trees]
-        before = [_with(one.before, tokens) for one, tokens in zip(observations, above, strict=True)]
-        _teach(states, [tree.tokens for tree in trees], [one.outputs.top_ids for one in observations], before)
+        sizes = [len(tree) for tree in trees]
+        starts = [0, *accumulate(sizes[:-1])]
+        above = [
+            start + max(node, 0) for tree, start in zip(trees, starts, strict=True) for node in tree.topology.parents
+        ]
+        tokens = torch.cat([tree.tokens for tree in trees])  # [T]
+        before = tokens[above]
+        before[starts] = tokens.new_tensor([observation.before for observation in observations])
+        top_ids = [observation.outputs.top_ids for observation in observations]
+        _teach(states, tokens.split(sizes), top_ids, before.split(sizes))
 
     def reset(self) -> None:
         self.matrix.reset()

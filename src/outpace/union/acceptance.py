@@ -16,8 +16,6 @@ from copy import deepcopy
 from functools import lru_cache
 from importlib.resources import files
 
-import numpy as np
-
 from outpace.models import kernel_structs as structs
 from outpace.models.compiled import loaded_kernels
 from outpace.retrieval.transition_matrix import SUCCESSORS
@@ -118,8 +116,8 @@ class AcceptanceModel:
                 self.weights[feature] -= self.rate * slope / math.sqrt(self.squares[feature])
             self.forget_odds()
 
-    def learn_said(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> None:
-        """Learn from accepted nodes of a tree.
+    def lesson(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> "Lesson | None":
+        """Learn from accepted nodes of a tree: at once, or, where the compiled kernels grew it, by `learn_together`.
 
         Args:
             named: what was named below each of its nodes.
@@ -127,8 +125,7 @@ class AcceptanceModel:
             said: the token behind each.
         """
         if isinstance(named, NamedColumns):
-            self._learn_natively(named, nodes, said)
-            return
+            return Lesson(self, named, nodes, said)
         below = [(named[node], token) for node, token in zip(nodes, said, strict=True)]
         self.learn(
             [
@@ -137,24 +134,7 @@ class AcceptanceModel:
                 if tokens
             ]
         )
-
-    def _learn_natively(self, named: NamedColumns, nodes: Sequence[int], said: Sequence[int]) -> None:
-        pairs = [(named.order[node], token) for node, token in zip(nodes, said, strict=True)]
-        known = [pair for pair in pairs if pair[0] + 1 < len(named.starts)]
-        verified = np.array(known, dtype=np.int64).reshape(-1, 2).T.copy()  # [2, A]
-        kernels = loaded_kernels()
-        assert kernels is not None, "they grew the tree"
-        columns = (named.starts, named.tokens, named.features, *verified)
-        learning = structs.Learning(
-            self.weights.buffer_info()[0],
-            self.squares.buffer_info()[0],
-            *(column.ctypes.data for column in columns),
-            self.rate,
-            len(known),
-            SIZE,
-        )
-        kernels.outpace_learn(ctypes.byref(learning))
-        self.forget_odds()
+        return None
 
     def _odds(self, features: Features) -> float:
         """Of a token against none of those that are named."""
@@ -163,6 +143,34 @@ class AcceptanceModel:
             weights = self.weights
             odds = self._known[features] = math.exp(weights[BIAS] + sum(weights[feature] for feature in features))
         return odds
+
+
+class Lesson:
+    """Accepted nodes of a tree that the compiled kernels grew, for them to learn from; as `AcceptanceModel.lesson`."""
+
+    def __init__(self, model: AcceptanceModel, named: NamedColumns, nodes: Sequence[int], said: Sequence[int]) -> None:
+        known = [(named.order[node], token) for node, token in zip(nodes, said, strict=True)]
+        known = [pair for pair in known if pair[0] + 1 < len(named.starts)]
+        self.model, self._named, self.count = model, named, len(known)
+        self._nodes = (ctypes.c_int64 * self.count)(*(node for node, _ in known))
+        self._said = (ctypes.c_int64 * self.count)(*(token for _, token in known))
+
+    def struct(self) -> structs.Learning:
+        """As the kernels read it; alive as long as this is."""
+        weights, squares = (column.buffer_info()[0] for column in (self.model.weights, self.model.squares))
+        given = ctypes.addressof(self._nodes), ctypes.addressof(self._said)
+        return structs.Learning(weights, squares, *self._named.addresses, *given, self.model.rate, self.count, SIZE)
+
+
+def learn_together(lessons: Sequence[Lesson]) -> None:
+    """Learn from all of them, in their order."""
+    if not lessons:
+        return
+    kernels = loaded_kernels()
+    assert kernels is not None, "they grew the trees"
+    kernels.outpace_learn((structs.Learning * len(lessons))(*(one.struct() for one in lessons)), len(lessons))
+    for one in lessons:
+        one.model.forget_odds()
 
 
 def layout() -> dict[str, int]:

@@ -84,14 +84,19 @@ class Growth:
             del column[count + 1 :]  # type: ignore[attr-defined]
         self.gain = sum(self.gains)
 
-    def tree(self, device: torch.device) -> tuple[DraftTree, Sequence[Named]]:
-        """The tree, what was retrieved last, and what was named below each of its nodes."""
+    def tree(self, device: torch.device, graft_ms: float = 0.0) -> tuple[DraftTree, Sequence[Named]]:
+        """The tree, what was retrieved last, and what was named below each of its nodes.
+
+        Args:
+            device: where its tokens live.
+            graft_ms: that growing took, for all trees of the round together.
+        """
         order = sorted(range(len(self.tokens)), key=lambda node: self.drafted[node] == NOWHERE)
         place = {node: number for number, node in enumerate(order)}
         parents = [-1, *(place[self.parents[node]] for node in order[1:])]
         tokens = torch.tensor([self.tokens[node] for node in order], device=device)
         retrieved = sum(node == NOWHERE for node in self.drafted)
-        tree = DraftTree(tokens, Topology.of(parents), None, self.passes, retrieved)
+        tree = DraftTree(tokens, Topology.of(parents), None, self.passes, retrieved, graft_ms=graft_ms)
         return tree, self.named_in(order)
 
     def named_in(self, order: Sequence[int]) -> Sequence[Named]:

@@ -17,11 +17,18 @@ class NamedColumns(Sequence[Named]):
         starts: [N + 1] int64, where what is named below each node begins.
         tokens: [M] int64.
         features: [M, 5] uint8.
+        addresses: of these three.
         order: the nodes, in the order in which they are asked about; one from N on names nothing.
     """
 
-    def __init__(self, starts: Any, tokens: Any, features: Any, order: Sequence[int]) -> None:
-        self.starts, self.tokens, self.features, self.order = starts, tokens, features, order
+    def __init__(
+        self, starts: Any, tokens: Any, features: Any, addresses: tuple[int, int, int], order: Sequence[int]
+    ) -> None:
+        self.starts, self.tokens, self.features, self.addresses, self.order = starts, tokens, features, addresses, order
+
+    def in_order(self, order: Sequence[int]) -> "NamedColumns":
+        """The same of other nodes."""
+        return NamedColumns(self.starts, self.tokens, self.features, self.addresses, order)
 
     def __len__(self) -> int:
         return len(self.order)

@@ -6,10 +6,12 @@ What a node costs there is a microsecond instead of twenty, so that a round's ho
 import ctypes
 import weakref
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
+from outpace.core.prices import Prices
 from outpace.core.tree import DraftTree
 from outpace.models import kernel_structs as structs
 from outpace.models.compiled import loaded_kernels
@@ -59,57 +61,55 @@ class NativeText:
 class NativeGrowth(Growth):
     """A tree that the kernels grew."""
 
-    def __init__(self, columns: tuple[Any, Any, Any], **fields: Any) -> None:
+    def __init__(self, columns: NamedColumns, **fields: Any) -> None:
         super().__init__(**fields)
         self._columns = columns
 
     def named_in(self, order: Sequence[int]) -> Sequence[Named]:
-        return NamedColumns(*self._columns, order)
+        return self._columns.in_order(order)
 
 
 class _Room:
-    """Memory for one tree, and all that it is grown from."""
+    """Memory for the trees of a round: a stretch of the same arrays for each.
 
-    def __init__(self, request: GrowthRequest, tree: structs.Growing) -> None:
-        self._request, self._tree = request, tree
-        stream, draft, budget = request.stream, request.draft, request.budget
-        most = (budget + 1) * _MOST_RETRIEVED + (0 if draft is None else len(draft))
-        self.nodes = np.empty((3, budget + 1), dtype=np.int64)  # tokens, parents, nodes of the draft
-        self.gains = np.empty(budget + 1)
-        self.named_from, self.named = np.empty(budget + 2, dtype=np.int64), np.empty(most, dtype=np.int64)
-        self.features = np.empty((most, SOURCES), dtype=np.uint8)
-        self.nodes[0, 0] = stream.ids[-1]
-        self._kept: list[Any] = []
-        tree.tokens, tree.parents, tree.drafted = (_address(row) for row in self.nodes)
-        tree.gains, tree.named_from = _address(self.gains), _address(self.named_from)
-        tree.named, tree.features = _address(self.named), _address(self.features)
-        tree.weights = request.acceptance.weights.buffer_info()[0]
-        tree.text = None if request.text is None else request.text.handle
-        tree.min_prob, tree.wanted_gain = request.min_prob, request.wanted_gain
-        tree.budget, tree.max_depth = budget, request.max_depth
-        tree.before = stream.before
-        endings = stream.ending_ids
-        tree.endings, tree.ending_count = self._keep(np.array(endings, dtype=np.int64)), len(endings)
-        if request.matrix is not None:
-            self._ask(request.matrix)
-        if draft is not None and len(draft) > 1:
-            self._add(draft)
-        params = stream.params
-        if request.uses_noise and not params.is_greedy and params.verification == "match":
-            first, depths = stream.first_position, max(1, min(request.max_depth, budget) + 1)
-            keys = [noise_key(stream.seed, stream.sample_index, first + depth) for depth in range(depths)]
-            tree.noise = self._keep(np.array(keys, dtype=np.int32))
-        if request.prices is not None:
-            least = np.array(request.prices.times.least_ms) * request.prices.rate
-            tree.least_gains, tree.least_count = self._keep(least), len(least)
+    Args:
+        requests: of the round.
+    """
 
-    def grown(self) -> Growth:
+    def __init__(self, requests: Sequence[GrowthRequest]) -> None:
+        nodes = [request.budget + 2 for request in requests]
+        named = [
+            (request.budget + 1) * _MOST_RETRIEVED + (0 if request.draft is None else len(request.draft))
+            for request in requests
+        ]
+        self._nodes, self._named = [0, *accumulate(nodes)], [0, *accumulate(named)]
+        self.columns = np.empty((4, self._nodes[-1]), dtype=np.int64)  # tokens, parents, nodes of the draft, starts
+        self.gains = np.empty(self._nodes[-1])
+        self.tokens = np.empty(self._named[-1], dtype=np.int64)
+        self.features = np.empty((self._named[-1], SOURCES), dtype=np.uint8)
+        self._addresses = *(_address(row) for row in self.columns), _address(self.gains)
+        self._named_addresses = _address(self.tokens), _address(self.features)
+
+    def lend(self, index: int, tree: structs.Growing) -> None:
+        """Give a tree its stretch."""
+        at = 8 * self._nodes[index]
+        tree.tokens, tree.parents, tree.drafted, tree.named_from, tree.gains = (one + at for one in self._addresses)
+        tokens, features = self._named_addresses
+        tree.named = tokens + 8 * self._named[index]
+        tree.features = features + SOURCES * self._named[index]
+
+    def grown(self, index: int, tree: structs.Growing, request: GrowthRequest) -> Growth:
         """The tree, when the kernels have grown it."""
-        tree, count = self._tree, self._tree.count
-        tokens, parents, drafted = self.nodes[:, :count].tolist()
-        gains = self.gains[: count - 1].tolist()
-        columns = self.named_from[: tree.expanded + 1], self.named, self.features
-        passes = 0 if self._request.draft is None else self._request.draft.draft_passes
+        first, named = self._nodes[index], self._named[index]
+        tokens, parents, drafted, _ = self.columns[:, first : first + tree.count].tolist()
+        gains = self.gains[first : first + tree.count - 1].tolist()
+        columns = NamedColumns(
+            self.columns[3, first : first + tree.expanded + 1],
+            self.tokens[named:],
+            self.features[named:],
+            (tree.named_from, tree.named, tree.features),
+            range(tree.count),
+        )
         return NativeGrowth(
             columns,
             tokens=tokens,
@@ -117,20 +117,58 @@ class _Room:
             drafted=drafted,
             gains=gains,
             gain=sum(gains),
-            passes=passes,
+            passes=0 if request.draft is None else request.draft.draft_passes,
         )
 
-    def _ask(self, matrix: TransitionMatrix) -> None:
-        tree, pairs = self._tree, matrix.pairs
+
+class _Filling:
+    """Writes requests into what the kernels read, and keeps what must live as long."""
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        self._endings: dict[tuple[int, ...], int] = {}
+        self._least: tuple[int, int] | None = None
+
+    def fill(self, tree: structs.Growing, request: GrowthRequest) -> None:
+        stream, draft, budget = request.stream, request.draft, request.budget
+        tree.weights = request.acceptance.weights.buffer_info()[0]
+        tree.text = None if request.text is None else request.text.handle
+        tree.min_prob, tree.wanted_gain = request.min_prob, request.wanted_gain
+        tree.budget, tree.max_depth, tree.before = budget, request.max_depth, stream.before
+        ctypes.cast(tree.tokens, ctypes.POINTER(ctypes.c_int64))[0] = stream.ids[-1]
+        endings = stream.ending_ids
+        if endings not in self._endings:
+            self._endings[endings] = self._keep(np.array(endings, dtype=np.int64))
+        tree.endings, tree.ending_count = self._endings[endings], len(endings)
+        if request.matrix is not None:
+            self._ask(tree, request.matrix)
+        if draft is not None and len(draft) > 1:
+            self._add(tree, draft)
+        params = stream.params
+        if request.uses_noise and not params.is_greedy and params.verification == "match":
+            first, depths = stream.first_position, max(1, min(request.max_depth, budget) + 1)
+            keys = [noise_key(stream.seed, stream.sample_index, first + depth) for depth in range(depths)]
+            tree.noise = self._keep(np.array(keys, dtype=np.int32))
+        if request.prices is not None:
+            tree.least_gains, tree.least_count = self._priced(request.prices)
+
+    def _priced(self, prices: Prices) -> tuple[int, int]:
+        """Least gains by count of nodes: a round has the same for all its requests."""
+        if self._least is None:
+            least = np.array(prices.times.least_ms) * prices.rate
+            self._least = self._keep(least), len(least)
+        return self._least
+
+    def _ask(self, tree: structs.Growing, matrix: TransitionMatrix) -> None:
+        pairs = matrix.pairs
         tree.successors, tree.vocabulary = matrix.successors.data_ptr(), len(matrix.successors)
         if pairs is not None:
             rows = structs.Pairs(pairs.keys.data_ptr(), pairs.rows.data_ptr(), FACTOR, PLACE_BITS)
             self._kept.append(rows)
             tree.pairs = ctypes.pointer(rows)
 
-    def _add(self, draft: DraftTree) -> None:
+    def _add(self, tree: structs.Growing, draft: DraftTree) -> None:
         assert draft.scores is not None, "a draft without scores cannot be weighed"
-        tree = self._tree
         tree.draft_tokens = self._keep(draft.tokens.cpu().contiguous().numpy())
         tree.draft_parents = self._keep(np.array(draft.topology.parents, dtype=np.int64))
         tree.draft_scores = self._keep(draft.scores.contiguous().numpy())
@@ -143,12 +181,16 @@ class _Room:
 
 def grow_natively(requests: Sequence[GrowthRequest]) -> list[Growth]:
     """The most likely tree of each request."""
+    if not requests:
+        return []
     kernels = loaded_kernels()
-    assert kernels is not None
-    trees = (structs.Growing * len(requests))()
-    rooms = [_Room(request, tree) for request, tree in zip(requests, trees, strict=True)]
+    assert kernels is not None, "asked for where there are kernels"
+    trees, room, filling = (structs.Growing * len(requests))(), _Room(requests), _Filling()
+    for index, (tree, request) in enumerate(zip(trees, requests, strict=True)):
+        room.lend(index, tree)
+        filling.fill(tree, request)
     kernels.outpace_grow(ctypes.byref(_LAYOUT), trees, len(requests))
-    return [room.grown() for room in rooms]
+    return [room.grown(index, trees[index], request) for index, request in enumerate(requests)]
 
 
 def _address(array: Any) -> int:

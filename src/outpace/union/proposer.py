@@ -18,7 +18,7 @@ from outpace.core.tree import DraftTree
 from outpace.models.compiled import loaded_kernels
 from outpace.retrieval.suffix import TextMatch
 from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.union.acceptance import AcceptanceModel
+from outpace.union.acceptance import AcceptanceModel, learn_together
 from outpace.union.best_first import grow
 from outpace.union.growth import Growth, GrowthRequest
 from outpace.union.named import Named
@@ -146,12 +146,12 @@ class Union:
         drafted = self._grow([states[index] for index in rest], [requests[index] for index in rest], drafts)
         grown |= zip(rest, drafted, strict=True)
         self._settle(requests, grown, rest, drafting_s * 1e3)
+        graft_ms = (perf_counter() - started - drafting_s) * 1e3
         trees = []
         for index, state in enumerate(states):
-            tree, state.named = grown[index].tree(self._device)
+            tree, state.named = grown[index].tree(self._device, graft_ms)
             trees.append(tree)
-        graft_ms = (perf_counter() - started - drafting_s) * 1e3
-        return [replace(tree, graft_ms=graft_ms) for tree in trees]
+        return trees
 
     def _without_draft(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
         """By request, the trees that do without a draft."""
@@ -241,10 +241,12 @@ class Union:
     def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
         self.base.observe([state.of_base for state in states], observations)
         self.matrix.observe([state.matrix for state in states], observations)
+        lessons = []
         for state, observation in zip(states, observations, strict=True):
             path, next_token = observation.verdict.path, observation.verdict.next_token
             said = [*observation.tree.tokens[list(path[1:])].tolist(), next_token]
-            state.acceptance.learn_said(state.named, path, said)
+            lessons.append(state.acceptance.lesson(state.named, path, said))
+        learn_together([lesson for lesson in lessons if lesson is not None])
 
     def reset(self) -> None:
         self.base.reset()

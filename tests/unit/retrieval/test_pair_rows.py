@@ -57,7 +57,7 @@ def test_a_table_is_a_dictionary_that_forgets(places: int, monkeypatch: pytest.M
     """Guards against rows of another pair where two share a place, the earlier of two kept, keys that the device and
     the host place differently, and the token before a text's first lost."""
     monkeypatch.setattr(pair_rows, "PLACES", places)
-    monkeypatch.setattr(pair_rows, "_BITS", places.bit_length() - 1)
+    monkeypatch.setattr(pair_rows, "PLACE_BITS", places.bit_length() - 1)
     table, source = PairRows(VOCAB, SUCCESSORS, CPU), random.Random(3)
     kept: dict[int, tuple[Pair, list[int]]] = {}  # by place
     for _ in range(30):

@@ -11,6 +11,7 @@ from outpace.core.prices import PassTimes, Prices
 from outpace.models.compiled import loaded_kernels
 from outpace.retrieval.suffix import TextMatch
 from outpace.testing.requests import draft_request
+from outpace.union.acceptance import learn_together
 from outpace.union.best_first import grow
 from outpace.union.growth import Growth, GrowthRequest
 from outpace.union.native_growth import NativeText, grow_natively
@@ -99,8 +100,10 @@ def test_it_learns_what_the_host_learns(world: World, seed: int) -> None:
     said = [*tree.tokens[list(path[1:])].tolist(), seed % 12]
     here, there = deepcopy(world.acceptance), deepcopy(world.acceptance)
     for _ in range(3):
-        here.learn_said(named, path, said)
-        there.learn_said(list(named), path, said)
+        lesson = here.lesson(named, path, said)
+        assert lesson is not None
+        learn_together([lesson])
+        assert there.lesson(list(named), path, said) is None
     assert list(here.weights) == pytest.approx(list(there.weights), rel=1e-12, abs=1e-14)
     assert list(here.squares) == pytest.approx(list(there.squares), rel=1e-12)
     features = [feature for below in named for feature in below.values()]

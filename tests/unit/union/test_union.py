@@ -20,7 +20,7 @@ from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend, node_paths
-from outpace.union.acceptance import AcceptanceModel, priors
+from outpace.union.acceptance import AcceptanceModel, Lesson, priors
 from outpace.union.best_first import CandidatePool
 from outpace.union.growth import Growth
 from outpace.union.named import Features, Named
@@ -39,10 +39,10 @@ class Recorded(AcceptanceModel):
         super().__init__(prior)
         self.verified: list[tuple[Sequence[Features], int | None]] = []
 
-    def learn_said(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> None:
+    def lesson(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> Lesson | None:
         for tokens, token in ((named[node], token) for node, token in zip(nodes, said, strict=True)):
             self.verified.append((list(tokens.values()), list(tokens).index(token) if token in tokens else None))
-        super().learn_said(named, nodes, said)
+        return super().lesson(named, nodes, said)
 
 
 class Watched:

@@ -18,7 +18,7 @@ from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request, no_draft_model
-from outpace.union.acceptance import BIAS, SIZE, AcceptanceModel, ranked
+from outpace.union.acceptance import BIAS, SIZE, AcceptanceModel, Lesson, ranked
 from outpace.union.best_first import CandidatePool
 from outpace.union.growth import Growth
 from outpace.union.named import Named
@@ -38,10 +38,11 @@ class Moody(AcceptanceModel):
         super().__init__([-4.0 if feature == BIAS else 0.0 for feature in range(SIZE)])
         self._lessons = 0
 
-    def learn_said(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> None:
+    def lesson(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> Lesson | None:
         self._lessons += 1
         self.weights[ranked(0)] = 7.0 if self._lessons % 2 else 0.0
         self.forget_odds()
+        return None
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "domino"])

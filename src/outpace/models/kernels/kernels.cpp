@@ -118,6 +118,8 @@ void outpace_grow(const Layout* layout, Growing* trees, int32_t count) {
   for (int index = 0; index < count; ++index) Grower(*layout, trees[index]).grow();
 }
 
-// What candidates of a tree turned out to be worth.
-void outpace_learn(const Learning* verified) { learn(*verified); }
+// What candidates of trees turned out to be worth, in the order of requests.
+void outpace_learn(const Learning* verified, int32_t count) {
+  for (int index = 0; index < count; ++index) learn(verified[index]);
+}
 }
