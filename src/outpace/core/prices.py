@@ -36,19 +36,22 @@ class PassTimes:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of one round, the same for all its requests.
+    """Prices of one round for one of its requests.
 
-    A node whose draft is accepted with probability p brings p tokens and makes the pass longer. Tokens per second are
-    highest where nodes are taken as long as p is at least `rate` times the time that they add: what a millisecond
-    yields elsewhere (Dinkelbach's method for ratios).
+    A node whose draft is accepted with probability p brings p tokens and makes the pass longer, for all requests of the
+    round. Taken as long as p is at least `rate` times the time that it adds, nodes make the product of all requests'
+    speeds the largest (Dinkelbach's method for ratios, on the sum of logarithms): alone that is tokens per second, and
+    in a batch who drafts well does not make the others wait for it.
 
     Attributes:
-        rate: tokens per millisecond that decoding reaches, all requests together.
+        rate: tokens per millisecond that this request reaches, times the number of requests.
         times: of the round's pass.
+        pace: tokens that the request gains per round: what its gains are measured by beside others'.
     """
 
     rate: float
     times: PassTimes
+    pace: float = 1.0
 
     def worth(self, gains: Sequence[float]) -> tuple[int, float]:
         """How many nodes to take, and what they are worth, in tokens, above a pass without any.
@@ -67,6 +70,24 @@ class Prices:
         """What a further node must bring at least behind `count` nodes, however many come after it."""
         least = self.times.least_ms
         return self.rate * least[count] if count < len(least) else float("inf")
+
+
+def shared(prices: Sequence[Prices], gains: Sequence[Sequence[float]]) -> list[int]:
+    """How many nodes each of some requests takes in the pass that they share.
+
+    Args:
+        prices: of each.
+        gains: of each, its nodes' probabilities to be accepted, the largest first.
+    """
+    ranked = sorted(
+        ((gain / one.pace, index) for index, (one, own) in enumerate(zip(prices, gains, strict=True)) for gain in own),
+        key=lambda pair: -pair[0],
+    )
+    count, _ = Prices(prices[0].rate / prices[0].pace, prices[0].times).worth([gain for gain, _ in ranked])
+    taken = [0] * len(gains)
+    for _, index in ranked[:count]:
+        taken[index] += 1
+    return taken
 
 
 def averaged(before: float | None, now: float, kept: float = 0.9) -> float:

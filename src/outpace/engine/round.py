@@ -33,7 +33,7 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
         pricing: what prices rounds, for proposers that ask.
     """
     sessions = [gain.session for gain in gains]
-    prices = None if pricing is None else pricing.prices(target, sessions)
+    prices = [None] * len(sessions) if pricing is None else pricing.prices(target, sessions)
     phase = Phases()
     with phase("draft"):
         trees, tokens = sayable(propose(target, sessions, prices), sessions, target.vocab_size)
@@ -53,12 +53,12 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
     with phase("observe"):
         observe(sessions, trees, outputs, verdicts)
     phase.count(gains, trees)
-    if pricing is not None and prices is not None:
-        rows, gained_tokens = sum(map(len, trees)), sum(len(gain.tokens) for gain in gains)
-        pricing.learn(sessions, rows, phase.ms("forward", "verify"), phase.ms(), gained_tokens)
+    if pricing is not None and any(prices):
+        tokens_each = [len(gain.tokens) for gain in gains]
+        pricing.learn(sessions, sum(map(len, trees)), phase.ms("forward", "verify"), phase.ms(), tokens_each)
 
 
-def propose(target: Target, sessions: Sequence[Session], prices: Prices | None = None) -> list[DraftTree]:
+def propose(target: Target, sessions: Sequence[Session], prices: Sequence[Prices | None]) -> list[DraftTree]:
     """One tree per session, asked of each proposer once for all its sessions."""
     trees: dict[int, DraftTree] = {}
     for proposer, members in by_proposer(sessions).items():
@@ -67,8 +67,7 @@ def propose(target: Target, sessions: Sequence[Session], prices: Prices | None =
             session = sessions[index]
             # The bonus token comes on top of the drafts, so the last token that fits is never a draft.
             room = min(session.remaining, target.max_length - len(session.ids)) - 1
-            own = prices if session.is_priced else None
-            requests.append(DraftRequest(session.stream, session.budget, max(room, 0), own))
+            requests.append(DraftRequest(session.stream, session.budget, max(room, 0), prices[index]))
         proposed = proposer.propose([sessions[index].state for index in members], requests)
         if len(proposed) != len(requests):
             raise ValueError(f"{type(proposer).__name__} proposed {len(proposed)} trees for {len(requests)} requests")

@@ -9,9 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from outpace.core.drafting import Level
-from outpace.core.prices import Prices, averaged
+from outpace.core.prices import Prices, averaged, shared
 from outpace.shaping.beam import Beam, BeamConfig
-from outpace.shaping.echo import best_of
 
 _PROBED = 32  # of so many rounds that ended early, one goes a level deeper to see what that takes
 
@@ -89,17 +88,16 @@ class Priced(Beam):
         return super().goes_on(state, depth, scores)
 
     def kept(self, states: Sequence[PricedState], budgets: Tensor) -> Tensor:
-        prices = next((state.prices for state in states if state.prices is not None), None)
-        if prices is None:
+        priced = {index: state.prices for index, state in enumerate(states) if state.prices is not None}
+        if not priced:
             return budgets
-        priced = [index for index, state in enumerate(states) if state.prices is not None]
-        drafted = [
+        gains = [
             torch.cat([torch.empty(0), *states[index].levels]).sort(descending=True).values[: int(budgets[index])]
             for index in priced
         ]
-        count, _ = prices.worth(torch.cat(drafted).sort(descending=True).values.tolist())
         kept = budgets.clone()
-        kept[priced] = torch.tensor(best_of(drafted, count), dtype=torch.int64)
+        taken = shared(list(priced.values()), [one.tolist() for one in gains])
+        kept[list(priced)] = torch.tensor(taken, dtype=torch.int64)
         return kept
 
     def reset(self) -> None:

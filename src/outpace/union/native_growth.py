@@ -127,7 +127,7 @@ class _Filling:
     def __init__(self) -> None:
         self._kept: list[Any] = []
         self._endings: dict[tuple[int, ...], int] = {}
-        self._least: tuple[int, int] | None = None
+        self._least_ms: dict[int, Any] = {}  # by times: those of a round are the same
 
     def fill(self, tree: structs.Growing, request: GrowthRequest) -> None:
         stream, draft, budget = request.stream, request.draft, request.budget
@@ -153,11 +153,11 @@ class _Filling:
             tree.least_gains, tree.least_count = self._priced(request.prices)
 
     def _priced(self, prices: Prices) -> tuple[int, int]:
-        """Least gains by count of nodes: a round has the same for all its requests."""
-        if self._least is None:
-            least = np.array(prices.times.least_ms) * prices.rate
-            self._least = self._keep(least), len(least)
-        return self._least
+        """Least gains by count of nodes."""
+        if id(prices.times) not in self._least_ms:
+            self._least_ms[id(prices.times)] = np.array(prices.times.least_ms)
+        least_ms = self._least_ms[id(prices.times)]
+        return self._keep(least_ms * prices.rate), len(least_ms)
 
     def _ask(self, tree: structs.Growing, matrix: TransitionMatrix) -> None:
         pairs = matrix.pairs

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import device
 
-from outpace.core.prices import Prices
+from outpace.core.prices import Prices, shared
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.tree import DraftTree
 from outpace.models.compiled import loaded_kernels
@@ -167,10 +167,12 @@ class Union:
             if index not in sketches and enough is not None and one.gain >= enough
         }
         prices = _prices_of(requests)
-        self._worths = {} if prices is None else {index: prices.worth(one.gains)[1] for index, one in sketches.items()}
+        self._worths = {index: _worth(requests[index].prices, one.gains) for index, one in sketches.items()}
         pays = prices is not None and self._plan.may_draft
-        if prices is not None and not (pays and self._draft_worth.pays(list(self._worths.values()), prices.rate)):
-            found |= sketches
+        if prices is not None:
+            rate = prices.rate / prices.pace
+            if not (pays and self._draft_worth.pays(list(self._worths.values()), rate)):
+                found |= sketches
         return found
 
     def _settle(
@@ -185,17 +187,15 @@ class Union:
             drafted: the requests that were drafted for.
             ms: that it took.
         """
-        prices, priced = _prices_of(requests), [index for index in grown if requests[index].prices is not None]
-        if prices is None:
+        priced = {index: prices for index in grown if (prices := requests[index].prices) is not None}
+        if not priced:
             return
         if learned := [index for index in drafted if index in self._worths]:
-            having = [prices.worth(grown[index].gains)[1] for index in learned]
+            having = [_worth(priced[index], grown[index].gains) for index in learned]
             self._draft_worth.learn([self._worths[index] for index in learned], having, ms)
-        ranked = sorted(((gain, index) for index in priced for gain in grown[index].gains), key=lambda one: -one[0])
-        count, _ = prices.worth([gain for gain, _ in ranked])
-        taken = [index for _, index in ranked[:count]]
-        for index in priced:
-            grown[index].cut(taken.count(index))
+        taken = shared(list(priced.values()), [grown[index].gains for index in priced])
+        for index, count in zip(priced, taken, strict=True):
+            grown[index].cut(count)
 
     def _new_text(self) -> TextMatch | NativeText:
         return NativeText() if self._is_compiled else TextMatch()
@@ -256,6 +256,11 @@ class Union:
         self._draft_worth = DraftWorth()
 
 
+def _worth(prices: Prices | None, gains: Sequence[float]) -> float:
+    """What nodes are worth beside a pass without any, in rounds' gains of their request."""
+    return 0.0 if prices is None else prices.worth(gains)[1] / prices.pace
+
+
 def _prices_of(requests: Sequence[DraftRequest]) -> Prices | None:
-    """Those of the round; None where no request follows any."""
+    """Those of the first request that follows any; None where none does."""
     return next((request.prices for request in requests if request.prices is not None), None)

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from outpace.core.prices import PassTimes, Prices
+from outpace.core.prices import PassTimes, Prices, shared
 
 
 def some_prices(seed: int) -> tuple[Prices, list[float]]:
@@ -65,3 +65,23 @@ def test_a_faster_rate_takes_no_more() -> None:
     assert counts == sorted(counts, reverse=True)
     assert counts[0] == min(len(gains), len(prices.times.ms) - 1)
     assert counts[-1] <= 1 or prices.times.ms[counts[-1]] == prices.times.ms[0]
+
+
+def test_who_drafts_well_leaves_room_for_others() -> None:
+    """Guards against slots that go to whoever brings most tokens, while those that bring few wait for them; and against
+    counts of a request given to its neighbour."""
+    times = PassTimes(tuple(10.0 + 0.5 * nodes for nodes in range(20)))
+    paces, gains = (4.0, 1.0, 2.0), ([0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.1], [0.1])
+    each = 3 / 12.0
+    taken = shared([Prices(pace * each, times, pace) for pace in paces], gains)
+    assert taken == [4, 2, 0]
+    counts = [(a, b, c) for a in range(5) for b in range(4) for c in range(2)]
+
+    def speeds(count: tuple[int, int, int]) -> float:
+        """The logarithm of the product of speeds, to first order around those that are reached."""
+        brought = sum(sum(own[:n]) / pace for own, n, pace in zip(gains, count, paces, strict=True))
+        return brought - each * 0.5 * sum(count)
+
+    assert tuple(taken) == max(counts, key=speeds)
+    assert shared([Prices(each, times)] * 3, gains) == [4, 2, 0]
+    assert shared([Prices(8.0 * each, times, 8.0), Prices(each, times)], [[0.9], [0.2]]) == [0, 1]

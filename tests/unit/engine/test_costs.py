@@ -96,7 +96,7 @@ def test_prices_are_for_who_asks(tmp_path: Path) -> None:
     ):
         (session,) = engine.add([1, 2], params, proposer)
         session.slot = 0
-        prices = pricing.prices(engine.target, [session])
+        (prices,) = pricing.prices(engine.target, [session])
         assert (prices is not None) == is_priced
         if prices is not None:
             assert prices.times.ms == pytest.approx((11, 12, 13, 14, 15))
@@ -112,7 +112,32 @@ def test_the_rate_is_that_of_late_rounds(tmp_path: Path) -> None:
     session.slot = 0
     for tokens, rounds in ((1, 100), (4, 200)):
         for _ in range(rounds):
-            pricing.learn([session], rows=3, pass_ms=13, round_ms=20, tokens=tokens)
-    prices = pricing.prices(ToyTarget(12), [session])
+            pricing.learn([session], rows=3, pass_ms=13, round_ms=20, tokens=[tokens])
+    (prices,) = pricing.prices(ToyTarget(12), [session])
     assert prices is not None
     assert prices.rate == pytest.approx(4 / 20, rel=0.02)
+
+
+def test_each_request_has_its_own_rate_and_each_size_of_batch_its_time(tmp_path: Path) -> None:
+    """Guards against a full batch's rate for the few that are left of it, which then draft nothing, and against one
+    pace for all."""
+    costs = known_costs(tmp_path)
+    pricing, engine = Pricing(costs), Engine(ToyTarget(12, max_length=128), costs=costs)
+    sessions = [engine.add([1, 2], SamplingParams(max_new_tokens=3), Asking())[0] for _ in range(3)]
+    for slot, session in enumerate(sessions):
+        session.slot = slot
+    for _ in range(100):
+        pricing.learn(sessions[:2], rows=6, pass_ms=30, round_ms=40, tokens=[3, 1])
+        pricing.learn(sessions[:1], rows=3, pass_ms=13, round_ms=20, tokens=[3])
+    first, second = pricing.prices(engine.target, sessions[:2])
+    (alone,) = pricing.prices(engine.target, sessions[:1])
+    (new,) = pricing.prices(engine.target, sessions[2:])
+    assert first is not None
+    assert second is not None
+    assert alone is not None
+    assert new is not None
+    assert (first.pace, second.pace) == pytest.approx((3, 1), rel=0.02)
+    assert (first.rate, second.rate) == pytest.approx((3 * 2 / 40, 2 / 40), rel=0.02)
+    assert alone.rate == pytest.approx(3 / 20, rel=0.02)
+    assert 1 < new.pace < 3
+    assert new.rate == pytest.approx(new.pace / 20)
