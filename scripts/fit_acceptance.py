@@ -1,9 +1,10 @@
 """Fit the weights that the union starts from, on prompts that no figure is quoted on.
 
-    python scripts/fit_evidence.py MODEL PROMPTS.jsonl:100 OUT.json [--methods outpace,outpace:draft=none]
+    python scripts/fit_acceptance.py MODEL PROMPTS.jsonl:100 OUT.json [--methods outpace,outpace:draft=none]
 
-Each method decodes the prompts at temperature 0 and 1, and what was named below each accepted node is kept with what
-the target said there. The weights are those of the conditional logit that makes it likeliest, with a Gaussian prior.
+Each method decodes the prompts at temperature 0 and 1, there also under rejection, with 15 nodes. What was named below
+each accepted node is kept with what was said there. The weights are those of the conditional logit that makes it
+likeliest, with a Gaussian prior.
 """
 
 import argparse
@@ -11,17 +12,24 @@ import json
 from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import outpace
 from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
-from outpace.union.acceptance import BIAS, SIZE, AcceptanceModel, Lesson, named_weights
+from outpace.union.acceptance import BIAS, SIZE, AcceptanceModel, Lesson, named_weights, priors
 from outpace.union.named import Features, Named
 from outpace.union.proposer import Union
 
 Seen = tuple[Sequence[Features], int | None]
+BUDGET = 15
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "sampled": {"temperature": 1.0},
+    "rejected": {"temperature": 1.0, "verification": "rejection"},
+}
 STIFFNESS = 1.0  # of the Gaussian prior: a weight that is never seen stays 0
 
 
@@ -37,6 +45,9 @@ class Recorded(AcceptanceModel):
             if tokens:
                 self.seen.append((list(tokens.values()), list(tokens).index(token) if token in tokens else None))
         return super().lesson(named, nodes, said)
+
+    def copy(self) -> "Recorded":
+        return self  # requests under rejection learn alone, and are to be seen all the same
 
 
 def fitted(seen: Sequence[Seen]) -> tuple[list[float], float]:
@@ -77,17 +88,18 @@ def main() -> None:
     args = parser.parse_args()
     model, items = outpace.load(args.model, max_num_seqs=1), read_workload(args.prompts)
     methods = args.methods.split(",")
-    seen: dict[str, list[Seen]] = {"greedy": [], "sampled": []}
+    seen: dict[str, list[Seen]] = {kind: [] for kind in KINDS}
     for method in methods:
         union = model.proposer(method)
         assert isinstance(union, Union), f"{method} is no union"
-        greedy, sampled = union.greedy, union.sampled = Recorded(union.greedy), Recorded(union.sampled)
+        models = {kind: Recorded(AcceptanceModel(priors()[kind])) for kind in KINDS}
+        union.greedy, union.sampled, union.rejected = models.values()
         for number, item in enumerate(items):
-            for temperature in (0.0, 1.0):
-                params = SamplingParams(args.max_new_tokens, temperature, seed=number)
-                model.generate(item.prompt(0, []), params, method=method)
-        seen["greedy"] += greedy.seen
-        seen["sampled"] += sampled.seen
+            for options in KINDS.values():
+                params = SamplingParams(args.max_new_tokens, seed=number, **options)
+                model.generate(item.prompt(0, []), params, method=method, budget=BUDGET)
+        for kind, one in models.items():
+            seen[kind] += one.seen
     weights, about = {}, {}
     for kind, what in seen.items():
         values, loss = fitted(what)
@@ -99,7 +111,7 @@ def main() -> None:
         "drafter": model.drafters.fingerprint("domino"),
         "prompts": [item.id for item in items],
         "max_new_tokens": args.max_new_tokens,
-        "made_by": "scripts/fit_evidence.py",
+        "made_by": "scripts/fit_acceptance.py",
         "date": date.today().isoformat(),
         "fit": about,
     }

@@ -72,8 +72,9 @@ class Prices:
         return self.rate * least[count] if count < len(least) else float("inf")
 
 
-def shared(prices: Sequence[Prices], gains: Sequence[Sequence[float]]) -> list[int]:
-    """How many nodes each of some requests takes in the pass that they share.
+def shared(prices: Sequence[Prices], gains: Sequence[Sequence[float]]) -> tuple[list[int], float]:
+    """How many nodes each of some requests takes in the pass that they share, and what all are worth: rounds' gains,
+    beyond what the nodes cost.
 
     Args:
         prices: of each.
@@ -83,11 +84,11 @@ def shared(prices: Sequence[Prices], gains: Sequence[Sequence[float]]) -> list[i
         ((gain / one.pace, index) for index, (one, own) in enumerate(zip(prices, gains, strict=True)) for gain in own),
         key=lambda pair: -pair[0],
     )
-    count, _ = Prices(prices[0].rate / prices[0].pace, prices[0].times).worth([gain for gain, _ in ranked])
+    count, worth = Prices(prices[0].rate / prices[0].pace, prices[0].times).worth([gain for gain, _ in ranked])
     taken = [0] * len(gains)
     for _, index in ranked[:count]:
         taken[index] += 1
-    return taken
+    return taken, worth
 
 
 def averaged(before: float | None, now: float, kept: float = 0.9) -> float:

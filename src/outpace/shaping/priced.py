@@ -96,7 +96,7 @@ class Priced(Beam):
             for index in priced
         ]
         kept = budgets.clone()
-        taken = shared(list(priced.values()), [one.tolist() for one in gains])
+        taken, _ = shared(list(priced.values()), [one.tolist() for one in gains])
         kept[list(priced)] = torch.tensor(taken, dtype=torch.int64)
         return kept
 

@@ -23,7 +23,7 @@ from outpace.union.best_first import grow
 from outpace.union.growth import Growth, GrowthRequest
 from outpace.union.named import Named
 from outpace.union.native_growth import NativeText, grow_natively
-from outpace.union.worth import DraftWorth
+from outpace.union.worth import DraftWorth, RoundWorth
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,9 @@ class Union:
         self.base, self.matrix, self.greedy, self.sampled, self.budget = base, matrix, greedy, sampled, budget
         self.needs = Needs(max(base.needs.top_k, matrix.needs.top_k), base.needs.taps, plan.most_priced)
         self._plan, self._device = plan, device
-        self._rejected = (rejected or sampled).copy()
-        self._draft_worth = DraftWorth()
+        self.rejected = (rejected or sampled).copy()
+        self._draft_worth, self._round_worth = DraftWorth(), RoundWorth()
+        self._drafting_ms = 0.0
         self._is_compiled = loaded_kernels() is not None
         self._worths: dict[int, float] = {}  # by request, of this round's trees without a draft
 
@@ -115,7 +116,7 @@ class Union:
         if self.matrix.private:  # else its trees would depend on its neighbours all the same
             greedy, sampled = greedy.copy(), sampled.copy()
         if alone:
-            sampled = self._rejected.copy()
+            sampled = self.rejected.copy()
         text = self._new_text() if self._plan.uses_text else None
         return UnionState(self.base.open(slot, alone), self.matrix.open(slot, alone), text, greedy, sampled, greedy)
 
@@ -133,6 +134,27 @@ class Union:
 
     def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         started = perf_counter()
+        grown = self._without_trees(requests) or self._with_trees(states, requests)
+        graft_ms = (perf_counter() - started) * 1e3 - self._drafting_ms
+        trees = []
+        for index, state in enumerate(states):
+            tree, state.named = grown[index].tree(self._device, graft_ms)
+            trees.append(tree)
+        return trees
+
+    def _without_trees(self, requests: Sequence[DraftRequest]) -> dict[int, Growth]:
+        """The pending tokens alone, where nothing else is worth its time; else nothing."""
+        self._drafting_ms = 0.0
+        prices = _prices_of(requests)
+        if prices is None or any(request.prices is None for request in requests):
+            return {}
+        if self._round_worth.pays(len(requests), prices.rate / prices.pace):
+            return {}
+        return {index: Growth([request.ids[-1]]) for index, request in enumerate(requests)}
+
+    def _with_trees(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
+        """By request, its tree."""
+        started = perf_counter()
         for state, request in zip(states, requests, strict=True):
             self._bring_up_to_date(state, request)
         grown = self._without_draft(states, requests)
@@ -142,16 +164,11 @@ class Union:
         ]
         before = perf_counter()
         drafts = self.base.propose([states[index].of_base for index in rest], offered) if rest else []
-        drafting_s = perf_counter() - before
+        self._drafting_ms = (perf_counter() - before) * 1e3
         drafted = self._grow([states[index] for index in rest], [requests[index] for index in rest], drafts)
         grown |= zip(rest, drafted, strict=True)
-        self._settle(requests, grown, rest, drafting_s * 1e3)
-        graft_ms = (perf_counter() - started - drafting_s) * 1e3
-        trees = []
-        for index, state in enumerate(states):
-            tree, state.named = grown[index].tree(self._device, graft_ms)
-            trees.append(tree)
-        return trees
+        self._settle(requests, grown, rest, started)
+        return grown
 
     def _without_draft(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
         """By request, the trees that do without a draft."""
@@ -176,7 +193,7 @@ class Union:
         return found
 
     def _settle(
-        self, requests: Sequence[DraftRequest], grown: dict[int, Growth], drafted: Sequence[int], ms: float
+        self, requests: Sequence[DraftRequest], grown: dict[int, Growth], drafted: Sequence[int], started: float
     ) -> None:
         """Cut the trees that follow prices where time is worth more than what they would bring: slots are for whoever
         makes most of them.
@@ -185,17 +202,18 @@ class Union:
             requests: of the round.
             grown: by request, its tree.
             drafted: the requests that were drafted for.
-            ms: that it took.
+            started: when the round's trees were begun.
         """
         priced = {index: prices for index in grown if (prices := requests[index].prices) is not None}
         if not priced:
             return
         if learned := [index for index in drafted if index in self._worths]:
             having = [_worth(priced[index], grown[index].gains) for index in learned]
-            self._draft_worth.learn([self._worths[index] for index in learned], having, ms)
-        taken = shared(list(priced.values()), [grown[index].gains for index in priced])
+            self._draft_worth.learn([self._worths[index] for index in learned], having, self._drafting_ms)
+        taken, worth = shared(list(priced.values()), [grown[index].gains for index in priced])
         for index, count in zip(priced, taken, strict=True):
             grown[index].cut(count)
+        self._round_worth.learn(len(requests), worth, (perf_counter() - started) * 1e3)
 
     def _new_text(self) -> TextMatch | NativeText:
         return NativeText() if self._is_compiled else TextMatch()
@@ -253,7 +271,7 @@ class Union:
         self.matrix.reset()
         self.greedy.reset()
         self.sampled.reset()
-        self._draft_worth = DraftWorth()
+        self._draft_worth, self._round_worth = DraftWorth(), RoundWorth()
 
 
 def _worth(prices: Prices | None, gains: Sequence[float]) -> float:

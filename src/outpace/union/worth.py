@@ -1,4 +1,4 @@
-"""Whether a draft is worth its time, beside what is retrieved without it."""
+"""Whether trees are worth the time that they take to grow, and a draft its own, beside what is retrieved without it."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,49 @@ from outpace.core.prices import averaged
 _FIRST = 6  # rounds that are drafted to see what it brings
 _PROBED = 48  # of so many rounds that did without a draft, one is drafted to see again
 _STAYS = 0.8  # of its price, what a draft must bring to go on: it does not change its mind at every round
+
+
+class RoundWorth:
+    """What trees brought beyond what their nodes cost, and how long it took to grow them, by number of requests.
+
+    In a full batch on a CPU a row costs as much as it brings, and even a glance at every request is time.
+    """
+
+    def __init__(self) -> None:
+        self._brought: dict[int, float] = {}
+        self._ms: dict[int, float] = {}
+        self._seen: dict[int, int] = {}
+        self._skipped: dict[int, int] = {}
+        self._pays: dict[int, bool] = {}
+
+    def pays(self, requests: int, rate: float) -> bool:
+        """Whether to grow trees in this round.
+
+        Args:
+            requests: of the round.
+            rate: rounds' gains per millisecond that decoding reaches.
+        """
+        seen = self._seen.get(requests, 0)
+        if seen < _FIRST or seen % _FIRST:  # a look is some rounds long: texts are known by then
+            return True
+        share = _STAYS if self._pays.get(requests, True) else 1.0
+        self._pays[requests] = self._brought[requests] > share * rate * self._ms[requests]
+        if self._pays[requests]:
+            return True
+        self._skipped[requests] = (self._skipped.get(requests, 0) + 1) % _PROBED
+        return self._skipped[requests] == 0
+
+    def learn(self, requests: int, brought: float, ms: float) -> None:
+        """Take in a round with trees.
+
+        Args:
+            requests: of the round.
+            brought: rounds' gains beyond what the nodes cost.
+            ms: that it took to propose them.
+        """
+        self._seen[requests] = self._seen.get(requests, 0) + 1
+        self._brought[requests] = averaged(self._brought.get(requests), brought)
+        self._ms[requests] = averaged(self._ms.get(requests), ms)
 
 
 class DraftWorth:

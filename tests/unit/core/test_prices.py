@@ -73,7 +73,7 @@ def test_who_drafts_well_leaves_room_for_others() -> None:
     times = PassTimes(tuple(10.0 + 0.5 * nodes for nodes in range(20)))
     paces, gains = (4.0, 1.0, 2.0), ([0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.1], [0.1])
     each = 3 / 12.0
-    taken = shared([Prices(pace * each, times, pace) for pace in paces], gains)
+    taken, worth = shared([Prices(pace * each, times, pace) for pace in paces], gains)
     assert taken == [4, 2, 0]
     counts = [(a, b, c) for a in range(5) for b in range(4) for c in range(2)]
 
@@ -83,5 +83,6 @@ def test_who_drafts_well_leaves_room_for_others() -> None:
         return brought - each * 0.5 * sum(count)
 
     assert tuple(taken) == max(counts, key=speeds)
-    assert shared([Prices(each, times)] * 3, gains) == [4, 2, 0]
-    assert shared([Prices(8.0 * each, times, 8.0), Prices(each, times)], [[0.9], [0.2]]) == [0, 1]
+    assert worth == pytest.approx(speeds((4, 2, 0)))
+    assert shared([Prices(each, times)] * 3, gains)[0] == [4, 2, 0]
+    assert shared([Prices(8.0 * each, times, 8.0), Prices(each, times)], [[0.9], [0.2]])[0] == [0, 1]

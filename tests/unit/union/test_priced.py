@@ -9,6 +9,7 @@ import pytest
 
 from outpace.core.params import SamplingParams
 from outpace.core.prices import PassTimes, Prices
+from outpace.core.protocols import Observation, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.costs import ROWS, PassCosts
 from outpace.engine.engine import Engine
@@ -19,8 +20,8 @@ from outpace.testing import ToyTarget, assert_lossless, decode
 from outpace.testing.requests import toy_context
 from outpace.testing.sources import node_paths
 from outpace.union.proposer import Union
-from outpace.union.worth import DraftWorth
-from tests.unit.union.test_union import PLAN, PROMPTS, VOCAB, Watched, made, toy_draft, wishes
+from outpace.union.worth import DraftWorth, RoundWorth
+from tests.unit.union.test_union import PLAN, PROMPTS, VOCAB, Watched, made, outputs_of, toy_draft, wishes
 
 PRICED = replace(PLAN, most_priced=8)
 FREE, DEAR = PassTimes((5.0,) * 40), PassTimes(tuple(5.0 + 50.0 * n for n in range(40)))
@@ -165,3 +166,39 @@ def test_a_draft_that_is_left_out_is_not_asked() -> None:
     for _ in range(30):
         trees_of(union, priced(DEAR, rate=10.0))
     assert 0 < len(watched.asked) < 30 * len(PROMPTS) / 2
+
+
+def test_trees_are_left_out_where_growing_them_does_not_pay() -> None:
+    """Guards against a full batch that is looked at in vain at every round, against one that is never looked at again,
+    and against a batch of another size that goes without for it."""
+    worth = RoundWorth()
+    for _ in range(12):
+        worth.learn(16, brought=0.5, ms=2.0)
+    looked = 0
+    for _ in range(480):
+        if worth.pays(16, rate=1.0):
+            looked += 1
+            worth.learn(16, brought=0.5, ms=2.0)
+    assert 0.05 < looked / 480 < 0.2, "a look of six rounds, then 47 without"
+    assert worth.pays(2, rate=1.0)
+    for _ in range(2000):
+        if worth.pays(16, rate=1.0):
+            worth.learn(16, brought=6.0, ms=2.0)
+    assert all(worth.pays(16, rate=1.0) for _ in range(12)), "what trees bring may change"
+
+
+def test_a_round_without_trees_asks_nobody() -> None:
+    """Guards against drafts and texts that are looked up all the same, and a request's draft that misses the round."""
+    base = Watched(toy_draft())
+    union = made(base, PRICED)
+    states = [union.open(slot) for slot in range(len(PROMPTS))]
+    for _ in range(6):
+        assert all(len(tree) == 1 for tree in union.propose(states, priced(DEAR)))
+    asked = len(base.asked)
+    trees = union.propose(states, priced(DEAR))
+    assert len(base.asked) == asked
+    assert [tree.tokens.tolist() for tree in trees] == [ids[-1:] for ids in PROMPTS]
+    told = len(base.told)
+    union.observe(states, [Observation(tree, Verdict((0,), 1), outputs_of(1)) for tree in trees])
+    assert len(base.told) == told + len(PROMPTS)
+    assert all(len(tree) == 11 for tree in union.propose(states, wishes())), "a budget asks for trees"
