@@ -5,6 +5,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+# Before anything imports Triton: without a GPU its interpreter runs kernels on CPU tensors.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+# isort: split
 import outpace  # noqa: F401  before torch: it says how torch's threads wait, to processes that tests start as well
 
 # isort: split

@@ -242,7 +242,8 @@ def test_what_is_not_packed_is_not_called_exact() -> None:
         exactness = probe(target)
         assert (exactness.kind, exactness.milliseconds) == ("rounding", 0.0)
         assert "not packed" in exactness.reason
-    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, rounded_to=torch.bfloat16)
+    half = torch.bfloat16
+    on_gpu: Any = SimpleNamespace(tiled=True, exact=False, dtype=half, rounded_to=half)
     said = str(probe(on_gpu))
     assert said.startswith("exactness: rounding - ")
     assert "but where two tokens score as good as equal" in said
