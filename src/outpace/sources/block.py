@@ -17,6 +17,7 @@ from outpace.sampling.scores import Best, Pool
 from outpace.sources.best import best_ids, counts_logits_alone
 from outpace.sources.native_head import HeadRows, HeadStep, NativeHead, Picked, native_head
 from outpace.sources.native_nets import native_block
+from outpace.sources.rollout.head import TritonHead, triton_head
 
 
 @dataclass(eq=False)
@@ -90,9 +91,9 @@ class BlockSource(BaseSource):
         limit = min(pool or drafted, drafted)
         self._pool = limit if limit < head.vocab_size else None
         self._ranked_rows: Tensor | None = None  # of W2, where every block drafts from the same ids
-        self._causal: NativeHead | None = None
+        self._causal: NativeHead | TritonHead | None = None
         if isinstance(net, DominoNet) and (self._pool is None or self._pool == drafted):
-            self._causal = native_head(net.head, head.ids)
+            self._causal = native_head(net.head, head.ids) or triton_head(net.head, head.ids)
             if self._causal is None and head.ids is not None:
                 self._ranked_rows = net.head.vocabulary_weight[head.ids]
         config = net.config
