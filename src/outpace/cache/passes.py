@@ -26,7 +26,7 @@ class FreshRows:
     def __init__(self, segments: Sequence[Segment], tiles: TilePlan | None = None) -> None:
         self._segments, self._in_one_copy = segments, tiles is not None or len(segments) > 1
         if tiles is not None:
-            self._slots, self._rows = tiles.rows[:, 0], tiles.rows[:, 1]  # [T]
+            self._slots, self._rows = tiles.rows[:, 0].long(), tiles.rows[:, 1].long()  # [T]
         elif self._in_one_copy:
             device = segments[0].kv.keys.device
             counts = torch.tensor([segment.count for segment in segments])

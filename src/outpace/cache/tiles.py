@@ -38,6 +38,7 @@ class TilePlan:
             mode the numbers themselves, in the order of their positions.
         exact: a tile is a single row, whose keys are summed in logical order in blocks that depend on nothing else.
         is_split: whether some tile has more than one item.
+        on_host: `tiles` with the end of each one's keys behind, for who computes tile by tile.
     """
 
     rows: Tensor
@@ -47,6 +48,7 @@ class TilePlan:
     sight: Tensor
     exact: bool
     is_split: bool
+    on_host: list[list[int]]
 
     @classmethod
     def of(cls, segments: Sequence[Segment], exact: bool = False, chunk: int | None = None) -> "TilePlan":
@@ -58,7 +60,7 @@ class TilePlan:
             chunk: keys of an item; by default as many as occupy a GPU.
         """
         kv = segments[0].kv
-        positions = [segment.positions.cpu().numpy() for segment in segments]
+        positions = [segment.positions.numpy() for segment in segments]
         offsets = np.cumsum([0, *(len(each) for each in positions)])
         rows = np.concatenate([_rows_of(one, where) for one, where in zip(segments, positions, strict=True)])
         tiles = _tiles_of(segments, offsets, rows, 1 if exact else ROWS_PER_TILE)
@@ -72,7 +74,9 @@ class TilePlan:
         sight = _paths(segments, positions) if exact else _bits(segments, positions)
         tables = [rows, tiles, items, np.concatenate(positions).astype(np.int32), sight]
         rows_, tiles_, items_, tail_, sight_ = _copied(tables, kv.keys.device)
-        return cls(rows_, tiles_, items_, tail_, sight_, exact=exact, is_split=len(items) > len(tiles))
+        on_host = np.column_stack([tiles, ends]).tolist()
+        is_split = len(items) > len(tiles)
+        return cls(rows_, tiles_, items_, tail_, sight_, exact=exact, is_split=is_split, on_host=on_host)
 
 
 def _rows_of(segment: Segment, positions: NDArray[np.int64]) -> _Table:
@@ -101,12 +105,11 @@ def _tiles_of(segments: Sequence[Segment], offsets: NDArray[np.int64], rows: _Ta
 def _ends(segments: Sequence[Segment], tiles: _Table, rows: _Table, exact: bool) -> NDArray[np.int64]:
     """[P] where the keys of each tile end."""
     if exact:
-        return rows[tiles[:, 1], 2].astype(np.int64) + 1
+        return np.asarray(rows[tiles[:, 1], 2] + 1, np.int64)
     ends = {segment.start: segment.end for segment in segments}
     starts = np.array(sorted(ends))
     owner = np.searchsorted(starts, tiles[:, 1], side="right") - 1
-    found: NDArray[np.int64] = np.array([ends[start] for start in starts.tolist()])[owner]
-    return found
+    return np.array([ends[start] for start in starts[owner].tolist()], np.int64)
 
 
 def _items_of(tiles: _Table, ends: NDArray[np.int64], chunk: int) -> _Table:
@@ -125,7 +128,7 @@ def _bits(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) -
     seen = np.zeros((sum(segment.count for segment in segments), words * 32), np.bool_)
     for segment, where in zip(segments, positions, strict=True):
         part = seen[segment.start : segment.start + segment.count, : len(where)]
-        part[:] = True if segment.visible is None else segment.visible.cpu().numpy()
+        part[:] = True if segment.visible is None else segment.visible.numpy()
     return np.packbits(seen, axis=1, bitorder="little").view("<i4")
 
 
@@ -136,7 +139,7 @@ def _paths(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) 
         order = np.argsort(where, kind="stable")
         seen = np.ones((segment.count, len(where)), np.bool_)
         if segment.visible is not None:
-            seen = segment.visible.cpu().numpy().astype(np.bool_)
+            seen = segment.visible.numpy().astype(np.bool_)
         row, column = np.nonzero(seen[:, order])
         rank = where[order[column]] - segment.committed
         assert (rank == (seen[:, order].cumsum(1) - 1)[row, column]).all(), "a row of exact mode sees one path"
@@ -152,5 +155,6 @@ def _copied(tables: Sequence[_Table], device: torch.device) -> list[Tensor]:
         buffer[start : start + table.size] = table.ravel()
     whole = torch.from_numpy(buffer)
     if device.type == "cuda":
-        whole = whole.pin_memory().to(device, non_blocking=True)
+        whole = whole.pin_memory()  # or the host would wait for the copy
+    whole = whole.to(device, non_blocking=True)
     return [whole[start : start + table.size].view(table.shape) for start, table in zip(starts, tables, strict=False)]

@@ -11,7 +11,8 @@ from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
 from outpace.core.errors import UnsupportedModel
 from outpace.core.tree import Topology
-from outpace.models.attention import AttentionSettings, _attend_on_cpu, products, tree_attention
+from outpace.models.attention import _attend_on_cpu, products, tree_attention
+from outpace.models.attention_settings import AttentionSettings
 from tests.unit.models.company import assert_rows, has_exact_scores
 
 HEADS, DIM = 6, 16

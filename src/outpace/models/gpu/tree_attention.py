@@ -74,9 +74,8 @@ def by_torch(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSetti
     group = heads // kv.keys.shape[2]
     output = query.new_zeros(count, heads, dim)
     sight = plan.sight.long()
-    for slot, first, size, committed, offset, _, first_item, items in plan.tiles.tolist():
+    for slot, first, size, committed, offset, _, _, _, end in plan.on_host:
         own = slice(first, first + size)
-        end = int(plan.items[first_item + items - 1, 2])
         positions = plan.rows[own, 2]
         behind = torch.arange(end - committed, device=query.device)
         if plan.exact:
@@ -106,4 +105,5 @@ def _power(size: int) -> int:
 
 def _block(dtype: torch.dtype, dim: int) -> int:
     """Keys per block: two of them, and their values, fit into a multiprocessor's memory."""
-    return 64 if dim * dtype.itemsize <= 256 else 32
+    size = dim * dtype.itemsize
+    return 64 if size <= 256 else 32 if size <= 512 else 16

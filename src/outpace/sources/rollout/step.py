@@ -11,7 +11,7 @@ from outpace.nets.domino import DominoHead
 from outpace.sampling.noise import gumbel
 
 _LEAST, _MOST_ROWS = 16, 64  # rows of a program's products
-_BLOCK, _BLOCK_INPUTS = 256, 64  # its ids, and inputs at a time
+_NUMBERS, _BLOCK_INPUTS = 4096, 64  # its results, rows times ids, and inputs at a time
 _STATE_BLOCK = 32  # units of a state per program, so that many programs read the weight
 
 
@@ -102,8 +102,10 @@ def step(weights: HeadWeights, rows: StepRows, width: int) -> Step:
 def _by_kernels(weights: HeadWeights, rows: StepRows, width: int) -> Step:
     from outpace.sources.rollout import kernels
 
-    before, gates, of_hidden, base, keys, temperatures = (each if each is None else each.contiguous() for each in rows)
-    assert before is not None and gates is not None and base is not None
+    before, gates, base, keys, temperatures = (
+        each.contiguous() for each in (rows.before, rows.gates, rows.base, rows.keys, rows.temperatures)
+    )
+    of_hidden = None if rows.of_hidden is None else rows.of_hidden.contiguous()
     count, size = before.shape
     vocabulary, rank = weights.vocabulary.shape
     block_rows = min(max(_LEAST, 1 << (count - 1).bit_length()), _MOST_ROWS)
@@ -118,7 +120,8 @@ def _by_kernels(weights: HeadWeights, rows: StepRows, width: int) -> Step:
         kernels.low_rank[(-(-rank // _LEAST), row_blocks)](
             *(of_hidden, states, weights.of_causal, low, count), RANK=rank, SIZE=size, BLOCK=_LEAST, **sizes
         )
-    tiles = -(-vocabulary // _BLOCK)
+    block = _NUMBERS // block_rows
+    tiles = -(-vocabulary // block)
     best = base.new_empty(count, tiles, width, dtype=torch.float32)
     columns = base.new_empty(count, tiles, width, dtype=torch.int64)
     peaks, totals = (base.new_empty(count, tiles, dtype=torch.float32) for _ in range(2))
@@ -129,7 +132,7 @@ def _by_kernels(weights: HeadWeights, rows: StepRows, width: int) -> Step:
         RANK=rank,
         WIDTH=width,
         TILES=tiles,
-        BLOCK=_BLOCK,
+        BLOCK=block,
         **{"CORRECTED": of_hidden is not None, "MAPPED": weights.ids is not None, **sizes},
     )
     found, places = best.flatten(1).topk(width, dim=-1)

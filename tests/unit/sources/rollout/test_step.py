@@ -25,7 +25,8 @@ def random_weights(seed: int, dtype: torch.dtype, ids: Tensor | None = None) -> 
     generator = torch.Generator().manual_seed(seed)
 
     def made(outputs: int, inputs: int) -> Tensor:
-        return (torch.randn(outputs, inputs, generator=generator) * 2 / inputs**0.5).to(DEVICE, dtype)
+        weight = torch.randn(outputs, inputs, generator=generator) * 2 / inputs**0.5
+        return weight.to(DEVICE, dtype)
 
     count = VOCABULARY if ids is None else len(ids)
     return HeadWeights(
@@ -74,9 +75,9 @@ def test_a_step_is_that_of_torch(dtype: torch.dtype, count: int, width: int, cor
     weights = random_weights(count, dtype, ids)
     rows = random_rows(width, count, dtype, len(weights.vocabulary), corrected)
     actual, expected = step(weights, rows, width), by_torch(weights, rows, width)
-    tolerance = {"atol": TOLERANCE[dtype], "rtol": TOLERANCE[dtype]}
-    torch.testing.assert_close(actual.states, expected.states, **tolerance)
-    torch.testing.assert_close(actual.log_probs, expected.log_probs, **tolerance)
+    bound = TOLERANCE[dtype]
+    torch.testing.assert_close(actual.states, expected.states, atol=bound, rtol=bound)
+    torch.testing.assert_close(actual.log_probs, expected.log_probs, atol=bound, rtol=bound)
     if dtype == torch.float32:  # no two scores are near enough for rounding to exchange them
         assert torch.equal(actual.columns, expected.columns)
 
