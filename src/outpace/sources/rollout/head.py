@@ -12,16 +12,16 @@ from outpace.sources.rollout.step import HeadWeights, StepRows, causal_state, st
 class TritonHead:
     """Domino's causal head over some ids.
 
-    Args:
+    Attributes:
         weights: of the head.
     """
 
     def __init__(self, weights: HeadWeights) -> None:
-        self._weights = weights
+        self.weights = weights
 
     def start(self) -> Tensor:
         """[1, G] the state before any token."""
-        of_state = self._weights.of_state
+        of_state = self.weights.of_state
         return of_state.new_zeros(1, of_state.shape[1], dtype=torch.float32)
 
     def correct(self, rows: HeadRows, best: int | None) -> HeadStep:
@@ -31,7 +31,7 @@ class TritonHead:
             rows: of several requests.
             best: how many of the best ids are wanted, none of them moved by noise; None for all logits instead.
         """
-        weights, base = self._weights, _gathered(rows.base)
+        weights, base = self.weights, _gathered(rows.base)
         gates = nn.functional.linear(rows.embeddings.to(weights.of_input), weights.of_input)
         of_hidden = None
         if rows.outputs is not None:

@@ -25,7 +25,7 @@ def random_weights(seed: int, dtype: torch.dtype, ids: Tensor | None = None) -> 
     generator = torch.Generator().manual_seed(seed)
 
     def made(outputs: int, inputs: int) -> Tensor:
-        weight = torch.randn(outputs, inputs, generator=generator) * 2 / inputs**0.5
+        weight = torch.randn(outputs, inputs, generator=generator) * (2 / inputs**0.5)
         return weight.to(DEVICE, dtype)
 
     count = VOCABULARY if ids is None else len(ids)
