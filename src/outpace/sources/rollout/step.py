@@ -11,7 +11,7 @@ from outpace.nets.domino import DominoHead
 from outpace.sampling.noise import gumbel
 
 _LEAST, _MOST_ROWS = 16, 64  # rows of a program's products
-_NUMBERS, _BLOCK_INPUTS = 4096, 64  # its results, rows times ids, and inputs at a time
+_NUMBERS, _BLOCK_BYTES = 4096, 128  # its results, rows times ids, and what it reads of a row at a time
 _STATE_BLOCK = 32  # units of a state per program, so that many programs read the weight
 
 
@@ -110,7 +110,7 @@ def _by_kernels(weights: HeadWeights, rows: StepRows, width: int) -> Step:
     vocabulary, rank = weights.vocabulary.shape
     block_rows = min(max(_LEAST, 1 << (count - 1).bit_length()), _MOST_ROWS)
     row_blocks = -(-count // block_rows)
-    sizes = {"BLOCK_ROWS": block_rows, "BLOCK_INPUTS": _BLOCK_INPUTS}
+    sizes = {"BLOCK_ROWS": block_rows, "BLOCK_INPUTS": _BLOCK_BYTES // weights.vocabulary.dtype.itemsize}
     states = torch.empty_like(before)
     kernels.gru_step[(-(-size // _STATE_BLOCK), row_blocks)](
         *(gates, before, weights.of_state, states, count), SIZE=size, BLOCK=_STATE_BLOCK, **sizes
