@@ -50,7 +50,8 @@ def cases(kind: str) -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
 
 def main() -> None:
     """Print which kernels were compiled, and the shared memory that each takes."""
-    target, done = GPUTarget("cuda", int(sys.argv[1]), 32), {}
+    target = GPUTarget("cuda", int(sys.argv[1]), 32)
+    done: dict[str, int] = {}
     for kernel, types, constants in cases(sys.argv[2]):
         names = list(kernel.arg_names)
         wanted = {name: value for name, value in constants.items() if name in names}

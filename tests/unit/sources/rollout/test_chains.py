@@ -1,5 +1,7 @@
 """Domino's head by kernels behind the source: the trees of its own modules, and chains in one go."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -26,7 +28,8 @@ def sources(kind: str) -> tuple[BlockSource, BlockSource]:
     for source in made:
         source._causal, source._native, source.chains = None, None, None
     fast, embed = made[0], target.embedding
-    fast._causal = TritonHead(HeadWeights.of(fast.net.head, None))  # type: ignore[union-attr]
+    net: Any = fast.net
+    fast._causal = TritonHead(HeadWeights.of(net.head, None))
     corrected = [fast.net.config.draft_step(depth).corrected for depth in range(1, fast.depth + 1)]
     fast.chains = Chains(fast._causal.weights, embed, corrected)
     return made[0], made[1]

@@ -1,5 +1,6 @@
 """A step of Domino's head in Triton: the same as torch's, with the same noise, alone and rolled out."""
 
+import math
 import random
 
 import pytest
@@ -25,7 +26,7 @@ def random_weights(seed: int, dtype: torch.dtype, ids: Tensor | None = None) -> 
     generator = torch.Generator().manual_seed(seed)
 
     def made(outputs: int, inputs: int) -> Tensor:
-        weight = torch.randn(outputs, inputs, generator=generator) * (2 / inputs**0.5)
+        weight = torch.randn(outputs, inputs, generator=generator) * (2 / math.sqrt(inputs))
         return weight.to(DEVICE, dtype)
 
     count = VOCABULARY if ids is None else len(ids)
