@@ -1,73 +1,88 @@
-"""Race methods on a GPU over a random model of a real size and print one JSON record.
+"""Everything that a GPU should be asked, in one JSON record on the last line, under ten minutes and without network.
 
-No weights are needed: a random 1B-parameter Llama costs the same per pass as a trained one. Its text is noise, so the
-figures that mean something are the milliseconds by phase and the equality, not the acceptance; an oracle drafter shows
-the speed at full acceptance.
+Kernels against references; lossless runs with margins, exact mode; a latency record of a Qwen3-8B-shaped target with
+three drafters of the published shapes; and the speedups which that implies. No weights are needed: a random model costs
+the same per pass as a trained one. `--cpu` goes through all of it small, kernels in Triton's interpreter: its times
+mean nothing.
 """
 
+import argparse
 import json
+import os
 import sys
+import time
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, LlamaConfig
-
-from outpace.bench.environment import environment
-from outpace.core.params import SamplingParams
-from outpace.core.protocols import Proposer
-from outpace.engine.engine import Engine
-from outpace.engine.session import Session
-from outpace.methods.build_context import BuildContext
-from outpace.methods.catalog import build_proposer, parse_method
-from outpace.models.attention import ATTENTION_NAME
-from outpace.models.draft import early_exit
-from outpace.models.target import TransformersTarget
-from outpace.testing import OracleDrafter, decode
-
-NEW_TOKENS = 128
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("tests", nargs="?", default="not run", help="what the tests said: passed or failed")
+parser.add_argument("--cpu", action="store_true", help="all of it small, on a CPU")
+parser.add_argument("--seconds", type=float, default=420, help="after which nothing more is measured")
+parser.add_argument("--out", type=Path, help="write the record there, too")
 
 
 def main() -> None:
     """Print the record."""
-    config = LlamaConfig(
-        vocab_size=128256,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=16,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-    )
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=torch.bfloat16)
-    target = TransformersTarget(model.to("cuda").eval(), max_length=1024, max_slots=4, eos_token_ids=())
-    engine = Engine(target)
-    prompt = torch.randint(0, config.vocab_size, (200,)).tolist()
-    context = BuildContext(target.vocab_size, target.device, lambda: early_exit(target))
-    plain = _decode(engine, prompt, build_proposer(parse_method("plain"), context))
-    proposers = {
-        "plain": build_proposer(parse_method("plain"), context),
-        "recycle": build_proposer(parse_method("recycle"), context),
-        "linear": build_proposer(parse_method("linear"), context),
-        "dynatree": build_proposer(parse_method("dynatree:budget=60"), context),
-        "outpace": build_proposer(parse_method("outpace:draft=none"), context),
-        "oracle": OracleDrafter([plain.ids], budget=8),
-    }
-    methods = {}
-    for name, proposer in proposers.items():
-        session = _decode(engine, prompt, proposer)
-        pairs = zip(plain.generated, session.generated)
-        first = next((place for place, (left, right) in enumerate(pairs) if left != right), None)
-        methods[name] = session.metrics.as_dict() | {"equal": first is None, "first_divergence": first}
-    record = {"date": datetime.now(UTC).date().isoformat(), "tests": sys.argv[1], "methods": methods}
-    print(json.dumps(record | environment(target.device, target.dtype)))
+    asked = parser.parse_args()
+    if asked.cpu:
+        os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    import torch
+
+    from outpace.bench.environment import environment
+    from scripts.gpu.clock import Clock
+    from scripts.gpu.implied import implied_speedups
+    from scripts.gpu.kernels import check_kernels
+    from scripts.gpu.latency import Latency
+    from scripts.gpu.lossless import check_lossless
+    from scripts.gpu.sizes import QWEN3_8B, SMALL, Sizes
+
+    deadline = time.monotonic() + asked.seconds
+    device = torch.device("cpu" if asked.cpu else "cuda")
+    dtype = torch.float32 if asked.cpu else torch.bfloat16
+    sizes: Sizes = SMALL if asked.cpu else QWEN3_8B
+    record: dict[str, Any] = {"date": datetime.now(UTC).date().isoformat(), "tests": asked.tests}
+    record |= environment(device, dtype) | {"triton": _version("triton")}
+    _say("kernels against their references")
+    record["kernels"] = check_kernels(device, asked.cpu)
+    _say("lossless, and exact mode")
+    middle = SMALL if asked.cpu else _one_billion(QWEN3_8B)
+    record["lossless"] = check_lossless(middle, device, 4 if asked.cpu else 96, asked.cpu)
+    _say("latency")
+    free = torch.cuda.mem_get_info()[0] if device.type == "cuda" else 2**30
+    weights = 22e9 if device.type == "cuda" else 0  # the target's, the drafters', and what passes need
+    latency = Latency(sizes, device, dtype, Clock(device, sizes.repeats, deadline), int((free - weights) * 0.8))
+    batches = sizes.batches[:: max(1, len(sizes.batches) - 1)]
+    record["rounds"] = [latency.rounds(batch, 6 if asked.cpu else 24) for batch in batches]
+    record["latency"] = []
+    for case in latency.cases():
+        case["implied"] = implied_speedups(case, sizes.block)
+        record["latency"].append(case)
+        _say(f"context {case['context']}, batch {case['batch']}: {case.get('left_out', 'done')}")
+    line = json.dumps(record)
+    if asked.out:
+        asked.out.write_text(line + "\n")
+    print(line)
 
 
-def _decode(engine: Engine, prompt: list[int], proposer: Proposer) -> Session:
-    decode(engine, [prompt], [SamplingParams(max_new_tokens=8)], [proposer])  # warm-up
-    proposer.reset()
-    return decode(engine, [prompt], [SamplingParams(max_new_tokens=NEW_TOKENS)], [proposer])[0]
+def _one_billion(sizes: Any) -> Any:
+    """About a billion parameters of the same kind, for whole answers."""
+    from dataclasses import replace
+
+    return replace(sizes, layers=16, hidden=2048, heads=16, kv_heads=8, inner=6144)
+
+
+def _say(what: str) -> None:
+    print(f"{what} ...", file=sys.stderr, flush=True)
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 if __name__ == "__main__":

@@ -260,6 +260,7 @@ def load(
     device: str = "auto",
     max_model_len: int | None = None,
     max_num_seqs: int = 8,
+    exact: bool = False,
 ) -> Model:
     """Load a model for fast, lossless generation.
 
@@ -279,6 +280,8 @@ def load(
         device: "auto", "cpu" or "cuda".
         max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
         max_num_seqs: requests decoded at a time; more wait their turn.
+        exact: on a GPU, passes of a fixed number of rows and attention in a fixed order, so that a row keeps its bits
+            in any company, at some cost; `Model.exactness` says whether it does. CPUs compute so anyway.
 
     Raises:
         ModelError: the model cannot be found or read.
@@ -290,7 +293,7 @@ def load(
     if isinstance(method, str):
         parse_method(method)
     checked_budget(budget)
-    target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs, quantize)
+    target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs, quantize, exact=exact)
     if target.device.type == "cpu":
         tell_of_spinning()
     return Model(model, target, codec, method, budget, drafter, profile=profile)

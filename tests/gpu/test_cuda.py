@@ -42,6 +42,18 @@ def test_a_gpu_promises_no_bits() -> None:
     assert probe(_target("llama")).kind == "rounding"
 
 
+def test_exact_mode_promises_bits_and_keeps_them() -> None:
+    """Guards against an exact mode that is exact in the interpreter only."""
+    model = stock_model(tiny_config("llama"), ATTENTION_NAME, torch.bfloat16).to("cuda")  # type: ignore[arg-type]
+    target = TransformersTarget(model, max_length=256, max_slots=4, eos_token_ids=(), exact=True)
+    assert probe(target).is_bitwise
+    prompts = [random_ids(length, length) for length in (5, 40)]
+    params = [SamplingParams(max_new_tokens=24, seed=seed) for seed in range(2)]
+    assert_lossless(
+        lambda: Engine(target), lambda known: AdversaryDrafter(target.vocab_size, known, budget=12), prompts, params
+    )
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_rows_of_a_tree_have_the_logits_of_their_paths(family: str) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from outpace.cache.slots import Segment, in_blocks
+from outpace.cache.tiles import TilePlan
 
 # As many numbers of storage are read in the time that the calls of one more product take.
 _NUMBERS_PER_PRODUCT = 2**16
@@ -19,11 +20,14 @@ class FreshRows:
 
     Args:
         segments: of the pass, in the order of its rows.
+        tiles: the pass's tables, where it has any; they say where rows are filed.
     """
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
-        self._segments = segments
-        if len(segments) > 1:
+    def __init__(self, segments: Sequence[Segment], tiles: TilePlan | None = None) -> None:
+        self._segments, self._in_one_copy = segments, tiles is not None or len(segments) > 1
+        if tiles is not None:
+            self._slots, self._rows = tiles.rows[:, 0].long(), tiles.rows[:, 1].long()  # [T]
+        elif self._in_one_copy:
             device = segments[0].kv.keys.device
             counts = torch.tensor([segment.count for segment in segments])
             slots = torch.tensor([segment.slot for segment in segments])
@@ -32,13 +36,15 @@ class FreshRows:
             self._rows = torch.cat(rows).to(device)  # [T]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """File keys and values [kv_heads, T, head_dim] of one layer, in one copy each for all requests."""
-        if len(self._segments) == 1:
+        """File keys and values [kv_heads, T and more, head_dim] of one layer, in one copy each for all requests. What
+        stands behind the requests' rows is padding."""
+        if not self._in_one_copy:
             self._segments[0].write(layer, keys, values)
             return
-        kv = self._segments[0].kv
+        kv, count = self._segments[0].kv, len(self._rows)
         for storage, fresh in ((kv.keys[layer], keys), (kv.values[layer], values)):
-            storage[self._slots, :, self._rows] = fresh.transpose(0, 1).to(storage.dtype)  # [T, kv_heads, head_dim]
+            rows = fresh[:, :count].transpose(0, 1).to(storage.dtype)  # [T, kv_heads, head_dim]
+            storage[self._slots, :, self._rows] = rows
 
 
 @dataclass
@@ -150,15 +156,19 @@ class PassCache(Cache):
     `update` files the fresh keys and values under their requests' slots. The attention function reads them from
     there, so the tensors returned are the fresh rows alone.
 
+    Args:
+        segments: of the pass.
+        tiles: its tables, where one call attends for all requests; None where segments are attended on a CPU.
+
     Attributes:
         asked: what each layer asked of its attention.
     """
 
-    def __init__(self, segments: Sequence[Segment]) -> None:
+    def __init__(self, segments: Sequence[Segment], tiles: TilePlan | None = None) -> None:
         super().__init__(layers=[])
-        self.segments = segments
+        self.segments, self.tiles = segments, tiles
         self.asked: dict[int, Any] = {}
-        self._fresh = FreshRows(segments)
+        self._fresh = FreshRows(segments, tiles)
         self._plans: dict[int | None, Plan] = {}
 
     def plan(self, window: int | None) -> Plan:

@@ -16,6 +16,7 @@ from outpace.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Exact,
     FrequencyPenalty,
     IgnoreEos,
     Loading,
@@ -86,6 +87,7 @@ def bench(
     quantize: Quantize = "none",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
+    exact: Exact = False,
     check: Annotated[bool, typer.Option(help="Classify differences as ties or bugs.")] = True,
     phases: Annotated[bool, typer.Option("--phases", help="Show where a round's time goes, and memory.")] = False,
     as_json: AsJson = False,
@@ -130,6 +132,7 @@ def bench(
         device,
         max_model_len=max_model_len,
         speculative_config=speculative_config,
+        exact=exact,
     )
     if methods is not None and speculative_config is None:
         loaded = loading.load_for([name for name in chosen if name != TRANSFORMERS], plan.in_flight)

@@ -14,6 +14,7 @@ from outpace.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Exact,
     Loading,
     MaxModelLen,
     MaxNewTokens,
@@ -55,6 +56,7 @@ def chat(
     quantize: Quantize = "none",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
+    exact: Exact = False,
 ) -> None:
     """Talk with a model. Each line is a message, from a terminal or a pipe; what was said is not computed again."""
     params = SamplingParams(
@@ -69,6 +71,7 @@ def chat(
         device,
         max_model_len=max_model_len,
         speculative_config=speculative_config,
+        exact=exact,
     ).load(method, 1)
     has_failed = False
     with loaded.chat(system, params) as conversation:

@@ -14,6 +14,7 @@ from outpace.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Exact,
     FrequencyPenalty,
     IgnoreEos,
     Loading,
@@ -69,6 +70,7 @@ def generate(
     quantize: Quantize = "none",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
+    exact: Exact = False,
     as_json: AsJson = False,
 ) -> None:
     """Answer one prompt, streaming the text."""
@@ -102,6 +104,7 @@ def generate(
         device,
         max_model_len=max_model_len,
         speculative_config=speculative_config,
+        exact=exact,
     ).load(method, max(n, 1))
     is_chat = not raw and bool(loaded.codec.tokenizer.chat_template)
     asked: Any = [{"role": "user", "content": text}] if is_chat else text

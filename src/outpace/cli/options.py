@@ -55,6 +55,9 @@ Seed = Annotated[int | None, typer.Option(help="Key of the sampling noise.")]
 Quantize = Annotated[str, typer.Option(help="none, or int8: every product in whole numbers, on a CPU.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="On a GPU: passes of fixed shapes, so that no answer depends on its company.")
+]
 MaxModelLen = Annotated[int | None, typer.Option(help="Tokens per request, prompt and answer together.")]
 Workload = Annotated[
     list[str], typer.Option("--workload", "-w", help="JSON-lines FILE or FILE:LIMIT; 'builtin' or 'builtin:LIMIT'.")
@@ -78,6 +81,7 @@ class Loading:
     device: str
     max_model_len: int | None
     speculative_config: str | None = None
+    exact: bool = False
 
     def load(self, method: str | None, slots: int) -> "Model":
         """The model with a method, None for its default, or the config's.
@@ -118,6 +122,7 @@ class Loading:
                 device=self.device,
                 max_model_len=self.max_model_len,
                 max_num_seqs=slots,
+                exact=self.exact,
             )
         notes.print(f"[dim]{loaded.exactness}[/dim]", highlight=False, soft_wrap=True)
         if "profile" in loaded.method_from:

@@ -12,6 +12,7 @@ from outpace.cli.options import (
     Device,
     Drafter,
     Dtype,
+    Exact,
     FrequencyPenalty,
     IgnoreEos,
     Loading,
@@ -63,6 +64,7 @@ def verify(
     quantize: Quantize = "none",
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
+    exact: Exact = False,
     as_json: AsJson = False,
 ) -> None:
     """Certify that methods change no token: each prompt is equal, a rounding tie, or a bug (exit status 1)."""
@@ -97,6 +99,7 @@ def verify(
         device,
         max_model_len=max_model_len,
         speculative_config=speculative_config,
+        exact=exact,
     )
     if methods and speculative_config is None:
         loaded = loading.load_for(methods, size)

@@ -1,15 +1,15 @@
 """Tree attention over slots, plugged into unmodified transformers models through their attention interface.
 
-The requests of a pass are packed into one row of tokens, each attends to its own slot at its exact length, and a
-request's numbers do not depend on who shares the pass. Only single rows on a CPU are attended together, padded where
-that is faster than one by one. Stock attention would copy grouped keys, read dead positions and need one rectangular
-mask.
+The requests of a pass are packed into one row of tokens, and each attends to its own slot at its exact length. On a GPU
+one call per layer attends for all of them (`models.gpu`). On a CPU a request's numbers do not depend on who shares the
+pass, and only single rows are attended together, padded where that is faster than one by one. Stock attention would
+copy grouped keys, read dead positions and need one rectangular mask.
 """
 
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,29 +19,15 @@ from outpace.cache.passes import Group, PassCache
 from outpace.cache.slots import Segment, SlotKV, in_blocks
 from outpace.core.errors import UnsupportedModel
 from outpace.models import kernel_structs as structs
+from outpace.models.attention_settings import AttentionSettings
 from outpace.models.compiled import loaded_kernels, threads
+from outpace.models.gpu.tree_attention import attend_plan
 
 ATTENTION_NAME = "outpace"
 _ROW_BLOCK = 4
 _KERNEL_KINDS = {torch.float32: 0, torch.bfloat16: 1}
 # Arguments that attention interfaces receive without changing what is computed here.
 _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "cache_position"})
-
-
-class AttentionSettings(NamedTuple):
-    """What a layer asks of its attention.
-
-    Attributes:
-        layer: whose keys and values are read.
-        scaling: factor of the scores.
-        window: how far back a row sees, in logical positions; None without a limit.
-        softcap: c of c * tanh(scores / c); None for none.
-    """
-
-    layer: int
-    scaling: float
-    window: int | None
-    softcap: float | None
 
 
 def tree_attention(
@@ -67,23 +53,26 @@ def tree_attention(
         raise UnsupportedModel(f"{type(module).__name__} uses attention features that are not supported: {unknown}")
     settings = AttentionSettings(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
     slots.asked[settings.layer] = settings
+    if slots.tiles is not None:
+        return attend_plan(query[0], slots.segments[0].kv, slots.tiles, settings)[None], None
     if has_kernels(slots.segments[0].kv):
         return _attend_compiled(query[0], slots.segments, settings)[None], None
-    if query.device.type == "cpu" and len(slots.segments) > 1:
+    if len(slots.segments) > 1:
         return _attend_in_groups(query[0], slots, settings)[None], None
     return attend_segments(query[0], slots.segments, settings)[None], None
 
 
 def attend_segments(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> Tensor:
-    """[T, heads, head_dim] attention of packed rows [heads, T, head_dim], each to its own segment's slot."""
+    """[T, heads, head_dim] attention on a CPU of packed rows [heads, T, head_dim], each to its own segment's slot."""
     if has_kernels(segments[0].kv):
         return _attend_compiled(query, segments, settings)
-    on_gpu = _attend_fused if settings.softcap is None else _attend_capped
-    attend = _attend_on_cpu if query.device.type == "cpu" else on_gpu
     if len(segments) == 1:
-        return attend(query, segments[0], settings)
+        return _attend_on_cpu(query, segments[0], settings)
     return torch.cat(
-        [attend(query[:, segment.start : segment.start + segment.count], segment, settings) for segment in segments]
+        [
+            _attend_on_cpu(query[:, segment.start : segment.start + segment.count], segment, settings)
+            for segment in segments
+        ]
     )
 
 
@@ -224,35 +213,6 @@ def products(rows: Tensor, keys: Tensor, length: int) -> Tensor:
     if groups == 1:
         rows, keys = rows.expand(2, -1, -1), keys.expand(2, -1, -1)
     return torch.bmm(rows, keys.transpose(1, 2))[:groups, :count, :length]
-
-
-def _attend_fused(query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
-    first, bias = segment.sight(settings.window)
-    keys, values = segment.views[0][settings.layer][:, first:], segment.views[1][settings.layer][:, first:]  # [G, L, D]
-    mask = None
-    if bias is not None:
-        prefix = keys.new_zeros(segment.count, keys.shape[1] - bias.shape[1])
-        mask = torch.cat([prefix, bias.to(keys.dtype)], dim=1)  # [N, L]
-    output = nn.functional.scaled_dot_product_attention(
-        query[None], keys[None], values[None], attn_mask=mask, scale=settings.scaling, enable_gqa=True
-    )
-    return output[0].transpose(0, 1)  # [N, H, D]
-
-
-def _attend_capped(query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
-    """Attention with a cap on its scores, which fused kernels do not compute; scores and softmax in float32."""
-    heads, count, head_dim = query.shape
-    first, bias = segment.sight(settings.window)
-    keys, values = segment.views[0][settings.layer][:, first:], segment.views[1][settings.layer][:, first:]  # [G, L, D]
-    groups, length, _ = keys.shape
-    rows = query.reshape(groups, -1, head_dim)  # [G, H/G*N, D]
-    scores = torch.bmm(rows, keys.transpose(1, 2)).float().mul_(settings.scaling)  # [G, H/G*N, L]
-    if settings.softcap is not None:
-        scores = scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
-    if bias is not None:
-        scores.unflatten(1, (-1, count))[..., length - bias.shape[1] :] += bias
-    output = torch.bmm(torch.softmax(scores, dim=-1).to(values.dtype), values)  # [G, H/G*N, D]
-    return output.view(heads, count, head_dim).transpose(0, 1)  # [N, H, D]
 
 
 AttentionInterface.register(ATTENTION_NAME, tree_attention)

@@ -4,7 +4,7 @@ Libraries of kernels promise nothing about it, and it differs by CPU, number of 
 holds for the number of threads at load.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from time import perf_counter
 from typing import Literal
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from outpace.core.errors import InvalidRequest
 from outpace.models.attention import has_kernels
 from outpace.models.kernel_linear import KernelLinear
 from outpace.models.linear import PackedLinear
@@ -55,12 +56,30 @@ def probe(target: TransformersTarget) -> Exactness:
 
     Args:
         target: none of its slots are touched.
+
+    Raises:
+        InvalidRequest: exact mode was asked of a CPU that computes otherwise.
     """
     width = _name(target.dtype)
     if target.rounded_to != target.dtype:
         width += f", weights rounded to {_name(target.rounded_to)}, which this CPU has no instructions for"
-    if target.device.type != "cpu":
+    if target.tiled and not target.exact:
         return Exactness("rounding", f"kernels of a GPU sum in an order that depends on the rows beside ({width})")
+    if target.tiled:
+        return _probe_passes(target, width)
+    found = _probe_layers(target, width)
+    if not target.wants_exact:
+        return found
+    if not found.is_bitwise:
+        raise InvalidRequest(
+            f"exact=True: a CPU has no other way to compute, and on this one {found.reason}; leave it out, or take "
+            "dtype='float32' or 'bfloat16' and have a C++ compiler at hand"
+        )
+    return replace(found, reason=f"{found.reason}; exact=True changes nothing on a CPU")
+
+
+def _probe_layers(target: TransformersTarget, width: str) -> Exactness:
+    """What a CPU computes as ever."""
     layers = list(chain(target.decoder.modules(), target.head.layer.modules()))
     stock = next((layer for layer in layers if type(layer) in (nn.Linear, Conv1D)), None)
     if stock is not None:
@@ -77,6 +96,18 @@ def probe(target: TransformersTarget) -> Exactness:
         return Exactness("rounding", f"{fault} ({width})", milliseconds)
     found = "products, attention and passes gave every row the same bits alone and among others"
     return Exactness("bitwise", f"{found} ({width})", milliseconds)
+
+
+def _probe_passes(target: TransformersTarget, width: str) -> Exactness:
+    """Exact mode, of which passes alone can tell."""
+    started = perf_counter()
+    fault = next(differing_passes(target), None)
+    milliseconds = (perf_counter() - started) * 1e3
+    if fault is not None:
+        return Exactness("rounding", f"exact mode was asked for, but {fault} ({width})", milliseconds)
+    return Exactness(
+        "bitwise", f"exact mode: passes gave every row the same bits alone and among others ({width})", milliseconds
+    )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.protocols import NodeOutputs
+from outpace.models.fixed_rows import padded
 from outpace.models.kernel_linear import KernelLinear
 from outpace.models.largest import largest
 from outpace.models.linear import Make
@@ -25,6 +26,7 @@ class LmHead:
 
     Attributes:
         layer: what multiplies.
+        fixed_rows: rows of every product, filled up with zeros (`models.fixed_rows`); None for as many as there are.
     """
 
     def __init__(self, layer: nn.Linear, softcap: float | None = None, make: Make | None = None) -> None:
@@ -34,6 +36,7 @@ class LmHead:
         self.layer: nn.Module = layer if make is None else make(self._weight, self._bias)
         self.vocab_size = self._weight.shape[0]
         self.ids: Tensor | None = None  # those that `own_scores` scores, all of them
+        self.fixed_rows: int | None = None
 
     @property
     def weight(self) -> Tensor:
@@ -43,6 +46,17 @@ class LmHead:
     @torch.inference_mode()
     def __call__(self, hidden: Tensor) -> NodeOutputs:
         """Outputs at hidden states [R, H]."""
+        if self.fixed_rows is None:
+            return self._outputs(hidden)
+        blocks = hidden.split(self.fixed_rows)
+        found = [(self._outputs(padded(block, self.fixed_rows)), len(block)) for block in blocks]
+        return NodeOutputs(
+            torch.cat([outputs.logits[:count] for outputs, count in found]),
+            torch.cat([outputs.top_ids[:count] for outputs, count in found]),
+            torch.cat([outputs.top_logits[:count] for outputs, count in found]),
+        )
+
+    def _outputs(self, hidden: Tensor) -> NodeOutputs:
         if isinstance(self.layer, KernelLinear):
             logits = self.layer.wide(hidden)  # [R, V]
             top_logits, top_ids = largest(logits, min(TOP_CANDIDATES, self.vocab_size))  # [R, k]

@@ -21,6 +21,7 @@ from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import refuse_bare
 from outpace.models.compiled import loaded_kernels, why_none
 from outpace.models.families import check_supported
+from outpace.models.gpu.backend import runs_triton
 from outpace.models.kernel_linear import QUANTIZATIONS
 from outpace.models.linear import can_pack
 from outpace.models.registry import BUILT_IN, pulled
@@ -182,8 +183,26 @@ def read_tokenizer(source: Source) -> TextCodec:
     return TextCodec(tokenizer, source.name)
 
 
+def check_exact(device: torch.device) -> None:
+    """Whether exact mode can be had on a GPU.
+
+    Raises:
+        InvalidRequest: its attention is a Triton kernel, and Triton is not there.
+    """
+    if device.type == "cuda" and not runs_triton(device):
+        raise InvalidRequest(
+            "exact=True: its attention needs Triton, which is not installed; install it or leave it out"
+        )
+
+
 def load_target(
-    name: str, dtype: str, device: str, max_model_len: int | None, max_num_seqs: int, quantize: str = "none"
+    name: str,
+    dtype: str,
+    device: str,
+    max_model_len: int | None,
+    max_num_seqs: int,
+    quantize: str = "none",
+    exact: bool = False,
 ) -> tuple[TransformersTarget, TextCodec]:
     """Load a model and its tokenizer.
 
@@ -193,6 +212,7 @@ def load_target(
         max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
         max_num_seqs: requests at a time.
         quantize: "none", or "int8" on a CPU.
+        exact: passes of fixed shapes, on a GPU; see `models.exactness` for CPUs.
 
     Raises:
         ModelError, UnsupportedModel, InvalidRequest: see `resolve`, `refuse_bare`, `check_supported` and the options'
@@ -203,6 +223,8 @@ def load_target(
     where = choose_device(device)
     chosen_dtype = choose_dtype(dtype, where)
     check_quantization(quantize, compute_dtype(chosen_dtype, where), where)
+    if exact:
+        check_exact(where)
     source = resolve(name)
     config = read_config(source)
     refuse_bare(config, name)
@@ -214,7 +236,10 @@ def load_target(
     codec = read_tokenizer(source)
     eos = _eos_token_ids(model.generation_config, model.config, codec)
     length = max_model_len or min(limit, DEFAULT_MAX_LENGTH)
-    return TransformersTarget(model, length, max_num_seqs, eos, rounded_to=chosen_dtype, quantize=quantize), codec
+    target = TransformersTarget(
+        model, length, max_num_seqs, eos, rounded_to=chosen_dtype, quantize=quantize, exact=exact
+    )
+    return target, codec
 
 
 def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:

@@ -8,8 +8,11 @@ from torch import Tensor
 
 from outpace.cache.passes import FreshRows
 from outpace.cache.slots import Segment, SlotKV
-from outpace.models.attention import AttentionSettings, attend_segments
+from outpace.cache.tiles import TilePlan
+from outpace.models.attention import attend_segments
+from outpace.models.attention_settings import AttentionSettings
 from outpace.models.compiled import loaded_kernels
+from outpace.models.gpu.tree_attention import attend_plan
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +55,9 @@ class NetSlots:
         slots: requests at a time.
         capacity: rows per slot.
         dtype, device: of the net. On a CPU without compiled kernels attention computes in float32 at least.
+
+    Attributes:
+        tiled: one call per layer attends for all requests, as on everything but a CPU.
     """
 
     def __init__(
@@ -76,7 +82,7 @@ class NetSlots:
             value_dtype=kept,
             device=device,
         )
-        self._scale = head_dim**-0.5
+        self._scale, self.tiled = head_dim**-0.5, device.type != "cpu"
 
     def positions(self, parts: Sequence[Rows]) -> Tensor:
         """[T] absolute positions of the fresh rows, packed."""
@@ -91,7 +97,7 @@ class NetSlots:
         """
         plain = self.segments(parts)
         causal = self.segments([_causal(part) for part in parts]) if any(sight.is_causal for sight in sights) else plain
-        return SlotAttention(plain, causal, self._scale, sights)
+        return SlotAttention(plain, causal, self._scale, sights, self.tiled)
 
     def segments(self, parts: Sequence[Rows]) -> list[Segment]:
         """The parts as rows of a packed pass over the slots."""
@@ -125,15 +131,23 @@ class SlotAttention:
     """`nets.layers.Attend` over slots: files the rows' keys and values, then attends to all that they may see."""
 
     def __init__(
-        self, plain: Sequence[Segment], causal: Sequence[Segment], scale: float, sights: Sequence[Sight]
+        self, plain: Sequence[Segment], causal: Sequence[Segment], scale: float, sights: Sequence[Sight], tiled: bool
     ) -> None:
         self._plain, self._causal, self._scale, self._sights = plain, causal, scale, sights
-        self._fresh = FreshRows(plain)
+        self._kv = plain[0].kv
+        self._plain_tiles = self._causal_tiles = None
+        if tiled:
+            self._plain_tiles = TilePlan.of(plain)
+            self._causal_tiles = self._plain_tiles if causal is plain else TilePlan.of(causal)
+        self._fresh = FreshRows(plain, self._plain_tiles)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self._fresh.write(layer, key.transpose(0, 1), value.transpose(0, 1))
         sight = self._sights[layer] if self._sights else Sight()
         settings = AttentionSettings(layer, self._scale, sight.window, None)
+        tiles = self._causal_tiles if sight.is_causal else self._plain_tiles
+        if tiles is not None:
+            return attend_plan(query.transpose(0, 1), self._kv, tiles, settings)
         return attend_segments(query.transpose(0, 1), self._causal if sight.is_causal else self._plain, settings)
 
 

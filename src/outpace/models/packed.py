@@ -12,9 +12,11 @@ from transformers import PretrainedConfig
 
 from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
+from outpace.cache.tiles import TilePlan
 from outpace.core.errors import InvalidRequest
 from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.models.attention import has_kernels
+from outpace.models.fixed_rows import EXACT_ROWS, joined, padded, pieces_of
 from outpace.models.head import LmHead
 from outpace.models.kernel_linear import KernelLinear
 from outpace.models.native import NativeDecoder, agree
@@ -114,6 +116,8 @@ class PackedModel:
         max_length: tokens of one request.
         max_slots: requests at a time.
         key_dtype, value_dtype: in which keys and values are kept.
+        tiled: one call per layer attends for all requests; by default on everything but a CPU.
+        exact: tiled passes of fixed shapes, whose sums do not depend on what stands beside a row.
     """
 
     def __init__(
@@ -125,11 +129,16 @@ class PackedModel:
         max_slots: int,
         key_dtype: torch.dtype,
         value_dtype: torch.dtype,
+        tiled: bool | None = None,
+        exact: bool = False,
     ) -> None:
         self.max_length, self.max_slots, self.config = max_length, max_slots, config
         self.decoder, self.head = decoder, head
         weight = next(decoder.parameters())
         self.device, self.dtype = weight.device, weight.dtype
+        self.tiled, self.exact = self.device.type != "cpu" if tiled is None else tiled, exact
+        assert self.tiled or not exact, "a CPU has no exact mode: its passes are exact, or cannot be made so"
+        head.fixed_rows = EXACT_ROWS if exact else head.fixed_rows
         self.vocab_size = head.vocab_size
         heads = config.num_attention_heads
         self.kv = SlotKV(
@@ -164,6 +173,14 @@ class PackedModel:
     @torch.inference_mode()
     def run_tapped(self, parts: Sequence[Part], taps: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
         """As `run`, with the hidden states [T, H] at `taps`, numbered as transformers' `hidden_states`."""
+        if not self.exact:
+            return self._run_once(parts, taps)
+        taps, pieces = tuple(taps), list(pieces_of(parts))
+        counts = [sum(len(part.tokens) for part in piece) for piece in pieces]
+        return joined([self._run_once(piece, taps) for piece in pieces], counts)
+
+    def _run_once(self, parts: Sequence[Part], taps: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """One pass; in exact mode rows of padding come back too."""
         segments, positions = self._segments(parts)
         ids = torch.cat([part.tokens.to(self.device) for part in parts])
         # A tree may reach beyond the last token a request can have, where a table of learned positions ends.
@@ -172,7 +189,13 @@ class PackedModel:
         if self.native is not None:
             wanted = self._known_taps(taps)
             return self.native.run(ids, positions, segments, self.kv, wanted)
-        return self._run_modules(ids, positions, PassCache(segments), taps)
+        if self.exact:
+            ids, positions = padded(ids), padded(positions)
+        return self._run_modules(ids, positions, PassCache(segments, self._tiles(segments)), taps)
+
+    def _tiles(self, segments: Sequence[Segment]) -> TilePlan | None:
+        """Tables of a pass whose requests are attended in one call per layer."""
+        return TilePlan.of(segments, self.exact) if self.tiled else None
 
     def _segments(self, parts: Sequence[Part]) -> tuple[list[Segment], Tensor]:
         """The parts' segments, and the positions [T] of their rows."""
@@ -214,7 +237,11 @@ class PackedModel:
     @torch.inference_mode()
     def _derive(self) -> NativeDecoder | None:
         """The decoder in one call, if the kernels compute what its modules do; told by a short pass of both."""
-        if not has_kernels(self.kv) or not any(isinstance(module, KernelLinear) for module in self.decoder.modules()):
+        if (
+            self.tiled
+            or not has_kernels(self.kv)
+            or not any(isinstance(module, KernelLinear) for module in self.decoder.modules())
+        ):
             return None
         count = min(_COMPARED, self.max_length)
         ids = torch.arange(count) * 7 % self.config.vocab_size

@@ -80,6 +80,8 @@ def differing_passes(target: TransformersTarget) -> Iterator[str]:
         max_slots=_SLOTS,
         key_dtype=kv.keys.dtype,
         value_dtype=kv.values.dtype,
+        tiled=target.tiled,
+        exact=target.exact,
     )
     ids = torch.randint(target.vocab_size, (max(_TREES),), generator=torch.Generator().manual_seed(0))
     slots = range(_SLOTS)

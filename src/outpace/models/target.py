@@ -26,6 +26,7 @@ class TransformersTarget(PackedModel):
         rounded_to: the dtype that the weights had before they were widened to what the model computes in; None for
             the same.
         quantize: "none" or "int8".
+        tiled, exact: as of `PackedModel`; a CPU takes note of `exact` and computes as ever.
     """
 
     def __init__(
@@ -37,10 +38,13 @@ class TransformersTarget(PackedModel):
         pack: bool = True,
         rounded_to: torch.dtype | None = None,
         quantize: str = "none",
+        tiled: bool | None = None,
+        exact: bool = False,
     ) -> None:
         self.eos_token_ids, self.rounded_to, self.quantize = eos_token_ids, rounded_to or model.dtype, quantize
+        self.wants_exact = exact
         decoder, head = prepare(model, pack, rounded_to, quantize)
-        on_cpu = model.device.type == "cpu"
+        on_cpu = model.device.type == "cpu" and not tiled
         compiled = on_cpu and loaded_kernels() is not None and model.dtype in (torch.float32, torch.bfloat16)
         super().__init__(
             decoder,
@@ -52,6 +56,8 @@ class TransformersTarget(PackedModel):
             # layer and pass.
             key_dtype=torch.promote_types(model.dtype, torch.float32) if on_cpu and not compiled else model.dtype,
             value_dtype=torch.float64 if on_cpu and not compiled else model.dtype,
+            tiled=tiled,
+            exact=exact and not on_cpu,
         )
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:

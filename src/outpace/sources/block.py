@@ -1,7 +1,6 @@
 """Block drafters as sources: DFlash's one pass for all depths, and Domino's causal correction on top of it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -15,45 +14,11 @@ from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.sampling.scores import Best, Pool
 from outpace.sources.best import best_ids, counts_logits_alone
+from outpace.sources.block_state import BlockState
 from outpace.sources.native_head import HeadRows, HeadStep, NativeHead, Picked, native_head
 from outpace.sources.native_nets import native_block
-
-
-@dataclass(eq=False)
-class BlockState:
-    """One request in a block drafter.
-
-    Attributes:
-        slot: of the net; it holds the context of all committed positions.
-        request: the request of this round.
-        hidden: [B, H] outputs of this round's block.
-        base: [D, V] float32 base logits by depth, or [D, M] of the pool's ids.
-        pool: [M] ids that drafts come from, if not all may.
-        rows: [M, r] of Domino's W2, the pool's.
-        causal: [n, G] causal states of this request's nodes in the last frontier.
-        start: where these nodes began in it.
-        depth: of these nodes.
-        paths: drafted tokens down to each of them, kept only for requests whose options look back.
-        is_beyond: the context has outgrown the net; nothing is drafted any more.
-    """
-
-    slot: int
-    request: DraftRequest | None = None
-    hidden: Tensor = field(default_factory=lambda: torch.empty(0))
-    base: Tensor = field(default_factory=lambda: torch.empty(0))
-    pool: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
-    rows: Tensor = field(default_factory=lambda: torch.empty(0))
-    causal: Tensor = field(default_factory=lambda: torch.empty(0))
-    start: int = 0
-    depth: int = 0
-    paths: list[list[int]] = field(default_factory=list)
-    is_beyond: bool = False
-
-    @property
-    def asked(self) -> DraftRequest:
-        """The request of this round."""
-        assert self.request is not None, "begin() comes before expand()"
-        return self.request
+from outpace.sources.rollout.chains import Chains
+from outpace.sources.rollout.head import TritonHead, triton_head
 
 
 class BlockSource(BaseSource):
@@ -90,9 +55,9 @@ class BlockSource(BaseSource):
         limit = min(pool or drafted, drafted)
         self._pool = limit if limit < head.vocab_size else None
         self._ranked_rows: Tensor | None = None  # of W2, where every block drafts from the same ids
-        self._causal: NativeHead | None = None
+        self._causal: NativeHead | TritonHead | None = None
         if isinstance(net, DominoNet) and (self._pool is None or self._pool == drafted):
-            self._causal = native_head(net.head, head.ids)
+            self._causal = native_head(net.head, head.ids) or triton_head(net.head, head.ids)
             if self._causal is None and head.ids is not None:
                 self._ranked_rows = net.head.vocabulary_weight[head.ids]
         config = net.config
@@ -111,6 +76,10 @@ class BlockSource(BaseSource):
             device=self._device,
         )
         self._native = native_block(net, self.slots)
+        self.chains: Chains | None = None
+        if isinstance(self._causal, TritonHead):
+            corrected = [config.draft_step(depth).corrected for depth in range(1, self.depth + 1)]
+            self.chains = Chains(self._causal.weights, embed, corrected)
         self._sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
         self._positions = [config.draft_step(depth).position for depth in range(1, self.depth + 1)]
 
@@ -152,6 +121,8 @@ class BlockSource(BaseSource):
         members = [states[owner] for owner in groups]
         streams = [state.asked.stream for state in members]
         if self._causal is not None and counts_logits_alone(streams, frontier.wants_entropy):
+            if self.chains is not None and width == 1 and (is_first or all(state.rolled for state in members)):
+                return self.chains.level(members, frontier.tokens, is_first)
             step = self._step(members, above, frontier.tokens, width)
             assert step.columns is not None, "the best were asked for"
             tokens = step.columns if self._head.ids is None else self._head.ids[step.columns]
@@ -197,7 +168,7 @@ class BlockSource(BaseSource):
         wanted = outputs.unflatten(0, (-1, size))[:, self._positions]  # [R, D, H]
         base = self._head.own_scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))  # [R, D, K]
         for state, rows, logits in zip(states, wanted, base, strict=True):
-            state.hidden, state.base = rows, logits
+            state.hidden, state.base, state.rolled = rows, logits, None
             if self._causal is not None:
                 state.hidden, state.base = rows.float().contiguous(), logits.contiguous()
                 state.causal = self._causal.start()

@@ -11,7 +11,8 @@ from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
 from outpace.core.errors import UnsupportedModel
 from outpace.core.tree import Topology
-from outpace.models.attention import AttentionSettings, _attend_capped, _attend_on_cpu, products, tree_attention
+from outpace.models.attention import _attend_on_cpu, products, tree_attention
+from outpace.models.attention_settings import AttentionSettings
 from tests.unit.models.company import assert_rows, has_exact_scores
 
 HEADS, DIM = 6, 16
@@ -123,18 +124,17 @@ def test_the_numbers_are_those_of_stock_attention(groups: int) -> None:
             torch.testing.assert_close(together[node], expected[0, :, 0], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("compute", [_attend_on_cpu, _attend_capped], ids=["cpu", "other devices"])
 @pytest.mark.parametrize("softcap", [None, 1.5])
-def test_scores_are_capped_before_they_are_masked(compute: Any, softcap: float | None) -> None:
+def test_scores_are_capped_before_they_are_masked(softcap: float | None) -> None:
     """Guards against a cap on the bias, which would let every node see its siblings at the price of the cap."""
     rows = Rows(2, 9, torch.float32)
     count = 9 + len(TREE)
-    kv = SlotKV(1, 1, 2, 64, DIM, torch.float32, torch.float64 if compute is _attend_on_cpu else torch.float32, CPU)
+    kv = SlotKV(1, 1, 2, 64, DIM, torch.float32, torch.float64, CPU)
     slot = 0
     kv.keys[0, slot, :, :count], kv.values[0, slot, :, :count] = rows.keys, rows.values
     kv.lengths[slot] = 9
     segment = Segment(kv, slot, 0, TREE.depth_tensor + 9, TREE.ancestor_mask)
-    actual = compute(rows.query[:, 9:], segment, AttentionSettings(0, 0.7, None, softcap))  # [N, H, D]
+    actual = _attend_on_cpu(rows.query[:, 9:], segment, AttentionSettings(0, 0.7, None, softcap))  # [N, H, D]
     keys, values = rows.keys.repeat_interleave(3, 0), rows.values.repeat_interleave(3, 0)
     scores = rows.query[:, 9:] @ keys.transpose(1, 2) * 0.7  # [H, N, L]
     if softcap is not None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from outpace.models import attention, experts, probes
 from outpace.models.activation import RowwiseActivation
+from outpace.models.attention_settings import AttentionSettings
 from outpace.models.exactness import probe
 from outpace.models.head import LmHead
 from outpace.models.linear import PackedLinear, can_pack
@@ -173,7 +174,7 @@ def test_a_fault_of_a_later_kind_of_layer_is_caught(monkeypatch: pytest.MonkeyPa
     assert probes._until_every_kind(tiny_target(tiny_config("llama")).decoder) == 1
     stock = attention._attend_on_cpu
 
-    def attend(query: Tensor, segment: Any, distribution: attention.AttentionSettings) -> Tensor:
+    def attend(query: Tensor, segment: Any, distribution: AttentionSettings) -> Tensor:
         return stock(query, segment, distribution) * (1 + 1e-6 * (distribution.window is None and segment.count > 1))
 
     monkeypatch.setattr(attention, "_attend_on_cpu", attend)
@@ -242,7 +243,8 @@ def test_what_is_not_packed_is_not_called_exact() -> None:
         exactness = probe(target)
         assert (exactness.kind, exactness.milliseconds) == ("rounding", 0.0)
         assert "not packed" in exactness.reason
-    on_gpu: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, rounded_to=torch.bfloat16)
+    half = torch.bfloat16
+    on_gpu: Any = SimpleNamespace(tiled=True, exact=False, dtype=half, rounded_to=half)
     said = str(probe(on_gpu))
     assert said.startswith("exactness: rounding - ")
     assert "but where two tokens score as good as equal" in said

@@ -1,0 +1,51 @@
+"""Whether Triton's kernels run here: on CUDA where it is installed, on a CPU where its interpreter is asked for."""
+
+import os
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+
+@cache
+def _is_installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def runs_triton(device: torch.device) -> bool:
+    """Whether kernels in Triton run on a device. On a CPU only in its interpreter, which TRITON_INTERPRET=1 asks for,
+    set before anything imports Triton, and which is for tests: it is slow."""
+    if device.type == "cuda":
+        return _is_installed()
+    if device.type != "cpu" or os.environ.get("TRITON_INTERPRET") != "1" or not _is_installed():
+        return False
+    _mend_interpreter()
+    return True
+
+
+@cache
+def _mend_interpreter() -> None:
+    """Triton 3.6's interpreter makes numbers of arrays with one element by `int`, which NumPy 2.4 refuses, and
+    multiplies the words in which it keeps bfloat16."""
+    import numpy
+    from triton import language
+    from triton.runtime import interpreter
+
+    patch, product = interpreter._patch_lang_tensor, interpreter.InterpreterBuilder.create_dot
+
+    def patched(tensor: Any, scope: Any) -> None:
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    def wide(rows: Any) -> Any:
+        if rows.dtype != language.bfloat16:
+            return rows
+        data = (rows.data.astype(numpy.uint32) << 16).view(numpy.float32)
+        return interpreter.TensorHandle(data, language.float32)
+
+    def wide_product(self: Any, left: Any, right: Any, *rest: Any) -> Any:
+        return product(self, wide(left), wide(right), *rest)
+
+    interpreter._patch_lang_tensor = patched
+    interpreter.InterpreterBuilder.create_dot = wide_product
