@@ -136,8 +136,7 @@ class Latency:
         lengths = list(target.kv.lengths)
 
         def work() -> None:
-            for slot in range(len(lengths)):
-                target.commit(slot, path)
+            target.commit(range(len(lengths)), [path] * len(lengths))
             target.kv.lengths = list(lengths)
 
         return self._clock.times(work, graph=False)

@@ -7,7 +7,7 @@ import torch
 from outpace.core.protocols import NO_TOKEN, Chunk, PromptChunk, Target, Verdict
 from outpace.core.tree import Topology
 from outpace.engine.gain import Gain
-from outpace.engine.round import by_proposer, keep_sound, logprobs
+from outpace.engine.round import FAST_DRAW, by_proposer, keep_sound, logprobs
 from outpace.sampling.draw import BatchDraw
 
 
@@ -41,7 +41,9 @@ def run_prefill(target: Target, gains: Sequence[Gain], size: int) -> None:
         return
     first, last = [gain for gain, _ in ready], [output for _, output in ready]
     pending = [[gain.session.prompt_ids[-1]] for gain in first]
-    draw = BatchDraw(last, [Topology.chain(1)] * len(first), pending, [gain.session.stream for gain in first])
+    draw = BatchDraw(
+        last, [Topology.chain(1)] * len(first), pending, [gain.session.stream for gain in first], FAST_DRAW
+    )
     drawn = draw([(index, 0) for index in range(len(first))])
     verdicts = keep_sound(first, last, [Verdict((0,), token) for token in drawn])
     for index, verdict in verdicts.items():

@@ -17,10 +17,13 @@ from outpace.engine.gain import Gain
 from outpace.engine.phases import Phases
 from outpace.engine.pricing import Pricing
 from outpace.engine.session import Session
-from outpace.sampling.draw import BatchDraw, RejectionDraw
+from outpace.models.native_draw import draw_natively, draws_natively
+from outpace.sampling.draw import BatchDraw, FastDraw, RejectionDraw
 from outpace.sampling.logprobs import token_logprobs
 from outpace.verify.match import match
 from outpace.verify.rejection import rejection
+
+FAST_DRAW = FastDraw(draws_natively, draw_natively)
 
 
 def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = None) -> None:
@@ -122,6 +125,7 @@ def verify(
             topologies,
             [tokens[index] for index in matched],
             [sessions[index].stream for index in matched],
+            FAST_DRAW,
         )
         verdicts |= zip(matched, match(topologies, [tokens[index] for index in matched], draw), strict=True)
     for index, session in enumerate(sessions):

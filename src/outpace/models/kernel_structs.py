@@ -134,3 +134,15 @@ class Learning(ctypes.Structure):
         ("rate", c_double),
         *((name, c_int32) for name in ("count", "size")),
     ]
+
+
+class Drawn(ctypes.Structure):
+    """A keyed draw (draw.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("logits", "top_ids", "top_logits")),
+        ("temperature", c_double),
+        ("key", c_int32 * 2),
+        *((name, c_int32) for name in ("width", "top_count", "is_bfloat16")),
+        ("token", c_int64),
+    ]

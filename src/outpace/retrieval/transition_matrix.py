@@ -158,12 +158,11 @@ class MatrixLearner:
         trees = [observation.tree for observation in observations]
         sizes = [len(tree) for tree in trees]
         starts = [0, *accumulate(sizes[:-1])]
-        above = [
-            start + max(node, 0) for tree, start in zip(trees, starts, strict=True) for node in tree.topology.parents
-        ]
         tokens = torch.cat([tree.tokens for tree in trees])  # [T]
-        before = tokens[above]
-        before[starts] = tokens.new_tensor([observation.before for observation in observations])
+        said, above = tokens.tolist(), list[int]()
+        for one, start in zip(observations, starts, strict=True):
+            above += [one.before, *(said[start + parent] for parent in one.tree.topology.parents[1:])]
+        before = tokens.new_tensor(above)
         top_ids = [observation.outputs.top_ids for observation in observations]
         _teach(states, tokens.split(sizes), top_ids, before.split(sizes))
 

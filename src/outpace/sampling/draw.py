@@ -1,6 +1,7 @@
 """The random primitives of verification, bound to a batch of requests and their keyed noise."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -55,12 +56,30 @@ def draw_keyed(
     return drawn
 
 
+Rows = Sequence[tuple[NodeOutputs, int]]
+"""Outputs and the number of one of their nodes, per row."""
+
+
+@dataclass(frozen=True)
+class FastDraw:
+    """Another way to draw where a request asks for nothing but a temperature.
+
+    Attributes:
+        serves: whether it draws from a request's outputs.
+        draw: argmax(logits / temperature + g) of rows, by their temperatures and keys of noise.
+    """
+
+    serves: Callable[[NodeOutputs], bool]
+    draw: Callable[[Rows, Sequence[float], Sequence[tuple[int, int]]], list[int]]
+
+
 class BatchDraw:
     """The `draw` of `verify.match` over a batch: greedy rows are read once, the others are drawn when visited.
 
     Greedy requests with penalties, biases or bans are drawn too: their best token depends on the node's path.
 
     Args:
+        fast: draws where it can; which requests it draws for depends on nothing but their options and the target.
         outputs: the target's answers, one per request.
         topologies, tokens: the trees, their tokens on the host.
         streams: the randomness of each request.
@@ -72,8 +91,10 @@ class BatchDraw:
         topologies: Sequence[Topology],
         tokens: Sequence[Sequence[int]],
         streams: Sequence[Stream],
+        fast: FastDraw | None = None,
     ) -> None:
         self._outputs, self._topologies, self._tokens, self._streams = outputs, topologies, tokens, streams
+        self._fast = fast
         wanted = [stream.params for stream in streams]
         greedy = [index for index, params in enumerate(wanted) if params.is_greedy and not params.has_processors]
         self._best: dict[int, list[int]] = {}
@@ -84,14 +105,34 @@ class BatchDraw:
                 self._best[index], best = best[:count], best[count:]
 
     def __call__(self, queries: list[tuple[int, int]]) -> list[int]:
-        visited = [(index, node) for index, node in queries if index not in self._best]
-        drawn = iter(self._drawn(visited) if visited else ())
-        return [self._best[index][node] if index in self._best else next(drawn) for index, node in queries]
+        visited = [query for query in queries if query[0] not in self._best]
+        fast = [query for query in visited if self._is_fast(query[0])]
+        slow = [query for query in visited if query not in fast] if fast else visited
+        found = dict(zip(fast, self._drawn_fast(fast), strict=True)) if fast else {}
+        found |= dict(zip(slow, self._drawn(slow), strict=True)) if slow else {}
+        return [self._best[index][node] if index in self._best else found[index, node] for index, node in queries]
+
+    def _is_fast(self, index: int) -> bool:
+        params = self._streams[index].params
+        asks_more = params.is_greedy or params.has_processors or params.top_k or params.top_p < 1 or params.min_p
+        return self._fast is not None and not asks_more and self._fast.serves(self._outputs[index])
+
+    def _drawn_fast(self, visited: Sequence[tuple[int, int]]) -> list[int]:
+        assert self._fast is not None
+        streams = [self._streams[index] for index, _ in visited]
+        keys = [
+            noise_key(stream.seed, stream.sample_index, position)
+            for stream, position in zip(streams, self._positions(visited), strict=True)
+        ]
+        rows = [(self._outputs[index], node) for index, node in visited]
+        return self._fast.draw(rows, [stream.params.temperature for stream in streams], keys)
+
+    def _positions(self, visited: Sequence[tuple[int, int]]) -> list[int]:
+        """Of the tokens to draw."""
+        return [self._streams[index].first_position + self._topologies[index].depths[node] for index, node in visited]
 
     def _drawn(self, visited: Sequence[tuple[int, int]]) -> list[int]:
-        streams = [self._streams[index] for index, _ in visited]
-        depths = [self._topologies[index].depths[node] for index, node in visited]
-        positions = [stream.first_position + depth for stream, depth in zip(streams, depths, strict=True)]
+        streams, positions = [self._streams[index] for index, _ in visited], self._positions(visited)
         paths = [self._path(index, node) for index, node in visited]
         return draw_keyed([self._outputs[index].scores(node) for index, node in visited], streams, positions, paths)
 

@@ -1,7 +1,7 @@
 // The functions that other languages call, and the threads that serve them.
 #include "decoder.h"
 #include "drafting.h"
-#include "growth.h"
+#include "draw.h"
 
 namespace {
 
@@ -103,6 +103,11 @@ void outpace_top(const float* numbers, int32_t rows, int32_t width, int32_t want
       find_largest(numbers + size_t(row) * width, width, wanted, normalised, values + first, ids + first);
     });
   });
+}
+
+// Tokens of keyed draws.
+void outpace_draw(Drawn* drawn, int32_t count, int32_t threads) {
+  pool().run(count > 1 ? threads : 1, [&](Team& team) { team.share(count, [&](int index) { draw(drawn[index]); }); });
 }
 
 // Suffix automata, each of one text.

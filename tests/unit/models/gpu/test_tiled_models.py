@@ -35,8 +35,7 @@ def test_a_batch_of_trees_has_the_logits_of_the_cpu_path(family: str) -> None:
         slots = [open_with(target, random_ids(length, length), slot=slot)[0] for slot, length in enumerate((30, 5, 41))]
         trees = [random_tree(random_parents(count, random.Random(count)), 1) for count in (1, 9, 20)]
         before = target.forward(slots, trees)
-        for slot, tree in zip(slots, trees, strict=True):
-            target.commit(slot, tree.topology.path(len(tree) - 1))
+        target.commit(slots, [tree.topology.path(len(tree) - 1) for tree in trees])
         logits.append([each.logits for each in (*before, *target.forward(slots, trees))])
     for actual, expected in zip(*logits, strict=True):
         torch.testing.assert_close(actual, expected, atol=2e-4, rtol=2e-4)
