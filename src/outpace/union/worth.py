@@ -53,13 +53,13 @@ class RoundWorth:
 
 
 class DraftWorth:
-    """What drafts brought, and how long they took.
+    """What drafts brought, in rounds' gains of their requests, and how long they took.
 
-    What a draft adds depends on what there is without it: rounds are told apart by that, in halves of a token.
+    What a draft adds depends on what there is without it: rounds are told apart by that, in halves of a round's gain.
     """
 
     def __init__(self) -> None:
-        self._brought: dict[int, float] = {}  # tokens that a draft adds, by size
+        self._brought: dict[int, float] = {}  # what a draft adds, by size
         self._seen = 0
         self._skipped: dict[int, int] = {}
         self._pays: dict[int, bool] = {}
@@ -69,8 +69,8 @@ class DraftWorth:
         """Whether to draft for some requests together.
 
         Args:
-            without: for each, the tokens that it is expected to gain without a draft, beyond what they cost.
-            rate: tokens per millisecond that decoding reaches.
+            without: for each, what it is expected to gain without a draft, beyond what that costs.
+            rate: rounds' gains per millisecond that decoding reaches.
         """
         sizes = [_size(gain) for gain in without]
         if self._seen < _FIRST:
