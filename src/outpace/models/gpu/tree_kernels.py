@@ -84,12 +84,13 @@ def attend_tiles(
         if CAP:
             scores = _capped(scores, softcap)
         behind = key - committed
-        if start + BLOCK > committed:  # some of these keys are the tree's, or nobody's
+        if start + BLOCK > tl.minimum(committed, end_key):  # some of these keys are the tree's, or not this item's
             is_tail = (behind >= 0) & (key < end_key)
             word = tl.load(
                 sight + row[:, None] * words + (behind >> 5)[None, :], mask=valid[:, None] & is_tail[None, :], other=0
             )
-            seen = (behind < 0)[None, :] | (((word >> (behind & 31)[None, :]) & 1) == 1)
+            is_prefix = (behind < 0) & (key < end_key)
+            seen = is_prefix[None, :] | (((word >> (behind & 31)[None, :]) & 1) == 1)
             scores = tl.where(seen, scores, float("-inf"))
         if WINDOW:
             is_tail = (behind >= 0) & (key < end_key)
