@@ -30,10 +30,6 @@ struct NoiseBounds {
   }
 };
 
-static inline uint32_t noise_word(const int32_t* key, int64_t token) {
-  return mix(mix(uint32_t(token) * 0x9E3779B9u + uint32_t(key[0])) ^ uint32_t(key[1]));
-}
-
 // argmax(logits / temperature + noise), the first of equals.
 static inline void draw(Drawn& one) {
   static const NoiseBounds bounds;

@@ -127,10 +127,13 @@ static inline uint32_t mix(uint32_t bits) {
   return bits ^ bits >> 16;
 }
 
-// The keyed noise of an id (sampling/noise.py).
+// The hash of an id, and its keyed noise (sampling/noise.py).
+static inline uint32_t noise_word(const int32_t* key, int64_t token) {
+  return mix(mix(uint32_t(token) * 0x9E3779B9u + uint32_t(key[0])) ^ uint32_t(key[1]));
+}
+
 static inline double gumbel(const int32_t* key, int64_t token) {
-  const uint32_t bits = mix(mix(uint32_t(token) * 0x9E3779B9u + uint32_t(key[0])) ^ uint32_t(key[1]));
-  const double value = std::min((double(bits) + 0.5) * 0x1p-32, 1.0 - 0x1p-24);
+  const double value = std::min((double(noise_word(key, token)) + 0.5) * 0x1p-32, 1.0 - 0x1p-24);
   return -std::log(-std::log1p(-value));
 }
 
