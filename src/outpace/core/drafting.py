@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.core.prices import Prices
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
-from outpace.core.tree import Topology
+from outpace.core.tree import NodeOrigin, Topology, origins_of
 
 UNKNOWN = -1
 """Instead of a retrieved token: nothing is known there."""
@@ -218,10 +218,16 @@ class Retrieved:
     Attributes:
         tokens: [E + 1] int64; node 0 is what they continue, UNKNOWN a node that is not used, nor any below it.
         topology: E + 1 nodes in the order in which they are given slots.
+        origins: [E + 1] who named each; empty stands for "retrieved".
     """
 
     tokens: Tensor
     topology: Topology
+    origins: tuple[NodeOrigin, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.origins:
+            object.__setattr__(self, "origins", origins_of("retrieved", len(self.topology)))
 
 
 class Retriever(Protocol):

@@ -81,6 +81,7 @@ class SamplingParams:
         ignore_eos: EOS ids do not end the request and are emitted like any other token.
         logprobs: None for none; n from 0 to 20 reports each token's log-probability under the model, before any
             option, and those of the n most likely tokens.
+        trace: report every round's tree, who named its tokens and which were accepted (`StepEvent.rounds`).
     """
 
     max_new_tokens: int = 128
@@ -102,6 +103,7 @@ class SamplingParams:
     min_new_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    trace: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", as_strings(self.stop))
@@ -140,6 +142,8 @@ class SamplingParams:
             raise InvalidRequest(f"ignore_eos={self.ignore_eos!r}: must be True or False")
         if self.logprobs is not None:
             check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.trace, bool):
+            raise InvalidRequest(f"trace={self.trace!r}: must be True or False")
 
     @property
     def is_greedy(self) -> bool:

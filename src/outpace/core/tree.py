@@ -3,12 +3,18 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 MAX_TREE_NODES = 512
 """Of one request, the pending token included."""
+NodeOrigin = Literal["pending", "drafted", "retrieved", "matched", "forced"]
+"""Who named a node: nobody, it is the pending token; a draft model or head; what the target ranked high before, in a
+matrix or a pool of n-grams; what followed the same words before; a grammar."""
+ORIGINS: tuple[NodeOrigin, ...] = ("pending", "drafted", "retrieved", "matched", "forced")
+"""By number, as the compiled kernels write them (growth.h)."""
 
 
 class Topology:
@@ -102,6 +108,12 @@ def _cached_topology(parents: tuple[int, ...]) -> Topology:
     return Topology(parents)
 
 
+@lru_cache(maxsize=4096)
+def origins_of(origin: NodeOrigin, nodes: int) -> tuple[NodeOrigin, ...]:
+    """[N] origins of a tree that one source named, the pending token included."""
+    return ("pending", *(origin,) * (nodes - 1))
+
+
 @dataclass(frozen=True, eq=False)
 class DraftTree:
     """A proposal: tokens on a topology, with the distribution they were drawn from.
@@ -119,6 +131,7 @@ class DraftTree:
         pruned: how many of its last nodes were pruned, the best first: they are there for a retriever that retrieves
             too little for their slots, and none is in a tree that is verified.
         graft_ms: wall milliseconds that retrieving and merging took, for all trees proposed with it together.
+        origins: [N] who named each node; empty stands for "drafted".
     """
 
     tokens: Tensor
@@ -129,12 +142,17 @@ class DraftTree:
     scores: Tensor | None = None
     pruned: int = 0
     graft_ms: float = 0.0
+    origins: tuple[NodeOrigin, ...] = ()
 
     def __post_init__(self) -> None:
         if self.tokens.dtype != torch.int64 or self.tokens.ndim != 1:
             raise ValueError(f"tokens must be int64 [N], got {self.tokens.dtype} {tuple(self.tokens.shape)}")
         if len(self.tokens) != len(self.topology):
             raise ValueError(f"{len(self.tokens)} tokens on a topology of {len(self.topology)} nodes")
+        if not self.origins:
+            object.__setattr__(self, "origins", origins_of("drafted", len(self.topology)))
+        elif len(self.origins) != len(self.topology):
+            raise ValueError(f"{len(self.origins)} origins on a topology of {len(self.topology)} nodes")
         for node, distribution in (self.draft_probs or {}).items():
             if not 0 <= node < len(self) or distribution.ndim != 1:
                 raise ValueError(
@@ -142,9 +160,12 @@ class DraftTree:
                 )
 
     @staticmethod
-    def chain(tokens: Tensor, draft_probs: Mapping[int, Tensor] | None = None) -> "DraftTree":
-        """A chain draft; tokens[0] is the pending token."""
-        return DraftTree(tokens, Topology.chain(len(tokens)), draft_probs)
+    def chain(
+        tokens: Tensor, draft_probs: Mapping[int, Tensor] | None = None, origin: NodeOrigin = "drafted"
+    ) -> "DraftTree":
+        """A chain draft of one source; tokens[0] is the pending token."""
+        count = len(tokens)
+        return DraftTree(tokens, Topology.chain(count), draft_probs, origins=origins_of(origin, count))
 
     def __len__(self) -> int:
         return len(self.topology)
@@ -173,6 +194,7 @@ class DraftTree:
             draft_probs=distributions or None,
             retrieved=sum(node >= self.drafted for node in kept),
             scores=None if self.scores is None else self.scores[[node for node in kept if node < len(self.scores)]],
+            origins=tuple(self.origins[node] for node in kept),
         )
 
     @property

@@ -32,7 +32,7 @@ import torch
 
 from outpace.core.bases import BaseProposer
 from outpace.core.protocols import DraftRequest, Needs, Observation
-from outpace.core.tree import DraftTree, Topology
+from outpace.core.tree import DraftTree, Topology, origins_of
 from outpace.retrieval.jacobi import JacobiWindow, NGramPool, Sizes
 
 
@@ -154,4 +154,5 @@ class _Branches:
         return node
 
     def tree(self) -> DraftTree:
-        return DraftTree(torch.tensor(self._tokens), Topology.of(self._parents))
+        origins = origins_of("retrieved", len(self._tokens))
+        return DraftTree(torch.tensor(self._tokens), Topology.of(self._parents), origins=origins)
