@@ -6,9 +6,10 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from outpace.core.origins import NodeOrigin, origins_of
 from outpace.core.prices import Prices
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
-from outpace.core.tree import NodeOrigin, Topology, origins_of
+from outpace.core.tree import Topology
 
 UNKNOWN = -1
 """Instead of a retrieved token: nothing is known there."""

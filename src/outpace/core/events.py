@@ -1,12 +1,9 @@
 """What the engine reports: events while it runs, counters and a result at the end."""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from outpace.core.tree import NodeOrigin
-
-Origin = NodeOrigin | Literal["bonus"]
-"""Who named an emitted token: who named its node, or, "bonus", nobody but the target itself."""
+from outpace.core.origins import NodeOrigin, Origin
 
 
 @dataclass(frozen=True)

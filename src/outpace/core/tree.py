@@ -3,18 +3,14 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from outpace.core.origins import NodeOrigin, origins_of
+
 MAX_TREE_NODES = 512
 """Of one request, the pending token included."""
-NodeOrigin = Literal["pending", "drafted", "retrieved", "matched", "forced"]
-"""Who named a node: nobody, it is the pending token; a draft model or head; what the target ranked high before, in a
-matrix or a pool of n-grams; what followed the same words before; a grammar."""
-ORIGINS: tuple[NodeOrigin, ...] = ("pending", "drafted", "retrieved", "matched", "forced")
-"""By number, as the compiled kernels write them (growth.h)."""
 
 
 class Topology:
@@ -106,12 +102,6 @@ class Topology:
 @lru_cache(maxsize=1024)
 def _cached_topology(parents: tuple[int, ...]) -> Topology:
     return Topology(parents)
-
-
-@lru_cache(maxsize=4096)
-def origins_of(origin: NodeOrigin, nodes: int) -> tuple[NodeOrigin, ...]:
-    """[N] origins of a tree that one source named, the pending token included."""
-    return ("pending", *(origin,) * (nodes - 1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from time import perf_counter
 
 from outpace.core.events import RequestMetrics, RoundTrace, StepEvent, TokenLogprob
-from outpace.core.tree import NodeOrigin
+from outpace.core.origins import NodeOrigin
 from outpace.engine.kept import KeptSlot
 from outpace.engine.session import Session
 from outpace.engine.stopping import Stop

@@ -31,8 +31,9 @@ from dataclasses import dataclass, field
 import torch
 
 from outpace.core.bases import BaseProposer
+from outpace.core.origins import origins_of
 from outpace.core.protocols import DraftRequest, Needs, Observation
-from outpace.core.tree import DraftTree, Topology, origins_of
+from outpace.core.tree import DraftTree, Topology
 from outpace.retrieval.jacobi import JacobiWindow, NGramPool, Sizes
 
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from outpace.core.bases import Stateless
 from outpace.core.drafting import UNKNOWN, Retrieved, Retriever
+from outpace.core.origins import origins_of
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
-from outpace.core.tree import Topology, origins_of
+from outpace.core.tree import Topology
 from outpace.retrieval.suffix import TextMatch
 
 

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 
 from outpace.core.drafting import UNKNOWN, Retrieved
+from outpace.core.origins import NodeOrigin
 from outpace.core.protocols import DraftRequest
-from outpace.core.tree import DraftTree, NodeOrigin, Topology
+from outpace.core.tree import DraftTree, Topology
 
 RETRIEVED = -1
 

@@ -8,8 +8,9 @@ from torch import Tensor
 
 from outpace.core.bases import BaseProposer
 from outpace.core.drafting import Frontier, LevelSource, StaticShape
+from outpace.core.origins import NodeOrigin, origins_of
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
-from outpace.core.tree import DraftTree, NodeOrigin, Topology, origins_of
+from outpace.core.tree import DraftTree, Topology
 
 
 class EmptyDraft(BaseProposer):

@@ -16,7 +16,7 @@ from copy import deepcopy
 from functools import lru_cache
 from importlib.resources import files
 
-from outpace.core.tree import NodeOrigin
+from outpace.core.origins import NodeOrigin
 from outpace.models import kernel_structs as structs
 from outpace.models.compiled import loaded_kernels
 from outpace.retrieval.transition_matrix import SUCCESSORS

@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from outpace.core.origins import NodeOrigin
 from outpace.core.prices import Prices
 from outpace.core.protocols import Stream
-from outpace.core.tree import DraftTree, NodeOrigin, Topology
+from outpace.core.tree import DraftTree, Topology
 from outpace.retrieval.transition_matrix import TransitionMatrix
 from outpace.union.acceptance import AcceptanceModel
 from outpace.union.named import Named

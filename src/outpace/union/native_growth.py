@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from outpace.core.origins import ORIGINS
 from outpace.core.prices import Prices
-from outpace.core.tree import ORIGINS, DraftTree
+from outpace.core.tree import DraftTree
 from outpace.models import kernel_structs as structs
 from outpace.models.compiled import loaded_kernels
 from outpace.retrieval.pair_rows import FACTOR, PLACE_BITS

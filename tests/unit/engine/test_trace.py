@@ -7,9 +7,10 @@ import torch
 
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import RequestMetrics, StepEvent
+from outpace.core.origins import NodeOrigin
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.core.tree import DraftTree, NodeOrigin, Topology
+from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.retrieval.matrix_retriever import MatrixRetriever
