@@ -140,13 +140,16 @@ class Engine:
         """Close a kept slot that will not be resumed. Does nothing to one that is closed or in use again."""
         self._roster.release(kept)
 
-    def step(self) -> None:
+    def step(self, only: Sequence[Session] | None = None) -> None:
         """Admit what fits, write one prompt chunk per new request, run one round for the others.
 
         What a request gained is filed in its session's `events`, so that callers sharing the engine never take each
         other's. Where another thread is making a step, that is waited for instead.
+
+        Args:
+            only: the requests to advance, to find out which one is at fault; None for all.
         """
-        self._turns.take(lambda: self._advance(lambda: False, None))
+        self._turns.take(lambda: self._advance(lambda: False, None, only))
 
     def run_until(self, is_done: Callable[[], bool], own: Sequence[Session]) -> None:
         """Make steps, or wait for those of other threads, until something is so.
@@ -215,14 +218,16 @@ class Engine:
             )
         return prompt
 
-    def _advance(self, is_done: Callable[[], bool], own: Sequence[Session] | None) -> None:
-        """One step of all requests, unless something is so already."""
+    def _advance(
+        self, is_done: Callable[[], bool], own: Sequence[Session] | None, only: Sequence[Session] | None = None
+    ) -> None:
+        """One step of all requests, or of some, unless something is so already."""
         self._steps.settle()
         if cancelled := [session for session in self._roster.running() if session.is_cancelled]:
             self._steps.end(cancelled)
         if is_done():
             return
-        everybody = self._roster.running()
+        everybody = [session for session in self._roster.running() if only is None or session in only]
         try:
             self._steps.make(everybody)
         except Exception:
