@@ -24,6 +24,7 @@ from outpace.models.exactness import probe
 from outpace.models.load import load_target
 from outpace.models.target import TransformersTarget
 from outpace.models.text import TextCodec
+from outpace.models.token_bytes import grammar_tokenizer
 
 
 class Model:
@@ -54,7 +55,12 @@ class Model:
         choice = choose(name, target, codec, method, drafter, profile)
         self.method, self.drafters, self.drafter = choice.method, choice.drafters, choice.drafter
         self.method_name, self.method_from = name_of(self.method), choice.origin
-        self.engine = Engine(target, codec.new_detokenizer, costs=PassCosts(costs_file(target)))
+        self.engine = Engine(
+            target,
+            codec.new_detokenizer,
+            costs=PassCosts(costs_file(target)),
+            grammar_tokenizer=lambda: grammar_tokenizer(codec, target.vocab_size, target.eos_token_ids),
+        )
         self.exactness = probe(target)
         self._budget = checked_budget(budget)
         self._proposers: dict[str | MethodSpec, Proposer] = {}
@@ -222,6 +228,7 @@ class Model:
                 tokens=tokens,
                 prompt_length=prompt_length,
                 slot=slot,
+                constraint=self.engine.constraint(params),
             )
 
         return self.engine.between_steps(compare)

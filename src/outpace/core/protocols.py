@@ -27,11 +27,13 @@ class Needs:
             LM head reads, after that norm.
         prices: nodes that a tree may have at most where rounds have prices of time (`DraftRequest.prices`); 0 asks for
             none.
+        whole_trees: it learns from nodes that can never be accepted: none is cut for a grammar.
     """
 
     top_k: int = 0
     taps: tuple[int, ...] = ()
     prices: int = 0
+    whole_trees: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -149,6 +151,23 @@ class Verdict:
         return len(self.path) - 1
 
 
+class Constraint(Protocol):
+    """What one request may say: its grammar, at any place of any path. It follows whatever ids it is asked about, so
+    that it is right after any exception, and it fails for its request alone: then it allows nothing more.
+
+    Attributes:
+        error: why it failed; None if it did not.
+    """
+
+    error: str | None
+
+    def allows(self, said: Sequence[int], token: int) -> bool:
+        """Whether a token may follow generated ids. Cheaper than `mask`."""
+
+    def mask(self, said: Sequence[int], vocab_size: int) -> Tensor | None:
+        """[V] bool, on the host, the tokens that may follow generated ids; None behind an EOS id, where all may."""
+
+
 @dataclass(frozen=True)
 class Stream:
     """What the choice of a request's next tokens depends on beside the logits.
@@ -160,6 +179,7 @@ class Stream:
         prompt_length: how many of `ids` are the prompt.
         eos_token_ids: the request's EOS ids, its own or the model's, also when it ignores them: they end it unless
             `params.ignore_eos`, and cannot be chosen before `params.min_new_tokens`.
+        constraint: what may be said; None for anything.
     """
 
     params: SamplingParams
@@ -168,6 +188,12 @@ class Stream:
     ids: Sequence[int]
     prompt_length: int = 0
     eos_token_ids: tuple[int, ...] = ()
+    constraint: Constraint | None = None
+
+    @property
+    def generated(self) -> Sequence[int]:
+        """The ids that are no prompt."""
+        return self.ids[self.prompt_length :]
 
     @property
     def ending_ids(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from itertools import count
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample
@@ -19,6 +19,7 @@ from outpace.engine.session import Session
 from outpace.engine.steps import Steps
 from outpace.engine.stopping import Stop, StopChecker
 from outpace.engine.turns import Turns
+from outpace.sampling.grammar import GrammarConstraint, Grammars
 
 T = TypeVar("T")
 
@@ -35,6 +36,8 @@ class Engine:
         new_detokenizer: makes a detokenizer per request; None if the engine should not produce text.
         prefill_chunk: prompt tokens written per request and step; a long prompt does not hold up the others.
         costs: of passes, for methods that follow prices; None prices nothing, and they do without.
+        grammar_tokenizer: makes the model's tokenizer as grammars need it (llguidance's `LLTokenizer`), when the first
+            one comes; None refuses them.
     """
 
     def __init__(
@@ -43,8 +46,10 @@ class Engine:
         new_detokenizer: Callable[[], Detokenizer] | None = None,
         prefill_chunk: int = 256,
         costs: PassCosts | None = None,
+        grammar_tokenizer: Callable[[], Any] | None = None,
     ) -> None:
         self.target = target
+        self._grammars = None if grammar_tokenizer is None else Grammars(grammar_tokenizer)
         self._new_detokenizer = new_detokenizer
         self._request_ids = count()
         self._roster = Roster(target.max_slots)
@@ -85,7 +90,8 @@ class Engine:
 
         Raises:
             InvalidRequest: the prompt is empty, has ids outside the vocabulary, or leaves no room for a token; an
-                option names such ids, or needs a tokenizer; several samples of a conversation. `resume` stays as it
+                option names such ids, or needs a tokenizer; several samples of a conversation; a grammar that cannot
+                be compiled or satisfied. `resume` stays as it
                 was.
         """
         prompt = self._checked_prompt(prompt_ids, params)
@@ -122,6 +128,7 @@ class Engine:
                 budget=budget,
                 new_stopper=new_stopper,
                 eos_token_ids=tuple(eos),
+                constraint=self.constraint(params),
                 is_priced=is_priced,
             )
             session.metrics.prompt_tokens = len(prompt)
@@ -135,6 +142,19 @@ class Engine:
             sessions.append(session)
         self._roster.add(sessions)
         return sessions
+
+    def constraint(self, params: SamplingParams) -> GrammarConstraint | None:
+        """What a request with such parameters may say; None for anything.
+
+        Raises:
+            InvalidRequest: as for `add`.
+        """
+        if params.grammar is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequest(f"grammar={params.grammar}: grammars need a tokenizer; leave it out")
+        eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
+        return self._grammars.constraint(params.grammar, eos)
 
     def release(self, kept: KeptSlot) -> None:
         """Close a kept slot that will not be resumed. Does nothing to one that is closed or in use again."""

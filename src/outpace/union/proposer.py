@@ -14,7 +14,7 @@ from torch import device
 
 from outpace.core.prices import Prices, shared
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
-from outpace.core.tree import DraftTree
+from outpace.core.tree import NEW_NODE, DraftTree
 from outpace.models.compiled import loaded_kernels
 from outpace.retrieval.suffix import TextMatch
 from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
@@ -261,9 +261,13 @@ class Union:
         self.matrix.observe([state.matrix for state in states], observations)
         lessons = []
         for state, observation in zip(states, observations, strict=True):
-            path, next_token = observation.verdict.path, observation.verdict.next_token
-            said = [*observation.tree.tokens[list(path[1:])].tolist(), next_token]
-            lessons.append(state.acceptance.lesson(state.named, path, said))
+            tree, path, next_token = observation.tree, observation.verdict.path, observation.verdict.next_token
+            said = [*tree.tokens[list(path[1:])].tolist(), next_token]
+            numbers = tree.numbers or range(len(tree))
+            own = [
+                numbers[node] for node in path if numbers[node] != NEW_NODE
+            ]  # no node of a path stands below a new one
+            lessons.append(state.acceptance.lesson(state.named, own, said[: len(own)]))
         learn_together([lesson for lesson in lessons if lesson is not None])
 
     def reset(self) -> None:
