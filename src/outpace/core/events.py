@@ -51,7 +51,8 @@ class RequestMetrics:
 
     Attributes:
         prompt_tokens, new_tokens: counts; new_tokens includes an EOS id.
-        reused_tokens: prompt tokens whose KV was there already, from the turn before.
+        reused_tokens: prompt tokens whose KV was there already, from the turn before or from another
+            request that begins with them.
         steps: target passes after prefill.
         plain_steps: those whose tree had no drafts, because there were none or none was worth its time.
         drafted: drafted nodes verified (the pending token is not a draft).

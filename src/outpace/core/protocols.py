@@ -125,6 +125,9 @@ class Target(Protocol):
     def rewind_slot(self, slot: int, length: int) -> None:
         """Forget what a slot holds behind its first `length` committed tokens."""
 
+    def copy_slot(self, source: int, goal: int, length: int) -> None:
+        """Let a slot hold the first `length` committed tokens of another, or of itself, and nothing else."""
+
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]: ...
 
     def forward(
@@ -261,6 +264,12 @@ class Proposer(Protocol):
     cut a step short. It may have come between any two lines of `prefill`, `propose`, `observe` or `rewind` itself, and
     afterwards the state must be sound, though it may know less. What was learned across requests may stay.
 
+    `fork` is `open` for a request that begins with `length` ids which are not shown to it: their keys and values were
+    taken over from another request. `state` is that one's, which may have ended and been closed since, or have gone on
+    elsewhere; it is only read, unless its slot is this one and it is used up. None stands for a request of another
+    proposer. `can_fork` says whether it can be done: from a state of its own, or from None. No request that was opened
+    `alone` forks or is forked from.
+
     The trees of a request that was opened `alone` depend on nothing but its own ids and parameters: not on what others
     said before or say beside it. So it is where rejection decides, for there the tree has a say in what is said.
 
@@ -273,6 +282,10 @@ class Proposer(Protocol):
     budget: int
 
     def open(self, slot: int, alone: bool = False) -> Any: ...
+
+    def can_fork(self, own: bool) -> bool: ...
+
+    def fork(self, state: Any, slot: int, length: int) -> Any: ...
 
     def close(self, state: Any) -> None: ...
 

@@ -66,6 +66,21 @@ class Engine:
         """Slots in which there is neither a request nor a conversation between two turns."""
         return self.target.max_slots - len(self._roster.taken())
 
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a common beginning of prompts is computed once (`Admission`). Set to False, as to measure, every
+        prompt is written whole; kept slots are resumed all the same."""
+        return self._roster.shares
+
+    @shares_prefixes.setter
+    def shares_prefixes(self, shares: bool) -> None:
+        self._roster.shares = shares
+        self._roster.forget()
+
+    def forget_prefixes(self) -> None:
+        """Forget what requests that have ended left in their slots."""
+        self._roster.forget()
+
     def add(
         self,
         prompt_ids: Sequence[int],

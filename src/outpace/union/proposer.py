@@ -120,6 +120,15 @@ class Union:
         text = self._new_text() if self._plan.uses_text else None
         return UnionState(self.base.open(slot, alone), self.matrix.open(slot, alone), text, greedy, sampled, greedy)
 
+    def can_fork(self, own: bool) -> bool:
+        return self.base.can_fork(own) and self.matrix.can_fork(own)
+
+    def fork(self, state: UnionState, slot: int, length: int) -> UnionState:
+        of_base = self.base.fork(state.of_base, slot, length)
+        matrix = self.matrix.fork(state.matrix, slot, length)
+        text = self._new_text() if self._plan.uses_text else None
+        return UnionState(of_base, matrix, text, self.greedy, self.sampled, self.greedy)
+
     def close(self, state: UnionState) -> None:
         self.base.close(state.of_base)
 
