@@ -44,6 +44,7 @@ class Gain:
         tokens: list[int],
         scores: Sequence[TokenLogprob],
         retrieved: int = 0,
+        forced: int = 0,
         origins: Sequence[NodeOrigin] = (),
     ) -> None:
         """Take in the tokens of a round, as far as the answer goes.
@@ -51,7 +52,8 @@ class Gain:
         Args:
             tokens: accepted drafts and the target's own token.
             scores: log-probabilities of them, none unless the request asked for them.
-            retrieved: how many of the drafts were retrieved, the last ones.
+            retrieved: how many of the drafts were retrieved, those behind the drafted ones.
+            forced: how many of the drafts a grammar forced, the last ones.
             origins: who named each of the drafts.
         """
         metrics = self.metrics
@@ -61,7 +63,9 @@ class Gain:
         accepted = min(kept, len(tokens) - 1)
         metrics.new_tokens += kept
         metrics.accepted += accepted
-        metrics.accepted_retrieved += max(accepted - (len(tokens) - 1 - retrieved), 0)
+        own = len(tokens) - 1 - retrieved - forced
+        metrics.accepted_retrieved += min(max(accepted - own, 0), retrieved)
+        metrics.accepted_forced += max(accepted - own - retrieved, 0)
         if accepted:
             counts = Counter(metrics.accepted_by_origin)  # a new one: the step may be taken back
             counts.update(origins[:accepted])

@@ -89,7 +89,7 @@ class Growth:
         self.gain = sum(self.gains)
 
     def tree(self, device: torch.device, graft_ms: float = 0.0) -> tuple[DraftTree, Sequence[Named]]:
-        """The tree, what was retrieved last, and what was named below each of its nodes.
+        """The tree, what was retrieved last, with how likely its nodes are, and what was named below each of them.
 
         Args:
             device: where its tokens live.
@@ -100,12 +100,15 @@ class Growth:
         parents = [-1, *(place[self.parents[node]] for node in order[1:])]
         tokens = torch.tensor([self.tokens[node] for node in order], device=device)
         retrieved = sum(node == NOWHERE for node in self.drafted)
+        likely = (1.0, *self.gains)
+        scores = torch.tensor([likely[node] for node in order], dtype=torch.float64).log()
         tree = DraftTree(
             tokens,
             Topology.of(parents),
             None,
             self.passes,
             retrieved,
+            scores,
             graft_ms=graft_ms,
             origins=tuple([self.origins[node] for node in order]),
         )
