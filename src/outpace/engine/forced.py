@@ -25,13 +25,12 @@ class _Chains:
     """Forced nodes that could join a tree.
 
     Attributes:
-        tokens, parents, odds, depths: of each; parents are nodes of the tree, then these in their order.
+        tokens, parents, odds: of each; parents are nodes of the tree, then these in their order.
     """
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     odds: list[float] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
 
 
 def under_grammars(
@@ -108,29 +107,40 @@ def _beside(
     """The shares, now that it is known what is forced: what is drafted beside that is unlikely."""
     known = list(shares)
     for node, text in below.items():
-        for child in tree.topology.children[node]:
-            is_same = tokens[child] == text[0]
-            known[child] = max(known[child], FORCED) if is_same else min(known[child], 1 - FORCED)
+        for token in text:
+            same = _child(tree, tokens, node, token)
+            for child in tree.topology.children[node]:
+                known[child] = max(known[child], FORCED) if child == same else min(known[child], 1 - FORCED)
+            if same is None or same in below:
+                break
+            node = same
     return known
 
 
 def _chains(
     tree: DraftTree, tokens: Sequence[int], below: Mapping[int, tuple[int, ...]], odds: Sequence[float], room: int
 ) -> _Chains:
-    """What is forced below nodes, but for what is drafted there: that has its own nodes below it."""
+    """What is forced below nodes and is not drafted there."""
     chains, topology, drawn = _Chains(), tree.topology, tree.draft_probs or {}
     for node, text in sorted(below.items()):
-        if node in drawn or any(tokens[child] == text[0] for child in topology.children[node]):
+        left = list(text)
+        while left and (same := _child(tree, tokens, node, left[0])) is not None:
+            node, left = same, [] if same in below else left[1:]
+        if node in drawn:
             continue
         parent, share, depth = node, odds[node], topology.depths[node]
-        for token in text[: room - depth]:
+        for token in left[: room - depth]:
             share, depth = share * FORCED, depth + 1
             chains.tokens.append(token)
             chains.parents.append(parent)
             chains.odds.append(share)
-            chains.depths.append(depth)
             parent = len(tree) + len(chains.tokens) - 1
     return chains
+
+
+def _child(tree: DraftTree, tokens: Sequence[int], node: int, token: int) -> int | None:
+    """The node below a node that holds a token."""
+    return next((child for child in tree.topology.children[node] if tokens[child] == token), None)
 
 
 def _chosen(

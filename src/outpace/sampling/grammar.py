@@ -149,6 +149,11 @@ class GrammarConstraint:
         self._seconds += perf_counter() - started
         return allowed, forced
 
+    def forced_text(self, said: Sequence[int]) -> bytes:
+        """What must follow generated ids, whatever the model: often not a whole number of tokens."""
+        matcher = self._follow(said)
+        return b"" if matcher is None else bytes(matcher.compute_ff_bytes())
+
     def take_ms(self) -> float:
         """Milliseconds that were spent since the last call."""
         spent, self._seconds = self._seconds, 0.0
