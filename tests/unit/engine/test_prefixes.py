@@ -103,7 +103,7 @@ def test_a_shared_beginning_changes_neither_tokens_nor_trees(method: str, option
             trees.append([tree.tokens.tolist() for tree in shown])
             return forward(slots, shown, taps)
 
-        world.target.forward = recorded  # type: ignore[method-assign]
+        world.target.forward = recorded  # type: ignore[method-assign, assignment]
         proposer, sessions = world.proposer(method), list[Session]()
         for prompt in prompts:
             sessions += decode(world.engine, [prompt], [params], [proposer])
@@ -153,7 +153,7 @@ def test_methods_share_what_they_can() -> None:
     """Guards against a state handed to a method that did not make it, and against keys and values that a method could
     use and does not."""
     engine, recycle = mindful(), named("recycle:budget=8", VOCAB)
-    reused = []
+    reused = list[int]()
     for proposer in (recycle, named("lookup", VOCAB), EmptyDraft(), named("outpace:draft=none", VOCAB), recycle):
         session = ask(engine, [*SYSTEM, len(reused), 1], proposer)
         run_all(engine, [session])
