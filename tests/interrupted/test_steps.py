@@ -80,6 +80,15 @@ def test_every_method_is_interrupted() -> None:
     assert {method for methods in TOGETHER for method in methods} == set(METHODS)
 
 
+def test_beginnings_are_shared_when_exceptions_come() -> None:
+    """Guards against requests that have nothing to share with each other while they are interrupted."""
+    for methods in TOGETHER:
+        play = Play(methods, Injector(), leaks)
+        assert play.run() == Outcome()
+        shared = [one for _, one, _, _ in play.sessions if one.metrics.reused_tokens and one.resume is None]
+        assert len(shared) >= 2, methods
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("trials", [6, pytest.param(300, marks=pytest.mark.slow)])
 def test_doors_can_be_used_on_after_an_exception(trials: int, tmp_path: Path) -> None:
