@@ -173,6 +173,11 @@ class SamplingParams:
         return self.verification == "rejection" and not self.is_greedy
 
     @property
+    def is_tempered(self) -> bool:
+        """Whether it is sampled, and nothing but the temperature changes the distribution."""
+        return not (self.is_greedy or self.has_processors or self.top_k or self.top_p < 1 or self.min_p)
+
+    @property
     def has_processors(self) -> bool:
         """Whether options other than temperature and truncation change the distribution, most of them along the
         history."""

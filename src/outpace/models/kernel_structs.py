@@ -83,11 +83,20 @@ class CausalHead(ctypes.Structure):
     ]
 
 
+class Awaited(ctypes.Structure):
+    """Draws whose noise rows of draft logits await (keyed.h)."""
+
+    _fields_ = [*((name, c_void_p) for name in ("keys", "ids", "draw_of", "temperatures")), ("draws", c_int32)]
+    kept: object = None
+    """What the addresses point to."""
+
+
 class Correction(ctypes.Structure):
     """Rows of a causal head that read a token more (drafting.h)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("embeddings", "before", "outputs", "base", "after", "logits", "best", "ids")),
+        ("awaited", POINTER(Awaited)),
         *((name, c_int32) for name in ("rows", "wanted")),
     ]
 

@@ -144,9 +144,8 @@ class BatchDraw:
         return [self._best[index][node] if index in self._best else found[index, node] for index, node in queries]
 
     def _is_fast(self, index: int) -> bool:
-        params = self._streams[index].params
-        asks_more = params.is_greedy or params.has_processors or params.top_k or params.top_p < 1 or params.min_p
-        return self._fast is not None and not asks_more and self._fast.serves(self._outputs[index])
+        is_tempered = self._streams[index].params.is_tempered
+        return self._fast is not None and is_tempered and self._fast.serves(self._outputs[index])
 
     def _drawn_fast(self, visited: Sequence[tuple[int, int]]) -> list[int]:
         assert self._fast is not None

@@ -117,17 +117,30 @@ def _noise_of(
         ids: [C] of the columns of all rows, or [F, C], the same in all rows of one stream at one depth.
         purpose: of the noise.
     """
-    draws = [(id(stream), depth) for stream, depth in zip(streams, depths, strict=True)]
-    first: dict[tuple[int, int], int] = {}  # row of each draw
-    for row, draw in enumerate(draws):
+    rows, keys, draws = awaited_draws(streams, depths, purpose)
+    noise = gumbel(keys, ids if ids.ndim == 1 else ids[rows])  # [D, C]
+    return noise if len(rows) == 1 else noise[draws]
+
+
+def awaited_draws(
+    streams: Sequence[Stream], depths: Sequence[int], purpose: Purpose = Purpose.TARGET
+) -> tuple[list[int], list[tuple[int, int]], list[int]]:
+    """The different draws that rows await: the first row of each, the keys of their noise, and which each row awaits.
+
+    Args:
+        streams, depths: as for `keyed_scores`.
+        purpose: of the noise.
+    """
+    awaited = [(id(stream), depth) for stream, depth in zip(streams, depths, strict=True)]
+    first: dict[tuple[int, int], int] = {}
+    for row, draw in enumerate(awaited):
         first.setdefault(draw, row)
     keys = [
         noise_key(streams[row].seed, streams[row].sample_index, streams[row].first_position + depths[row], purpose)
         for row in first.values()
     ]
-    noise = gumbel(keys, ids if ids.ndim == 1 else ids[list(first.values())])  # [D, C]
     place = {draw: number for number, draw in enumerate(first)}
-    return noise if len(place) == 1 else noise[[place[draw] for draw in draws]]
+    return list(first.values()), keys, [place[draw] for draw in awaited]
 
 
 def best_scores(

@@ -13,7 +13,7 @@ from outpace.models.net_slots import NetSlots, Rows, Sight
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.sampling.scores import Best, Pool
-from outpace.sources.best import best_ids, counts_logits_alone
+from outpace.sources.best import awaited_by, best_ids, counts_scores_alone
 from outpace.sources.block_state import BlockState
 from outpace.sources.native_head import HeadRows, HeadStep, NativeHead, Picked, native_head
 from outpace.sources.native_nets import native_block
@@ -127,8 +127,10 @@ class BlockSource(BaseSource):
             self._extend_paths(state, above[-1], frontier.tokens[nodes.start : nodes.stop])
         members = [states[owner] for owner in groups]
         streams = [state.asked.stream for state in members]
-        if self._causal is not None and counts_logits_alone(streams, frontier.wants_entropy):
-            if self.chains is not None and width == 1 and (is_first or all(state.rolled for state in members)):
+        if self._causal is not None and counts_scores_alone(streams, self._noise, frontier.wants_entropy):
+            is_keyed = self._noise and not all(stream.params.is_greedy for stream in streams)
+            is_rolled = is_first or all(state.rolled for state in members)
+            if self.chains is not None and width == 1 and is_rolled and not is_keyed:
                 return self.chains.level(members, frontier.tokens, is_first)
             step = self._step(members, above, frontier.tokens, width)
             assert step.columns is not None, "the best were asked for"
@@ -237,11 +239,16 @@ class BlockSource(BaseSource):
         def here(matrices: Sequence[Tensor]) -> Picked:
             return [(rows, [at] * size) for rows, size in zip(matrices, sizes, strict=True)]
 
+        awaited = None
+        if best is not None:
+            streams = [state.asked.stream for state, size in zip(states, sizes, strict=True) for _ in range(size)]
+            awaited = awaited_by(streams, [at] * len(streams), self._noise, self._head.ids)
         rows = HeadRows(
             self._embed(tokens),
             [(state.causal, parents if at else [0]) for state, parents in zip(states, above, strict=True)],
             here([state.hidden for state in states]) if is_corrected else None,
             here([state.base for state in states]),
+            awaited,
         )
         step = self._causal.correct(rows, best)
         for state, own in zip(states, step.states.split(sizes), strict=True):

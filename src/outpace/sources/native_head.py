@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from outpace.models import kernel_structs as structs
 from outpace.models.compiled import loaded_kernels, threads
 from outpace.models.kernel_linear import KernelLinear
+from outpace.models.largest import Awaited
 from outpace.models.native_layers import UnknownLayout, matrix_of
 from outpace.models.prepare import frozen_layers
 from outpace.nets.domino import DominoHead
@@ -27,12 +28,14 @@ class HeadRows:
         before: F rows of states [.., G] before them.
         outputs: F rows of block outputs [.., H] that predict what comes next; None where base logits stay.
         base: F rows of base logits [.., K].
+        awaited: draws whose noise decides which ids are best; None where logits do.
     """
 
     embeddings: Tensor
     before: Picked
     outputs: Picked | None
     base: Picked
+    awaited: Awaited | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +106,11 @@ class NativeHead:
         before, base = _places(rows.before), _places(rows.base)
         outputs = None if rows.outputs is None else _places(rows.outputs)
         results = (None if tensor is None else tensor.data_ptr() for tensor in (logits, log_probs, columns))
+        awaited = None if rows.awaited is None else rows.awaited.structure()
         one = structs.Correction(
             *(embeddings.data_ptr(), *(None if each is None else ctypes.addressof(each) for each in (before, outputs))),
-            *(ctypes.addressof(base), after.data_ptr(), *results, count, 0 if log_probs is None else wanted),
+            *(ctypes.addressof(base), after.data_ptr(), *results),
+            *(None if awaited is None else ctypes.pointer(awaited), count, 0 if log_probs is None else wanted),
         )
         kernels.outpace_correct(ctypes.byref(self._head), ctypes.byref(one), threads())
         return HeadStep(after, logits, log_probs, columns)

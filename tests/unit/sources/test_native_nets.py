@@ -1,5 +1,6 @@
 """Drafter nets by the compiled kernels draft what their own modules do."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,13 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
+from outpace.models.largest import Awaited
 from outpace.models.linear import SIBLINGS, pack_linears
 from outpace.models.net_slots import NetSlots, Rows, Sight
 from outpace.models.prepare import frozen_layers
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.sampling.noise import gumbel, noise_key
 from outpace.shaping.growing import GrowingProposer
 from outpace.sources.native_head import HeadRows, NativeHead
 from outpace.sources.native_nets import NativeBlock, NativeFusion, native_block
@@ -114,7 +117,7 @@ def _committing(passes: Sequence[Any], slots: NetSlots) -> Any:
 @pytest.mark.parametrize("is_corrected", [False, True])
 def test_head(is_corrected: bool) -> None:
     """Guards against gates in another order, a correction where base logits are to stay, parents' states mixed up, and
-    best ids that are not those of the logits."""
+    best ids that are not those of the logits, and noise of another row's draw or where there is none."""
     net = source_of("domino", tiny_target(tiny_config("llama"))).net
     head, ids = net.head, torch.arange(5, 60)
     states, hidden, base = drawn(3, 12, seed=1), drawn(4, 48, seed=2), drawn(2, 55, seed=3)
@@ -138,6 +141,16 @@ def test_head(is_corrected: bool) -> None:
     torch.testing.assert_close(best.log_probs, top.values, atol=1e-5, rtol=1e-5)
     assert torch.equal(best.columns, top.indices)  # type: ignore[arg-type]
     assert torch.equal(best.states, whole.states)
+    keys, warmth = [noise_key(1, 0, 9), noise_key(2, 0, 9)], [0.7, 0.7, 0.0, 1.0, 1.0]
+    awaited = Awaited(keys, [ids, ids], [0, 0, -1, 1, 1], warmth)
+    with torch.inference_mode():
+        heard = native.correct(dataclasses.replace(rows, awaited=awaited), 4)
+    noise, cold = gumbel(keys, ids)[[0, 0, 0, 1, 1]], torch.tensor(warmth)[:, None] == 0
+    scores = torch.where(cold, whole.logits, whole.logits / torch.tensor(warmth)[:, None].clamp(min=0.1) + noise)
+    top = torch.log_softmax(scores, dim=-1).topk(4)
+    assert heard.log_probs is not None
+    torch.testing.assert_close(heard.log_probs, top.values, atol=2e-5, rtol=1e-5)
+    assert torch.equal(heard.columns, top.indices)  # type: ignore[arg-type]
 
 
 @dataclass(eq=False)

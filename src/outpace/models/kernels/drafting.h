@@ -1,6 +1,7 @@
 // What drafters compute beside a decoder's layers: a context made of the target's features, and Domino's causal head.
 #pragma once
 #include "decoder.h"
+#include "keyed.h"
 
 // The columns of a matrix's result from `first` on, which must begin a panel.
 static inline Matrix results_from(const Matrix& m, int first) {
@@ -40,19 +41,21 @@ struct Correction {
   const float* const* outputs;  // [rows] of [hidden], of the block; null if logits stay the base ones
   const float* const* base;     // [rows] of [ids], base logits
   float* after;                 // [rows, state]
-  float* logits;                // [rows, ids]; null for none but the best
-  float* best;                  // [rows, wanted] logarithms of the best ids' probabilities; null for none
+  float* logits;                // [rows, ids]; null for the best ones
+  float* best;                  // [rows, wanted] logarithms of the best ids' probabilities; null for logits
   int64_t* ids;                 // [rows, wanted]
+  const Awaited* awaited;       // the draws whose noise decides which are best; null where logits do
   int32_t rows, wanted;
 };
 
 struct HeadWork {
   Space space;
-  std::vector<float> of_input, of_state, joined, low, logits;
+  std::vector<float> of_input, of_state, joined, low, logits, noise;
 
   void grow(const CausalHead& head, const Correction& at) {
     const int rows = at.rows;
     if (!at.logits) logits.resize(size_t(rows) * head.up.outputs);
+    if (at.awaited) noise.resize(size_t(at.awaited->draws) * head.up.outputs);
     const int joint = head.hidden + head.state;
     space.grow(rows, std::max(joint, head.rank));
     of_input.resize(size_t(rows) * 3 * head.state);
@@ -142,8 +145,10 @@ static inline void correct(Team& team, const CausalHead& head, const Correction&
     multiply(team, head.up, low, rows, true, logits, ids);
   }
   if (!at.best) return;
+  if (at.awaited) work_out_noise(team, *at.awaited, ids, work.noise.data());
   team.share(rows, [&](int row) {
     const size_t first = size_t(row) * at.wanted;
+    if (at.awaited) add_noise(*at.awaited, row, ids, work.noise.data(), logits + size_t(row) * ids);
     find_largest(logits + size_t(row) * ids, ids, at.wanted, true, at.best + first, at.ids + first);
   });
 }

@@ -94,13 +94,24 @@ void outpace_pack(const Matrix* m, const float* weight, void* panels, float* sca
   });
 }
 
-// The `wanted` largest numbers of each row; see `find_largest`.
-void outpace_top(const float* numbers, int32_t rows, int32_t width, int32_t wanted, int32_t normalised, float* values,
-                 int64_t* ids, int32_t threads) {
-  pool().run(rows > 1 ? threads : 1, [&](Team& team) {
+// The `wanted` largest numbers of each row; see `find_largest`. Where draws are awaited, by their scores.
+void outpace_top(const float* numbers, int32_t rows, int32_t width, int32_t wanted, int32_t normalised,
+                 const Awaited* awaited, float* values, int64_t* ids, int32_t threads) {
+  static thread_local std::vector<float> scores, noise;
+  std::vector<float>&own = scores, &heard = noise;
+  if (awaited) own.resize(size_t(rows) * width), heard.resize(size_t(awaited->draws) * width);
+  pool().run(rows > 1 || awaited ? threads : 1, [&](Team& team) {
+    if (awaited) work_out_noise(team, *awaited, width, heard.data());
     team.share(rows, [&](int row) {
       const size_t first = size_t(row) * wanted;
-      find_largest(numbers + size_t(row) * width, width, wanted, normalised, values + first, ids + first);
+      const float* from = numbers + size_t(row) * width;
+      if (awaited) {
+        float* to = own.data() + size_t(row) * width;
+        std::memcpy(to, from, sizeof(float) * width);
+        add_noise(*awaited, row, width, heard.data(), to);
+        from = to;
+      }
+      find_largest(from, width, wanted, normalised, values + first, ids + first);
     });
   });
 }

@@ -29,15 +29,19 @@ class TritonHead:
 
         Args:
             rows: of several requests.
-            best: how many of the best ids are wanted, none of them moved by noise; None for all logits instead.
+            best: how many of the best ids are wanted; None for all logits instead.
         """
         weights, base = self.weights, _gathered(rows.base)
         gates = nn.functional.linear(rows.embeddings.to(weights.of_input), weights.of_input)
         of_hidden = None
         if rows.outputs is not None:
             of_hidden = nn.functional.linear(_gathered(rows.outputs).to(weights.of_hidden), weights.of_hidden)
-        keys = torch.zeros(len(base), 2, dtype=torch.int32, device=base.device)
-        asked = StepRows(_gathered(rows.before), gates, of_hidden, base, keys, base.new_zeros(len(base)))
+        keys, temperatures = [(0, 0)] * len(base), [0.0] * len(base)
+        if (awaited := rows.awaited) is not None:
+            keys = [awaited.keys[draw] if draw >= 0 else (0, 0) for draw in awaited.draws]
+            temperatures = list(awaited.temperatures)
+        heard = torch.tensor(keys, dtype=torch.int32), torch.tensor(temperatures)
+        asked = StepRows(_gathered(rows.before), gates, of_hidden, base, *(each.to(base.device) for each in heard))
         if best is not None:
             found = step(weights, asked, best)
             return HeadStep(found.states, None, found.log_probs, found.columns)
