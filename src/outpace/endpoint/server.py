@@ -15,18 +15,19 @@ class Server:
 
     Attributes:
         model: the name to ask for.
-        methods: names of methods that requests may name; empty for servers of others.
+        default_method: what our server does where a request names no method; None for servers of others, which take
+            no methods.
         facts: for records: what it says of its model and version.
     """
 
     model: str
-    methods: tuple[str, ...]
+    default_method: str | None
     facts: dict[str, Any]
 
     @property
     def is_outpace(self) -> bool:
         """Whether it takes outpace's extension."""
-        return bool(self.methods)
+        return self.default_method is not None
 
 
 def find_server(endpoint: Endpoint, model: str | None = None) -> Server:
@@ -43,10 +44,9 @@ def find_server(endpoint: Endpoint, model: str | None = None) -> Server:
     models = _models(endpoint)
     if model is None and len(models) != 1:
         raise InvalidRequest(f"model: the server has {', '.join(models) or 'none'}; name one with --model")
-    said = _json(endpoint.probe("outpace/methods")).get("methods", [])
-    methods = tuple(one["name"] for one in said if isinstance(one, dict) and "name" in one)
-    facts = _json(endpoint.probe("outpace/info")) if methods else _json(endpoint.probe("version", at_root=True))
-    return Server(model or models[0], methods, facts)
+    default = _json(endpoint.probe("outpace/methods")).get("default")
+    version = endpoint.probe("outpace/info") if default else endpoint.probe("version", at_root=True)
+    return Server(model or models[0], default, _json(version))
 
 
 def _models(endpoint: Endpoint) -> list[str]:
