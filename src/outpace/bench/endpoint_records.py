@@ -53,7 +53,9 @@ def endpoint_records(
         runs, item = [wave.runs[place] for wave in waves if place in wave.runs], items[place]
         figures = prompt_figures(runs)
         is_reported = all("steps" in run.counters for run in runs)
-        hidden = UNKNOWN if is_reported else (*UNKNOWN, *ONLY_REPORTED)
+        hidden = [*UNKNOWN, *(() if is_reported else ONLY_REPORTED)]
+        counted_by = runs[0].counters["counted_by"]
+        hidden += [] if counted_by == "usage" else ["prompt_tokens"]
         figures = {name: None if name in hidden else value for name, value in figures.items()}
         said = [(run.text, run.finish_reason) for run in runs]
         different = [turn for turn, pair in enumerate(said) if answers is not None and answers[place][turn] != pair]
@@ -63,7 +65,7 @@ def endpoint_records(
             | {
                 "turn_ttft_ms": [run.counters["ttft_ms"] for run in runs],
                 "turn_tpot_ms": [_tpot_ms(run) for run in runs],
-                "counted_by": runs[0].counters["counted_by"],
+                "counted_by": counted_by,
                 "retries": sum(run.counters["retries"] for run in runs),
                 "reused_tokens": _total([run.counters["reused_tokens"] for run in runs]),
                 "by_origin": _by_origin(runs) if is_reported else None,

@@ -61,7 +61,6 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
         **_speculation([group["speculation"] for group in groups]),
         "retries": sum(record["retries"] for record in records),
         "reused_tokens": sum(reused) if reused else None,
-        "prompt_tokens": sum(record["prompt_tokens"] for record in records),
         "equal": sum(compared) / len(compared) if compared else None,
     }
 
