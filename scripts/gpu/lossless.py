@@ -61,7 +61,5 @@ def _compared(target: TransformersTarget, prompt: list[int], plain: Session, ses
         return {"equal": len(plain.generated) == len(session.generated)}
     ids = [*prompt, *plain.generated[:place]]
     tokens = plain.generated[place], session.generated[place]
-    margin = decision_margin(
-        target, ids, SamplingParams(), seed=0, sample_index=0, tokens=tokens, prompt_length=len(prompt), slot=0
-    )
+    margin = decision_margin(target, ids, SamplingParams(), tokens, len(prompt), slot=0)
     return {"equal": False, "first_divergence": place, "margin": margin.smallest}

@@ -203,11 +203,7 @@ class Model:
         return Chat(self.engine, self.codec, params, *self._drafting(method, budget), system=system)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Ids of text, chat messages or ids.
-
-        Raises:
-            InvalidRequest: it is none of these, or the template refuses it.
-        """
+        """Ids of text, chat messages or ids; InvalidRequest where it is none of these, or the template refuses it."""
         return encoded(prompt, self.codec)
 
     def margin(self, ids: Sequence[int], params: SamplingParams, tokens: tuple[int, int], prompt_length: int) -> Margin:
@@ -220,18 +216,8 @@ class Model:
         def compare(slot: int | None) -> Margin:
             if slot is None:
                 raise InvalidRequest("all slots are taken: wait for a request to end or load with more max_num_seqs")
-            seed, length = params.seed or 0, prompt_length
-            return decision_margin(
-                self.target,
-                ids,
-                params,
-                seed=seed,
-                sample_index=0,
-                tokens=tokens,
-                prompt_length=length,
-                slot=slot,
-                constraint=self.engine.constraint(params),
-            )
+            limits = self.engine.constraint(params)
+            return decision_margin(self.target, ids, params, tokens, prompt_length, slot=slot, constraint=limits)
 
         return self.engine.between_steps(compare)
 

@@ -39,8 +39,6 @@ def decision_margin(
     target: Target,
     ids: Sequence[int],
     params: SamplingParams,
-    seed: int,
-    sample_index: int,
     tokens: tuple[int, int],
     prompt_length: int,
     slot: int,
@@ -52,7 +50,7 @@ def decision_margin(
     Args:
         target: the model.
         ids: prompt and common answer.
-        params, seed, sample_index: of the request.
+        params: of the request, whose first sample it is; no seed is seed 0.
         tokens: the two choices.
         prompt_length: how many of `ids` are the prompt, which penalties treat differently.
         slot: of the target, in which no request is; what it holds is lost.
@@ -75,7 +73,7 @@ def decision_margin(
     if params.is_greedy:
         scores = process(logits[None], params, [history])[0]
     else:
-        noise = gumbel([noise_key(seed, sample_index, len(ids))], torch.arange(len(logits), device=logits.device))
+        noise = gumbel([noise_key(params.seed or 0, 0, len(ids))], torch.arange(len(logits), device=logits.device))
         scores = warp(logits[None], params, [history])[0] + noise[0]
         cutoff = min(cutoff_distance(logits, params, token, history) for token in tokens)
     best = scores.topk(2).values

@@ -184,11 +184,11 @@ def test_margins_are_taken_from_what_was_decided_on(option: str, temperature: fl
         scores = warp(raw, params, [history])[0] + gumbel([noise_key(4, 0, len(ids))], torch.arange(8))[0]
     else:
         scores = process(raw, params, [history])[0]
-    margin = decision_margin(target, ids, params, 4, 0, (1, 2), len(prompt), slot=1)
+    margin = decision_margin(target, ids, params, (1, 2), len(prompt), slot=1)
     assert margin.between == pytest.approx(abs(float(scores[1] - scores[2])))
     best = scores.topk(2).values
     assert margin.top2 == pytest.approx(float(best[0] - best[1]))
-    banned = decision_margin(target, ids, params, 4, 0, (1, 6), len(prompt), slot=1)
+    banned = decision_margin(target, ids, params, (1, 6), len(prompt), slot=1)
     assert (banned.between is None) == (option == "minimum")
-    as_prompt = decision_margin(target, ids, params, 4, 0, (1, 2), len(ids), slot=1)
+    as_prompt = decision_margin(target, ids, params, (1, 2), len(ids), slot=1)
     assert (as_prompt == margin) == (option != "penalties"), "what is prompt and what is answer matters to presence"

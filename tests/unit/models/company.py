@@ -61,6 +61,6 @@ def assert_said_as_probed(
     place = next(index for index, (left, right) in enumerate(pairs) if left != right)
     prompt = len(plain.ids) - len(plain.generated)
     tokens = plain.generated[place], other.generated[place]
-    margin = decision_margin(target, plain.ids[: prompt + place], params, params.seed or 0, 0, tokens, prompt, slot=0)
+    margin = decision_margin(target, plain.ids[: prompt + place], params, tokens, prompt, slot=0)
     assert margin.smallest <= bound_of(target), f"token {place} differs by {margin.smallest}, which is no tie"
     return False
