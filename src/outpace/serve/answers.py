@@ -67,14 +67,15 @@ class Answer:
         """The body of an answer that is streamed. An error is the last event before [DONE]."""
         try:
             for index in range(self.order.samples):
-                if (choice := self.form.opening(index)) is not None:
+                for choice in self.form.opening(index):
                     yield self._event([choice])
             async for index, news in self._news(inbox):
                 if isinstance(news, StepEvent):
-                    if (choice := self.form.piece(index, news.text, news.logprobs or ())) is not None:
+                    for choice in self.form.piece(index, news.text, news.logprobs or ()):
                         yield self._event([choice])
                 elif isinstance(news, Sample):
-                    yield self._event([self.form.closing(index, news.finish_reason)])
+                    for choice in self.form.closing(index, news.finish_reason):
+                        yield self._event([choice])
             if self.body.wants_usage or self.body.options.report:
                 wants_report = self.body.options.report
                 empty = [self._reported(self.form.empty(index)) for index in sorted(self._samples)]

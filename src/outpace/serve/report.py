@@ -17,10 +17,10 @@ def report(sample: Sample, method: str) -> dict[str, Any]:
         "accepted": metrics.accepted,
         "accepted_per_depth": metrics.accepted_per_depth,
         "by_origin": {
-            "drafted": metrics.accepted - metrics.accepted_retrieved,
+            "drafted": metrics.accepted - metrics.accepted_retrieved - metrics.accepted_forced,
             "retrieved": metrics.accepted_retrieved,
             "matched": 0,
-            "forced": 0,
+            "forced": metrics.accepted_forced,
             "bonus": metrics.new_tokens - metrics.accepted,
         },
         "plain_steps": metrics.plain_steps,
