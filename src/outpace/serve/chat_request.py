@@ -125,7 +125,7 @@ class ChatRequest(SharedFields):
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: Annotated[Any, Only(True)] = None
+    parallel_tool_calls: bool | None = True
     # accepted where they change nothing
     metadata: dict[str, str] | None = None
     store: Off = None
@@ -156,6 +156,11 @@ class ChatRequest(SharedFields):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return super().token_limit
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may call tools."""
+        return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def ranked(self) -> int | None:
