@@ -66,7 +66,9 @@ class Served:
         chunks."""
         given: dict[str, Any] = {"temperature": 0, "max_tokens": 12} | options
         with self.client() as client:
-            said: Any = client.chat.completions.create(model=NAME, messages=[{"role": "user", "content": text}], **given)
+            said: Any = client.chat.completions.create(
+                model=NAME, messages=[{"role": "user", "content": text}], **given
+            )
             return list(said) if given.get("stream") else said
 
     def post(self, body: Any = None, path: str = "/v1/chat/completions", **options: Any) -> httpx.Response:
