@@ -59,7 +59,13 @@ async def ordered(service: Service, body: SharedFields) -> Order:
 
 def _prompts(model: Model, body: SharedFields) -> list[list[int]]:
     if isinstance(body, CompletionRequest):
-        return [model.encode(prompt) for prompt in body.prompts]
+        prompts = [model.encode(prompt) for prompt in body.prompts]
+        if not all(prompts):
+            raise refused("prompt", "is empty: give at least one token")
+        largest = max(max(prompt) for prompt in prompts)
+        if largest >= model.target.vocab_size:
+            raise refused("prompt", f"token id {largest} is outside the vocabulary of {model.target.vocab_size}")
+        return prompts
     assert isinstance(body, ChatRequest)
     try:
         messages = body.rendered()
