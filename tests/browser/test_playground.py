@@ -3,9 +3,10 @@
 import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Request, Route, expect
 
 from outpace.api import Model
 from tests.browser.conftest import Visit
@@ -69,8 +70,13 @@ def test_sampled_answers_are_equal_at_once_and_over_several_turns(visit: Visitin
 def test_a_turn_before_is_sent_along(visit: Visiting) -> None:
     """Guards against questions that are asked without what was said before, and a system prompt that is not sent."""
     one = visit()
-    bodies: list[dict[str, object]] = []
-    one.page.on("request", lambda request: bodies.append(request.post_data_json) if request.method == "POST" else None)
+    bodies: list[dict[str, Any]] = []
+
+    def keep(request: Request) -> None:
+        if request.method == "POST":
+            bodies.append(json.loads(request.post_data or ""))
+
+    one.page.on("request", keep)
     one.ask("First.", max_tokens="4", system="Be kind.")
     (said, _) = one.answers()
     one.ask("Second.")
@@ -120,18 +126,18 @@ def test_it_is_used_by_keyboard_alone(visit: Visiting, server: Served) -> None:
     page = one.page
     expect(page.locator("#prompt")).to_be_focused()
     seen = []
-    page.evaluate("document.activeElement.blur()")
+    for _ in range(12):  # back to the beginning
+        page.keyboard.press("Shift+Tab")
+        if page.evaluate("document.activeElement === document.body"):
+            break
     for _ in range(14):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement === document.body"):
             break  # behind the last one
-        seen.append(
-            page.evaluate(
-                "document.activeElement.id || document.activeElement.className || document.activeElement.tagName"
-            )
-        )
+        seen.append(page.evaluate("document.activeElement.id || document.activeElement.className"))
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
-    assert [name for name in seen if name in ("skip", "theme", "prompt", "send")] == ["skip", "theme", "prompt", "send"]
+    order = [name for name in dict.fromkeys(seen) if name in ("skip", "theme", "prompt", "send")]
+    assert order == ["skip", "theme", "prompt", "send"]
     page.focus("#prompt")
     page.keyboard.type("Count to a thousand.")
     page.keyboard.press("Shift+Enter")
