@@ -52,9 +52,9 @@ BEGINNING = random_ids(34, 5)
 """Of most prompts: who comes later takes it over, or waits for it."""
 PROMPTS = [
     [*BEGINNING, *random_ids(9, 1), *random_ids(9, 1)],
-    random_ids(9, 2),
+    [*BEGINNING, *random_ids(9, 2)],
     [*BEGINNING, *random_ids(22, 3)],
-    [*BEGINNING, *random_ids(3, 4)],
+    random_ids(3, 4),
 ]
 OPTIONS: list[dict[str, Any]] = [
     {"max_new_tokens": 9, "logprobs": 2},

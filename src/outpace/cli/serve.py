@@ -41,6 +41,9 @@ def serve(
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="What requests call the model; may be given several times.")
     ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A Jinja file instead of the model's own.")
+    ] = None,
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everywhere.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
     api_key: Annotated[
@@ -70,6 +73,7 @@ def serve(
         speculative_config=speculative_config,
         exact=exact,
     )
+    template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     keys = tuple(api_key or ())
     if any(not key.strip() for key in keys):
         raise InvalidRequest("api_key='': an empty key would let everybody in; leave the option out instead")
@@ -90,6 +94,9 @@ def serve(
     )
 
     def load() -> "Model":
-        return loading.load(method, max_num_seqs)
+        loaded = loading.load(method, max_num_seqs)
+        if template is not None:
+            loaded.codec.tokenizer.chat_template = template
+        return loaded
 
     run(load, settings)

@@ -70,14 +70,15 @@ class Answer:
         """The body of an answer that is streamed. An error is the last event before [DONE]."""
         try:
             for index in range(self.order.samples):
-                if (choice := self.form.opening(index)) is not None:
+                for choice in self.form.opening(index):
                     yield self._event([choice])
             async for index, news in self._news(inbox):
                 if isinstance(news, StepEvent):
-                    if (choice := self._piece(index, news)) is not None:
+                    for choice in self._pieces(index, news):
                         yield self._event([choice])
                 elif isinstance(news, Sample):
-                    yield self._event([self.form.closing(index, news.finish_reason)])
+                    for choice in self.form.closing(index, news.finish_reason):
+                        yield self._event([choice])
             if self.body.wants_usage or self.body.options.report:
                 wants_report = self.body.options.report
                 empty = [self._reported(self.form.empty(index)) for index in sorted(self._samples)]
@@ -86,12 +87,12 @@ class Answer:
             yield _event(error.as_dict())
         yield b"data: [DONE]\n\n"
 
-    def _piece(self, index: int, event: StepEvent) -> dict[str, Any] | None:
-        choice = self.form.piece(index, event.text, event.logprobs or ())
-        if self.body.options.trace and (event.tokens or choice is not None):
-            choice = choice or self.form.empty(index)
-            choice["outpace"] = self._trace(index).told(event)
-        return choice
+    def _pieces(self, index: int, event: StepEvent) -> list[dict[str, Any]]:
+        choices = list(self.form.piece(index, event.text, event.logprobs or ()))
+        if self.body.options.trace and event.tokens:
+            choices = choices or [self.form.empty(index)]
+            choices[0]["outpace"] = self._trace(index).told(event)
+        return choices
 
     def _trace(self, index: int) -> Trace:
         if index not in self._traces:

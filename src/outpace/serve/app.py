@@ -9,7 +9,6 @@ from starlette.exceptions import HTTPException
 
 from outpace import __version__
 from outpace.methods.catalog import methods
-from outpace.models.pieces import Pieces
 from outpace.serve.answers import ClientGone, answer
 from outpace.serve.chat_request import ChatRequest
 from outpace.serve.completion_request import CompletionRequest
@@ -43,7 +42,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         body = parsed(ChatRequest, await request.body())
         order = await ordered(service, body)
         _note(request, service, body, order)
-        form = ChatForm(Pieces(service.model.codec), body.ranked is not None)
+        form = ChatForm(service.pieces, body.ranked is not None, body.may_call)
         return await answer(request, service, body, order, form)
 
     @app.post("/v1/completions", openapi_extra=takes(CompletionRequest))
@@ -52,7 +51,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         body = parsed(CompletionRequest, await request.body())
         order = await ordered(service, body)
         _note(request, service, body, order)
-        form = CompletionForm(Pieces(service.model.codec), body.ranked is not None)
+        form = CompletionForm(service.pieces, body.ranked is not None)
         return await answer(request, service, body, order, form)
 
 

@@ -19,9 +19,11 @@ class TextPart(Strict):
 
 def _joined(value: Any) -> Any:
     """Pieces of text as one, a line each, as vLLM joins them."""
-    if isinstance(value, list):
-        return "\n".join(TextPart.model_validate(part).text for part in value)
-    return value
+    if not isinstance(value, list):
+        return value
+    if any(not isinstance(part, dict) or part.get("type") != "text" for part in value):
+        raise ValueError("pieces other than text are not supported")
+    return "\n".join(TextPart.model_validate(part).text for part in value)
 
 
 Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart])]
@@ -125,7 +127,7 @@ class ChatRequest(SharedFields):
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: Annotated[Any, Only(True)] = None
+    parallel_tool_calls: bool | None = True
     # accepted where they change nothing
     metadata: dict[str, str] | None = None
     store: Off = None
@@ -156,6 +158,11 @@ class ChatRequest(SharedFields):
         if self.max_completion_tokens is not None:
             return "max_completion_tokens", self.max_completion_tokens
         return super().token_limit
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may call tools."""
+        return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def ranked(self) -> int | None:

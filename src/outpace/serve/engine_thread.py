@@ -13,6 +13,8 @@ from outpace.serve.job import Job, News
 class Watcher(Protocol):
     """Who counts what happens. Called in the engine's thread."""
 
+    def placed(self, session: Session) -> None: ...
+
     def stepped(self, session: Session, event: StepEvent) -> None: ...
 
     def ended(self, session: Session, outcome: Sample | Exception) -> None: ...
@@ -36,6 +38,7 @@ class EngineThread:
         self._new: list[Job] = []
         self._jobs: list[Job] = []
         self._is_closing = False
+        self._waiting: set[Session] = set()
         self._faults: dict[Session, Exception] = {}
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -71,6 +74,9 @@ class EngineThread:
             except Exception as error:
                 self._on_fault(error)
                 self._find_the_fault()
+            for session in [session for session in self._waiting if session.slot is not None or session.has_ended]:
+                self._waiting.discard(session)
+                self._watcher.placed(session)
             for job in self._jobs:
                 if news := self._news_of(job):
                     job.inbox.put(news)
@@ -81,6 +87,7 @@ class EngineThread:
         with self._changed:
             while not (self._jobs or self._new or self._is_closing):
                 self._changed.wait()
+            self._waiting.update(session for job in self._new for session in job.sessions)
             self._jobs, self._new = [*self._jobs, *self._new], []
             return bool(self._jobs) or not self._is_closing
 

@@ -14,6 +14,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from outpace.core.grammar import Grammar
 from outpace.core.params import MAX_LOGPROBS, MAX_SEED
 
 MAX_STOPS, MAX_STOP_LENGTH, MAX_SAMPLES = 16, 1000, 128
@@ -82,6 +83,29 @@ class OutpaceOptions(Strict):
     trace: bool | None = Field(default=False, description="tell each token's origin and each round's tree")
 
 
+class StructuredOutputs(Strict):
+    """vLLM's field: what the whole answer must match, in one of four ways."""
+
+    json_: dict[str, Any] | None = Field(default=None, alias="json", description="a JSON schema")
+    regex: str | None = Field(default=None, max_length=100_000)
+    choice: Annotated[list[StopString], Field(min_length=1, max_length=1000)] | None = None
+    lark: str | None = Field(default=None, alias="grammar", max_length=1_000_000, description="in llguidance's Lark")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "StructuredOutputs":
+        if sum(value is not None for value in (self.json_, self.regex, self.choice, self.lark)) != 1:
+            raise ValueError("structured_outputs: give one of json, regex, choice, grammar")
+        return self
+
+    def grammar(self) -> Grammar:
+        """As the engine takes it."""
+        if self.json_ is not None:
+            return Grammar.json_schema(self.json_)
+        if self.regex is not None:
+            return Grammar.regex(self.regex)
+        return Grammar.lark(self.lark) if self.lark is not None else Grammar.choice(self.choice or [])
+
+
 class SharedFields(Strict):
     """Fields of OpenAI, of vLLM, and our own, that both endpoints have. None is the default everywhere."""
 
@@ -106,6 +130,7 @@ class SharedFields(Strict):
     ignore_eos: bool | None = False
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
     bad_words: Annotated[list[StopString], Field(max_length=64)] | None = None
+    structured_outputs: StructuredOutputs | None = None
     # our own
     outpace: OutpaceOptions | None = None
 

@@ -12,9 +12,11 @@ from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.serve.chat_request import ChatRequest
 from outpace.serve.completion_request import CompletionRequest
+from outpace.serve.constrain import grammar_of
 from outpace.serve.errors import ApiError, from_validation, refused
 from outpace.serve.fields import SharedFields
 from outpace.serve.service import Order, Service
+from outpace.serve.tool_calls import OPEN
 
 Body = TypeVar("Body", bound=SharedFields)
 
@@ -57,7 +59,13 @@ async def ordered(service: Service, body: SharedFields) -> Order:
 
 def _prompts(model: Model, body: SharedFields) -> list[list[int]]:
     if isinstance(body, CompletionRequest):
-        return [model.encode(prompt) for prompt in body.prompts]
+        prompts = [model.encode(prompt) for prompt in body.prompts]
+        if not all(prompts):
+            raise refused("prompt", "is empty: give at least one token")
+        largest = max(max(prompt) for prompt in prompts)
+        if largest >= model.target.vocab_size:
+            raise refused("prompt", f"token id {largest} is outside the vocabulary of {model.target.vocab_size}")
+        return prompts
     assert isinstance(body, ChatRequest)
     try:
         messages = body.rendered()
@@ -68,14 +76,34 @@ def _prompts(model: Model, body: SharedFields) -> list[list[int]]:
 
 
 def _encoded_chat(model: Model, body: ChatRequest, messages: list[dict[str, Any]]) -> list[int]:
-    if body.response_format is not None and body.response_format.type != "text":
-        raise refused("response_format", f"{body.response_format.type} is not supported by this version; leave it out")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise refused("tool_choice", "only none and auto are supported by this version")
+    """Ids of a conversation. What the template would pass over is refused.
+
+    Tools that may not be called are not told of.
+    """
+    codec = model.codec
     try:
-        return model.codec.encode_chat(messages)
+        plain = codec.encode_chat(messages)
     except InvalidRequest as error:
         raise ApiError(400, f"messages: {error}", "messages") from error
+    for index, message in enumerate(messages):
+        if "tool_calls" in message:
+            without = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
+            if codec.encode_chat(without) == plain:
+                raise refused(f"messages[{index}].tool_calls", f"the chat template of {codec.name} does not show them")
+            break
+    if not body.may_call:
+        return plain
+    tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.tools or ()]
+    try:
+        ids = codec.encode_chat(messages, tools)
+    except InvalidRequest as error:
+        raise ApiError(400, f"tools: {error}", "tools") from error
+    if ids == plain:
+        raise refused("tools", f"the chat template of {codec.name} takes none; name one that does by --chat-template")
+    special = [added.content for added in codec.tokenizer.added_tokens_decoder.values() if added.special]
+    if OPEN not in str(codec.tokenizer.chat_template) or OPEN in special:
+        raise refused("tools", f"this server reads calls within {OPEN}, and the chat template asks for another form")
+    return ids
 
 
 def _limit(body: SharedFields, prompts: list[list[int]], most: int) -> int:
@@ -126,4 +154,12 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
     if body.stop_token_ids:
         params = replace(params, eos_token_ids=(*model.target.eos_token_ids, *body.stop_token_ids))
     params.check_vocabulary(model.target.vocab_size)
+    if (found := grammar_of(body)) is None:
+        return params
+    param, grammar = found
+    try:
+        params = replace(params, grammar=grammar)
+        model.engine.constraint(params)  # compiled here, beside the engine's steps, and kept
+    except InvalidRequest as error:
+        raise ApiError(400, f"{param}: {error}", param) from error
     return params

@@ -12,6 +12,7 @@ from outpace.api import Model
 from outpace.arguments import resolved
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
+from outpace.models.pieces import Pieces
 from outpace.serve.engine_thread import EngineThread
 from outpace.serve.errors import ApiError, from_engine
 from outpace.serve.job import Inbox, Job
@@ -59,6 +60,7 @@ class Service:
         self._model: Model | None = None
         self._thread: EngineThread | None = None
         self._methods: MethodNames | None = None
+        self._pieces: Pieces | None = None
         self._preparing = ThreadPoolExecutor(1, "prepare")  # one: prompts join the engine in the order they came
         self._admitted = 0  # samples
         self._recent = 1.0  # seconds that a request took, a moving average
@@ -66,6 +68,7 @@ class Service:
     def open(self, model: Model) -> None:
         """Take a loaded model."""
         self.metrics.open(model)
+        self._pieces = Pieces(model.codec)
         self._methods = MethodNames(model, self.settings.max_methods)
         self._thread = EngineThread(
             model.engine, self.metrics, lambda error: self.log.error("engine_fault", error=repr(error), exc_info=error)
@@ -103,6 +106,11 @@ class Service:
     def methods(self) -> MethodNames:
         assert self._methods is not None, "asked for after `model`"
         return self._methods
+
+    @property
+    def pieces(self) -> Pieces:
+        assert self._pieces is not None, "asked for after `model`"
+        return self._pieces
 
     @property
     def is_ready(self) -> bool:

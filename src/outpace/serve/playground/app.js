@@ -116,7 +116,6 @@ function judge(turn, asked, { ends, wereEqual, fields }) {
   }
   const place = firstDifference(own, plain);
   const ratio = plain.speed ? own.speed / plain.speed : 0;
-  const seed = fields.temperature ? ` Seed ${fields.seed}.` : "";
   const parts = [];
   if (!wereEqual) {
     turn.dataset.verdict = "apart";
@@ -133,9 +132,18 @@ function judge(turn, asked, { ends, wereEqual, fields }) {
         : "On this machine rounding may decide between tokens that are as good as equal; outpace verify tells.",
     );
   }
-  if (ratio && own.tokens.length > 1) parts.push(`${ratio.toFixed(2)} times the speed of plain decoding.`);
-  verdict.textContent = parts.join(" ") + seed;
+  if (fields.temperature) parts.push(`Seed ${fields.seed}.`);
+  const shows = own.tokens.length > 1 && ratio ? [["ratio", `${ratio.toFixed(2)}×`], ["note", "plain decoding's speed"]] : [];
+  shows.push(["told", parts.join(" ")]);
+  verdict.replaceChildren(...shows.map(([kind, text]) => worded(kind, text)));
   toEnd();
+}
+
+function worded(kind, text) {
+  const span = document.createElement("span");
+  span.className = kind;
+  span.textContent = text;
+  return span;
 }
 
 function newTurn(question) {
@@ -186,8 +194,23 @@ function fit(area) {
   area.style.height = `${area.scrollHeight + 2}px`;
 }
 
-const nearEnd = () => innerHeight + scrollY > document.documentElement.scrollHeight - 120;
-const toEnd = () => scrollTo({ top: document.documentElement.scrollHeight });
+/** What scrolls: the conversation beside the panel, or, where there is less room, the page. */
+function scroller() {
+  const conversation = by("conversation");
+  return getComputedStyle(conversation).overflowY === "auto" ? conversation : document.documentElement;
+}
+
+function nearEnd() {
+  const { scrollTop, clientHeight, scrollHeight } = scroller();
+  return scrollTop + clientHeight > scrollHeight - 120;
+}
+
+/** Show the newest turn; on a page that holds the panel too, its answers. */
+function toEnd() {
+  const last = by("turns").lastElementChild;
+  if (scroller() === by("conversation")) last.scrollIntoView({ block: "end" });
+  else last.querySelector(".lane:not([data-state='waiting'])")?.scrollIntoView({ block: "nearest" });
+}
 
 function listen() {
   listenForTheme(by("theme"));
@@ -210,7 +233,6 @@ function listen() {
     running.abort();
     by("prompt").focus();
   });
-  by("settings").open = matchMedia("(min-width: 60rem) and (min-height: 50rem)").matches;
   for (const text of EXAMPLES) {
     const [item, button] = ["li", "button"].map((tag) => document.createElement(tag));
     button.type = "button";

@@ -4,6 +4,7 @@ import { svg } from "./svg.js";
 
 const [WIDTH, HEIGHT, TOP, BOTTOM] = [340, 150, 18, 20];
 const MOST = 12; // positions that are shown
+const TOPS = [0.1, 0.25, 0.5, 1]; // shares at which the scale may end
 
 /** Draw the chart of an answer into a container. */
 export function drawChart(container, answer) {
@@ -13,12 +14,15 @@ export function drawChart(container, answer) {
     container.replaceChildren(empty(rounds));
     return;
   }
-  const scale = HEIGHT - TOP - BOTTOM;
+  const most = Math.max(...positions.map(({ offered }) => offered)) / rounds;
+  const top = TOPS.find((share) => share >= most) ?? 1;
+  const scale = (HEIGHT - TOP - BOTTOM) / top;
   const step = Math.min(56, WIDTH / positions.length);
   const shares = positions.map(({ accepted }) => sum(Object.values(accepted)) / rounds);
   const told = shares.map((share, place) => `position ${place + 1}: ${percent(share)}`).join(", ");
   const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `Accepted by ${told}` });
   drawing.append(svg("line", { class: "axis", x1: 0, x2: WIDTH, y1: HEIGHT - BOTTOM, y2: HEIGHT - BOTTOM }));
+  drawing.append(svg("text", { class: "scale", x: WIDTH, y: 10, "text-anchor": "end" }, `full height: ${percent(top)}`));
   positions.forEach(({ offered, accepted }, place) => {
     const x = place * step + step * 0.14;
     const width = step * 0.72;
@@ -34,7 +38,7 @@ export function drawChart(container, answer) {
     }
     const middle = { x: x + width / 2, "text-anchor": "middle" };
     drawing.append(svg("text", { ...middle, y: HEIGHT - 6 }, String(place + 1)));
-    drawing.append(svg("text", { ...middle, class: "value", y: y - 4 }, percent(shares[place])));
+    if (shares[place]) drawing.append(svg("text", { ...middle, class: "value", y: y - 4 }, percent(shares[place])));
   });
   container.replaceChildren(drawing);
 }

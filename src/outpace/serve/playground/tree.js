@@ -5,9 +5,9 @@ import { svg } from "./svg.js";
 
 const ROW = 28;
 const BOX = 22;
-const GAP = 22; // between columns
+const GAP = 16; // between columns
 const LETTER = 7.3;
-const LONGEST = 14; // letters of a node
+const LONGEST = 11; // letters of a node
 
 /** Draw a round into a container. */
 export function drawTree(container, round) {
@@ -66,7 +66,7 @@ function columnsOf(nodes) {
   for (const node of nodes) {
     const letters = Math.min(LONGEST, Math.max(1, shown(node.text).length));
     const column = (columns[node.depth] ??= { width: 0, left: 2 });
-    column.width = Math.max(column.width, letters * LETTER + 16);
+    column.width = Math.max(column.width, letters * LETTER + 12);
   }
   columns.forEach((column, depth) => {
     if (depth) column.left = columns[depth - 1].left + columns[depth - 1].width + GAP;
