@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outpace.cache.passes import PassCache
+from outpace.cache.tiles import TilePlan
 from outpace.core.params import SamplingParams
 from outpace.core.tree import Topology
 from outpace.engine.engine import Engine
@@ -107,7 +108,7 @@ class Latency:
         tokens = torch.zeros(rows, dtype=torch.int64)
         parts = [Part(slot, tokens, shape.depth_tensor, shape.ancestor_mask) for slot in range(len(target.kv.lengths))]
         segments, positions = target._segments(parts)
-        cache = PassCache(segments, target._tiles(segments))
+        cache = PassCache(segments, TilePlan.of(segments, target.exact))
         ids = torch.zeros(rows * len(parts), dtype=torch.int64, device=self._device)
         where = positions.to(self._device)
 

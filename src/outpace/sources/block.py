@@ -9,11 +9,11 @@ from outpace.core.bases import BaseSource
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.models.head import LmHead, SubsetHead
-from outpace.models.net_slots import NetSlots, Rows, Sight
+from outpace.models.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.sampling.scores import Best, Pool
-from outpace.sources.best import best_ids, counts_logits_alone
+from outpace.sources.best import best_ids, counts_logits_alone, own_scores_of
 from outpace.sources.block_state import BlockState
 from outpace.sources.native_head import HeadRows, HeadStep, NativeHead, Picked, native_head
 from outpace.sources.native_nets import native_block
@@ -80,8 +80,11 @@ class BlockSource(BaseSource):
         if isinstance(self._causal, TritonHead):
             corrected = [config.draft_step(depth).corrected for depth in range(1, self.depth + 1)]
             self.chains = Chains(self._causal.weights, embed, corrected)
-        self._sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
-        self._positions = [config.draft_step(depth).position for depth in range(1, self.depth + 1)]
+        sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
+        self._pass = NetPass(self.slots, lambda positions, attend, rows: (net.block(rows, positions, attend),), sights)
+        self._scores = own_scores_of(head, self._device)
+        positions = [config.draft_step(depth).position for depth in range(1, self.depth + 1)]
+        self._positions = torch.tensor(positions, device=self._device)
 
     def open(self, slot: int, alone: bool = False) -> BlockState:
         self.slots.kv.truncate(slot, 0)
@@ -163,10 +166,9 @@ class BlockSource(BaseSource):
         if self._native is not None:
             outputs = self._native.block(embedded, parts)
         else:
-            positions = self.slots.positions(parts).to(self._device)
-            outputs = self.net.block(embedded, positions, self.slots.attention(parts, self._sights))
+            (outputs,) = self._pass(parts, embedded)
         wanted = outputs.unflatten(0, (-1, size))[:, self._positions]  # [R, D, H]
-        base = self._head.own_scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))  # [R, D, K]
+        base = self._scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))  # [R, D, K]
         for state, rows, logits in zip(states, wanted, base, strict=True):
             state.hidden, state.base, state.rolled = rows, logits, None
             if self._causal is not None:

@@ -160,7 +160,7 @@ def test_buckets_change_nothing() -> None:
     weights = random_weights(1, torch.float32)
     embedding = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     rollout = Rollout(weights, embedding.__getitem__, (False, True), 2)
-    captured = Captured(rollout, (2, 4))
+    captured = Captured(rollout, (2, 4), DEVICE)
     for seed, requests in enumerate((3, 1, 4, 2, 5)):
         inputs = rollout_inputs(seed, requests, 2)
         for actual, expected in zip(captured(*inputs), rollout(*inputs), strict=True):
