@@ -174,7 +174,7 @@ class Latency:
         inputs = hidden, base, pending, keys, torch.zeros(batch, device=self._device)
         chain = Rollout(weights, embedding, corrected)
         beam = Rollout(weights, embedding, corrected, 4)
-        table = gate_table(weights, embedding.weight.detach())
+        table = gate_table(weights.of_input, embedding, sizes.vocab)
         looked_up = Rollout(weights, embedding, corrected, 1, table)
         return {
             "rollout_chain": self._clock.times(lambda: chain(*inputs)),

@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from outpace.cache.tiles import Tables, TilePlan
 from outpace.core.errors import InvalidRequest
 from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.models.attention import has_kernels
+from outpace.models.experts import has_experts
 from outpace.models.fixed_rows import EXACT_ROWS, joined, padded, pieces_of
 from outpace.models.gpu.capture import captures_on
 from outpace.models.gpu.captured_pass import CapturedPass
@@ -108,10 +110,6 @@ def check_tap(tap: int, layers: int) -> None:
         )
 
 
-def _has_experts(decoder: nn.Module) -> bool:
-    return any(name.rpartition(".")[2] == "experts" for name, _ in decoder.named_modules())
-
-
 class PackedModel:
     """Runs parts of many requests in one packed pass [1, T].
 
@@ -161,7 +159,7 @@ class PackedModel:
             device=self.device,
         )
         # How many rows an expert gets is read on the host.
-        self.captures = self.tiled and captures_on(self.device) and not _has_experts(decoder)
+        self.captures = self.tiled and captures_on(self.device) and not has_experts(decoder)
         self._captured: dict[tuple[int, ...], CapturedPass] = {}  # by taps
         self.native = self._derive()
 
@@ -206,8 +204,7 @@ class PackedModel:
             return self._run_tiled(Tables.of(segments, self.exact), ids, taps, captured)
         positions = self._within_reach(positions).to(self.device)
         if self.native is not None:
-            wanted = self._known_taps(taps)
-            return self.native.run(ids, positions, segments, self.kv, wanted)
+            return self.native.run(ids, positions, segments, self.kv, self._known_taps(taps))
         return self._run_modules(ids, positions, PassCache(segments), taps)
 
     def _run_tiled(
@@ -217,19 +214,17 @@ class PackedModel:
         wanted = tuple(sorted(self._known_taps(taps)))
         if captured and self.captures:
             if wanted not in self._captured:
-                self._captured[wanted] = CapturedPass(
-                    self.kv,
-                    lambda plans, rows: self._run_plan(plans[0], rows, wanted),
-                    EXACT_ROWS if self.exact else None,
-                )
+                rows = EXACT_ROWS if self.exact else None
+                self._captured[wanted] = CapturedPass(self.kv, partial(self._run_plan, taps=wanted), rows)
             found = self._captured[wanted]([tables], [ids])
             if found is not None:
                 return found[0], dict(zip(wanted, found[1:], strict=True))
-        hidden, *features = self._run_plan(tables.on(self.device), ids, wanted)
+        hidden, *features = self._run_plan([tables.on(self.device)], ids, wanted)
         return hidden, dict(zip(wanted, features, strict=True))
 
-    def _run_plan(self, plan: TilePlan, ids: Tensor, taps: Sequence[int]) -> tuple[Tensor, ...]:
-        """Hidden states and those at taps, [T, H] each."""
+    def _run_plan(self, plans: Sequence[TilePlan], ids: Tensor, taps: Sequence[int]) -> tuple[Tensor, ...]:
+        """Hidden states and those at taps, [T, H] each, of a pass that has one plan."""
+        (plan,) = plans
         positions = self._within_reach(plan.rows[:, 2].long())
         if self.exact:
             ids, positions = padded(ids), padded(positions)
