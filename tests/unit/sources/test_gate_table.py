@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.doctor.drafter import drafter_of
 from outpace.methods.catalog import parse_method
 from outpace.sources.rollout.rollout import gate_table
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
