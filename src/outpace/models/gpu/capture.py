@@ -54,8 +54,9 @@ class Graphs:
         self._function, self._most_rows, self._device = function, most_rows, device
         self._recorded: dict[Hashable, _Recorded] = {}
         self._outputs: tuple[Tensor, ...] = ()
-        self._is_off = device.type == "cuda" and os.environ.get(VARIABLE) == "off"
-        if device.type == "cuda":
+        self._on_cuda = device.type == "cuda"
+        self._is_off = self._on_cuda and os.environ.get(VARIABLE) == "off"
+        if self._on_cuda:
             # One stream for warming up and recording: libraries keep their workspace per stream.
             self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
 
@@ -79,7 +80,7 @@ class Graphs:
         recorded = self._recorded[bucket]
         for buffer, (rows, _) in zip(recorded.inputs, inputs, strict=True):
             buffer[: len(rows)].copy_(rows, non_blocking=True)
-        if self._device.type != "cuda":
+        if not self._on_cuda:
             self._compute(bucket, recorded.inputs)
         else:
             # Recorded over what was just filled in: warming up computes this very call.

@@ -1,6 +1,7 @@
 """What is captured, run where no tensor has any numbers: whatever the host reads of one, or copies to the device from
 its own memory, would break a recording or freeze what it read."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,6 +35,9 @@ READS = {
 
 class OnTheDevice(TorchDispatchMode):
     """Fails where the host reads a tensor, makes one of numbers of its own, or copies one to the device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -94,6 +98,9 @@ def test_passes_of_drafters(target: TransformersTarget, kind: str) -> None:
 def test_the_guard_sees_reads_and_copies() -> None:
     """Guards against a test that sees nothing."""
     rows = torch.empty(3, device=META)
-    for fault in (lambda: torch.tensor([1.0]), lambda: rows.nonzero(), lambda: torch.ones(3).to(META)):
+    faults: list[Callable[[], Tensor]] = [
+        lambda: torch.tensor([1.0]), lambda: rows.nonzero(), lambda: torch.ones(3).to(META)
+    ]  # fmt: skip
+    for fault in faults:
         with pytest.raises((AssertionError, NotImplementedError)), OnTheDevice():
             fault()
