@@ -1,7 +1,9 @@
 """Where a round's time goes: the target's passes, every part of three drafters, the verdict and the commit."""
 
 import gc
+import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,10 +11,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outpace.cache.passes import PassCache
+from outpace.cache.tiles import TilePlan
 from outpace.core.params import SamplingParams
-from outpace.core.tree import Topology
+from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
-from outpace.models.net_slots import NetSlots, Rows, Sight
+from outpace.models.gpu.capture import VARIABLE
+from outpace.models.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.models.packed import Part
 from outpace.models.target import TransformersTarget
 from outpace.nets.dflash import DFlashNet
@@ -79,6 +83,7 @@ class Latency:
         target.kv.lengths = [context] * batch
         found: dict[str, Any] = {"plain": self._clock.times(self._pass(target, 1))}
         found["verify"] = {str(rows): self._clock.times(self._pass(target, rows)) for rows in self._sizes.trees}
+        found["engine"] = {str(rows): self._engine_pass(target, rows) for rows in (1, self._sizes.block)}
         found["verdict"] = self._verdict(target)
         found["commit"] = self._commit(target)
         found["dflash"] = self._block_parts(self._dflash, target)
@@ -86,11 +91,20 @@ class Latency:
         found["eagle3"] = self._eagle_parts(self._eagle, target)
         return found
 
-    def rounds(self, batch: int, new_tokens: int) -> dict[str, float]:
-        """Milliseconds of a round of Domino's chains in the engine, by phase; what is left over is bookkeeping."""
+    def rounds(self, batch: int, new_tokens: int) -> dict[str, Any]:
+        """Milliseconds of a round of Domino's chains in the engine by phase, launched one by one and as graphs; what is
+        left over is bookkeeping."""
+        found: dict[str, Any] = {"batch": batch}
+        for name, wish in (("eager", "off"), ("graphs", "on")):
+            with captures(wish):
+                found[name] = self._round(batch, new_tokens)
+        return found
+
+    def _round(self, batch: int, new_tokens: int) -> dict[str, float]:
         target = TransformersTarget(self._model, 64 + new_tokens, batch, (), pack=False, tiled=True)
         embedding = self._model.get_input_embeddings()
         source = BlockSource(self._domino, embedding, target.head, target.max_length, batch)
+        source.slots.tiled = True  # a CPU goes through what a GPU does
         proposer = StaticProposer(source, Chain(), self._sizes.block - 1, self._device)
         prompts = torch.randint(self._sizes.vocab, (batch, 48)).tolist()
         for _ in range(2):  # kernels are compiled in the first
@@ -99,7 +113,29 @@ class Latency:
             metrics = decode(engine, prompts, wanted, [proposer] * batch)[0].metrics
         phases = {name: getattr(metrics, f"{name}_ms") for name in PHASES}
         phases["bookkeeping"] = metrics.decode_ms - sum(phases.values())
-        return {"batch": batch} | {name: round(spent / max(metrics.steps, 1), 4) for name, spent in phases.items()}
+        return {name: round(spent / max(metrics.steps, 1), 4) for name, spent in phases.items()}
+
+    def _engine_pass(self, target: TransformersTarget, rows: int) -> dict[str, Any]:
+        """What the engine calls for a tree of every request, tables and head included: launched one by one, and over
+        static buffers as graphs."""
+        trees = [
+            DraftTree(torch.zeros(rows, dtype=torch.int64, device=self._device), Topology.chain(rows))
+            for _ in target.kv.lengths
+        ]
+        found: dict[str, Any] = {}
+        for name, target.captures in (("eager", False), ("graphs", True)):
+            times = self._clock.times(lambda: target.forward(range(len(trees)), trees), graph=False)
+            found |= {f"{name}_ms" if key == "eager_ms" else f"{name}_{key}": value for key, value in times.items()}
+        target.captures = False
+        return found
+
+    def _net_pass(self, slots: NetSlots, run: NetPass, parts: list[Rows], *rows: Tensor) -> dict[str, Any]:
+        """The same of a drafter's pass."""
+        found: dict[str, Any] = {}
+        for name, slots.captures in (("eager", False), ("graphs", True)):
+            times = self._clock.times(lambda: run(parts, *rows), graph=False)
+            found |= {f"{name}_ms" if key == "eager_ms" else f"{name}_{key}": value for key, value in times.items()}
+        return found
 
     def _pass(self, target: TransformersTarget, rows: int) -> Any:
         """A pass with its head and the best ids, over tables that are made beforehand."""
@@ -107,7 +143,7 @@ class Latency:
         tokens = torch.zeros(rows, dtype=torch.int64)
         parts = [Part(slot, tokens, shape.depth_tensor, shape.ancestor_mask) for slot in range(len(target.kv.lengths))]
         segments, positions = target._segments(parts)
-        cache = PassCache(segments, target._tiles(segments))
+        cache = PassCache(segments, TilePlan.of(segments, target.exact))
         ids = torch.zeros(rows * len(parts), dtype=torch.int64, device=self._device)
         where = positions.to(self._device)
 
@@ -152,9 +188,11 @@ class Latency:
         kept = torch.randn(batch * ACCEPTED, len(sizes.taps) * sizes.hidden, device=self._device).to(self._dtype)
         at = (torch.arange(ACCEPTED).repeat(batch) + context).to(self._device)
         outputs = net.block(rows, positions, attend)
+        captured = NetPass(slots, lambda where, attend, *rows: (net.block(*rows, where, attend),), sights)
         return {
             "context": self._clock.times(lambda: list(net.context(kept, at))),
             "block": self._clock.times(lambda: net.block(rows, positions, attend)),
+            "block_in_the_engine": self._net_pass(slots, captured, parts, rows),
             "lm_head": self._clock.times(lambda: target.head.scores(outputs[batch:])),
         }
 
@@ -173,7 +211,7 @@ class Latency:
         inputs = hidden, base, pending, keys, torch.zeros(batch, device=self._device)
         chain = Rollout(weights, embedding, corrected)
         beam = Rollout(weights, embedding, corrected, 4)
-        table = gate_table(weights, embedding.weight.detach())
+        table = gate_table(weights.of_input, embedding, sizes.vocab)
         looked_up = Rollout(weights, embedding, corrected, 1, table)
         return {
             "rollout_chain": self._clock.times(lambda: chain(*inputs)),
@@ -195,11 +233,26 @@ class Latency:
         embeddings, states = torch.randn(2, batch * breadth, sizes.hidden, device=self._device).to(self._dtype)
         assert net.lm_head is not None
         head = net.lm_head
+        captured = NetPass(slots, lambda where, attend, *rows: net(*rows, where, attend))
         return {
             "level": self._clock.times(lambda: net(embeddings, states, positions, attend)),
+            "level_in_the_engine": self._net_pass(slots, captured, parts, embeddings, states),
             "level_head": self._clock.times(lambda: head(states).float().log_softmax(-1).topk(breadth)),
             "levels": sizes.eagle_depth,
         }
+
+
+@contextmanager
+def captures(wish: str) -> Iterator[None]:
+    """Models and drafters that are made inside capture their passes, "on", or do not, "off"."""
+    before = os.environ.get(VARIABLE)
+    os.environ[VARIABLE] = wish
+    try:
+        yield
+    finally:
+        del os.environ[VARIABLE]
+        if before is not None:
+            os.environ[VARIABLE] = before
 
 
 def _net_slots(net: DFlashNet | Eagle3Net, batch: int, context: int, spare: int) -> NetSlots:

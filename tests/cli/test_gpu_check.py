@@ -24,12 +24,20 @@ def test_the_record_is_complete_before_a_gpu_is_there() -> None:
         assert all(method["equal"] for method in methods.values()), mode
         assert methods["oracle"]["tokens_per_step"] > 1
     assert "bitwise" in record["lossless"]["exact"]["probe"]
-    assert {"draft", "forward", "verify", "commit", "observe", "bookkeeping"} <= set(record["rounds"][0])
+    for name in ("eager", "graphs"):
+        assert {"draft", "forward", "verify", "commit", "observe", "bookkeeping"} <= set(record["rounds"][0][name])
     for case in record["latency"]:
         assert "left_out" not in case
         parts = case["plain"], *case["verify"].values(), case["verdict"], case["commit"]
         parts += case["dflash"]["block"], case["domino"]["rollout_chain"], case["eagle3"]["level"]
         assert all(part["eager_ms"] > 0 for part in parts)
+        captured = (
+            *case["engine"].values(),
+            case["domino"]["block_in_the_engine"],
+            case["eagle3"]["level_in_the_engine"],
+        )
+        for part in captured:
+            assert set(part) == {"eager_ms", "graphs_ms"}, part
         for data in ("gsm8k", "humaneval", "livecodebench"):
             domino = case["implied"]["domino"]
             expected = domino[data]["tau"] / domino["round_over_plain"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from outpace.cache.slots import Segment, in_blocks
+from outpace.cache.slots import Segment, SlotKV, in_blocks
 from outpace.cache.tiles import TilePlan
 
 # As many numbers of storage are read in the time that the calls of one more product take.
@@ -19,12 +19,13 @@ class FreshRows:
     """Files what a packed pass computes under its requests' slots.
 
     Args:
+        kv: the slots; None where nothing will be written.
         segments: of the pass, in the order of its rows.
-        tiles: the pass's tables, where it has any; they say where rows are filed.
+        tiles: the pass's tables, where it has any; they say where rows are filed, and segments are not looked at.
     """
 
-    def __init__(self, segments: Sequence[Segment], tiles: TilePlan | None = None) -> None:
-        self._segments, self._in_one_copy = segments, tiles is not None or len(segments) > 1
+    def __init__(self, kv: SlotKV | None, segments: Sequence[Segment], tiles: TilePlan | None = None) -> None:
+        self._kv, self._segments, self._in_one_copy = kv, segments, tiles is not None or len(segments) > 1
         if tiles is not None:
             self._slots, self._rows = tiles.rows[:, 0].long(), tiles.rows[:, 1].long()  # [T]
         elif self._in_one_copy:
@@ -41,7 +42,8 @@ class FreshRows:
         if not self._in_one_copy:
             self._segments[0].write(layer, keys, values)
             return
-        kv, count = self._segments[0].kv, len(self._rows)
+        kv, count = self._kv, len(self._rows)
+        assert kv is not None, "rows of a pass are filed somewhere"
         for storage, fresh in ((kv.keys[layer], keys), (kv.values[layer], values)):
             rows = fresh[:, :count].transpose(0, 1).to(storage.dtype)  # [T, kv_heads, head_dim]
             storage[self._slots, :, self._rows] = rows
@@ -159,16 +161,19 @@ class PassCache(Cache):
     Args:
         segments: of the pass.
         tiles: its tables, where one call attends for all requests; None where segments are attended on a CPU.
+        kv: the slots, where there are tables alone and no segments.
 
     Attributes:
+        kv: the slots; None of a pass of nothing.
         asked: what each layer asked of its attention.
     """
 
-    def __init__(self, segments: Sequence[Segment], tiles: TilePlan | None = None) -> None:
+    def __init__(self, segments: Sequence[Segment], tiles: TilePlan | None = None, kv: SlotKV | None = None) -> None:
         super().__init__(layers=[])
         self.segments, self.tiles = segments, tiles
+        self.kv = segments[0].kv if segments else kv
         self.asked: dict[int, Any] = {}
-        self._fresh = FreshRows(segments, tiles)
+        self._fresh = FreshRows(self.kv, segments, tiles)
         self._plans: dict[int | None, Plan] = {}
 
     def plan(self, window: int | None) -> Plan:

@@ -45,6 +45,11 @@ class SlotKV:
         self.capacity = capacity
         self.lengths = [0] * slots
 
+    @property
+    def spare(self) -> tuple[int, int]:
+        """Slot and row where a pass files padding: behind the capacity, where no request writes and nobody reads."""
+        return 0, self.capacity + KEY_BLOCK - 1
+
     def truncate(self, slot: int, length: int) -> None:
         """Forget committed rows from `length` on."""
         self.lengths[slot] = min(self.lengths[slot], length)

@@ -22,7 +22,66 @@ _SMALLEST_CHUNK = 256
 # Some programs for each of a large GPU's multiprocessors, whatever the batch and the context.
 _PROGRAMS = 512
 _ALIGNED = 4  # tables begin at multiples of 16 bytes: a kernel compiled for one table's place serves all
-_Table = NDArray[np.int32]
+Table = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """Tables of a pass on the host, int32; see `TilePlan`.
+
+    Attributes:
+        ends: [P] where the keys of each tile end.
+    """
+
+    rows: Table
+    tiles: Table
+    items: Table
+    tail: Table
+    sight: Table
+    ends: NDArray[np.int64]
+    exact: bool
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], exact: bool = False, chunk: int | None = None) -> "Tables":
+        """Tables of a pass.
+
+        Args:
+            segments: in the order of their rows, which begin at 0 and leave none out.
+            exact: see `TilePlan`; every row must see exactly the positions up to its own.
+            chunk: keys of an item; by default as many as occupy a GPU.
+        """
+        positions = [segment.positions.numpy() for segment in segments]
+        offsets = np.cumsum([0, *(len(each) for each in positions)])
+        rows = np.concatenate([_rows_of(one, where) for one, where in zip(segments, positions, strict=True)])
+        tiles = _tiles_of(segments, offsets, rows, 1 if exact else ROWS_PER_TILE)
+        ends = _ends(segments, tiles, rows, exact)
+        if exact:
+            chunk = EXACT_CHUNK
+        elif chunk is None:
+            wanted = int(ends.sum()) * segments[0].kv.keys.shape[2] // _PROGRAMS
+            chunk = max(_SMALLEST_CHUNK, -(-wanted // _SMALLEST_CHUNK) * _SMALLEST_CHUNK)
+        items = _items_of(tiles, ends, chunk)
+        sight = _paths(segments, positions) if exact else _bits(segments, positions)
+        return cls(rows, tiles, items, np.concatenate(positions).astype(np.int32), sight, ends=ends, exact=exact)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether some tile has more than one item."""
+        return len(self.items) > len(self.tiles)
+
+    def on(self, device: torch.device) -> "TilePlan":
+        """The same in one transfer to a device."""
+        tables = self.rows, self.tiles, self.items, self.tail, self.sight
+        starts = starts_of([table.size for table in tables])
+        buffer = np.zeros(starts[-1], np.int32)
+        for start, table in zip(starts, tables, strict=False):
+            buffer[start : start + table.size] = table.ravel()
+        whole = staged(buffer, device).to(device, non_blocking=True)
+        rows, tiles, items, tail, sight = (
+            whole[start : start + table.size].view(table.shape) for start, table in zip(starts, tables, strict=False)
+        )
+        on_host = np.column_stack([self.tiles, self.ends]).tolist()
+        return TilePlan(rows, tiles, items, tail, sight, exact=self.exact, is_split=self.is_split, on_host=on_host)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +97,7 @@ class TilePlan:
             mode the numbers themselves, in the order of their positions.
         exact: a tile is a single row, whose keys are summed in logical order in blocks that depend on nothing else.
         is_split: whether some tile has more than one item.
-        on_host: `tiles` with the end of each one's keys behind, for who computes tile by tile.
+        on_host: `tiles` with the end of each one's keys behind, for who computes tile by tile; None where nobody does.
     """
 
     rows: Tensor
@@ -48,45 +107,33 @@ class TilePlan:
     sight: Tensor
     exact: bool
     is_split: bool
-    on_host: list[list[int]]
+    on_host: list[list[int]] | None
 
     @classmethod
     def of(cls, segments: Sequence[Segment], exact: bool = False, chunk: int | None = None) -> "TilePlan":
-        """Tables of a pass, on the device of its slots.
-
-        Args:
-            segments: in the order of their rows, which begin at 0 and leave none out.
-            exact: see above; every row must see exactly the positions up to its own.
-            chunk: keys of an item; by default as many as occupy a GPU.
-        """
-        kv = segments[0].kv
-        positions = [segment.positions.numpy() for segment in segments]
-        offsets = np.cumsum([0, *(len(each) for each in positions)])
-        rows = np.concatenate([_rows_of(one, where) for one, where in zip(segments, positions, strict=True)])
-        tiles = _tiles_of(segments, offsets, rows, 1 if exact else ROWS_PER_TILE)
-        ends = _ends(segments, tiles, rows, exact)
-        if exact:
-            chunk = EXACT_CHUNK
-        elif chunk is None:
-            wanted = int(ends.sum()) * kv.keys.shape[2] // _PROGRAMS
-            chunk = max(_SMALLEST_CHUNK, -(-wanted // _SMALLEST_CHUNK) * _SMALLEST_CHUNK)
-        items = _items_of(tiles, ends, chunk)
-        sight = _paths(segments, positions) if exact else _bits(segments, positions)
-        tables = [rows, tiles, items, np.concatenate(positions).astype(np.int32), sight]
-        rows_, tiles_, items_, tail_, sight_ = _copied(tables, kv.keys.device)
-        on_host = np.column_stack([tiles, ends]).tolist()
-        is_split = len(items) > len(tiles)
-        return cls(rows_, tiles_, items_, tail_, sight_, exact=exact, is_split=is_split, on_host=on_host)
+        """Tables of a pass, on the device of its slots; arguments as of `Tables.of`."""
+        return Tables.of(segments, exact, chunk).on(segments[0].kv.keys.device)
 
 
-def _rows_of(segment: Segment, positions: NDArray[np.int64]) -> _Table:
+def starts_of(sizes: Sequence[int]) -> list[int]:
+    """Where tables of these sizes begin in one buffer, and where the last one ends."""
+    return [0, *np.cumsum([-(-size // _ALIGNED) * _ALIGNED for size in sizes]).tolist()]
+
+
+def staged(buffer: Table, device: torch.device) -> Tensor:
+    """A buffer of the host that can be copied to a device without the host waiting."""
+    whole = torch.from_numpy(buffer)
+    return whole.pin_memory() if device.type == "cuda" else whole
+
+
+def _rows_of(segment: Segment, positions: NDArray[np.int64]) -> Table:
     rows = np.zeros((segment.count, 4), np.int32)
     rows[:, 0], rows[:, 1] = segment.slot, np.arange(segment.end - segment.count, segment.end)
     rows[:, 2] = positions[segment.scratch :]
     return rows
 
 
-def _tiles_of(segments: Sequence[Segment], offsets: NDArray[np.int64], rows: _Table, size: int) -> _Table:
+def _tiles_of(segments: Sequence[Segment], offsets: NDArray[np.int64], rows: Table, size: int) -> Table:
     """Tiles without their items."""
     counts = np.array([segment.count for segment in segments])
     per_segment = -(-counts // size)
@@ -102,7 +149,7 @@ def _tiles_of(segments: Sequence[Segment], offsets: NDArray[np.int64], rows: _Ta
     return tiles
 
 
-def _ends(segments: Sequence[Segment], tiles: _Table, rows: _Table, exact: bool) -> NDArray[np.int64]:
+def _ends(segments: Sequence[Segment], tiles: Table, rows: Table, exact: bool) -> NDArray[np.int64]:
     """[P] where the keys of each tile end."""
     if exact:
         return np.asarray(rows[tiles[:, 1], 2] + 1, np.int64)
@@ -112,7 +159,7 @@ def _ends(segments: Sequence[Segment], tiles: _Table, rows: _Table, exact: bool)
     return np.array([ends[start] for start in starts[owner].tolist()], np.int64)
 
 
-def _items_of(tiles: _Table, ends: NDArray[np.int64], chunk: int) -> _Table:
+def _items_of(tiles: Table, ends: NDArray[np.int64], chunk: int) -> Table:
     """Items, tile by tile; fills in the tiles' last two columns."""
     tiles[:, 7] = -(-ends // chunk)
     tiles[:, 6] = np.cumsum(tiles[:, 7]) - tiles[:, 7]
@@ -123,7 +170,7 @@ def _items_of(tiles: _Table, ends: NDArray[np.int64], chunk: int) -> _Table:
     return items
 
 
-def _bits(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) -> _Table:
+def _bits(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) -> Table:
     words = -(-max(len(each) for each in positions) // 32)
     seen = np.zeros((sum(segment.count for segment in segments), words * 32), np.bool_)
     for segment, where in zip(segments, positions, strict=True):
@@ -132,7 +179,7 @@ def _bits(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) -
     return np.packbits(seen, axis=1, bitorder="little").view("<i4")
 
 
-def _paths(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) -> _Table:
+def _paths(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) -> Table:
     deepest = max(int(where.max()) - segment.committed for segment, where in zip(segments, positions, strict=True))
     paths = np.zeros((sum(segment.count for segment in segments), deepest + 1), np.int32)
     for segment, where in zip(segments, positions, strict=True):
@@ -145,16 +192,3 @@ def _paths(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) 
         assert (rank == (seen[:, order].cumsum(1) - 1)[row, column]).all(), "a row of exact mode sees one path"
         paths[segment.start + row, rank] = order[column]
     return paths
-
-
-def _copied(tables: Sequence[_Table], device: torch.device) -> list[Tensor]:
-    """Tables side by side in one buffer, which is copied once."""
-    starts = np.cumsum([0, *(-(-table.size // _ALIGNED) * _ALIGNED for table in tables)]).tolist()
-    buffer = np.zeros(starts[-1], np.int32)
-    for start, table in zip(starts, tables, strict=False):
-        buffer[start : start + table.size] = table.ravel()
-    whole = torch.from_numpy(buffer)
-    if device.type == "cuda":
-        whole = whole.pin_memory()  # or the host would wait for the copy
-    whole = whole.to(device, non_blocking=True)
-    return [whole[start : start + table.size].view(table.shape) for start, table in zip(starts, tables, strict=False)]

@@ -28,6 +28,7 @@ class Drafter:
         trained_for, trained_template: the target and the fingerprint of its chat template that it was trained with;
             None where that is not said.
         template: of the target's own chat template; None without one.
+        table_bytes: of Domino's table of gates; 0 without one.
     """
 
     fingerprint: str
@@ -38,6 +39,7 @@ class Drafter:
     trained_for: str | None
     trained_template: str | None
     template: str | None
+    table_bytes: int = 0
 
 
 def drafter_of(model: Model, method: str) -> Drafter | None:
@@ -61,7 +63,13 @@ def drafter_of(model: Model, method: str) -> Drafter | None:
         trained_for=run.get("target"),
         trained_template=run.get("chat_template"),
         template=model.codec.template_fingerprint() if model.codec.tokenizer.chat_template else None,
+        table_bytes=_table_bytes(config, model) if getattr(parse_method(method).options, "gate_table", False) else 0,
     )
+
+
+def _table_bytes(config: Any, model: Model) -> int:
+    """What `rollout.gate_table` takes: three gates per id and unit of the causal state."""
+    return int(model.target.vocab_size * 3 * config.gru_hidden_dim * model.target.dtype.itemsize)
 
 
 def drafter(found: Drafter, drafted: Totals) -> Finding:
@@ -74,7 +82,8 @@ def drafter(found: Drafter, drafted: Totals) -> Finding:
     own = (drafted.accepted - drafted.accepted_retrieved) / max(drafted.steps, 1)
     for_what = f", trained for {found.trained_for}" if found.trained_for else ""
     taps = f", reads hidden states {', '.join(map(str, found.taps))}" if found.taps else ""
-    measured = f"{found.fingerprint}{for_what}{taps}; {own:.2f} of its own drafts accepted per round"
+    table = f", {found.table_bytes / 1e9:.2f} GB of gates in a table" if found.table_bytes else ""
+    measured = f"{found.fingerprint}{for_what}{taps}{table}; {own:.2f} of its own drafts accepted per round"
     reasons = _reasons(found)
     if own < _NEAR_NOTHING and drafted.steps:
         other = found.trained_for not in (None, found.model)
@@ -84,6 +93,7 @@ def drafter(found: Drafter, drafted: Totals) -> Finding:
             "this one are next to never right"
         )
     figures: dict[str, Any] = {"fingerprint": found.fingerprint, "taps": found.taps, "accepted_per_round": own}
+    figures |= {"table_bytes": found.table_bytes} if found.table_bytes else {}
     return finding("drafter", measured, "; ".join(reasons), **figures)
 
 

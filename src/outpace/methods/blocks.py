@@ -34,6 +34,11 @@ class DominoOptions(ModelOptions):
         description="ids per block that drafts come from; 0 for the whole vocabulary, None for 2048 on a CPU, unless a "
         "ranked vocabulary is drafted from, and all elsewhere",
     )
+    gate_table: bool = Field(
+        default=False,
+        description="on: what the causal head's GRU makes of each id's embedding is computed once at load and looked "
+        "up from then on; takes 3 numbers per id and unit of its state, which `outpace doctor` says in GB",
+    )
 
 
 class GraftDFlashOptions(DFlashOptions):
@@ -62,7 +67,7 @@ def _block(options: ModelOptions, context: BuildContext, kind: type[DFlashNet], 
         # Among a few thousand ids, to choose costs more than to score them all.
         usual = context.default_budget(CPU_POOL, 0) if vocabulary is None else 0
         pool = usual if options.pool is None else options.pool
-        more = {"every_position": options.every_position, "pool": pool or None}
+        more = {"every_position": options.every_position, "pool": pool or None, "gate_table": options.gate_table}
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
     source = BlockSource(net, target.embedding, head, *size, options.noise, **more)
     if options.shape == "chain" and (options.budget or 0) > source.depth:

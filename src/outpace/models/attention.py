@@ -54,7 +54,8 @@ def tree_attention(
     settings = AttentionSettings(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
     slots.asked[settings.layer] = settings
     if slots.tiles is not None:
-        return attend_plan(query[0], slots.segments[0].kv, slots.tiles, settings)[None], None
+        assert slots.kv is not None, "tables are of slots"
+        return attend_plan(query[0], slots.kv, slots.tiles, settings)[None], None
     if has_kernels(slots.segments[0].kv):
         return _attend_compiled(query[0], slots.segments, settings)[None], None
     if len(slots.segments) > 1:

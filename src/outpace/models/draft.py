@@ -75,7 +75,7 @@ class DraftModel(PackedModel):
     def fill(self, slots: Sequence[int], tokens: Sequence[Tensor]) -> None:
         """Write and commit runs of ids, one per slot."""
         parts = [self._chain(slot, ids) for slot, ids in zip(slots, tokens, strict=True)]
-        self._pass(parts)
+        self._pass(parts, captured=False)
         for slot, ids in zip(slots, tokens, strict=True):
             self.kv.commit([slot], [range(len(ids))])
 
@@ -98,10 +98,10 @@ class DraftModel(PackedModel):
         ]  # [wanted, H] each
         return (head or self.head).own_scores(torch.cat(last))
 
-    def _pass(self, parts: Sequence[Part]) -> Tensor:
+    def _pass(self, parts: Sequence[Part], captured: bool = True) -> Tensor:
         self.passes += 1
         self.rows += sum(len(part.tokens) for part in parts)
-        return self.run(parts)
+        return self.run(parts, captured)
 
     def _chain(self, slot: int, tokens: Tensor) -> Part:
         count = len(tokens)

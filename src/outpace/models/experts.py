@@ -10,6 +10,11 @@ from torch import Tensor, nn
 from outpace.models.linear import Make
 
 
+def has_experts(decoder: nn.Module) -> bool:
+    """Whether a decoder is a mixture of experts."""
+    return any(name.rpartition(".")[2] == "experts" for name, _ in decoder.named_modules())
+
+
 class PackedExperts(nn.Module):
     """Gated experts as packed linear layers; a row's shares are added up in the order of its own ranking.
 

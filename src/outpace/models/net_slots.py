@@ -1,6 +1,6 @@
 """Slots for drafter nets: their own keys and values, and the attention function that a net is handed for a pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,11 +8,17 @@ from torch import Tensor
 
 from outpace.cache.passes import FreshRows
 from outpace.cache.slots import Segment, SlotKV
-from outpace.cache.tiles import TilePlan
+from outpace.cache.tiles import Tables, TilePlan
 from outpace.models.attention import attend_segments
 from outpace.models.attention_settings import AttentionSettings
 from outpace.models.compiled import loaded_kernels
+from outpace.models.gpu.capture import captures_on
+from outpace.models.gpu.captured_pass import CapturedPass
 from outpace.models.gpu.tree_attention import attend_plan
+from outpace.nets.layers import Attend
+
+MOST_CAPTURED_ROWS = 64
+"""Of a request in a pass that is captured: a prompt has more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +64,7 @@ class NetSlots:
 
     Attributes:
         tiled: one call per layer attends for all requests, as on everything but a CPU.
+        captures: passes of few rows run over static buffers, on CUDA as graphs (`NetPass`); where they are tiled.
     """
 
     def __init__(
@@ -83,21 +90,39 @@ class NetSlots:
             device=device,
         )
         self._scale, self.tiled = head_dim**-0.5, device.type != "cpu"
+        self.captures = captures_on(device)
 
     def positions(self, parts: Sequence[Rows]) -> Tensor:
         """[T] absolute positions of the fresh rows, packed."""
         return torch.cat([part.offsets[part.scratch :] + self.kv.lengths[part.slot] for part in parts])
 
-    def attention(self, parts: Sequence[Rows], sights: Sequence[Sight] = ()) -> "SlotAttention":
+    def attention(self, parts: Sequence[Rows], sights: Sequence[Sight] = ()) -> Attend:
         """The attention function of one pass over the parts' fresh rows.
 
         Args:
             parts: the requests, in the order of the packed rows.
             sights: what each layer lets a row see; everything that its part does if left out.
         """
+        if self.tiled:
+            return self.tiled_attention(
+                [tables.on(self.kv.keys.device) for tables in self.tables(parts, sights)], sights
+            )
+        return SlotAttention(*self._segments_by_sight(parts, sights), self._scale, sights)
+
+    def tables(self, parts: Sequence[Rows], sights: Sequence[Sight] = ()) -> list[Tables]:
+        """Tables of a pass: what parts say that their rows see, and where it differs what causal layers let them."""
+        plain, causal = self._segments_by_sight(parts, sights)
+        return [Tables.of(segments) for segments in ([plain] if causal is plain else [plain, causal])]
+
+    def tiled_attention(self, plans: Sequence[TilePlan], sights: Sequence[Sight] = ()) -> Attend:
+        """The attention function of a pass by its tables, as of `tables`."""
+        return TiledAttention(self.kv, plans, self._scale, sights)
+
+    def _segments_by_sight(self, parts: Sequence[Rows], sights: Sequence[Sight]) -> tuple[list[Segment], list[Segment]]:
+        """For layers that let rows see what their parts say, and for causal ones."""
         plain = self.segments(parts)
-        causal = self.segments([_causal(part) for part in parts]) if any(sight.is_causal for sight in sights) else plain
-        return SlotAttention(plain, causal, self._scale, sights, self.tiled)
+        is_causal = any(sight.is_causal for sight in sights)
+        return plain, self.segments([_causal(part) for part in parts]) if is_causal else plain
 
     def segments(self, parts: Sequence[Rows]) -> list[Segment]:
         """The parts as rows of a packed pass over the slots."""
@@ -131,24 +156,61 @@ class SlotAttention:
     """`nets.layers.Attend` over slots: files the rows' keys and values, then attends to all that they may see."""
 
     def __init__(
-        self, plain: Sequence[Segment], causal: Sequence[Segment], scale: float, sights: Sequence[Sight], tiled: bool
+        self, plain: Sequence[Segment], causal: Sequence[Segment], scale: float, sights: Sequence[Sight]
     ) -> None:
         self._plain, self._causal, self._scale, self._sights = plain, causal, scale, sights
-        self._kv = plain[0].kv
-        self._plain_tiles = self._causal_tiles = None
-        if tiled:
-            self._plain_tiles = TilePlan.of(plain)
-            self._causal_tiles = self._plain_tiles if causal is plain else TilePlan.of(causal)
-        self._fresh = FreshRows(plain, self._plain_tiles)
+        self._fresh = FreshRows(plain[0].kv, plain)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self._fresh.write(layer, key.transpose(0, 1), value.transpose(0, 1))
         sight = self._sights[layer] if self._sights else Sight()
         settings = AttentionSettings(layer, self._scale, sight.window, None)
-        tiles = self._causal_tiles if sight.is_causal else self._plain_tiles
-        if tiles is not None:
-            return attend_plan(query.transpose(0, 1), self._kv, tiles, settings)
         return attend_segments(query.transpose(0, 1), self._causal if sight.is_causal else self._plain, settings)
+
+
+class TiledAttention:
+    """The same in one call for all requests, by the tables of the pass: those of what rows see, and of what they see in
+    causal layers."""
+
+    def __init__(self, kv: SlotKV, plans: Sequence[TilePlan], scale: float, sights: Sequence[Sight]) -> None:
+        self._kv, self._plans, self._scale, self._sights = kv, plans, scale, sights
+        self._fresh = FreshRows(kv, (), plans[0])
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self._fresh.write(layer, key.transpose(0, 1), value.transpose(0, 1))
+        sight = self._sights[layer] if self._sights else Sight()
+        settings = AttentionSettings(layer, self._scale, sight.window, None)
+        return attend_plan(query.transpose(0, 1), self._kv, self._plans[-1 if sight.is_causal else 0], settings)
+
+
+class NetPass:
+    """A net's pass over rows of its slots, captured where its slots are.
+
+    Args:
+        slots: of the net.
+        function: of positions [T], an attention function and packed rows; returns tensors of T rows.
+        sights: of the net's layers.
+    """
+
+    def __init__(
+        self, slots: NetSlots, function: Callable[..., tuple[Tensor, ...]], sights: Sequence[Sight] = ()
+    ) -> None:
+        self._slots, self._function, self._sights = slots, function, sights
+        self._captured = CapturedPass(slots.kv, self._tiled)
+
+    def __call__(self, parts: Sequence[Rows], *rows: Tensor) -> tuple[Tensor, ...]:
+        """What the function makes of the parts' fresh rows."""
+        slots, device = self._slots, self._slots.kv.keys.device
+        if not slots.tiled:
+            return self._function(slots.positions(parts), slots.attention(parts, self._sights), *rows)
+        tables, found = slots.tables(parts, self._sights), None
+        if slots.captures and max(part.count for part in parts) <= MOST_CAPTURED_ROWS:
+            found = self._captured(tables, rows)
+        return self._tiled([one.on(device) for one in tables], *rows) if found is None else found
+
+    def _tiled(self, plans: Sequence[TilePlan], *rows: Tensor) -> tuple[Tensor, ...]:
+        attend = self._slots.tiled_attention(plans, self._sights)
+        return self._function(plans[0].rows[:, 2].long(), attend, *rows)
 
 
 def _causal(part: Rows) -> Rows:

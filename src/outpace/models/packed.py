@@ -4,6 +4,7 @@ import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -12,11 +13,14 @@ from transformers import PretrainedConfig
 
 from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
-from outpace.cache.tiles import TilePlan
+from outpace.cache.tiles import Tables, TilePlan
 from outpace.core.errors import InvalidRequest
 from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.models.attention import has_kernels
+from outpace.models.experts import has_experts
 from outpace.models.fixed_rows import EXACT_ROWS, joined, padded, pieces_of
+from outpace.models.gpu.capture import captures_on
+from outpace.models.gpu.captured_pass import CapturedPass
 from outpace.models.head import LmHead
 from outpace.models.kernel_linear import KernelLinear
 from outpace.models.native import NativeDecoder, agree
@@ -118,6 +122,9 @@ class PackedModel:
         key_dtype, value_dtype: in which keys and values are kept.
         tiled: one call per layer attends for all requests; by default on everything but a CPU.
         exact: tiled passes of fixed shapes, whose sums do not depend on what stands beside a row.
+
+    Attributes:
+        captures: tiled passes run over static buffers, on CUDA as graphs.
     """
 
     def __init__(
@@ -151,6 +158,9 @@ class PackedModel:
             value_dtype=value_dtype,
             device=self.device,
         )
+        # How many rows an expert gets is read on the host.
+        self.captures = self.tiled and captures_on(self.device) and not has_experts(decoder)
+        self._captured: dict[tuple[int, ...], CapturedPass] = {}  # by taps
         self.native = self._derive()
 
     @property
@@ -171,36 +181,65 @@ class PackedModel:
         self.kv.commit(slots, paths)
 
     @torch.inference_mode()
-    def run(self, parts: Sequence[Part]) -> Tensor:
-        """[T, H] final hidden states of the parts' fresh rows, packed; their keys and values become scratch rows."""
-        return self.run_tapped(parts, ())[0]
+    def run(self, parts: Sequence[Part], captured: bool = True) -> Tensor:
+        """[T, H] final hidden states of the parts' fresh rows, packed; their keys and values become scratch rows.
+
+        Args:
+            parts: requests' shares.
+            captured: as a graph, where passes are; prompts, whose lengths hardly recur, are better off without.
+        """
+        return self.run_tapped(parts, (), captured)[0]
 
     @torch.inference_mode()
-    def run_tapped(self, parts: Sequence[Part], taps: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
+    def run_tapped(
+        self, parts: Sequence[Part], taps: Iterable[int], captured: bool = True
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """As `run`, with the hidden states [T, H] at `taps`, numbered as transformers' `hidden_states`."""
         if not self.exact:
-            return self._run_once(parts, taps)
+            return self._run_once(parts, taps, captured)
         taps, pieces = tuple(taps), list(pieces_of(parts))
         counts = [sum(len(part.tokens) for part in piece) for piece in pieces]
-        return joined([self._run_once(piece, taps) for piece in pieces], counts)
+        return joined([self._run_once(piece, taps, captured) for piece in pieces], counts)
 
-    def _run_once(self, parts: Sequence[Part], taps: Iterable[int]) -> tuple[Tensor, dict[int, Tensor]]:
-        """One pass; in exact mode rows of padding come back too."""
+    def _run_once(self, parts: Sequence[Part], taps: Iterable[int], captured: bool) -> tuple[Tensor, dict[int, Tensor]]:
+        """One pass; in exact mode rows of padding may come back too."""
         segments, positions = self._segments(parts)
         ids = torch.cat([part.tokens.to(self.device) for part in parts])
-        # A tree may reach beyond the last token a request can have, where a table of learned positions ends.
-        # Nothing there is ever emitted or seen by a node that is.
-        positions = positions.clamp(max=self.max_length - 1).to(self.device)
+        if self.tiled:
+            return self._run_tiled(Tables.of(segments, self.exact), ids, taps, captured)
+        positions = self._within_reach(positions).to(self.device)
         if self.native is not None:
-            wanted = self._known_taps(taps)
-            return self.native.run(ids, positions, segments, self.kv, wanted)
+            return self.native.run(ids, positions, segments, self.kv, self._known_taps(taps))
+        return self._run_modules(ids, positions, PassCache(segments), taps)
+
+    def _run_tiled(
+        self, tables: Tables, ids: Tensor, taps: Iterable[int], captured: bool
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """A pass whose requests are attended in one call per layer; over static buffers, if one holds it."""
+        wanted = tuple(sorted(self._known_taps(taps)))
+        if captured and self.captures:
+            if wanted not in self._captured:
+                rows = EXACT_ROWS if self.exact else None
+                self._captured[wanted] = CapturedPass(self.kv, partial(self._run_plan, taps=wanted), rows)
+            found = self._captured[wanted]([tables], [ids])
+            if found is not None:
+                return found[0], dict(zip(wanted, found[1:], strict=True))
+        hidden, *features = self._run_plan([tables.on(self.device)], ids, wanted)
+        return hidden, dict(zip(wanted, features, strict=True))
+
+    def _run_plan(self, plans: Sequence[TilePlan], ids: Tensor, taps: Sequence[int]) -> tuple[Tensor, ...]:
+        """Hidden states and those at taps, [T, H] each, of a pass that has one plan."""
+        (plan,) = plans
+        positions = self._within_reach(plan.rows[:, 2].long())
         if self.exact:
             ids, positions = padded(ids), padded(positions)
-        return self._run_modules(ids, positions, PassCache(segments, self._tiles(segments)), taps)
+        hidden, features = self._run_modules(ids, positions, PassCache((), plan, self.kv), taps)
+        return hidden, *(features[tap] for tap in taps)
 
-    def _tiles(self, segments: Sequence[Segment]) -> TilePlan | None:
-        """Tables of a pass whose requests are attended in one call per layer."""
-        return TilePlan.of(segments, self.exact) if self.tiled else None
+    def _within_reach(self, positions: Tensor) -> Tensor:
+        """A tree may reach beyond the last token a request can have, where a table of learned positions ends. Nothing
+        there is ever emitted or seen by a node that is."""
+        return positions.clamp(max=self.max_length - 1)
 
     def _segments(self, parts: Sequence[Part]) -> tuple[list[Segment], Tensor]:
         """The parts' segments, and the positions [T] of their rows."""

@@ -9,6 +9,8 @@ from transformers import PreTrainedModel
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.models.compiled import loaded_kernels
+from outpace.models.fixed_rows import EXACT_ROWS
+from outpace.models.gpu.capture import HEAD_ROWS, Captured
 from outpace.models.packed import PackedModel, Part
 from outpace.models.prepare import prepare
 
@@ -59,6 +61,8 @@ class TransformersTarget(PackedModel):
             tiled=tiled,
             exact=exact and not on_cpu,
         )
+        buckets = (EXACT_ROWS,) if self.exact else HEAD_ROWS
+        self._captured_head = Captured(self._head_outputs, buckets, self.device)
 
     def copy_slot(self, source: int, goal: int, length: int) -> None:
         """Let a slot hold the first `length` committed tokens of another, or of itself, and nothing else."""
@@ -79,7 +83,7 @@ class TransformersTarget(PackedModel):
             Part(chunk.slot, chunk.tokens, shape.depth_tensor, shape.ancestor_mask, is_prompt=True)
             for chunk, shape in zip(chunks, shapes, strict=True)
         ]
-        hidden, tapped = self.run_tapped(parts, [tap for chunk in chunks for tap in chunk.taps])
+        hidden, tapped = self.run_tapped(parts, [tap for chunk in chunks for tap in chunk.taps], captured=False)
         outputs, start = [], 0
         for chunk, rows in zip(chunks, hidden.split([len(shape) for shape in shapes]), strict=True):
             self.kv.commit([chunk.slot], [range(len(chunk.tokens))])
@@ -104,7 +108,7 @@ class TransformersTarget(PackedModel):
             for slot, tree in zip(slots, trees, strict=True)
         ]
         hidden, tapped = self.run_tapped(parts, [tap for wanted in taps for tap in wanted])
-        packed = self.head(hidden)
+        packed = self._scored(hidden)
         outputs, start = [], 0
         for tree, wanted in zip(trees, taps or [()] * len(trees), strict=True):
             rows = slice(start, start + len(tree))
@@ -112,6 +116,14 @@ class TransformersTarget(PackedModel):
             outputs.append(NodeOutputs(packed.logits[rows], packed.top_ids[rows], packed.top_logits[rows], features))
             start += len(tree)
         return outputs
+
+    def _head_outputs(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        outputs = self.head(hidden)
+        return outputs.logits, outputs.top_ids, outputs.top_logits
+
+    def _scored(self, hidden: Tensor) -> NodeOutputs:
+        """The head's outputs at hidden states [R, H], where passes are captured as a graph of its own."""
+        return NodeOutputs(*self._captured_head(hidden)) if self.captures else self.head(hidden)
 
 
 def _side_by_side(tapped: dict[int, Tensor], taps: Sequence[int], rows: slice) -> Tensor | None:

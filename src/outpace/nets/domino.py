@@ -7,6 +7,7 @@ state and the block's output moves the logits of the next position (section 4.1.
 """
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from pydantic import Field
@@ -95,8 +96,13 @@ class DominoHead(nn.Module):
         """State [R, G] after one more token in each row, embeddings [R, H]; a parent's state serves every child."""
         if self.of_input is None or self.of_state is None:
             return torch.gru_cell(embeddings, state, *self.gate_weights())
-        reset, update, new = self.of_input(embeddings).chunk(3, dim=-1)
-        old_reset, old_update, old_new = self.of_state(state).chunk(3, dim=-1)
+        return self.follow(state, self.of_input(embeddings))
+
+    def follow(self, state: Tensor, gates: Tensor) -> Tensor:
+        """As `step`, of the products [R, 3G] of embeddings with the first of `gate_weights`."""
+        of_state = self.of_state or partial(nn.functional.linear, weight=self.gate_weights()[1])
+        reset, update, new = gates.chunk(3, dim=-1)
+        old_reset, old_update, old_new = of_state(state).chunk(3, dim=-1)
         candidate = torch.tanh(new + torch.sigmoid(reset + old_reset) * old_new)  # [R, G]
         return torch.lerp(candidate, state, torch.sigmoid(update + old_update))
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from outpace.core.drafting import Retriever
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
+from outpace.core.streams import SideStream
 from outpace.core.tree import DraftTree
 from outpace.shaping.grafting import Offer, free_slots, graft
 
@@ -31,7 +32,7 @@ class GraftedProposer:
     Args:
         base: drafts.
         retriever: retrieves.
-        place: "root": retrieval continues the pending token, and is on its way on the device while the base drafts;
+        place: "root": retrieval continues the pending token, on a stream of its own while the base drafts;
             "tail": it continues the ends of what the base drafted, the likeliest first, in turn (Graft(TAIL), section
             2.2; of a cut chain, appendix F).
         reserved: share of the budget that the base is not offered, for retrieval without pruning (Graft(ROOT),
@@ -51,6 +52,7 @@ class GraftedProposer:
         self.base, self.retriever, self.budget = base, retriever, base.budget
         self.needs = Needs(max(base.needs.top_k, retriever.needs.top_k), base.needs.taps)
         self._device, self._place, self._reserved = device, place, reserved
+        self._side = SideStream(device)
 
     def open(self, slot: int, alone: bool = False) -> GraftedState:
         return GraftedState(self.base.open(slot, alone), self.retriever.open(slot, alone))
@@ -80,10 +82,15 @@ class GraftedProposer:
         ]
         started = perf_counter()
         if self._place == "root":
-            pending = torch.tensor([request.ids[-1:] for request in requests], device=self._device)  # [R, 1]
-            retrieved = self.retriever.prepare(retrievers, requests, list(pending))
+            with self._side.beside():
+                pending = torch.tensor([request.ids[-1:] for request in requests], device=self._device)  # [R, 1]
+                retrieved = self.retriever.prepare(retrievers, requests, list(pending))
         asked = perf_counter()
-        trees = self.base.propose(bases, offered)
+        try:
+            trees = self.base.propose(bases, offered)
+        finally:  # also of a round that is taken back: what is learned next must not be written while it is read
+            if self._place == "root":
+                self._side.join([found.tokens for found in retrieved])
         answered = perf_counter()
         if self._place == "root":
             offers = [[Offer(0, found)] for found in retrieved]

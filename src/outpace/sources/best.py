@@ -1,14 +1,24 @@
 """The best ids of each row of draft logits: by the compiled kernels where nothing but logits and keyed noise counts."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from outpace.core.protocols import Stream
 from outpace.models.compiled import loaded_kernels
+from outpace.models.gpu.capture import HEAD_ROWS, Captured, captures_on
+from outpace.models.head import LmHead, SubsetHead
 from outpace.models.largest import Awaited, largest
 from outpace.sampling.scores import Best, Pool, awaited_draws, best_scores
+
+
+def own_scores_of(head: LmHead | SubsetHead, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """`head.own_scores`, captured where passes on a device are."""
+    if not captures_on(device):
+        return head.own_scores
+    captured = Captured(lambda hidden: (head.own_scores(hidden),), HEAD_ROWS, device)
+    return lambda hidden: captured(hidden)[0]
 
 
 def counts_scores_alone(streams: Sequence[Stream], noise: bool, wants_entropy: bool) -> bool:

@@ -9,16 +9,17 @@ from outpace.core.bases import BaseSource
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.models.head import LmHead, SubsetHead
-from outpace.models.net_slots import NetSlots, Rows, Sight
+from outpace.models.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.sampling.scores import Best, Pool
-from outpace.sources.best import awaited_by, best_ids, counts_scores_alone
+from outpace.sources.best import awaited_by, best_ids, counts_scores_alone, own_scores_of
 from outpace.sources.block_state import BlockState
 from outpace.sources.native_head import HeadRows, HeadStep, NativeHead, Picked, native_head
 from outpace.sources.native_nets import native_block
 from outpace.sources.rollout.chains import Chains
 from outpace.sources.rollout.head import TritonHead, triton_head
+from outpace.sources.rollout.rollout import gate_table as table_of_gates
 
 
 class BlockSource(BaseSource):
@@ -36,6 +37,7 @@ class BlockSource(BaseSource):
         noise: draft with the request's keyed noise at temperature > 0.
         every_position: with shifted labels also use the last position, B drafts instead of B - 1.
         pool: draft only from this many ids per block, those with the best base logits at any depth; None for all.
+        gate_table: read Domino's products of embeddings with the GRU's weight from a table instead of computing them.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class BlockSource(BaseSource):
         noise: bool = True,
         every_position: bool = False,
         pool: int | None = None,
+        gate_table: bool = False,
     ) -> None:
         self.net, self._embed, self._head, self._noise = net, embed, head, noise
         # Ids that cannot be drafted need no correction.
@@ -56,8 +59,12 @@ class BlockSource(BaseSource):
         self._pool = limit if limit < head.vocab_size else None
         self._ranked_rows: Tensor | None = None  # of W2, where every block drafts from the same ids
         self._causal: NativeHead | TritonHead | None = None
+        self._table: Tensor | None = None  # [V, 3G]
+        if isinstance(net, DominoNet) and gate_table:
+            self._table = table_of_gates(net.head.gate_weights()[0], embed, head.vocab_size)
         if isinstance(net, DominoNet) and (self._pool is None or self._pool == drafted):
-            self._causal = native_head(net.head, head.ids) or triton_head(net.head, head.ids)
+            compiled = native_head(net.head, head.ids) if self._table is None else None  # it computes gates itself
+            self._causal = compiled or triton_head(net.head, head.ids)
             if self._causal is None and head.ids is not None:
                 self._ranked_rows = net.head.vocabulary_weight[head.ids]
         config = net.config
@@ -79,9 +86,12 @@ class BlockSource(BaseSource):
         self.chains: Chains | None = None
         if isinstance(self._causal, TritonHead):
             corrected = [config.draft_step(depth).corrected for depth in range(1, self.depth + 1)]
-            self.chains = Chains(self._causal.weights, embed, corrected)
-        self._sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
-        self._positions = [config.draft_step(depth).position for depth in range(1, self.depth + 1)]
+            self.chains = Chains(self._causal.weights, embed, corrected, self._table)
+        sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
+        self._pass = NetPass(self.slots, lambda positions, attend, rows: (net.block(rows, positions, attend),), sights)
+        self._scores = own_scores_of(head, self._device)
+        positions = [config.draft_step(depth).position for depth in range(1, self.depth + 1)]
+        self._positions = torch.tensor(positions, device=self._device)
 
     def open(self, slot: int, alone: bool = False) -> BlockState:
         self.slots.kv.truncate(slot, 0)
@@ -172,10 +182,9 @@ class BlockSource(BaseSource):
         if self._native is not None:
             outputs = self._native.block(embedded, parts)
         else:
-            positions = self.slots.positions(parts).to(self._device)
-            outputs = self.net.block(embedded, positions, self.slots.attention(parts, self._sights))
+            (outputs,) = self._pass(parts, embedded)
         wanted = outputs.unflatten(0, (-1, size))[:, self._positions]  # [R, D, H]
-        base = self._head.own_scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))  # [R, D, K]
+        base = self._scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))  # [R, D, K]
         for state, rows, logits in zip(states, wanted, base, strict=True):
             state.hidden, state.base, state.rolled = rows, logits, None
             if self._causal is not None:
@@ -211,12 +220,15 @@ class BlockSource(BaseSource):
         base = torch.cat([state.base[at].expand(size, -1) for state, size in zip(states, sizes, strict=True)])
         if not isinstance(self.net, DominoNet):
             return base
-        head, embeddings = self.net.head, self._embed(tokens.to(self._device))  # [F, H]
+        head, tokens = self.net.head, tokens.to(self._device)
         if at == 0:
-            causal = head.start(embeddings)  # [F, G]
+            before = base.new_zeros(len(tokens), head.config.gru_hidden_dim, dtype=self.net.norm.weight.dtype)
         else:
-            before = [state.causal[list(rows)] for state, rows in zip(states, above, strict=True)]
-            causal = head.step(torch.cat(before), embeddings)
+            before = torch.cat([state.causal[list(rows)] for state, rows in zip(states, above, strict=True)])  # [F, G]
+        if self._table is None:
+            causal = head.step(before, self._embed(tokens))
+        else:
+            causal = head.follow(before, self._table[tokens])
         for state, rows in zip(states, causal.split(sizes), strict=True):
             state.causal = rows
         if not self.net.config.draft_step(at + 1).corrected:
@@ -244,11 +256,12 @@ class BlockSource(BaseSource):
             streams = [state.asked.stream for state, size in zip(states, sizes, strict=True) for _ in range(size)]
             awaited = awaited_by(streams, [at] * len(streams), self._noise, self._head.ids)
         rows = HeadRows(
-            self._embed(tokens),
+            None if self._table is not None else self._embed(tokens),
             [(state.causal, parents if at else [0]) for state, parents in zip(states, above, strict=True)],
             here([state.hidden for state in states]) if is_corrected else None,
             here([state.base for state in states]),
             awaited,
+            None if self._table is None else self._table[tokens.to(self._device)],
         )
         step = self._causal.correct(rows, best)
         for state, own in zip(states, step.states.split(sizes), strict=True):

@@ -9,9 +9,9 @@ from torch import Tensor
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import Stream
 from outpace.models.head import LmHead, SubsetHead
-from outpace.models.net_slots import Rows
+from outpace.models.net_slots import NetPass, Rows
 from outpace.nets.eagle3 import Eagle3Net
-from outpace.sources.best import best_ids
+from outpace.sources.best import best_ids, own_scores_of
 from outpace.sources.frequency import head_of, pool_of
 from outpace.sources.native_nets import native_fusion
 from outpace.sources.pairs import PairSource, PairState
@@ -71,6 +71,8 @@ class EagleSource(PairSource[EagleState]):
         else:
             assert head is not None, "a net without a head uses the target's"
             self._head = head if vocabulary is None else head.restricted(vocabulary)
+        self._scores = own_scores_of(self._head, self._device)
+        self._pass = NetPass(self.slots, lambda positions, attend, *rows: self.net(*rows, positions, attend))
 
     def _new_state(self, slot: int) -> EagleState:
         return EagleState(slot, self._no_features())
@@ -92,7 +94,7 @@ class EagleSource(PairSource[EagleState]):
             streams += [stream] * len(nodes)
             depths += [state.scratch.depth] * len(nodes)
             paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
-        logits, pool = self._head.own_scores(hidden), pool_of(self._head, len(hidden))  # [F, K]
+        logits, pool = self._scores(hidden), pool_of(self._head, len(hidden))  # [F, K]
         asked = frontier.wants_entropy, frontier.draws
         best = best_ids(logits, streams, depths, width, self._noise, paths, pool, *asked)
         return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)
@@ -128,6 +130,5 @@ class EagleSource(PairSource[EagleState]):
         embeddings = self.net.embed(tokens.to(self._device), self._table)
         if self._native is not None:
             return self._native.run(embeddings, features, parts)
-        positions = self.slots.positions(parts).to(self._device)
-        outputs: tuple[Tensor, Tensor] = self.net(embeddings, features, positions, self.slots.attention(parts))
-        return outputs
+        outputs, hidden = self._pass(parts, embeddings, features)
+        return outputs, hidden

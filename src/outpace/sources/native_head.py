@@ -24,18 +24,20 @@ class HeadRows:
     """Rows of a causal head that read one more token.
 
     Attributes:
-        embeddings: [F, H] of those tokens.
+        embeddings: [F, H] of those tokens; None where their gates are known.
         before: F rows of states [.., G] before them.
         outputs: F rows of block outputs [.., H] that predict what comes next; None where base logits stay.
         base: F rows of base logits [.., K].
         awaited: draws whose noise decides which ids are best; None where logits do.
+        gates: [F, 3G] of those tokens, from a table (`rollout.gate_table`); of heads that take them.
     """
 
-    embeddings: Tensor
+    embeddings: Tensor | None
     before: Picked
     outputs: Picked | None
     base: Picked
     awaited: Awaited | None = None
+    gates: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +94,10 @@ class NativeHead:
             rows: of several requests.
             best: how many of the best ids are wanted; None for all logits instead.
         """
-        count, kernels = len(rows.embeddings), loaded_kernels()
+        kernels = loaded_kernels()
         assert kernels is not None
+        assert rows.embeddings is not None, "these kernels compute gates themselves"
+        count = len(rows.embeddings)
         embeddings = rows.embeddings.float().contiguous()
         after = torch.empty(count, self._head.state)
         vocabulary = self._head.up.outputs

@@ -74,6 +74,7 @@ def by_torch(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSetti
     group = heads // kv.keys.shape[2]
     output = query.new_zeros(count, heads, dim)
     sight = plan.sight.long()
+    assert plan.on_host is not None, "padded tables are read by kernels"
     for slot, first, size, committed, offset, _, _, _, end in plan.on_host:
         own = slice(first, first + size)
         positions = plan.rows[own, 2]

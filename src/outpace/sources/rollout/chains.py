@@ -26,10 +26,17 @@ class Chains:
         weights: of the causal head.
         embed: the target's embedding.
         corrected: per depth, whether the head corrects it.
+        table: `gate_table`, if products with embeddings are to be looked up.
     """
 
-    def __init__(self, weights: HeadWeights, embed: Callable[[Tensor], Tensor], corrected: Sequence[bool]) -> None:
-        self.rollout = Captured(Rollout(weights, embed, corrected), BUCKETS)
+    def __init__(
+        self,
+        weights: HeadWeights,
+        embed: Callable[[Tensor], Tensor],
+        corrected: Sequence[bool],
+        table: Tensor | None = None,
+    ) -> None:
+        self.rollout = Captured(Rollout(weights, embed, corrected, table=table), BUCKETS, weights.of_state.device)
 
     def level(self, states: Sequence[BlockState], tokens: Tensor, is_first: bool) -> Candidates:
         """The next token of every chain.
@@ -54,7 +61,6 @@ class Chains:
         keys = torch.zeros(*base.shape[:2], 2, dtype=torch.int32, device=base.device)
         pending = tokens.to(base.device)
         ids, _, sums = self.rollout(hidden, base, pending, keys, base.new_zeros(len(base), dtype=torch.float32))
-        # Copied: the next round writes over the buffers, and trees live longer.
-        ids, scores = ids[..., 0].clone(), torch.diff(sums[..., 0], prepend=sums.new_zeros(len(sums), 1))
+        ids, scores = ids[..., 0], torch.diff(sums[..., 0], prepend=sums.new_zeros(len(sums), 1))
         for state, own, own_scores in zip(states, ids, scores, strict=True):
             state.rolled = own, own_scores

@@ -32,7 +32,10 @@ class TritonHead:
             best: how many of the best ids are wanted; None for all logits instead.
         """
         weights, base = self.weights, _gathered(rows.base)
-        gates = nn.functional.linear(rows.embeddings.to(weights.of_input), weights.of_input)
+        gates = rows.gates
+        if gates is None:
+            assert rows.embeddings is not None, "gates are known, or made of embeddings"
+            gates = nn.functional.linear(rows.embeddings.to(weights.of_input), weights.of_input)
         of_hidden = None
         if rows.outputs is not None:
             of_hidden = nn.functional.linear(_gathered(rows.outputs).to(weights.of_hidden), weights.of_hidden)

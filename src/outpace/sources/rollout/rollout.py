@@ -8,10 +8,12 @@ from torch import Tensor, nn
 from outpace.sources.rollout.step import HeadWeights, StepRows, step
 
 
-def gate_table(weights: HeadWeights, embedding: Tensor) -> Tensor:
-    """[V, 3G] products of every embedding [V, H] with the GRU's input weight: a row is read instead of computed. For a
-    vocabulary of 151,936 and G = 1,024 that is 0.93 GB in bfloat16."""
-    return torch.cat([nn.functional.linear(rows, weights.of_input) for rows in embedding.split(8192)])
+@torch.inference_mode()
+def gate_table(of_input: Tensor, embed: Callable[[Tensor], Tensor], vocab_size: int) -> Tensor:
+    """[V, 3G] products of every id's embedding with the GRU's input weight [3G, H]: a row is read instead of computed.
+    For a vocabulary of 151,936 and G = 1,024 that is 0.93 GB in bfloat16."""
+    ids = torch.arange(vocab_size, device=of_input.device)
+    return torch.cat([nn.functional.linear(embed(some).to(of_input), of_input) for some in ids.split(8192)])
 
 
 class Rollout:

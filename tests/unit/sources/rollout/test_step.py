@@ -130,7 +130,8 @@ def test_a_rollout_is_the_tree_that_is_grown_level_by_level(width: int) -> None:
     corrected, inputs = (False, True, True), rollout_inputs(3, 2, 3)
     hidden, base, pending, keys, warmth = inputs
     rolled = Rollout(weights, embedding.__getitem__, corrected, width)(*inputs)
-    looked_up = Rollout(weights, embedding.__getitem__, corrected, width, gate_table(weights, embedding))(*inputs)
+    table = gate_table(weights.of_input, embedding.__getitem__, VOCABULARY)
+    looked_up = Rollout(weights, embedding.__getitem__, corrected, width, table)(*inputs)
     for one, other in zip(rolled, looked_up, strict=True):
         torch.testing.assert_close(one, other)
     for request in range(2):
@@ -160,7 +161,7 @@ def test_buckets_change_nothing() -> None:
     weights = random_weights(1, torch.float32)
     embedding = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     rollout = Rollout(weights, embedding.__getitem__, (False, True), 2)
-    captured = Captured(rollout, (2, 4))
+    captured = Captured(rollout, (2, 4), DEVICE)
     for seed, requests in enumerate((3, 1, 4, 2, 5)):
         inputs = rollout_inputs(seed, requests, 2)
         for actual, expected in zip(captured(*inputs), rollout(*inputs), strict=True):
