@@ -24,6 +24,7 @@ class Session:
         proposer: answers "which tree?" for this request.
         budget: drafted nodes per round at most.
         is_priced: its trees follow prices of time.
+        is_sized: its method follows none, but its budget does where it shares rounds with others.
         new_stopper: makes what decides where the answer ends; it knows no EOS ids if the request ignores them.
         eos_token_ids: the request's EOS ids, its own or the model's, ignored or not.
         state: the proposer's per-request state.
@@ -51,6 +52,7 @@ class Session:
     new_stopper: Callable[[], StopChecker]
     eos_token_ids: tuple[int, ...] = ()
     is_priced: bool = False
+    is_sized: bool = False
     state: Any = None
     slot: int | None = None
     prefilled: int = 0
