@@ -16,7 +16,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, decision_margin
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
-from outpace.methods.catalog import MethodLike, MethodSpec, name_of, parse_method, stored_proposer
+from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method, stored_proposer
 from outpace.methods.profile import choose
 from outpace.methods.speculative_config import from_speculative_config
 from outpace.models.costs_file import costs_file
@@ -235,11 +235,12 @@ class Model:
         return self.engine.add(self.encode(prompt), params, proposer, chosen)
 
     def _drafting(self, method: MethodLike | None, budget: int | None) -> tuple[Proposer, int | None]:
-        proposer = self.proposer(self.method if method is None else method)
-        chosen = checked_budget(budget)
+        wanted, chosen = self.method if method is None else method, checked_budget(budget)
+        proposer = self.proposer(wanted)
         if chosen is None and method in (None, self.method):
             chosen = self._budget
-        return proposer, chosen
+        is_open = chosen is None and not proposer.needs.prices
+        return proposer, own_budget(wanted) if is_open else chosen
 
 
 def load(

@@ -96,7 +96,8 @@ class Engine:
             prompt_ids: token ids of the prompt.
             params: sampling parameters.
             proposer: the method.
-            budget: drafted nodes per round; None takes the proposer's, or what is worth its time if it asks for prices.
+            budget: drafted nodes per round; None takes the proposer's, or what is worth its time if it asks for prices
+                or shares its rounds.
             keep: leave the slot open when the request ends, as `session.kept`, for the next turn to resume; `release`
                 closes it. A slot that another request needs is taken from the oldest kept one, whose conversation is
                 then written afresh at its next turn. Rejection keeps and resumes none (`SamplingParams.verification`).
@@ -111,7 +112,8 @@ class Engine:
         """
         prompt = self._checked_prompt(prompt_ids, params)
         # Under rejection a tree has a say in what is said, so that it must not follow a clock.
-        is_priced = budget is None and self._has_prices and proposer.needs.prices > 0 and not params.is_rejection
+        has_prices = budget is None and self._has_prices and not params.is_rejection
+        is_priced = has_prices and proposer.needs.prices > 0
         if budget is None:
             budget = proposer.needs.prices if is_priced else proposer.budget
         if budget < 0:
@@ -145,6 +147,7 @@ class Engine:
                 eos_token_ids=tuple(eos),
                 constraint=self.constraint(params),
                 is_priced=is_priced,
+                is_sized=has_prices and not is_priced and budget > 0,
             )
             session.metrics.prompt_tokens = len(prompt)
             session.admitted_at = perf_counter()

@@ -1,12 +1,15 @@
 """What a round pays: the time of its pass, and what decoding yields for time."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
-from outpace.core.prices import Prices, averaged
-from outpace.core.protocols import Target
+from outpace.core.prices import PassTimes, Prices, averaged
+from outpace.core.protocols import Proposer, Target, Verdict
+from outpace.core.tree import DraftTree
 from outpace.engine.costs import PassCosts
+from outpace.engine.phases import Phases
 from outpace.engine.session import Session
+from outpace.engine.sizing import Sizing
 
 _KEPT = 0.97  # of what rounds took, a round later: some thirty are remembered
 _PACE_KEPT = 0.95  # of what a request gained
@@ -27,29 +30,65 @@ class Pricing:
         self._ms: dict[int, float] = {}  # of a round, by its number of requests
         self._paces: WeakKeyDictionary[Session, float] = WeakKeyDictionary()
         self._pace: float | None = None  # of all
+        self._sizings: WeakKeyDictionary[Proposer, Sizing] = WeakKeyDictionary()
+        self._budgets: list[int] = []  # of the round
 
     def prices(self, target: Target, sessions: Sequence[Session]) -> list[Prices | None]:
         """Prices of a round of these requests: one for each, None for those that follow none."""
         if not any(session.is_priced for session in sessions):
             return [None] * len(sessions)
-        first = sessions[0]
-        assert first.slot is not None, "a session in a round has a slot"
-        if not self._costs.is_known:
-            self._costs.measure(target, first.slot, first.ids[-1])
-        nodes = sum(session.budget for session in sessions)
-        count = len(sessions)
-        times = self._costs.times(count, _context(sessions), nodes)
+        count, times = len(sessions), self._times(target, sessions)
         each = count / self._ms.get(count, times.ms[0])
-        paces = [self._paces.get(session, self._pace or 1.0) for session in sessions]
         return [
             Prices(pace * each, times, pace) if session.is_priced else None
-            for session, pace in zip(sessions, paces, strict=True)
+            for session, pace in zip(sessions, self._paces_of(sessions), strict=True)
         ]
 
+    def budgets(self, target: Target, sessions: Sequence[Session]) -> list[int]:
+        """Nodes that each request's tree may have in a round of these: its own budget, or fewer where it shares the
+        round, its method follows no prices by itself, and more are not worth their time."""
+        budgets = [session.budget for session in sessions]
+        if _follows(sessions):
+            for proposer, members in _sized(sessions).items():
+                times = self._times(target, sessions)
+                rate = sum(self._paces_of(sessions)) / self._ms.get(len(sessions), times.ms[0])
+                sizing = self._sizings.setdefault(proposer, Sizing(max(budgets[index] for index in members)))
+                for index, nodes in zip(members, sizing.budgets(len(members), times, rate), strict=True):
+                    budgets[index] = nodes
+        self._budgets = budgets
+        return budgets
+
     def learn(
+        self,
+        sessions: Sequence[Session],
+        trees: Sequence[DraftTree],
+        verdicts: Mapping[int, Verdict],
+        phase: Phases,
+        tokens: Sequence[int],
+    ) -> None:
+        """Take in a round, if any of its requests follows prices.
+
+        Args:
+            sessions: its requests, before it.
+            trees: that were verified.
+            verdicts: by request, on them.
+            phase: its clock.
+            tokens: that each request gained.
+        """
+        if not _follows(sessions):
+            return
+        self.learn_times(sessions, sum(map(len, trees)), phase.ms("forward", "verify"), phase.ms(), tokens)
+        groups = _sized(sessions)
+        for proposer, members in groups.items():
+            found = [verdicts.get(index) for index in members]
+            ms = phase.ms("draft") if len(members) == len(sessions) else None
+            own = [self._budgets[index] for index in members]
+            self._sizings[proposer].learn(own, [trees[index] for index in members], found, ms)
+
+    def learn_times(
         self, sessions: Sequence[Session], rows: int, pass_ms: float, round_ms: float, tokens: Sequence[int]
     ) -> None:
-        """Take in a round that had prices.
+        """Take in how long a round took, and what for.
 
         Args:
             sessions: its requests, before it.
@@ -63,6 +102,32 @@ class Pricing:
         for session, gained in zip(sessions, tokens, strict=True):
             self._paces[session] = averaged(self._paces.get(session, self._pace), float(gained), _PACE_KEPT)
         self._pace = averaged(self._pace, sum(tokens) / len(tokens), _KEPT)
+
+    def _times(self, target: Target, sessions: Sequence[Session]) -> PassTimes:
+        """Of passes of these requests, with all numbers of nodes that they may have together."""
+        first = sessions[0]
+        assert first.slot is not None, "a session in a round has a slot"
+        if not self._costs.is_known:
+            self._costs.measure(target, first.slot, first.ids[-1])
+        return self._costs.times(len(sessions), _context(sessions), sum(session.budget for session in sessions))
+
+    def _paces_of(self, sessions: Sequence[Session]) -> list[float]:
+        """Tokens that each gains per round."""
+        return [self._paces.get(session, self._pace or 1.0) for session in sessions]
+
+
+def _follows(sessions: Sequence[Session]) -> bool:
+    """Whether anything in a round of these requests follows prices. Alone a method drafts what it was made to."""
+    return any(session.is_priced or (session.is_sized and len(sessions) > 1) for session in sessions)
+
+
+def _sized(sessions: Sequence[Session]) -> dict[Proposer, list[int]]:
+    """Requests whose budgets follow prices, by what drafts for them."""
+    groups: dict[Proposer, list[int]] = {}
+    for index, session in enumerate(sessions):
+        if session.is_sized and len(sessions) > 1:
+            groups.setdefault(session.proposer, []).append(index)
+    return groups
 
 
 def _context(sessions: Sequence[Session]) -> int:

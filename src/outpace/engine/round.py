@@ -37,10 +37,13 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
         pricing: what prices rounds, for proposers that ask.
     """
     sessions = [gain.session for gain in gains]
-    prices = [None] * len(sessions) if pricing is None else pricing.prices(target, sessions)
+    prices: Sequence[Prices | None] = [None] * len(sessions)
+    budgets: Sequence[int] = [session.budget for session in sessions]
+    if pricing is not None:
+        prices, budgets = pricing.prices(target, sessions), pricing.budgets(target, sessions)
     phase = Phases()
     with phase("draft"):
-        trees, tokens = sayable(propose(target, sessions, prices), sessions, target.vocab_size)
+        trees, tokens = sayable(propose(target, sessions, prices, budgets), sessions, target.vocab_size)
         rooms = [room(target, session) for session in sessions]
         trees, tokens = under_grammars(trees, tokens, sessions, rooms, prices)
     with phase("forward"):
@@ -64,19 +67,21 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
     with phase("observe"):
         observe(sessions, trees, outputs, verdicts)
     phase.count(gains, trees)
-    if pricing is not None and any(prices):
-        tokens_each = [len(gain.tokens) for gain in gains]
-        pricing.learn(sessions, sum(map(len, trees)), phase.ms("forward", "verify"), phase.ms(), tokens_each)
+    if pricing is not None:
+        pricing.learn(sessions, trees, verdicts, phase, [len(gain.tokens) for gain in gains])
 
 
-def propose(target: Target, sessions: Sequence[Session], prices: Sequence[Prices | None]) -> list[DraftTree]:
+def propose(
+    target: Target, sessions: Sequence[Session], prices: Sequence[Prices | None], budgets: Sequence[int]
+) -> list[DraftTree]:
     """One tree per session, asked of each proposer once for all its sessions."""
     trees: dict[int, DraftTree] = {}
     for proposer, members in by_proposer(sessions).items():
         requests = []
         for index in members:
             session = sessions[index]
-            requests.append(DraftRequest(session.stream, session.budget, room(target, session), prices[index]))
+            depth = room(target, session) if budgets[index] else 0
+            requests.append(DraftRequest(session.stream, budgets[index], depth, prices[index]))
         proposed = proposer.propose([sessions[index].state for index in members], requests)
         if len(proposed) != len(requests):
             raise ValueError(f"{type(proposer).__name__} proposed {len(proposed)} trees for {len(requests)} requests")

@@ -26,6 +26,7 @@ class Session:
         budget: drafted nodes per round at most.
         constraint: its grammar at work; None without one.
         is_priced: its trees follow prices of time.
+        is_sized: its method follows none, but its budget does where it shares rounds with others.
         new_stopper: makes what decides where the answer ends; it knows no EOS ids if the request ignores them.
         eos_token_ids: the request's EOS ids, its own or the model's, ignored or not.
         state: the proposer's per-request state.
@@ -54,6 +55,7 @@ class Session:
     eos_token_ids: tuple[int, ...] = ()
     constraint: GrammarConstraint | None = None
     is_priced: bool = False
+    is_sized: bool = False
     state: Any = None
     slot: int | None = None
     prefilled: int = 0

@@ -104,6 +104,15 @@ def method_named(name: str) -> Method:
     return methods()[name]
 
 
+MethodLike = str | MethodSpec | Proposer
+"""How a method is named: by a text, by `method(...)`, or by a proposer made by hand."""
+
+
+def own_budget(method: MethodLike) -> int | None:
+    """The budget that a method names itself, which follows no prices; None where it leaves it open."""
+    return (parse_method(method) if isinstance(method, str) else method).budget
+
+
 def parse_method(text: str) -> MethodSpec:
     """Read "name" or "name:option=value,option=value".
 
@@ -150,10 +159,6 @@ def _checked(what: str, name: str, given: Mapping[str, Any]) -> MethodSpec:
         return MethodSpec(name, methods()[name].options.model_validate(given))
     except ValidationError as error:
         raise InvalidRequest(f"method={what!r}: {first_complaint(error)}") from error
-
-
-MethodLike = str | MethodSpec | Proposer
-"""How a method is named: by a text, by `method(...)`, or by a proposer made by hand."""
 
 
 def _shapes_with(kind: type[Options], option: str) -> str:

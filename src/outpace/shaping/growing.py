@@ -12,6 +12,7 @@ from outpace.core.protocols import DraftRequest, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
 from outpace.shaping.acceptance import KeyedAcceptance, Lesson, Scored, calibrated
 
+_ROOT = torch.zeros(1)  # the score of a tree without drafts
 RERANKED_ROOM = 1 << 20
 """A shape that reranks sets its own limits while it grows."""
 
@@ -96,6 +97,8 @@ class GrowingProposer:
         for place, (lesson, request) in enumerate(zip(lessons, requests, strict=True)):
             if lesson is not None:
                 lesson.begin(place, request)
+        if not any(request.budget for request in requests):
+            return [DraftTree(torch.tensor(request.ids[-1:]), Topology.chain(1), scores=_ROOT) for request in requests]
         nodes = ((room > 0) & (limits > 0)).nonzero()[:, 0]  # [F] to expand
         above = torch.full_like(nodes, -1)
         passes = torch.zeros(len(requests), dtype=torch.int64)

@@ -112,7 +112,7 @@ def test_the_rate_is_that_of_late_rounds(tmp_path: Path) -> None:
     session.slot = 0
     for tokens, rounds in ((1, 100), (4, 200)):
         for _ in range(rounds):
-            pricing.learn([session], rows=3, pass_ms=13, round_ms=20, tokens=[tokens])
+            pricing.learn_times([session], rows=3, pass_ms=13, round_ms=20, tokens=[tokens])
     (prices,) = pricing.prices(ToyTarget(12), [session])
     assert prices is not None
     assert prices.rate == pytest.approx(4 / 20, rel=0.02)
@@ -127,8 +127,8 @@ def test_each_request_has_its_own_rate_and_each_size_of_batch_its_time(tmp_path:
     for slot, session in enumerate(sessions):
         session.slot = slot
     for _ in range(100):
-        pricing.learn(sessions[:2], rows=6, pass_ms=30, round_ms=40, tokens=[3, 1])
-        pricing.learn(sessions[:1], rows=3, pass_ms=13, round_ms=20, tokens=[3])
+        pricing.learn_times(sessions[:2], rows=6, pass_ms=30, round_ms=40, tokens=[3, 1])
+        pricing.learn_times(sessions[:1], rows=3, pass_ms=13, round_ms=20, tokens=[3])
     first, second = pricing.prices(engine.target, sessions[:2])
     (alone,) = pricing.prices(engine.target, sessions[:1])
     (new,) = pricing.prices(engine.target, sessions[2:])

@@ -1,0 +1,142 @@
+"""Budgets in a batch: methods that follow no prices draft as much as is worth its time there, and no more."""
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core.params import SamplingParams
+from outpace.core.prices import PassTimes
+from outpace.core.protocols import DraftRequest, Verdict
+from outpace.core.tree import DraftTree
+from outpace.engine.costs import ROWS, PassCosts
+from outpace.engine.engine import Engine
+from outpace.engine.session import Session
+from outpace.engine.sizing import Sizing
+from outpace.methods.catalog import own_budget, parse_method
+from outpace.shaping.beam import Beam, BeamConfig
+from outpace.shaping.growing import GrowingProposer
+from outpace.shaping.proposer import EmptyDraft
+from outpace.testing import OracleDrafter, ToyTarget, decode
+from outpace.testing.sources import ToySource, blend
+
+V = 12
+PROMPTS = [[1], [2, 5, 1], [7, 1, 4, 4], [3, 3]]
+STEEP = [1e3 * rows for rows in ROWS]
+
+
+def costs_of(tmp_path: Path, ms: Sequence[float]) -> PassCosts:
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({"rows": ROWS, "ms": list(ms)}))
+    return Timeless(file)
+
+
+class Timeless(PassCosts):
+    """Costs that no clock corrects: passes of a toy take no time at all."""
+
+    def learn(self, rows: int, context: int, ms: float) -> None:
+        pass
+
+
+class Asked(GrowingProposer):
+    """A beam that writes down what it is asked for."""
+
+    def __init__(self, share: float = 1.0) -> None:
+        super().__init__(ToySource(blend(share, V)), Beam(BeamConfig(depth=4, breadth=2)), 6)
+        self.budgets: list[list[int]] = []
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        self.budgets.append([request.budget for request in requests])
+        trees = super().propose(states, requests)
+        assert all(len(tree) == 1 for tree, request in zip(trees, requests, strict=True) if request.budget == 0)
+        return trees
+
+
+def said(proposer: Any, costs: PassCosts | None, count: int, **options: Any) -> list[Session]:
+    params = SamplingParams(max_new_tokens=30, seed=4, **options)
+    return decode(
+        Engine(ToyTarget(V, max_length=64), costs=costs), PROMPTS[:count], [params] * count, [proposer] * count
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_rows_that_cost_more_than_they_bring_are_left_out(tmp_path: Path, temperature: float) -> None:
+    """Guards against methods that go on drafting in a batch where plain decoding is four times as fast, and against
+    answers that change with it."""
+    plain = said(EmptyDraft(), None, 4, temperature=temperature)
+    proposer = Asked()
+    found = said(proposer, costs_of(tmp_path, STEEP), 4, temperature=temperature)
+    assert [session.generated for session in found] == [session.generated for session in plain]
+    assert {budget for budgets in proposer.budgets if len(budgets) > 1 for budget in budgets} == {0}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_answers_do_not_depend_on_it(tmp_path: Path, temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against budgets that change from round to round, within a batch too, and something that a proposer keeps
+    from a round in which it drafted into one in which it did not."""
+    dice = random.Random(3)
+    monkeypatch.setattr(
+        Sizing, "budgets", lambda sizing, count, *given: [dice.choice((0, 0, 2, 6)) for _ in range(count)]
+    )
+    plain, found = (
+        said(proposer, costs_of(tmp_path, STEEP), 4, temperature=temperature) for proposer in (EmptyDraft(), Asked(0.7))
+    )
+    assert [session.generated for session in found] == [session.generated for session in plain]
+    assert sum(session.metrics.accepted for session in found) > 0
+
+
+def test_alone_and_by_name_nothing_is_priced(tmp_path: Path) -> None:
+    """Guards against a single request whose method drafts otherwise than it was made to, against budgets that were
+    asked for and are not kept, and against rejection, under which a tree has a say in what is said."""
+    for count, options in ((1, {}), (3, {"temperature": 1.0, "verification": "rejection"})):
+        proposer = Asked()
+        said(proposer, costs_of(tmp_path, STEEP), count, **options)
+        assert {budget for budgets in proposer.budgets for budget in budgets} == {6}
+    assert own_budget("recycle:budget=8") == own_budget(parse_method("recycle:budget=8")) == 8
+    assert own_budget("recycle") is None
+    assert own_budget(OracleDrafter([])) == OracleDrafter([]).budget
+    engine, proposer = Engine(ToyTarget(V), costs=costs_of(tmp_path, STEEP)), Asked()
+    sizes = [engine.add([1], SamplingParams(), proposer, budget)[0].is_sized for budget in (None, 6)]
+    assert sizes == [True, False]
+
+
+def times_of(base: float, each: float, nodes: int) -> PassTimes:
+    return PassTimes(tuple(base + each * node for node in range(nodes + 1)))
+
+
+def rounds(
+    sizing: Sizing, times: PassTimes, rate: float, accepted: int, count: int, drafting_ms: float
+) -> list[list[int]]:
+    """Budgets of two requests in some rounds: chains as long as the budget, of which so many nodes are accepted."""
+    found = []
+    for _ in range(count):
+        budgets = sizing.budgets(2, times, rate)
+        trees = [DraftTree.chain(torch.zeros(size + 1, dtype=torch.int64)) for size in budgets]
+        verdicts = [Verdict(tuple(range(min(size, accepted) + 1)), 5) for size in budgets]
+        sizing.learn(budgets, trees, list(verdicts), drafting_ms if any(budgets) else 0.0)
+        found.append(budgets)
+    return found
+
+
+def test_as_many_nodes_as_are_accepted() -> None:
+    """Guards against a budget that never learns where drafts end, and one that is whole because a first node pays."""
+    found = rounds(Sizing(8), times_of(10, 0.5, 16), 0.3, accepted=3, count=100, drafting_ms=0.0)
+    assert found[-1] == [3, 3]
+
+
+def test_drafting_is_paid_for() -> None:
+    """Guards against prices that forget the time of the draft: nodes that would pay for their rows do not pay for it.
+    A look now and then finds out where it does after all, so that one slow moment keeps nobody from drafting for good.
+    """
+    times = times_of(10, 0.5, 16)
+    sizing = Sizing(8)
+    found = rounds(sizing, times, 0.3, accepted=3, count=100, drafting_ms=40.0)
+    assert found[0] != [0, 0]
+    assert found[20:] == [[0, 0]] * 80
+    later = rounds(sizing, times, 0.3, accepted=3, count=2000, drafting_ms=1.0)
+    assert sum(map(sum, later[:127])) <= 8, "a look is one request's"
+    assert later[-1] == [3, 3]
