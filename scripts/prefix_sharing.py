@@ -116,7 +116,7 @@ def main() -> None:
     system = model.codec.decode(ids[: given.system])
     found: dict[str, Any] = {"exactness": str(model.exactness), "worth": worth(model)}
     for method in given.methods.split(","):
-        found[method] = compare(model, method, system, texts[: 2 * AT_ONCE], given.rounds)
+        found[method] = compare(model, method, system, texts[: AT_ONCE + 1], given.rounds)
     given.out.write_text(json.dumps(found, indent=1))
     print(given.out.read_text())
 
