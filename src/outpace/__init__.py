@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import InvalidRequest, ModelError, NonFiniteLogits, OutpaceError, UnsupportedModel
 from outpace.core.events import Generation, RequestMetrics, Sample, StepEvent, TokenLogprob
+from outpace.core.grammar import Grammar
 from outpace.core.params import SamplingParams
 from outpace.core.threads import wait_asleep
 
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Chat",
     "Generation",
+    "Grammar",
     "InvalidRequest",
     "Model",
     "ModelError",

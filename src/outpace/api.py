@@ -24,6 +24,7 @@ from outpace.models.exactness import probe
 from outpace.models.load import load_target
 from outpace.models.target import TransformersTarget
 from outpace.models.text import TextCodec
+from outpace.models.token_bytes import grammar_tokenizer
 
 
 class Model:
@@ -54,7 +55,12 @@ class Model:
         choice = choose(name, target, codec, method, drafter, profile)
         self.method, self.drafters, self.drafter = choice.method, choice.drafters, choice.drafter
         self.method_name, self.method_from = name_of(self.method), choice.origin
-        self.engine = Engine(target, codec.new_detokenizer, costs=PassCosts(costs_file(target)))
+        self.engine = Engine(
+            target,
+            codec.new_detokenizer,
+            costs=PassCosts(costs_file(target)),
+            grammar_tokenizer=lambda: grammar_tokenizer(codec, target.vocab_size, target.eos_token_ids),
+        )
         self.exactness = probe(target)
         self._budget = checked_budget(budget)
         self._proposers: dict[str | MethodSpec, Proposer] = {}
@@ -81,11 +87,12 @@ class Model:
         return self._proposers[method]
 
     def reset(self) -> None:
-        """Make every method forget what it learned from earlier requests."""
+        """Make every method forget what it learned from earlier requests, and the engine their prompts."""
 
         def forget(slot: int | None) -> None:
             for proposer in {*self._proposers.values(), self.proposer(self.method)}:
                 proposer.reset()
+            self.engine.forget_prefixes()
 
         self.engine.between_steps(forget)
 
@@ -213,15 +220,17 @@ class Model:
         def compare(slot: int | None) -> Margin:
             if slot is None:
                 raise InvalidRequest("all slots are taken: wait for a request to end or load with more max_num_seqs")
+            seed, length = params.seed or 0, prompt_length
             return decision_margin(
                 self.target,
                 ids,
                 params,
-                seed=params.seed or 0,
+                seed=seed,
                 sample_index=0,
                 tokens=tokens,
-                prompt_length=prompt_length,
+                prompt_length=length,
                 slot=slot,
+                constraint=self.engine.constraint(params),
             )
 
         return self.engine.between_steps(compare)
@@ -261,6 +270,7 @@ def load(
     max_model_len: int | None = None,
     max_num_seqs: int = 8,
     exact: bool = False,
+    enable_prefix_caching: bool = True,
 ) -> Model:
     """Load a model for fast, lossless generation.
 
@@ -282,6 +292,7 @@ def load(
         max_num_seqs: requests decoded at a time; more wait their turn.
         exact: on a GPU, passes of a fixed number of rows and attention in a fixed order, so that a row keeps its bits
             in any company, at some cost; `Model.exactness` says whether it does. CPUs compute so anyway.
+        enable_prefix_caching: whether a common beginning of prompts is computed once for all requests that have it.
 
     Raises:
         ModelError: the model cannot be found or read.
@@ -296,4 +307,6 @@ def load(
     target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs, quantize, exact=exact)
     if target.device.type == "cpu":
         tell_of_spinning()
-    return Model(model, target, codec, method, budget, drafter, profile=profile)
+    loaded = Model(model, target, codec, method, budget, drafter, profile=profile)
+    loaded.engine.shares_prefixes = enable_prefix_caching
+    return loaded

@@ -27,9 +27,10 @@ ARROWS: dict[str, set[str]] = {
     "plugins": {"core", "models", "engine", "methods"},
     "bench": {"core", "endpoint", "models", "methods", "api"},
     "doctor": {"core", "models", "methods", "api", "bench"},
+    "serve": {"core", "models", "methods", "engine", "arguments", "api"},
     "train": {"core", "endpoint", "models", "nets", "sources", "engine", "api", "bench"},
     "cli": {"core", "endpoint", "models", "nets", "sources", "retrieval", "shaping", "methods", "api", "bench"}
-    | {"doctor", "train"},
+    | {"doctor", "train", "serve"},
     "__main__": {"cli"},
 }
 """The folder list is the architecture: what a room may import, and there are no exceptions."""

@@ -51,12 +51,14 @@ class Certifier:
     Everything else is a *bug*.
 
     Args:
-        model: the model under test.
+        model: the model under test; from here on its prompts are written whole (`Engine.shares_prefixes`), so that
+            neither times nor bits depend on who was measured before.
         reload: makes the same model in another dtype; by default loads it again by name, once, when first needed.
     """
 
     def __init__(self, model: Model, reload: Callable[[str], Model] | None = None) -> None:
         self._model = model
+        model.engine.shares_prefixes = False
         self._dtype = str(model.target.dtype).removeprefix("torch.")
         self._reload = reload or self._load
         self._precise: Model | None = None
@@ -118,7 +120,14 @@ class Certifier:
         drafter = self._model.drafter
         quantize = self._model.target.quantize
         return load(
-            self._model.name, "plain", drafter=drafter, dtype=dtype, quantize=quantize, device=device, max_num_seqs=1
+            self._model.name,
+            "plain",
+            drafter=drafter,
+            dtype=dtype,
+            quantize=quantize,
+            device=device,
+            max_num_seqs=1,
+            enable_prefix_caching=False,
         )
 
 

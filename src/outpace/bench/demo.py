@@ -45,7 +45,7 @@ def main() -> None:
 def _show_model(console: Console, quantize: str, prompts: str) -> int:
     """Race on some prompts with the model as it is or quantised; the differences that rounding does not explain."""
     console.print("Loading SmolLM2-135M-Instruct", highlight=False)
-    model = load("smollm2-135m", quantize=quantize, max_num_seqs=1)
+    model = load("smollm2-135m", quantize=quantize, max_num_seqs=1, enable_prefix_caching=False)
     dtype = str(model.target.dtype).removeprefix("torch.")
     precision = dtype if quantize == "none" else f"{quantize} beside {dtype}"
     console.print(f"[bold]SmolLM2-135M-Instruct[/bold] on {model.target.device}, {precision}, greedy")

@@ -49,6 +49,15 @@ class SlotKV:
         """Forget committed rows from `length` on."""
         self.lengths[slot] = min(self.lengths[slot], length)
 
+    def copy(self, source: int, goal: int, length: int) -> None:
+        """Let a slot hold the first `length` committed rows of another, or of itself; fewer where there are fewer."""
+        length = min(length, self.lengths[source])
+        if source != goal:
+            self.lengths[goal] = 0
+            for rows_of in (self.keys, self.values):
+                rows_of[:, goal, :, :length] = rows_of[:, source, :, :length]
+        self.lengths[goal] = length
+
     def rows(self, slot: int, end: int) -> tuple[list[Tensor], list[Tensor]]:
         """Views of a slot's keys and of its values up to a row, one [kv_heads, end, head_dim] per layer."""
         return list(self.keys[:, slot, :, :end].unbind()), list(self.values[:, slot, :, :end].unbind())

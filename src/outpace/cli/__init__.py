@@ -1,4 +1,4 @@
-"""The command line: generate, chat, verify, bench, doctor, tune, methods, convert, drafting tables, train, models."""
+"""The command line: generate, chat, serve, verify, bench, doctor, tune, methods, convert, tables, train, models."""
 
 import sys
 from typing import Annotated
@@ -16,6 +16,7 @@ from outpace.cli.methods import methods
 from outpace.cli.models import models_app
 from outpace.cli.options import notes
 from outpace.cli.rank_vocabulary import rank_vocabulary
+from outpace.cli.serve import serve
 from outpace.cli.tokenize_corpus import tokenize_corpus
 from outpace.cli.train import train_app
 from outpace.cli.tune import tune
@@ -24,13 +25,23 @@ from outpace.cli.warmup import warmup
 from outpace.core.errors import OutpaceError
 from outpace.core.threads import choose_threads
 
-EXTRAS = {"psutil": "bench", "scipy": "bench", "httpx": "train", "tensorboard": "train"}
+EXTRAS = {
+    "fastapi": "serve",
+    "uvicorn": "serve",
+    "structlog": "serve",
+    "prometheus_client": "serve",
+    "psutil": "bench",
+    "scipy": "bench",
+    "httpx": "train",
+    "tensorboard": "train",
+}
 
 # Commands import what they run when they run: --help must not wait for transformers.
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 for command in (
     generate,
     chat,
+    serve,
     verify,
     bench,
     doctor,

@@ -16,6 +16,13 @@ class Stateless:
     def open(self, slot: int, alone: bool = False) -> Any:
         return None
 
+    def can_fork(self, own: bool) -> bool:
+        """Who looks at no prompt misses nothing of one; who does says by a `can_fork` of its own how it catches up."""
+        return type(self).prefill is Stateless.prefill
+
+    def fork(self, state: Any, slot: int, length: int) -> Any:
+        return self.open(slot)
+
     def rewind(self, state: Any, length: int) -> None:
         pass
 

@@ -68,7 +68,8 @@ class Candidates:
 class LevelSource(Protocol):
     """A source that is asked level by level, once per level for all requests.
 
-    `begin` starts a round and says how deep each request may be drafted; `open` and `rewind` are as a `Proposer`'s.
+    `begin` starts a round and says how deep each request may be drafted; `open`, `can_fork`,
+    `fork` and `rewind` are as a `Proposer`'s.
 
     Attributes:
         needs: what it wants of the target.
@@ -77,6 +78,10 @@ class LevelSource(Protocol):
     needs: Needs
 
     def open(self, slot: int, alone: bool = False) -> Any: ...
+
+    def can_fork(self, own: bool) -> bool: ...
+
+    def fork(self, state: Any, slot: int, length: int) -> Any: ...
 
     def rewind(self, state: Any, length: int) -> None: ...
 
@@ -228,8 +233,8 @@ class Retriever(Protocol):
     """Retrieves what takes the slots that drafting left free (Graft, arXiv 2605.20104, section 3.2).
 
     `prepare` says what may come after each request's ids and a path of drafted tokens behind them: `paths` holds, per
-    request, the tokens from the pending one to the node that is continued. No host read is needed for it. `open` and
-    `rewind` are as a `Proposer`'s.
+    request, the tokens from the pending one to the node that is continued. No host read is needed for it. `open`,
+    `can_fork`, `fork` and `rewind` are as a `Proposer`'s.
 
     Attributes:
         needs: what it wants of the target; no taps.
@@ -238,6 +243,10 @@ class Retriever(Protocol):
     needs: Needs
 
     def open(self, slot: int, alone: bool = False) -> Any: ...
+
+    def can_fork(self, own: bool) -> bool: ...
+
+    def fork(self, state: Any, slot: int, length: int) -> Any: ...
 
     def rewind(self, state: Any, length: int) -> None: ...
 

@@ -51,17 +51,20 @@ class RequestMetrics:
 
     Attributes:
         prompt_tokens, new_tokens: counts; new_tokens includes an EOS id.
-        reused_tokens: prompt tokens whose KV was there already, from the turn before.
+        reused_tokens: prompt tokens whose KV was there already, from the turn before or from another
+            request that begins with them.
         steps: target passes after prefill.
         plain_steps: those whose tree had no drafts, because there were none or none was worth its time.
         drafted: drafted nodes verified (the pending token is not a draft).
         draft_passes: forward passes of a draft model, prompts not counted.
         accepted: drafted tokens that were emitted.
         retrieved, accepted_retrieved: those of both that were retrieved into slots that drafting left free.
+        forced, accepted_forced: those of both that a grammar forced.
         accepted_per_depth: entry d counts the steps whose draft at depth d + 1 was emitted.
         ttft_ms: admission to first token. decode_ms: first token to last token.
         draft_ms: building trees, with the passes of whatever drafts and what it had to catch up on before.
         graft_ms: the part of draft_ms in which retrieval was prepared and merged into trees.
+        grammar_ms: the part of draft_ms and verify_ms that the request's grammar took, its first token's included.
         forward_ms: the target's passes. verify_ms: choosing tokens and walking trees.
         commit_ms: moving KV rows, log-probabilities, stopping, detokenizing.
         observe_ms: what proposers do with verified trees: matrices refreshed, windows and histories moved on, rows of
@@ -78,12 +81,15 @@ class RequestMetrics:
     accepted: int = 0
     retrieved: int = 0
     accepted_retrieved: int = 0
+    forced: int = 0
+    accepted_forced: int = 0
     accepted_per_depth: list[int] = field(default_factory=list)
     reused_tokens: int = 0
     ttft_ms: float = 0.0
     decode_ms: float = 0.0
     draft_ms: float = 0.0
     graft_ms: float = 0.0
+    grammar_ms: float = 0.0
     forward_ms: float = 0.0
     verify_ms: float = 0.0
     commit_ms: float = 0.0

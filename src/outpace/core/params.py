@@ -5,6 +5,7 @@ from typing import Any
 
 from outpace.core.checks import as_bias_pairs, as_id_sequences, as_strings, check_int, check_range
 from outpace.core.errors import InvalidRequest
+from outpace.core.grammar import Grammar
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
@@ -81,6 +82,9 @@ class SamplingParams:
         ignore_eos: EOS ids do not end the request and are emitted like any other token.
         logprobs: None for none; n from 0 to 20 reports each token's log-probability under the model, before any
             option, and those of the n most likely tokens.
+        grammar: what the answer must match. A token may be chosen only if the grammar allows it after those before it,
+            and an EOS id only where the answer may end; bans, penalties and truncation act on what is left.
+        draft_forced: whether what the grammar forces is drafted. It changes the speed, never the answer.
     """
 
     max_new_tokens: int = 128
@@ -102,6 +106,8 @@ class SamplingParams:
     min_new_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    grammar: Grammar | None = None
+    draft_forced: bool = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", as_strings(self.stop))
@@ -119,7 +125,19 @@ class SamplingParams:
             raise InvalidRequest(f"stop={self.stop!r}: every stop string must be a non-empty string")
         if self.verification not in ("match", "rejection"):
             raise InvalidRequest(f"verification={self.verification!r}: choose 'match' or 'rejection'")
+        self._check_grammar()
         self._check_processors()
+
+    def _check_grammar(self) -> None:
+        if not isinstance(self.grammar, Grammar | None):
+            raise InvalidRequest(
+                f"grammar={self.grammar!r}: must be a Grammar: outpace.Grammar.json_schema({{...}}), "
+                ".json_object(), .regex(text), .lark(text) or .choice([...])"
+            )
+        if self.grammar is not None and self.ignore_eos:
+            raise InvalidRequest("grammar with ignore_eos=True: an answer ends where its grammar does; leave out one")
+        if not isinstance(self.draft_forced, bool):
+            raise InvalidRequest(f"draft_forced={self.draft_forced!r}: must be True or False")
 
     def _check_processors(self) -> None:
         object.__setattr__(self, "logit_bias", as_bias_pairs("logit_bias", self.logit_bias))

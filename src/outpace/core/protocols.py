@@ -27,11 +27,13 @@ class Needs:
             LM head reads, after that norm.
         prices: nodes that a tree may have at most where rounds have prices of time (`DraftRequest.prices`); 0 asks for
             none.
+        whole_trees: it learns from nodes that can never be accepted: none is cut for a grammar.
     """
 
     top_k: int = 0
     taps: tuple[int, ...] = ()
     prices: int = 0
+    whole_trees: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +125,9 @@ class Target(Protocol):
     def rewind_slot(self, slot: int, length: int) -> None:
         """Forget what a slot holds behind its first `length` committed tokens."""
 
+    def copy_slot(self, source: int, goal: int, length: int) -> None:
+        """Let a slot hold the first `length` committed tokens of another, or of itself, and nothing else."""
+
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]: ...
 
     def forward(
@@ -149,6 +154,23 @@ class Verdict:
         return len(self.path) - 1
 
 
+class Constraint(Protocol):
+    """What one request may say: its grammar, at any place of any path. It follows whatever ids it is asked about, so
+    that it is right after any exception, and it fails for its request alone: then it allows nothing more.
+
+    Attributes:
+        error: why it failed; None if it did not.
+    """
+
+    error: str | None
+
+    def allows(self, said: Sequence[int], token: int) -> bool:
+        """Whether a token may follow generated ids. Cheaper than `mask`."""
+
+    def mask(self, said: Sequence[int], vocab_size: int) -> Tensor | None:
+        """[V] bool, on the host, the tokens that may follow generated ids; None behind an EOS id, where all may."""
+
+
 @dataclass(frozen=True)
 class Stream:
     """What the choice of a request's next tokens depends on beside the logits.
@@ -160,6 +182,7 @@ class Stream:
         prompt_length: how many of `ids` are the prompt.
         eos_token_ids: the request's EOS ids, its own or the model's, also when it ignores them: they end it unless
             `params.ignore_eos`, and cannot be chosen before `params.min_new_tokens`.
+        constraint: what may be said; None for anything.
     """
 
     params: SamplingParams
@@ -168,6 +191,12 @@ class Stream:
     ids: Sequence[int]
     prompt_length: int = 0
     eos_token_ids: tuple[int, ...] = ()
+    constraint: Constraint | None = None
+
+    @property
+    def generated(self) -> Sequence[int]:
+        """The ids that are no prompt."""
+        return self.ids[self.prompt_length :]
 
     @property
     def ending_ids(self) -> tuple[int, ...]:
@@ -235,6 +264,12 @@ class Proposer(Protocol):
     cut a step short. It may have come between any two lines of `prefill`, `propose`, `observe` or `rewind` itself, and
     afterwards the state must be sound, though it may know less. What was learned across requests may stay.
 
+    `fork` is `open` for a request that begins with `length` ids which are not shown to it: their keys and values were
+    taken over from another request. `state` is that one's, which may have ended and been closed since, or have gone on
+    elsewhere; it is only read, unless its slot is this one and it is used up. None stands for a request of another
+    proposer. `can_fork` says whether it can be done: from a state of its own, or from None. No request that was opened
+    `alone` forks or is forked from.
+
     The trees of a request that was opened `alone` depend on nothing but its own ids and parameters: not on what others
     said before or say beside it. So it is where rejection decides, for there the tree has a say in what is said.
 
@@ -247,6 +282,10 @@ class Proposer(Protocol):
     budget: int
 
     def open(self, slot: int, alone: bool = False) -> Any: ...
+
+    def can_fork(self, own: bool) -> bool: ...
+
+    def fork(self, state: Any, slot: int, length: int) -> Any: ...
 
     def close(self, state: Any) -> None: ...
 

@@ -9,6 +9,8 @@ from torch import Tensor
 
 MAX_TREE_NODES = 512
 """Of one request, the pending token included."""
+NEW_NODE = -1
+"""Instead of the number that a node had when its tree was proposed: it was not there."""
 
 
 class Topology:
@@ -115,10 +117,14 @@ class DraftTree:
         draft_passes: forward passes of a draft model that it took.
         retrieved: how many of its last nodes were retrieved into slots that drafting left free; no drafted node
             stands behind or below them.
-        scores: [N] float32 on the host, cumulative keyed score of each node, 0 for the first; None if there are none.
+        forced: how many of its last nodes, behind the retrieved ones, a grammar forces.
+        scores: [M] float32 on the host, cumulative keyed score of each of the first nodes, 0 for the first of all, or
+            the logarithm of how likely it is to be accepted; None if there are none.
         pruned: how many of its last nodes were pruned, the best first: they are there for a retriever that retrieves
             too little for their slots, and none is in a tree that is verified.
         graft_ms: wall milliseconds that retrieving and merging took, for all trees proposed with it together.
+        numbers: the number that each node had when the tree was proposed, NEW_NODE for those that joined it later;
+            None if all have kept theirs.
     """
 
     tokens: Tensor
@@ -129,6 +135,8 @@ class DraftTree:
     scores: Tensor | None = None
     pruned: int = 0
     graft_ms: float = 0.0
+    forced: int = 0
+    numbers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.tokens.dtype != torch.int64 or self.tokens.ndim != 1:
@@ -158,24 +166,49 @@ class DraftTree:
         """
         if not any(token in ends for token in tokens[1:]):
             return self
-        parents, kept, place = self.topology.parents, [0], {0: 0}
+        parents, kept, reached = self.topology.parents, [0], {0}
         for node, above in enumerate(parents[1:], start=1):
-            if above in place and (above == 0 or tokens[above] not in ends):
-                place[node] = len(kept)
+            if above in reached and (above == 0 or tokens[above] not in ends):
+                reached.add(node)
                 kept.append(node)
+        return self.keeping(kept)
+
+    def keeping(self, kept: Sequence[int]) -> "DraftTree":
+        """The tree of some of its nodes, the first among them and every one's parent."""
+        if len(kept) == len(self):
+            return self
+        place = {node: number for number, node in enumerate(kept)}
         distributions = {
             place[node]: distribution for node, distribution in (self.draft_probs or {}).items() if node in place
         }
         return replace(
             self,
             tokens=self.tokens[kept],
-            topology=Topology.of([-1, *(place[parents[node]] for node in kept[1:])]),
+            topology=Topology.of([-1, *(place[self.topology.parents[node]] for node in kept[1:])]),
             draft_probs=distributions or None,
-            retrieved=sum(node >= self.drafted for node in kept),
+            retrieved=sum(self.drafted <= node < len(self) - self.forced for node in kept),
+            forced=sum(node >= len(self) - self.forced for node in kept),
             scores=None if self.scores is None else self.scores[[node for node in kept if node < len(self.scores)]],
+            numbers=tuple(kept) if self.numbers is None else tuple(self.numbers[node] for node in kept),
+        )
+
+    def with_forced(self, tokens: Sequence[int], parents: Sequence[int]) -> "DraftTree":
+        """The tree with forced nodes behind all others.
+
+        Args:
+            tokens, parents: of each.
+        """
+        if not tokens:
+            return self
+        return replace(
+            self,
+            tokens=torch.cat([self.tokens, self.tokens.new_tensor(tokens)]),
+            topology=Topology.of([*self.topology.parents, *parents]),
+            forced=self.forced + len(tokens),
+            numbers=(*(self.numbers or range(len(self))), *[NEW_NODE] * len(tokens)),
         )
 
     @property
     def drafted(self) -> int:
-        """Nodes that were not retrieved, the pending token among them: those with lower numbers."""
-        return len(self) - self.retrieved
+        """Nodes that were neither retrieved nor forced, the pending token among them: those with lower numbers."""
+        return len(self) - self.retrieved - self.forced

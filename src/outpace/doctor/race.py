@@ -67,7 +67,8 @@ class Race:
 
 
 def race(model: Model, method: str, items: Sequence[WorkItem], tokens: int) -> Race:
-    """Decode prompts by a method and by plain decoding, in turns, after a short run of each.
+    """Decode prompts by a method and by plain decoding, in turns, after a short run of each. From here on the model
+    writes prompts whole, so that whoever comes second does not find them.
 
     Args:
         model: the model.
@@ -77,6 +78,7 @@ def race(model: Model, method: str, items: Sequence[WorkItem], tokens: int) -> R
     """
     prompts = [_fitting(model, item, tokens) for item in items]
     methods = list(dict.fromkeys((PLAIN, method)))
+    model.engine.shares_prefixes = False
     for name in methods:
         model.generate(prompts[0], SamplingParams(max_new_tokens=WARM_UP_TOKENS), method=name)
     model.reset()

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Sequence
 from itertools import count
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample
@@ -19,6 +19,7 @@ from outpace.engine.session import Session
 from outpace.engine.steps import Steps
 from outpace.engine.stopping import Stop, StopChecker
 from outpace.engine.turns import Turns
+from outpace.sampling.grammar import GrammarConstraint, Grammars
 
 T = TypeVar("T")
 
@@ -35,6 +36,8 @@ class Engine:
         new_detokenizer: makes a detokenizer per request; None if the engine should not produce text.
         prefill_chunk: prompt tokens written per request and step; a long prompt does not hold up the others.
         costs: of passes, for methods that follow prices; None prices nothing, and they do without.
+        grammar_tokenizer: makes the model's tokenizer as grammars need it (llguidance's `LLTokenizer`), when the first
+            one comes; None refuses them.
     """
 
     def __init__(
@@ -43,8 +46,10 @@ class Engine:
         new_detokenizer: Callable[[], Detokenizer] | None = None,
         prefill_chunk: int = 256,
         costs: PassCosts | None = None,
+        grammar_tokenizer: Callable[[], Any] | None = None,
     ) -> None:
         self.target = target
+        self._grammars = None if grammar_tokenizer is None else Grammars(grammar_tokenizer)
         self._new_detokenizer = new_detokenizer
         self._request_ids = count()
         self._roster = Roster(target.max_slots)
@@ -60,6 +65,21 @@ class Engine:
     def free_slots(self) -> int:
         """Slots in which there is neither a request nor a conversation between two turns."""
         return self.target.max_slots - len(self._roster.taken())
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether a common beginning of prompts is computed once (`Admission`). Set to False, as to measure, every
+        prompt is written whole; kept slots are resumed all the same."""
+        return self._roster.shares
+
+    @shares_prefixes.setter
+    def shares_prefixes(self, shares: bool) -> None:
+        self._roster.shares = shares
+        self._roster.forget()
+
+    def forget_prefixes(self) -> None:
+        """Forget what requests that have ended left in their slots."""
+        self._roster.forget()
 
     def add(
         self,
@@ -85,7 +105,8 @@ class Engine:
 
         Raises:
             InvalidRequest: the prompt is empty, has ids outside the vocabulary, or leaves no room for a token; an
-                option names such ids, or needs a tokenizer; several samples of a conversation. `resume` stays as it
+                option names such ids, or needs a tokenizer; several samples of a conversation; a grammar that cannot
+                be compiled or satisfied. `resume` stays as it
                 was.
         """
         prompt = self._checked_prompt(prompt_ids, params)
@@ -122,6 +143,7 @@ class Engine:
                 budget=budget,
                 new_stopper=new_stopper,
                 eos_token_ids=tuple(eos),
+                constraint=self.constraint(params),
                 is_priced=is_priced,
             )
             session.metrics.prompt_tokens = len(prompt)
@@ -136,17 +158,33 @@ class Engine:
         self._roster.add(sessions)
         return sessions
 
+    def constraint(self, params: SamplingParams) -> GrammarConstraint | None:
+        """What a request with such parameters may say; None for anything.
+
+        Raises:
+            InvalidRequest: as for `add`.
+        """
+        if params.grammar is None:
+            return None
+        if self._grammars is None:
+            raise InvalidRequest(f"grammar={params.grammar}: grammars need a tokenizer; leave it out")
+        eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
+        return self._grammars.constraint(params.grammar, eos)
+
     def release(self, kept: KeptSlot) -> None:
         """Close a kept slot that will not be resumed. Does nothing to one that is closed or in use again."""
         self._roster.release(kept)
 
-    def step(self) -> None:
+    def step(self, only: Sequence[Session] | None = None) -> None:
         """Admit what fits, write one prompt chunk per new request, run one round for the others.
 
         What a request gained is filed in its session's `events`, so that callers sharing the engine never take each
         other's. Where another thread is making a step, that is waited for instead.
+
+        Args:
+            only: the requests to advance, to find out which one is at fault; None for all.
         """
-        self._turns.take(lambda: self._advance(lambda: False, None))
+        self._turns.take(lambda: self._advance(lambda: False, None, only))
 
     def run_until(self, is_done: Callable[[], bool], own: Sequence[Session]) -> None:
         """Make steps, or wait for those of other threads, until something is so.
@@ -215,14 +253,16 @@ class Engine:
             )
         return prompt
 
-    def _advance(self, is_done: Callable[[], bool], own: Sequence[Session] | None) -> None:
-        """One step of all requests, unless something is so already."""
+    def _advance(
+        self, is_done: Callable[[], bool], own: Sequence[Session] | None, only: Sequence[Session] | None = None
+    ) -> None:
+        """One step of all requests, or of some, unless something is so already."""
         self._steps.settle()
         if cancelled := [session for session in self._roster.running() if session.is_cancelled]:
             self._steps.end(cancelled)
         if is_done():
             return
-        everybody = self._roster.running()
+        everybody = [session for session in self._roster.running() if only is None or session in only]
         try:
             self._steps.make(everybody)
         except Exception:

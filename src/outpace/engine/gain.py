@@ -35,13 +35,14 @@ class Gain:
         self._first_token_at = session.first_token_at
         self._from, self._announced = len(session.ids), len(session.events)
 
-    def emit(self, tokens: list[int], scores: Sequence[TokenLogprob], retrieved: int = 0) -> None:
+    def emit(self, tokens: list[int], scores: Sequence[TokenLogprob], retrieved: int = 0, forced: int = 0) -> None:
         """Take in the tokens of a round, as far as the answer goes.
 
         Args:
             tokens: accepted drafts and the target's own token.
             scores: log-probabilities of them, none unless the request asked for them.
-            retrieved: how many of the drafts were retrieved, the last ones.
+            retrieved: how many of the drafts were retrieved, those behind the drafted ones.
+            forced: how many of the drafts a grammar forced, the last ones.
         """
         metrics = self.metrics
         self.tokens, self.text, self.stop = self.session.stopper.take(tokens)
@@ -50,7 +51,9 @@ class Gain:
         accepted = min(kept, len(tokens) - 1)
         metrics.new_tokens += kept
         metrics.accepted += accepted
-        metrics.accepted_retrieved += max(accepted - (len(tokens) - 1 - retrieved), 0)
+        own = len(tokens) - 1 - retrieved - forced
+        metrics.accepted_retrieved += min(max(accepted - own, 0), retrieved)
+        metrics.accepted_forced += max(accepted - own - retrieved, 0)
         depths = [*metrics.accepted_per_depth, *[0] * (accepted - len(metrics.accepted_per_depth))]
         metrics.accepted_per_depth = [count + (depth < accepted) for depth, count in enumerate(depths)]
         if self._from == len(self.session.prompt_ids):

@@ -1,27 +1,41 @@
-"""Slots that outlive their request: the KV of a conversation, kept for its next turn."""
+"""What is in slots: the KV of requests, kept for a conversation's next turn, or left for whoever begins alike."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress, count
+from operator import ne
 from typing import Any
 
 from outpace.core.protocols import Proposer, Target
 
+LEAST_SHARED = 32
+"""Ids of a common beginning that are worth a copy, or a step of waiting."""
+
 
 @dataclass(eq=False)
-class KeptSlot:
-    """A slot whose request has ended, with what its next turn can use again.
+class Written:
+    """What is in a slot.
 
     Attributes:
         slot: the KV slot.
         ids: the ids whose KV it holds, all of them also seen by the proposer; both may hold more behind them.
-        proposer, state: the method and its state for this conversation.
-        is_open: false once it was resumed, released, or given up for a request that needed a slot.
+        proposer, state: the method of the request that wrote it, and its state for it.
     """
 
     slot: int
     ids: list[int]
     proposer: Proposer
     state: Any
+
+
+@dataclass(eq=False)
+class KeptSlot(Written):
+    """A slot whose request has ended, with what its next turn can use again.
+
+    Attributes:
+        is_open: false once it was resumed, released, or given up for a request that needed a slot.
+    """
+
     is_open: bool = True
 
     def serves(self, proposer: Proposer) -> bool:
@@ -29,22 +43,28 @@ class KeptSlot:
         return self.is_open and self.proposer is proposer
 
     def rewind(self, target: Target, prompt: Sequence[int]) -> int:
-        """Keep what a prompt begins with.
+        """Keep what a prompt of at least one id begins with.
 
         Args:
             target: whose slot it is.
-            prompt: at least one id.
+            prompt: the ids.
 
         Returns:
-            How many ids of the prompt the slot holds. At least the last one is left to be written, for it is from
-            there that the first token is drawn.
+            How many ids of the prompt the slot holds.
         """
-        pairs = zip(self.ids, prompt[:-1])
-        known = min(len(self.ids), len(prompt) - 1)
-        common = next((place for place, (old, new) in enumerate(pairs) if old != new), known)
-        if self.proposer.needs.taps:
-            common = max(common - 1, 0)  # what is drafted from a feature depends on the token behind it too
-        del self.ids[common:]  # before what they stand for, so that an interrupted rewind can be begun again
-        target.rewind_slot(self.slot, common)
-        self.proposer.rewind(self.state, common)
-        return common
+        length = shared(self.ids, prompt, self.proposer)
+        del self.ids[length:]  # before what they stand for, so that an interrupted rewind can be begun again
+        target.rewind_slot(self.slot, length)
+        self.proposer.rewind(self.state, length)
+        return length
+
+
+def shared(ids: Sequence[int], prompt: Sequence[int], proposer: Proposer) -> int:
+    """How much of a prompt's beginning a request with this method can take over from where `ids` are written.
+
+    At least the prompt's last id is left to be written, for it is from there that the first token is drawn.
+    """
+    known = min(len(ids), len(prompt) - 1)
+    length = next(compress(count(), map(ne, ids, prompt[:known])), known)
+    # What is drafted from a feature depends on the token behind it too.
+    return max(length - 1, 0) if proposer.needs.taps else length

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Chunk, Target
+from outpace.core.protocols import Chunk, Constraint, Target
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.process import History, process
 from outpace.sampling.warp import cutoff_distance, warp
@@ -45,6 +45,7 @@ def decision_margin(
     prompt_length: int,
     slot: int,
     chunk: int = 256,
+    constraint: Constraint | None = None,
 ) -> Margin:
     """Score the two tokens that two runs chose after the same ids.
 
@@ -56,6 +57,7 @@ def decision_margin(
         prompt_length: how many of `ids` are the prompt, which penalties treat differently.
         slot: of the target, in which no request is; what it holds is lost.
         chunk: prompt tokens per pass.
+        constraint: what the request may say; None for anything.
     """
     target.rewind_slot(slot, 0)
     last = None
@@ -67,6 +69,9 @@ def decision_margin(
     eos = target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
     history = History(ids[:prompt_length], ids[prompt_length:], eos)
     logits, cutoff = last.scores(0), float("inf")
+    allowed = None if constraint is None else constraint.mask(ids[prompt_length:], len(logits))
+    if allowed is not None:
+        logits = logits.masked_fill(~allowed.to(logits.device), -torch.inf)
     if params.is_greedy:
         scores = process(logits[None], params, [history])[0]
     else:

@@ -38,9 +38,12 @@ class Phases:
             metrics.steps += 1
             metrics.drafted += len(tree) - 1
             metrics.retrieved += tree.retrieved
+            metrics.forced += tree.forced
             metrics.draft_passes += tree.draft_passes
             metrics.plain_steps += len(tree) == 1
             metrics.graft_ms += tree.graft_ms
+            if gain.session.constraint is not None:
+                metrics.grammar_ms += gain.session.constraint.take_ms()
             for name, seconds in self._seconds.items():
                 setattr(metrics, f"{name}_ms", getattr(metrics, f"{name}_ms") + seconds * 1e3)
             if gain.error is None:

@@ -45,7 +45,7 @@ def run_prefill(target: Target, gains: Sequence[Gain], size: int) -> None:
         last, [Topology.chain(1)] * len(first), pending, [gain.session.stream for gain in first], FAST_DRAW
     )
     drawn = draw([(index, 0) for index in range(len(first))])
-    verdicts = keep_sound(first, last, [Verdict((0,), token) for token in drawn])
+    verdicts = keep_sound(first, last, [Verdict((0,), token) for token in drawn], pending)
     for index, verdict in verdicts.items():
         token = verdict.next_token
         first[index].emit([token], logprobs(first[index].session, last[index], (0,), [token]))

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from weakref import ref
 
-from outpace.engine.kept import KeptSlot
+from outpace.engine.kept import LEAST_SHARED, KeptSlot, Written
 from outpace.engine.session import Session
 
 
@@ -13,14 +13,20 @@ class Roster:
     Nobody gives a slot back: it is free when nobody is in it, and requests and kept slots that nobody holds any more
     are forgotten. So none can be lost, whatever is interrupted.
 
+    What a request leaves in its slot is remembered until the slot is needed: at most one `Written` for each.
+
     Args:
         slots: how many there are.
+
+    Attributes:
+        shares: whether it is remembered.
     """
 
     def __init__(self, slots: int) -> None:
-        self._slots = range(slots)
+        self._slots, self.shares = range(slots), True
         self._sessions: list[ref[Session]] = []  # in order of arrival; other threads may add to it at any time
         self._kept: list[ref[KeptSlot]] = []  # oldest first
+        self._left: dict[int, Written] = {}  # by slot, the one that was not used for longest first
 
     def add(self, sessions: Sequence[Session]) -> None:
         self._sessions += [ref(session) for session in sessions]
@@ -52,17 +58,51 @@ class Roster:
         if kept.is_open:
             kept.is_open = False
             kept.proposer.close(kept.state)
+            self.leave(Written(kept.slot, kept.ids, kept.proposer, kept.state))
+
+    def leave(self, written: Written) -> None:
+        """Remember what is in a slot that will be free; nothing happens where that is not worth it."""
+        if self.shares and len(written.ids) >= LEAST_SHARED:
+            self._left.pop(written.slot, None)
+            self._left[written.slot] = written
+
+    def use(self, written: Written) -> None:
+        """Take note that something was taken over; nothing happens to what is not remembered."""
+        if self._left.get(written.slot) is written:
+            self.leave(written)
+
+    def left(self) -> list[Written]:
+        """What requests that have ended left in free slots. Any of it may be given up at any time."""
+        return list(self._left.values())
+
+    def forget(self) -> None:
+        """Forget what was left."""
+        self._left.clear()
+
+    def room(self) -> int:
+        """How many slots no request is in."""
+        return len(self._slots) - sum(session.slot is not None for session in self.running())
 
     def taken(self) -> set[int]:
         """The slots in use."""
         slots = {session.slot for session in self.running() if session.slot is not None}
         return slots | {kept.slot for kept in self.kept()}
 
-    def spare_slot(self) -> int | None:
-        """A slot that no request is in, if need be that of the oldest conversation; None if there is none."""
+    def spare_slot(self, wanted: int | None = None) -> int | None:
+        """A slot that no request is in, if need be that of the oldest conversation; None if there is none. Whoever gets
+        it may write there.
+
+        Args:
+            wanted: taken if it is free.
+        """
         taken = self.taken()
-        spare = next((slot for slot in self._slots if slot not in taken), None)
+        free = [slot for slot in self._slots if slot not in taken]
+        spare = wanted if wanted in free else next((slot for slot in free if slot not in self._left), None)
+        if spare is None and free:
+            spare = next(slot for slot in self._left if slot in free)
         if spare is None and (kept := self.kept()):
             spare = kept[0].slot
             self.release(kept[0])
+        if spare is not None:
+            self._left.pop(spare, None)
         return spare

@@ -13,6 +13,7 @@ from outpace.core.events import TokenLogprob
 from outpace.core.prices import Prices
 from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, Proposer, Target, Verdict
 from outpace.core.tree import DraftTree
+from outpace.engine.forced import under_grammars
 from outpace.engine.gain import Gain
 from outpace.engine.phases import Phases
 from outpace.engine.pricing import Pricing
@@ -40,19 +41,24 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
     phase = Phases()
     with phase("draft"):
         trees, tokens = sayable(propose(target, sessions, prices), sessions, target.vocab_size)
+        rooms = [room(target, session) for session in sessions]
+        trees, tokens = under_grammars(trees, tokens, sessions, rooms, prices)
     with phase("forward"):
         taps = [session.proposer.needs.taps for session in sessions]
         outputs = target.forward([_slot(session) for session in sessions], trees, taps)
     with phase("verify"):
-        verdicts = keep_sound(gains, outputs, verify(sessions, trees, tokens, outputs))
+        verdicts = keep_sound(gains, outputs, verify(sessions, trees, tokens, outputs), tokens)
     with phase("commit"):
         paths = [verdict.path for verdict in verdicts.values()]
         target.commit([_slot(sessions[index]) for index in verdicts], paths)
         for index, verdict in verdicts.items():
             session = sessions[index]
             gained = [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]
-            retrieved = sum(node >= trees[index].drafted for node in verdict.path)
-            gains[index].emit(gained, logprobs(session, outputs[index], verdict.path, gained), retrieved)
+            tree = trees[index]
+            forced = sum(node >= len(tree) - tree.forced for node in verdict.path)
+            retrieved = sum(node >= tree.drafted for node in verdict.path) - forced
+            scores = logprobs(session, outputs[index], verdict.path, gained)
+            gains[index].emit(gained, scores, retrieved, forced)
     with phase("observe"):
         observe(sessions, trees, outputs, verdicts)
     phase.count(gains, trees)
@@ -68,9 +74,7 @@ def propose(target: Target, sessions: Sequence[Session], prices: Sequence[Prices
         requests = []
         for index in members:
             session = sessions[index]
-            # The bonus token comes on top of the drafts, so the last token that fits is never a draft.
-            room = min(session.remaining, target.max_length - len(session.ids)) - 1
-            requests.append(DraftRequest(session.stream, session.budget, max(room, 0), prices[index]))
+            requests.append(DraftRequest(session.stream, session.budget, room(target, session), prices[index]))
         proposed = proposer.propose([sessions[index].state for index in members], requests)
         if len(proposed) != len(requests):
             raise ValueError(f"{type(proposer).__name__} proposed {len(proposed)} trees for {len(requests)} requests")
@@ -84,6 +88,11 @@ def propose(target: Target, sessions: Sequence[Session], prices: Sequence[Prices
                 )
             trees[index] = tree
     return [trees[index] for index in range(len(sessions))]
+
+
+def room(target: Target, session: Session) -> int:
+    """How deep a draft may be: the bonus token comes on top, so the last token that fits is never a draft."""
+    return max(min(session.remaining, target.max_length - len(session.ids)) - 1, 0)
 
 
 def sayable(
@@ -138,12 +147,16 @@ def verify(
 
 
 def keep_sound(
-    gains: Sequence[Gain], outputs: Sequence[NodeOutputs], verdicts: Sequence[Verdict]
+    gains: Sequence[Gain],
+    outputs: Sequence[NodeOutputs],
+    verdicts: Sequence[Verdict],
+    tokens: Sequence[Sequence[int]],
 ) -> dict[int, Verdict]:
     """The verdicts whose path has finite logits and a token to go on with; the other sessions get an error.
 
     Only nodes on the path count: plain decoding would never have looked at the others. NaN and infinity sort first,
-    so the top logit tells.
+    so the top logit tells. Where no token is left behind accepted drafts, the answer may have ended before: the last of
+    them is then what this round ends with, and the next one, if it comes, finds no token.
     """
     finite = torch.cat([torch.isfinite(output.top_logits[:, 0]) for output in outputs]).tolist()
     sound: dict[int, Verdict] = {}
@@ -151,12 +164,18 @@ def keep_sound(
         session = gain.session
         nodes, finite = finite[: len(output.top_logits)], finite[len(output.top_logits) :]
         depth = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
-        if depth is None and verdict.next_token != NO_TOKEN:
+        if depth is None and verdict.next_token == NO_TOKEN and verdict.accepted_drafts:
+            sound[index] = Verdict(verdict.path[:-1], tokens[index][verdict.path[-1]])
+        elif depth is None and verdict.next_token != NO_TOKEN:
             sound[index] = verdict
         elif depth is None:
+            failed = session.constraint is not None and session.constraint.error
             gain.error = InvalidRequest(
-                f"request {session.request_id}: its penalties, logit_bias, bad words and min_new_tokens leave no token "
-                f"to choose at position {len(session.ids) + verdict.accepted_drafts}: relax them"
+                f"request {session.request_id}: grammar={session.params.grammar}: at position {len(session.ids)} it is "
+                f"too much for the grammar library ({failed}); simplify it"
+                if failed
+                else f"request {session.request_id}: its grammar, penalties, logit_bias, bad words and min_new_tokens "
+                f"leave no token to choose at position {len(session.ids)}: relax them"
             )
         else:
             gain.error = NonFiniteLogits(

@@ -9,6 +9,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer, Stream
 from outpace.engine.kept import KeptSlot
 from outpace.engine.stopping import StopChecker
+from outpace.sampling.grammar import GrammarConstraint
 
 
 @dataclass(eq=False)
@@ -23,6 +24,7 @@ class Session:
         params, seed: how tokens are chosen; the seed actually in use.
         proposer: answers "which tree?" for this request.
         budget: drafted nodes per round at most.
+        constraint: its grammar at work; None without one.
         is_priced: its trees follow prices of time.
         new_stopper: makes what decides where the answer ends; it knows no EOS ids if the request ignores them.
         eos_token_ids: the request's EOS ids, its own or the model's, ignored or not.
@@ -50,6 +52,7 @@ class Session:
     budget: int
     new_stopper: Callable[[], StopChecker]
     eos_token_ids: tuple[int, ...] = ()
+    constraint: GrammarConstraint | None = None
     is_priced: bool = False
     state: Any = None
     slot: int | None = None
@@ -104,4 +107,12 @@ class Session:
     @property
     def stream(self) -> Stream:
         """The randomness for a tree rooted at the pending token: its successor goes to position len(ids)."""
-        return Stream(self.params, self.seed, self.sample_index, self.ids, len(self.prompt_ids), self.eos_token_ids)
+        return Stream(
+            self.params,
+            self.seed,
+            self.sample_index,
+            self.ids,
+            len(self.prompt_ids),
+            eos_token_ids=self.eos_token_ids,
+            constraint=self.constraint,
+        )

@@ -7,8 +7,8 @@ import torch
 
 from outpace.core.errors import StateLost
 from outpace.core.protocols import Target
+from outpace.engine.admission import Admission
 from outpace.engine.gain import Gain
-from outpace.engine.kept import KeptSlot
 from outpace.engine.prefill import run_prefill
 from outpace.engine.pricing import Pricing
 from outpace.engine.roster import Roster
@@ -47,14 +47,14 @@ class Steps:
 
     def __init__(self, target: Target, roster: Roster, prefill_chunk: int, pricing: Pricing | None = None) -> None:
         self._target, self._roster, self._prefill_chunk = target, roster, prefill_chunk
-        self._pricing = pricing
+        self._pricing, self._admission = pricing, Admission(target, roster)
         self._step: _Step | None = None
 
     @torch.inference_mode()
     def make(self, sessions: Sequence[Session]) -> None:
         """Admit what fits, write one prompt chunk per new request, run one round for the others."""
         self._roster.prune()
-        self._admit([session for session in sessions if session.slot is None])
+        self._admission.admit(sessions)
         running = [session for session in sessions if session.slot is not None]
         gains = self._begin(running)
         filling = [gain for gain in gains if gain.session.is_filling]
@@ -121,30 +121,8 @@ class Steps:
     def _let_go(self, gain: Gain) -> None:
         session = gain.session
         if session.slot is not None:
+            if gain.kept is None:
+                self._admission.leave(session)
             state, session.slot, session.state = session.state, None, None
             if gain.kept is None:
                 session.proposer.close(state)
-
-    def _admit(self, waiting: Sequence[Session]) -> None:
-        """Find slots: those kept by the turn before, and others for who came first."""
-        for session in waiting:
-            if session.resume is not None:
-                self._resume(session, session.resume)
-        for session in waiting:
-            if session.slot is None and (slot := self._roster.spare_slot()) is not None:
-                self._target.rewind_slot(slot, 0)
-                session.prefilled = session.metrics.reused_tokens = 0
-                session.state = session.proposer.open(slot, session.params.is_rejection)
-                session.slot = slot  # last: from here on it is the session's
-
-    def _resume(self, session: Session, kept: KeptSlot) -> None:
-        """Go on in a kept slot, if it is still there and its state belongs to the session's proposer."""
-        # Under rejection, what a method learned in the turns before would have a say in what is said.
-        if kept.serves(session.proposer) and not session.params.is_rejection:
-            session.prefilled = session.metrics.reused_tokens = kept.rewind(self._target, session.prompt_ids)
-            session.state = kept.state
-            kept.is_open = False  # before the slot is the session's, so that it never has two owners
-            session.slot = kept.slot
-        else:
-            self._roster.release(kept)
-        session.resume = None

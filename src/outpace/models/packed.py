@@ -162,6 +162,11 @@ class PackedModel:
         """Forget what a slot holds from `length` on."""
         self.kv.truncate(slot, length)
 
+    @torch.inference_mode()
+    def copy_slot(self, source: int, goal: int, length: int) -> None:
+        """Let a slot hold the first `length` committed rows of another, or of itself; fewer where there are fewer."""
+        self.kv.copy(source, goal, length)
+
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self.kv.commit(slots, paths)
 

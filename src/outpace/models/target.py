@@ -60,6 +60,11 @@ class TransformersTarget(PackedModel):
             exact=exact and not on_cpu,
         )
 
+    def copy_slot(self, source: int, goal: int, length: int) -> None:
+        """Let a slot hold the first `length` committed tokens of another, or of itself, and nothing else."""
+        assert self.kv.lengths[source] >= length, f"slot {source} was written to behind the engine's back"
+        super().copy_slot(source, goal, length)
+
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
         """Write prompt chunks behind what their slots hold.
 

@@ -25,7 +25,7 @@ class TextCodec:
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise ModelError(f"{name}: needs a fast tokenizer (tokenizer.json), found {type(tokenizer).__name__}")
         self.tokenizer = tokenizer
-        self._name = name
+        self.name = name
 
     def template_fingerprint(self) -> str | None:
         """A short name of the chat template, on which answers depend; None without one."""
@@ -52,26 +52,34 @@ class TextCodec:
             tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (bare, " " + bare)
         )
         if () in spellings:
-            raise InvalidRequest(f"bad_words: the tokenizer of {self._name} has no tokens for {word!r}")
+            raise InvalidRequest(f"bad_words: the tokenizer of {self.name} has no tokens for {word!r}")
         return list(spellings)
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+    def encode_chat(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
         """Ids of a conversation up to the point where the assistant speaks.
 
+        Args:
+            messages: what was said.
+            tools: that the assistant may call, as JSON schemas; None for none.
+
         Raises:
-            InvalidRequest: no chat template, or messages that it cannot render.
+            InvalidRequest: no chat template, or messages or tools that it cannot render.
         """
         if not self.tokenizer.chat_template:
-            raise InvalidRequest(f"{self._name} has no chat template: pass plain text or token ids instead of messages")
+            raise InvalidRequest(f"{self.name} has no chat template: pass plain text or token ids instead of messages")
         for message in messages:
             if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
                 raise InvalidRequest(f"chat message {message!r}: must be a dict with 'role' and 'content'")
         try:
             rendered: Any = self.tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=True, return_dict=True
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=True,
             )
         except Exception as error:
-            raise InvalidRequest(f"the chat template of {self._name} refuses these messages: {error}") from error
+            raise InvalidRequest(f"the chat template of {self.name} refuses these messages: {error}") from error
         return list(rendered["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:

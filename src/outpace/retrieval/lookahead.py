@@ -71,7 +71,7 @@ class Lookahead(BaseProposer):
 
     def __init__(self, budget: int, pool_from_prompt: bool = False) -> None:
         # Verified nodes have their top ids anyway; to need them would have them computed over the prompt as well.
-        self.needs = Needs()
+        self.needs = Needs(whole_trees=True)
         self.budget, self._pool_from_prompt = budget, pool_from_prompt
 
     def open(self, slot: int, alone: bool = False) -> LookaheadState:

@@ -56,8 +56,17 @@ class SamDecoding:
         self.other, self._corpus, self._min_match, self._corpus_bias = other, corpus, min_match, corpus_bias
 
     def open(self, slot: int, alone: bool = False) -> SamState:
+        return self._around(self.other.open(slot, alone))
+
+    def can_fork(self, own: bool) -> bool:
+        return self.other.can_fork(own)
+
+    def fork(self, state: SamState | None, slot: int, length: int) -> SamState:
+        return self._around(self.other.fork(None if state is None else state.other, slot, length))
+
+    def _around(self, other: Any) -> SamState:
         corpus = None if self._corpus is None else CorpusMatch(self._corpus)
-        return SamState(TextMatch(), corpus, self.other.open(slot, alone))
+        return SamState(TextMatch(), corpus, other)
 
     def close(self, state: SamState) -> None:
         self.other.close(state.other)

@@ -61,6 +61,13 @@ class JoinedRetriever:
     def open(self, slot: int, alone: bool = False) -> tuple[Any, ...]:
         return tuple(retriever.open(slot, alone) for retriever in self.retrievers)
 
+    def can_fork(self, own: bool) -> bool:
+        return all(retriever.can_fork(own) for retriever in self.retrievers)
+
+    def fork(self, state: tuple[Any, ...] | None, slot: int, length: int) -> tuple[Any, ...]:
+        each = [None] * len(self.retrievers) if state is None else state
+        return tuple(part.fork(own, slot, length) for part, own in zip(self.retrievers, each, strict=True))
+
     def rewind(self, state: tuple[Any, ...], length: int) -> None:
         for retriever, own in zip(self.retrievers, state, strict=True):
             retriever.rewind(own, length)

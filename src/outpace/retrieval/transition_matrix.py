@@ -145,6 +145,13 @@ class MatrixLearner:
             return self.matrix.fresh()
         return self.matrix.copy() if self.private else self.matrix
 
+    def can_fork(self, own: bool) -> bool:
+        """What the prompt teaches is in the shared matrix already; in a private one it would be missing."""
+        return own and not self.private
+
+    def fork(self, state: TransitionMatrix, slot: int, length: int) -> TransitionMatrix:
+        return self.open(slot)
+
     def rewind(self, state: TransitionMatrix, length: int) -> None:
         pass  # what follows a token was true wherever it stood
 

@@ -105,6 +105,37 @@ class BatchDraw:
                 self._best[index], best = best[:count], best[count:]
 
     def __call__(self, queries: list[tuple[int, int]]) -> list[int]:
+        freely = [query for query in queries if not self._is_masked_first(query[0])]
+        drawn = dict(zip(freely, self._freely_drawn(freely), strict=True))
+        return [self._allowed(query, drawn.get(query)) for query in queries]
+
+    def _is_masked_first(self, index: int) -> bool:
+        """Whether a draw cannot be tried without the grammar's mask: what truncation leaves depends on it."""
+        params = self._streams[index].params
+        is_truncated = not params.is_greedy and bool(params.top_k or params.top_p < 1 or params.min_p)
+        return self._streams[index].constraint is not None and is_truncated
+
+    def _allowed(self, query: tuple[int, int], token: int | None) -> int:
+        """The best token that a request's grammar allows: most often the best of all, or that is masked away.
+
+        Args:
+            query: tree and node.
+            token: the best of all; None if that says nothing.
+        """
+        index, node = query
+        stream = self._streams[index]
+        if stream.constraint is None:
+            assert token is not None
+            return token
+        path = path_tokens(self._topologies[index], self._tokens[index], node)
+        said = [*stream.generated, *path]
+        if token == NO_TOKEN or (token is not None and stream.constraint.allows(said, token)):
+            return token
+        row = masked(self._outputs[index].scores(node), stream, path)
+        return NO_TOKEN if row is None else draw_keyed([row], [stream], self._positions([query]), [path])[0]
+
+    def _freely_drawn(self, queries: list[tuple[int, int]]) -> list[int]:
+        """Tokens as if there were no grammars."""
         visited = [query for query in queries if query[0] not in self._best]
         fast = [query for query in visited if self._is_fast(query[0])]
         slow = [query for query in visited if query not in fast] if fast else visited
@@ -143,6 +174,26 @@ class BatchDraw:
         return path_tokens(self._topologies[index], self._tokens[index], node)
 
 
+def masked(row: Tensor, stream: Stream, path: Sequence[int]) -> Tensor | None:
+    """Logits after a node where the request's grammar allows a token, -inf elsewhere.
+
+    Args:
+        row: [V] float32.
+        stream: the request.
+        path: tokens of the nodes below node 0 down to the node.
+
+    Returns:
+        [V], the row itself without a grammar; None where it leaves no token.
+    """
+    if stream.constraint is None:
+        return row
+    allowed = stream.constraint.mask([*stream.generated, *path], len(row))
+    if allowed is None:
+        return row
+    row = row.masked_fill(~allowed.to(row.device), -torch.inf)
+    return row if row.amax() > -torch.inf else None
+
+
 def path_tokens(topology: Topology, tokens: Sequence[int], node: int) -> list[int]:
     """Tokens of the nodes below node 0 down to `node`: what lies between the pending token and the node's successor."""
     return [tokens[above] for above in topology.path(node)[1:]]
@@ -162,14 +213,17 @@ class RejectionDraw:
 
     def target_probs(self, node: int) -> Tensor:
         """[V] the target's warped distribution after a node; all 0 where the request's options leave no token."""
-        params, histories = self._stream.params, None
-        if params.has_processors:
-            histories = [history_of(self._stream, path_tokens(self._topology, self._tokens, node))]
-        return warp(self._outputs.scores(node)[None], params, histories)[0].exp()
+        params, path = self._stream.params, path_tokens(self._topology, self._tokens, node)
+        scores = self._outputs.scores(node)
+        row = masked(scores, self._stream, path)
+        if row is None:
+            return torch.zeros_like(scores)
+        histories = [history_of(self._stream, path)] if params.has_processors else None
+        return warp(row[None], params, histories)[0].exp()
 
     def categorical(self, probs: Tensor, node: int) -> int:
         """A token drawn from `probs`; `NO_TOKEN` if all of them are 0."""
-        if self._stream.params.has_processors and not probs.any():
+        if not probs.any():
             return NO_TOKEN
         key = self._key(self._topology.depths[node], Purpose.RESIDUAL)
         vocab = torch.arange(len(probs), device=probs.device)

@@ -88,7 +88,7 @@ class Recorder(Beam):
 
     def observe(self, state: list[float], observation: Observation) -> None:
         if state:
-            drafted = len(observation.tree) - observation.tree.retrieved
+            drafted = observation.tree.drafted
             accepted = sum(0 < node < drafted for node in observation.verdict.path)
             self.rounds.append(Round(tuple(state), accepted))
 

@@ -55,6 +55,13 @@ class GraftedProposer:
     def open(self, slot: int, alone: bool = False) -> GraftedState:
         return GraftedState(self.base.open(slot, alone), self.retriever.open(slot, alone))
 
+    def can_fork(self, own: bool) -> bool:
+        return self.base.can_fork(own) and self.retriever.can_fork(own)
+
+    def fork(self, state: GraftedState | None, slot: int, length: int) -> GraftedState:
+        of_base, of_retriever = (None, None) if state is None else (state.of_base, state.of_retriever)
+        return GraftedState(self.base.fork(of_base, slot, length), self.retriever.fork(of_retriever, slot, length))
+
     def close(self, state: GraftedState) -> None:
         self.base.close(state.of_base)
 

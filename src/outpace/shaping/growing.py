@@ -56,10 +56,19 @@ class GrowingProposer:
         self._leaves_room, self._private = leaves_room, private
 
     def open(self, slot: int, alone: bool = False) -> GrowingState:
+        return self._around(self.source.open(slot, alone), alone)
+
+    def can_fork(self, own: bool) -> bool:
+        return self.source.can_fork(own)
+
+    def fork(self, state: GrowingState | None, slot: int, length: int) -> GrowingState:
+        return self._around(self.source.fork(None if state is None else state.of_source, slot, length))
+
+    def _around(self, of_source: Any, alone: bool = False) -> GrowingState:
         lesson = None
         if self.acceptance is not None:
             lesson = Lesson(KeyedAcceptance() if self._private or alone else self.acceptance)
-        return GrowingState(self.source.open(slot, alone), self.shape.open(alone), lesson=lesson)
+        return GrowingState(of_source, self.shape.open(alone), lesson=lesson)
 
     def close(self, state: GrowingState) -> None:
         self.shape.close(state.of_shape)

@@ -47,6 +47,12 @@ class StaticProposer(BaseProposer):
     def open(self, slot: int, alone: bool = False) -> Any:
         return self.source.open(slot, alone)
 
+    def can_fork(self, own: bool) -> bool:
+        return self.source.can_fork(own)
+
+    def fork(self, state: Any, slot: int, length: int) -> Any:
+        return self.source.fork(state, slot, length)
+
     def rewind(self, state: Any, length: int) -> None:
         self.source.rewind(state, length)
 

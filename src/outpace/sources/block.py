@@ -87,6 +87,13 @@ class BlockSource(BaseSource):
         self.slots.kv.truncate(slot, 0)
         return BlockState(slot)
 
+    def can_fork(self, own: bool) -> bool:
+        return own
+
+    def fork(self, state: BlockState, slot: int, length: int) -> BlockState:
+        self.slots.kv.copy(state.slot, slot, length)
+        return BlockState(slot, is_beyond=self.slots.kv.lengths[slot] < length)
+
     def rewind(self, state: BlockState, length: int) -> None:
         self.slots.kv.truncate(state.slot, length)
         state.is_beyond = self.slots.kv.lengths[state.slot] < length

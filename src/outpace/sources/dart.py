@@ -60,8 +60,7 @@ class DartSource(PairSource[DartState]):
         self._continuity = continuity
         self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, net.config.vocab_size)
 
-    def open(self, slot: int, alone: bool = False) -> DartState:
-        self.slots.kv.truncate(slot, 0)
+    def _new_state(self, slot: int) -> DartState:
         return DartState(slot, self._no_features())
 
     def expand(self, states: Sequence[DartState], frontier: Frontier, width: int) -> Candidates:

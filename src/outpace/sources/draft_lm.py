@@ -59,6 +59,16 @@ class DraftLM(BaseSource):
         self.model.rewind_slot(slot, 0)
         return DraftState(slot)
 
+    def can_fork(self, own: bool) -> bool:
+        return True  # rows that are missing are written by the next round's first pass
+
+    def fork(self, state: DraftState | None, slot: int, length: int) -> DraftState:
+        if state is None:
+            self.model.rewind_slot(slot, 0)
+        else:
+            self.model.copy_slot(state.slot, slot, length)
+        return DraftState(slot, told=length)
+
     def rewind(self, state: DraftState, length: int) -> None:
         self.model.rewind_slot(state.slot, length)
         state.told = length

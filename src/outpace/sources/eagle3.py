@@ -72,8 +72,7 @@ class EagleSource(PairSource[EagleState]):
             assert head is not None, "a net without a head uses the target's"
             self._head = head if vocabulary is None else head.restricted(vocabulary)
 
-    def open(self, slot: int, alone: bool = False) -> EagleState:
-        self.slots.kv.truncate(slot, 0)
+    def _new_state(self, slot: int) -> EagleState:
         return EagleState(slot, self._no_features())
 
     def expand(self, states: Sequence[EagleState], frontier: Frontier, width: int) -> Candidates:

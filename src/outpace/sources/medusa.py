@@ -61,6 +61,9 @@ class MedusaSource(BaseSource):
     def open(self, slot: int, alone: bool = False) -> MedusaState:
         return MedusaState()
 
+    def can_fork(self, own: bool) -> bool:
+        return True  # at least one prompt id is left to be written, and brings the only row that counts
+
     def rewind(self, state: MedusaState, length: int) -> None:
         state.hidden = None  # a conversation goes on with at least one more prompt id, which brings the next one
 

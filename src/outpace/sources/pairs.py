@@ -82,8 +82,23 @@ class PairSource(ABC, Generic[S]):
         )
         self._target_ids = net.target_ids(torch.arange(config.draft_vocab_size, device=self._device))
 
+    def open(self, slot: int, alone: bool = False) -> S:
+        self.slots.kv.truncate(slot, 0)
+        return self._new_state(slot)
+
+    def can_fork(self, own: bool) -> bool:
+        return own
+
+    def fork(self, state: S, slot: int, length: int) -> S:
+        features = state.features
+        self.slots.kv.copy(state.slot, slot, length)
+        forked = self._new_state(slot)
+        forked.features = features
+        self.rewind(forked, length)
+        return forked
+
     @abstractmethod
-    def open(self, slot: int, alone: bool = False) -> S: ...
+    def _new_state(self, slot: int) -> S: ...
 
     @abstractmethod
     def _write(self, states: Sequence[S], ids: Sequence[Sequence[int]]) -> Tensor:

@@ -56,6 +56,10 @@ class ToyTarget:
     def rewind_slot(self, slot: int, length: int) -> None:
         del self.committed[slot][length:]
 
+    def copy_slot(self, source: int, goal: int, length: int) -> None:
+        assert len(self.committed[source]) >= length
+        self.committed[goal] = self.committed[source][:length]
+
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
         outputs = []
         for chunk in chunks:

@@ -85,7 +85,7 @@ class Growth:
         self.gain = sum(self.gains)
 
     def tree(self, device: torch.device, graft_ms: float = 0.0) -> tuple[DraftTree, Sequence[Named]]:
-        """The tree, what was retrieved last, and what was named below each of its nodes.
+        """The tree, what was retrieved last, with how likely its nodes are, and what was named below each of them.
 
         Args:
             device: where its tokens live.
@@ -96,7 +96,9 @@ class Growth:
         parents = [-1, *(place[self.parents[node]] for node in order[1:])]
         tokens = torch.tensor([self.tokens[node] for node in order], device=device)
         retrieved = sum(node == NOWHERE for node in self.drafted)
-        tree = DraftTree(tokens, Topology.of(parents), None, self.passes, retrieved, graft_ms=graft_ms)
+        likely = (1.0, *self.gains)
+        scores = torch.tensor([likely[node] for node in order], dtype=torch.float64).log()
+        tree = DraftTree(tokens, Topology.of(parents), None, self.passes, retrieved, scores, graft_ms=graft_ms)
         return tree, self.named_in(order)
 
     def named_in(self, order: Sequence[int]) -> Sequence[Named]:

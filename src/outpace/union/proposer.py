@@ -14,7 +14,7 @@ from torch import device
 
 from outpace.core.prices import Prices, shared
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
-from outpace.core.tree import DraftTree
+from outpace.core.tree import NEW_NODE, DraftTree
 from outpace.models.compiled import loaded_kernels
 from outpace.retrieval.suffix import TextMatch
 from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
@@ -119,6 +119,15 @@ class Union:
             sampled = self.rejected.copy()
         text = self._new_text() if self._plan.uses_text else None
         return UnionState(self.base.open(slot, alone), self.matrix.open(slot, alone), text, greedy, sampled, greedy)
+
+    def can_fork(self, own: bool) -> bool:
+        return self.base.can_fork(own) and self.matrix.can_fork(own)
+
+    def fork(self, state: UnionState, slot: int, length: int) -> UnionState:
+        of_base = self.base.fork(state.of_base, slot, length)
+        matrix = self.matrix.fork(state.matrix, slot, length)
+        text = self._new_text() if self._plan.uses_text else None
+        return UnionState(of_base, matrix, text, self.greedy, self.sampled, self.greedy)
 
     def close(self, state: UnionState) -> None:
         self.base.close(state.of_base)
@@ -261,9 +270,13 @@ class Union:
         self.matrix.observe([state.matrix for state in states], observations)
         lessons = []
         for state, observation in zip(states, observations, strict=True):
-            path, next_token = observation.verdict.path, observation.verdict.next_token
-            said = [*observation.tree.tokens[list(path[1:])].tolist(), next_token]
-            lessons.append(state.acceptance.lesson(state.named, path, said))
+            tree, path, next_token = observation.tree, observation.verdict.path, observation.verdict.next_token
+            said = [*tree.tokens[list(path[1:])].tolist(), next_token]
+            numbers = tree.numbers or range(len(tree))
+            own = [
+                numbers[node] for node in path if numbers[node] != NEW_NODE
+            ]  # no node of a path stands below a new one
+            lessons.append(state.acceptance.lesson(state.named, own, said[: len(own)]))
         learn_together([lesson for lesson in lessons if lesson is not None])
 
     def reset(self) -> None:

@@ -1,0 +1,102 @@
+"""`outpace serve`: an OpenAI-compatible server."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from outpace.cli.options import (
+    Budget,
+    Device,
+    Drafter,
+    Dtype,
+    Exact,
+    Loading,
+    MaxModelLen,
+    Method,
+    Quantize,
+    SpeculativeConfig,
+    notes,
+)
+from outpace.core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from outpace.api import Model
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def serve(
+    model: Annotated[str, typer.Argument(help="Folder, GGUF file, pulled name or hub id.")],
+    method: Method = None,
+    drafter: Drafter = None,
+    budget: Budget = None,
+    speculative_config: SpeculativeConfig = None,
+    dtype: Dtype = "auto",
+    quantize: Quantize = "none",
+    device: Device = "auto",
+    max_model_len: MaxModelLen = None,
+    exact: Exact = False,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests decoded at a time.")] = 8,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="What requests call the model; may be given several times.")
+    ] = None,
+    chat_template: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A Jinja file instead of the model's own.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everywhere.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(envvar="OUTPACE_API_KEY", help="A key that requests must bear; several times for several."),
+    ] = None,
+    max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more get 429.")] = 64,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a request may take, waiting included.")] = 600,
+    send_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a client may not read or write.")] = 60,
+    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 4 << 20,
+    max_methods: Annotated[int, typer.Option(min=0, help="Different methods that requests may name.")] = 16,
+    drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds to finish in after SIGTERM.")] = 30,
+    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log what is asked.")] = False,
+) -> None:
+    """Serve a model over HTTP as OpenAI does: chat, completions, streams, metrics."""
+    from outpace.serve.run import serve as run
+    from outpace.serve.settings import ServeSettings
+
+    loading = Loading(
+        model,
+        drafter,
+        budget,
+        dtype,
+        quantize,
+        device,
+        max_model_len=max_model_len,
+        speculative_config=speculative_config,
+        exact=exact,
+    )
+    template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
+    keys = tuple(api_key or ())
+    if any(not key.strip() for key in keys):
+        raise InvalidRequest("api_key='': an empty key would let everybody in; leave the option out instead")
+    if host not in LOOPBACK and not keys:
+        notes.print(f"[yellow]anybody who can reach {host}:{port} can use this server: give --api-key[/yellow]")
+    settings = ServeSettings(
+        names=tuple(served_model_name or (Path(model).name if Path(model).exists() else model,)),
+        host=host,
+        port=port,
+        api_keys=keys,
+        max_queue=max_queue,
+        timeout=timeout,
+        send_timeout=send_timeout,
+        max_body=max_body,
+        max_methods=max_methods,
+        drain_timeout=drain_timeout,
+        log_prompts=log_prompts,
+    )
+
+    def load() -> "Model":
+        loaded = loading.load(method, max_num_seqs)
+        if template is not None:
+            loaded.codec.tokenizer.chat_template = template
+        return loaded
+
+    run(load, settings)

@@ -1,0 +1,176 @@
+"""Trees under grammars: what a grammar forbids is cut, and what it forces takes the slots and those left free.
+
+One place for all methods. A forced text is rarely a forced token: after `{` each of `"`, `"n` and `"name` may be legal.
+So its usual tokens are drafted, below any node of the tree, and verification under the mask decides.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from outpace.core.prices import Prices
+from outpace.core.tree import MAX_TREE_NODES, DraftTree
+from outpace.engine.session import Session
+
+FORCED = 0.9
+"""How likely the next token of a forced text is said as it is usually written."""
+_FIRST, _NEXT = 0.6, 0.4
+"""Where drafts come without scores, how likely the first below a node is taken to be, and each one beside those before
+it."""
+_UNLIKELY = 0.02  # below such nodes nobody asks what is forced
+
+
+@dataclass(eq=False)
+class _Chains:
+    """Forced nodes that could join a tree.
+
+    Attributes:
+        tokens, parents, odds, depths: of each; parents are nodes of the tree, then these in their order.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    odds: list[float] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
+
+
+def under_grammars(
+    trees: Sequence[DraftTree],
+    tokens: Sequence[list[int]],
+    sessions: Sequence[Session],
+    rooms: Sequence[int],
+    prices: Sequence[Prices | None],
+) -> tuple[list[DraftTree], list[list[int]]]:
+    """The trees as grammars want them, and their tokens on the host.
+
+    Args:
+        trees, tokens: as proposed.
+        sessions: of each.
+        rooms: depth of a drafted node at most, of each.
+        prices: of time, of each.
+    """
+    fitted, said = list(trees), list(tokens)
+    for index, session in enumerate(sessions):
+        if session.constraint is not None:
+            fitted[index] = _fitted(trees[index], tokens[index], session, rooms[index], prices[index])
+            if fitted[index] is not trees[index]:
+                said[index] = fitted[index].tokens.tolist()
+    return fitted, said
+
+
+def _fitted(tree: DraftTree, tokens: list[int], session: Session, room: int, prices: Prices | None) -> DraftTree:
+    """One tree."""
+    constraint = session.constraint
+    assert constraint is not None
+    drafts = session.params.draft_forced and session.proposer.budget > 0
+    if len(tree) == 1 and not drafts:
+        return tree
+    likely, topology = _shares(tree), tree.topology
+    odds = _along(topology.parents, likely)
+    asked = [drafts and one >= _UNLIKELY and topology.depths[node] < room for node, one in enumerate(odds)]
+    allowed, below = constraint.explore(session.generated, topology, tokens, asked)
+    odds = _along(topology.parents, _beside(likely, tree, tokens, below))
+    chains = _chains(tree, tokens, below, odds, room)
+    drawn = tree.draft_probs or {}
+    if session.proposer.needs.whole_trees:
+        kept = list(range(len(tree)))
+    else:
+        # A child that was drawn stays: its rejection is what makes the distribution right. Nothing stands below it.
+        parents = topology.parents
+        kept = [node for node, one in enumerate(allowed) if one or (parents[node] in drawn and allowed[parents[node]])]
+    budget = min(max(session.budget, len(tree) - 1), MAX_TREE_NODES - 1)
+    may_displace = not drawn and not session.proposer.needs.whole_trees
+    return _chosen(tree, kept, odds, chains, budget, may_displace, prices)
+
+
+def _shares(tree: DraftTree) -> list[float]:
+    """How likely each node is to be accepted where its parent is, as far as can be told."""
+    scores = [] if tree.scores is None else tree.scores.tolist()
+    shares, siblings = [1.0], dict[int, int]()
+    for node, parent in enumerate(tree.topology.parents[1:], start=1):
+        rank = siblings[parent] = siblings.get(parent, -1) + 1
+        is_scored = node < len(scores) and scores[parent] > -math.inf
+        shares.append(min(math.exp(scores[node] - scores[parent]), 1.0) if is_scored else _FIRST * _NEXT**rank)
+    return shares
+
+
+def _along(parents: Sequence[int], shares: Sequence[float]) -> list[float]:
+    """How likely each node is to be accepted."""
+    odds = [1.0]
+    for node, parent in enumerate(parents[1:], start=1):
+        odds.append(odds[parent] * shares[node])
+    return odds
+
+
+def _beside(
+    shares: Sequence[float], tree: DraftTree, tokens: Sequence[int], below: Mapping[int, tuple[int, ...]]
+) -> list[float]:
+    """The shares, now that it is known what is forced: what is drafted beside that is unlikely."""
+    known = list(shares)
+    for node, text in below.items():
+        for child in tree.topology.children[node]:
+            is_same = tokens[child] == text[0]
+            known[child] = max(known[child], FORCED) if is_same else min(known[child], 1 - FORCED)
+    return known
+
+
+def _chains(
+    tree: DraftTree, tokens: Sequence[int], below: Mapping[int, tuple[int, ...]], odds: Sequence[float], room: int
+) -> _Chains:
+    """What is forced below nodes, but for what is drafted there: that has its own nodes below it."""
+    chains, topology, drawn = _Chains(), tree.topology, tree.draft_probs or {}
+    for node, text in sorted(below.items()):
+        if node in drawn or any(tokens[child] == text[0] for child in topology.children[node]):
+            continue
+        parent, share, depth = node, odds[node], topology.depths[node]
+        for token in text[: room - depth]:
+            share, depth = share * FORCED, depth + 1
+            chains.tokens.append(token)
+            chains.parents.append(parent)
+            chains.odds.append(share)
+            chains.depths.append(depth)
+            parent = len(tree) + len(chains.tokens) - 1
+    return chains
+
+
+def _chosen(
+    tree: DraftTree,
+    kept: Sequence[int],
+    odds: Sequence[float],
+    chains: _Chains,
+    budget: int,
+    may_displace: bool,
+    prices: Prices | None,
+) -> DraftTree:
+    """The tree of the likeliest nodes, drafted and forced.
+
+    Args:
+        tree: as proposed.
+        kept: its nodes that may stay.
+        odds: of its nodes.
+        chains: forced nodes.
+        budget: nodes at most.
+        may_displace: whether forced nodes may take the slots of drafted ones, or only those that are left.
+        prices: of time; None takes all that there is room for.
+    """
+    size = len(tree)
+    new = range(size, size + len(chains.tokens))
+    likely = [*odds, *chains.odds]
+    if may_displace:
+        ranked = sorted([*kept[1:], *new], key=lambda node: -likely[node])
+    else:
+        ranked = [*kept[1:], *sorted(new, key=lambda node: -likely[node])]
+    taken = {0}
+    for node in ranked[:budget]:
+        # What is drafted was worth its time when the tree was grown.
+        if node < size or prices is None or likely[node] >= prices.least_gain(len(taken) - 1):
+            taken.add(node)
+    mine = [node for node in kept if node in taken]
+    place = {node: number for number, node in enumerate(mine)}
+    tokens, parents = [], []
+    for node in new:
+        if node in taken:
+            place[node] = len(place)
+            tokens.append(chains.tokens[node - size])
+            parents.append(place[chains.parents[node - size]])
+    return tree.keeping(mine).with_forced(tokens, parents)

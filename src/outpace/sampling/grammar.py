@@ -1,0 +1,256 @@
+"""Grammars at work: compiled once for a tokenizer, followed along any path, asked what they allow and what they force.
+
+The grammars themselves are llguidance's. It computes the tokens that may follow in some microseconds, and takes tokens
+back, so that one matcher serves all paths of a tree.
+"""
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from threading import Lock
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outpace.core.errors import InvalidRequest
+from outpace.core.grammar import Grammar
+from outpace.core.tree import Topology
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+_COMPILED = 64  # grammars that are kept
+_CANONICAL = 4096  # forced texts whose tokens are kept
+_MOST_CHARACTERS = 1_000_000  # of a grammar
+_JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Grammars:
+    """The grammars of one model, compiled when a request first asks for them.
+
+    Args:
+        new_tokenizer: the model's tokenizer as llguidance needs it; called once. InvalidRequest where there is none.
+    """
+
+    def __init__(self, new_tokenizer: "Callable[[], LLTokenizer]") -> None:
+        self._new_tokenizer = new_tokenizer
+        self._tokenizer: LLTokenizer | None = None
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = Lock()
+        self._tokens: Callable[[bytes], tuple[int, ...]] = lambda text: ()
+
+    def constraint(self, grammar: Grammar, eos_token_ids: Sequence[int]) -> "GrammarConstraint":
+        """What one request may say. Any thread may ask, while the engine is at work.
+
+        Args:
+            grammar: the request's.
+            eos_token_ids: ids that end it.
+
+        Raises:
+            InvalidRequest: the grammar cannot be compiled, nothing satisfies it, or no id could end the answer.
+        """
+        if not eos_token_ids:
+            raise InvalidRequest(
+                f"grammar={grammar}: the answer could not end, for the model has no EOS id; give eos_token_ids"
+            )
+        with self._lock:
+            if self._tokenizer is None:
+                tokenizer = self._new_tokenizer()
+                self._tokens = lru_cache(_CANONICAL)(lambda text: canonical(tokenizer, text))
+                self._tokenizer = tokenizer
+            matcher = self._compiled.get(grammar)
+            if matcher is None:
+                matcher = self._compiled[grammar] = _compile(grammar, self._tokenizer)
+                if len(self._compiled) > _COMPILED:
+                    self._compiled.popitem(last=False)
+            self._compiled.move_to_end(grammar)
+            return GrammarConstraint(matcher.deep_copy(), self._tokenizer.eos_tokens, eos_token_ids, self._tokens)
+
+
+class GrammarConstraint:
+    """A grammar along one request's ids, and along the paths behind them: `core.protocols.Constraint`.
+
+    Each question names all generated ids. What they share with those of the last question is kept, and the rest taken
+    back or read: so nothing has to be undone after a walk or a step that an exception cut short.
+
+    Args:
+        matcher: at the beginning of the grammar.
+        special: ids that end a text for the tokenizer.
+        eos_token_ids: ids that end the request.
+        tokens: the tokens of a forced text, but for its end.
+    """
+
+    def __init__(
+        self,
+        matcher: "LLMatcher",
+        special: Sequence[int],
+        eos_token_ids: Sequence[int],
+        tokens: Callable[[bytes], tuple[int, ...]],
+    ) -> None:
+        self._fresh, self._special, self._tokens = matcher, list(special), tokens
+        self._eos = frozenset(eos_token_ids)
+        self._matcher = matcher.deep_copy()
+        self._said: list[int] | None = []  # what the matcher has read; None where an exception may have come between
+        self._seconds = 0.0
+        self.error: str | None = None
+
+    def allows(self, said: Sequence[int], token: int) -> bool:
+        started = perf_counter()
+        if said and said[-1] in self._eos:
+            return True
+        matcher = self._follow(said)
+        allowed = matcher is not None and self._may_follow(matcher, token)
+        self._seconds += perf_counter() - started
+        return allowed
+
+    def mask(self, said: Sequence[int], vocab_size: int) -> Tensor | None:
+        started = perf_counter()
+        if said and said[-1] in self._eos:
+            return None
+        matcher = self._follow(said)
+        allowed = torch.zeros(vocab_size, dtype=torch.bool)
+        if matcher is not None:
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+            found = torch.from_numpy(bits[:vocab_size]).bool()
+            if self._is_sound(matcher):
+                allowed[: len(found)] = found
+                allowed[[token for token in (*self._special, *self._eos) if 0 <= token < vocab_size]] = False
+                if matcher.is_accepting():
+                    allowed[[token for token in self._eos if 0 <= token < vocab_size]] = True
+        self._seconds += perf_counter() - started
+        return allowed
+
+    def explore(
+        self, said: Sequence[int], topology: Topology, tokens: Sequence[int], asked: Sequence[bool]
+    ) -> tuple[list[bool], Mapping[int, tuple[int, ...]]]:
+        """What the grammar says of a drafted tree.
+
+        Args:
+            said: generated ids; the last one is node 0, if there are any.
+            topology, tokens: the tree.
+            asked: for each node, whether to ask what is forced below it.
+
+        Returns:
+            For each node whether it may be said, and below those that were asked about and may be, the tokens of what
+            is forced there, if there are any.
+        """
+        started = perf_counter()
+        allowed, forced = [True] + [False] * (len(topology) - 1), dict[int, tuple[int, ...]]()
+        matcher = self._follow(said)
+        if matcher is not None:
+            self._said = None
+            self._descend(matcher, 0, topology.children, tokens, asked, allowed, forced)
+            if self._is_sound(matcher):
+                self._said = list(said)
+        self._seconds += perf_counter() - started
+        return allowed, forced
+
+    def take_ms(self) -> float:
+        """Milliseconds that were spent since the last call."""
+        spent, self._seconds = self._seconds, 0.0
+        return spent * 1e3
+
+    def _descend(
+        self,
+        matcher: "LLMatcher",
+        top: int,
+        children: Sequence[Sequence[int]],
+        tokens: Sequence[int],
+        asked: Sequence[bool],
+        allowed: list[bool],
+        forced: dict[int, tuple[int, ...]],
+    ) -> None:
+        """`explore` a tree from one of its nodes on; the matcher stands there, before and after."""
+        pending = [(top, False)]
+        while pending:
+            node, is_done = pending.pop()
+            if is_done:
+                matcher.rollback(1)
+                continue
+            if node != top:
+                if tokens[node] in self._eos or not matcher.consume_token(tokens[node]):
+                    continue
+                pending.append((node, True))
+            if asked[node] and (text := matcher.compute_ff_bytes()) and (chain := self._tokens(text)):
+                forced[node] = chain
+            for child in children[node]:
+                allowed[child] = self._may_follow(matcher, tokens[child])
+                if allowed[child] and (children[child] or asked[child]):
+                    pending.append((child, False))
+
+    def _may_follow(self, matcher: "LLMatcher", token: int) -> bool:
+        if token in self._eos:
+            return bool(matcher.is_accepting())
+        return token not in self._special and matcher.validate_tokens([token]) == 1
+
+    def _follow(self, said: Sequence[int]) -> "LLMatcher | None":
+        """The matcher behind generated ids; None where it has failed on them."""
+        known, ids = self._said, list(said)
+        self._said = None
+        if known is None:
+            self._matcher, known, self.error = self._fresh.deep_copy(), [], None
+        shared = len(known)
+        if ids[:shared] != known:
+            shared = next((at for at, (one, two) in enumerate(zip(known, ids)) if one != two), min(shared, len(ids)))
+        if shared < len(known):
+            self._matcher.rollback(len(known) - shared)
+        if shared < len(ids):
+            self._matcher.consume_tokens(ids[shared:])
+        if not self._is_sound(self._matcher):
+            return None
+        self._said = ids
+        return self._matcher
+
+    def _is_sound(self, matcher: "LLMatcher") -> bool:
+        """Whether the matcher can go on; else the reason is noted, and the next question begins afresh."""
+        if not matcher.is_error():
+            return True
+        self._said, self.error = None, _reason(matcher)
+        return False
+
+
+def canonical(tokenizer: "LLTokenizer", text: bytes) -> tuple[int, ...]:
+    """The tokens of a forced text, but for the last one, which may be one with what follows."""
+    return tuple(tokenizer.tokenize_bytes(text)[:-1])
+
+
+def _compile(grammar: Grammar, tokenizer: "LLTokenizer") -> "LLMatcher":
+    """A matcher at the beginning of a grammar. InvalidRequest where there can be none."""
+    from llguidance import LLMatcher
+
+    if len(grammar.text) > _MOST_CHARACTERS:
+        raise InvalidRequest(
+            f"grammar={grammar}: {len(grammar.text):,} characters, the limit is {_MOST_CHARACTERS:,}; use a smaller one"
+        )
+    try:
+        matcher = LLMatcher(tokenizer, _source(grammar), log_level=0)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"grammar={grammar}: {error}") from error
+    if matcher.is_error():
+        raise InvalidRequest(f"grammar={grammar}: {_reason(matcher)}; change that part of it")
+    probe = matcher.deep_copy()
+    if not probe.is_accepting() and (not any(probe.compute_bitmask()) or probe.is_error()):
+        raise InvalidRequest(f"grammar={grammar}: nothing that this model can say satisfies it; relax it")
+    return matcher
+
+
+def _source(grammar: Grammar) -> str:
+    """A grammar as llguidance reads it."""
+    from llguidance import LLMatcher
+
+    if grammar.kind == "regex":
+        return LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind == "lark":
+        return LLMatcher.grammar_from_lark(grammar.text)
+    has_own = "x-guidance" in json.loads(grammar.text)
+    return LLMatcher.grammar_from_json_schema(grammar.text, overrides={} if has_own else _JSON)  # type: ignore[arg-type]
+
+
+def _reason(matcher: "LLMatcher") -> str:
+    """Why it failed, without the states that follow."""
+    text = matcher.get_error().split("\n<state>")[0]
+    return " ".join(text.split())[:500]

@@ -1,0 +1,128 @@
+"""The one thread that makes the engine's steps."""
+
+from collections.abc import Callable, Sequence
+from threading import Condition, Thread
+from typing import Protocol
+
+from outpace.core.events import Sample, StepEvent
+from outpace.engine.engine import Engine
+from outpace.engine.session import Session
+from outpace.serve.job import Job, News
+
+
+class Watcher(Protocol):
+    """Who counts what happens. Called in the engine's thread."""
+
+    def placed(self, session: Session) -> None: ...
+
+    def stepped(self, session: Session, event: StepEvent) -> None: ...
+
+    def ended(self, session: Session, outcome: Sample | Exception) -> None: ...
+
+
+class EngineThread:
+    """Makes steps as long as there are jobs, and tells each of what it gained.
+
+    An exception out of a step is somebody's fault. Each request is then advanced alone: those whose own step fails get
+    the error, the others go on.
+
+    Args:
+        engine: that nobody else steps.
+        watcher: of its requests.
+        on_fault: told of every exception out of a step.
+    """
+
+    def __init__(self, engine: Engine, watcher: Watcher, on_fault: Callable[[Exception], None]) -> None:
+        self._engine, self._watcher, self._on_fault = engine, watcher, on_fault
+        self._changed = Condition()
+        self._new: list[Job] = []
+        self._jobs: list[Job] = []
+        self._is_closing = False
+        self._waiting: set[Session] = set()
+        self._faults: dict[Session, Exception] = {}
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def sessions(self) -> list[Session]:
+        """Those that have not ended, as far as the thread has told."""
+        jobs = [*self._jobs, *self._new]
+        return [session for job in jobs for session in job.sessions if not session.has_ended]
+
+    def watch(self, job: Job) -> None:
+        """Advance a job from now on."""
+        with self._changed:
+            self._new.append(job)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End what still runs, and the thread."""
+        with self._changed:
+            self._is_closing = True
+            for job in [*self._jobs, *self._new]:
+                job.cancel()
+            self._changed.notify()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while self._has_work():
+            try:
+                self._engine.step()
+            except Exception as error:
+                self._on_fault(error)
+                self._find_the_fault()
+            for session in [session for session in self._waiting if session.slot is not None or session.has_ended]:
+                self._waiting.discard(session)
+                self._watcher.placed(session)
+            for job in self._jobs:
+                if news := self._news_of(job):
+                    job.inbox.put(news)
+            self._jobs = [job for job in self._jobs if not all(job.has_ended)]
+
+    def _has_work(self) -> bool:
+        """Wait for jobs; False when the thread is to end."""
+        with self._changed:
+            while not (self._jobs or self._new or self._is_closing):
+                self._changed.wait()
+            self._waiting.update(session for job in self._new for session in job.sessions)
+            self._jobs, self._new = [*self._jobs, *self._new], []
+            return bool(self._jobs) or not self._is_closing
+
+    def _find_the_fault(self) -> None:
+        """Advance every request alone, and end those that fail."""
+        for session in [session for job in self._jobs for session in job.sessions if not session.has_ended]:
+            try:
+                self._engine.step([session])
+            except Exception as error:
+                self._faults[session] = error.with_traceback(None)
+                try:
+                    self._engine.cancel(session)
+                except Exception as another:  # not even its slot can be freed: it is forgotten, as it has an error
+                    self._on_fault(another)
+
+    def _news_of(self, job: Job) -> Sequence[News]:
+        news: list[News] = []
+        for index, session in enumerate(job.sessions):
+            if job.has_ended[index]:
+                continue
+            fault = self._faults.pop(session, None)
+            is_over = session.has_ended or fault is not None  # before events are read: they may not grow afterwards
+            for event in session.events[job.told[index] :]:
+                job.told[index] += 1
+                self._watcher.stepped(session, event)
+                news.append((job.first_choice + index, event))
+            if is_over:
+                outcome = fault if fault is not None else self._outcome(session)
+                job.has_ended[index] = True
+                self._watcher.ended(session, outcome)
+                news.append((job.first_choice + index, outcome))
+        return news
+
+    def _outcome(self, session: Session) -> Sample | Exception:
+        try:
+            return self._engine.result(session)
+        except Exception as error:
+            return error

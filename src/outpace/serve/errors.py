@@ -1,0 +1,139 @@
+"""What goes wrong, in OpenAI's error format."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from outpace.core.errors import InvalidRequest, OutpaceError
+
+SHOWN = 80
+"""Most characters of a bad value that an error repeats."""
+PUBLIC_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_ids": "stop_token_ids"}
+"""What the API calls fields of `SamplingParams`."""
+OWN_FIELDS = ("method", "budget", "verification")
+"""Fields of the extension `outpace`, as errors of the engine name them."""
+
+
+class ErrorBody(BaseModel):
+    """What went wrong.
+
+    Attributes:
+        message: field, value and remedy.
+        type: "invalid_request_error", "authentication_error", "rate_limit_error", "timeout_error" or "server_error".
+        param: the field of the request that is at fault, None if it is no field.
+        code: a short name, for programs.
+    """
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorAnswer(BaseModel):
+    """The body of every answer but 2xx."""
+
+    error: ErrorBody
+
+
+class ApiError(Exception):
+    """An answer other than 200.
+
+    Args:
+        status: of HTTP.
+        message, param, code: as in `ErrorBody`.
+        kind: `ErrorBody.type`.
+        headers: of the answer.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        *,
+        code: str | None = None,
+        kind: str = "invalid_request_error",
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, dict(headers or {})
+        self.body = ErrorBody(message=message, type=kind, param=param, code=code)
+
+    def as_dict(self) -> dict[str, Any]:
+        return ErrorAnswer(error=self.body).model_dump()
+
+
+def refused(param: str, message: str, code: str | None = None) -> ApiError:
+    """A field that cannot be honoured."""
+    return ApiError(400, f"{param}: {message}", param, code=code)
+
+
+def from_engine(error: BaseException) -> ApiError:
+    """The answer to an error of the engine: 400 where the request is at fault, else 500."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, InvalidRequest):
+        named = re.match(r"(\w+)(?=[=:])", str(error))
+        name = named[1] if named else None
+        param = PUBLIC_NAMES.get(name or "", name)
+        message = str(error) if name == param else str(error).replace(str(name), str(param), 1)
+        return ApiError(400, message, f"outpace.{param}" if param in OWN_FIELDS else param)
+    said = str(error) if isinstance(error, OutpaceError) else type(error).__name__
+    return ApiError(500, f"the engine failed on this request: {said}", code="engine_fault", kind="server_error")
+
+
+def from_validation(error: ValidationError, body: Any) -> ApiError:
+    """The answer to a body that does not follow the schema: the complaint about the deepest field.
+
+    Args:
+        error: of pydantic.
+        body: what was given, to tell names of fields from names of a union's members; None if it was no JSON.
+    """
+    complaints = [(_path(item["loc"], body, str(item["type"])), item) for item in error.errors()]
+    if complaints[0][1]["type"] == "json_invalid":
+        return ApiError(400, f"the body is not JSON in UTF-8: {complaints[0][1]['msg']}", code="invalid_json")
+    deepest = max(len(path) for path, _ in complaints)
+    path = next(path for path, _ in complaints if len(path) == deepest)
+    same = [item for other, item in complaints if other == path]
+    param = _written(path)
+    kind = same[0]["type"]
+    if kind == "extra_forbidden":
+        return ApiError(400, f"{param}: unknown or not supported; leave it out", param, code="unknown_field")
+    if kind == "missing":
+        return ApiError(400, f"{param}: is missing", param, code="missing_field")
+    said = " or ".join(dict.fromkeys(_message(item) for item in same))
+    if not path and (named := re.match(r"(\w+): ", said)):
+        return ApiError(400, said, named[1])
+    return ApiError(400, f"{param or 'the body'}={_shown(same[0]['input'])}: {said}", param or None)
+
+
+def _message(item: Mapping[str, Any]) -> str:
+    text = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
+    return text[:1].lower() + text[1:]
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
+
+
+def _path(location: tuple[int | str, ...], body: Any, kind: str) -> tuple[int | str, ...]:
+    """The part of pydantic's location that names fields and positions of the body."""
+    path: list[int | str] = []
+    for depth, step in enumerate(location):
+        is_last = depth == len(location) - 1
+        is_item = isinstance(body, list) and isinstance(step, int) and step < len(body)
+        if is_item or (isinstance(body, dict) and step in body):
+            body = body[step]
+        elif not (kind == "missing" and is_last):
+            continue
+        path.append(step)
+    return tuple(path)
+
+
+def _written(path: tuple[int | str, ...]) -> str:
+    """As OpenAI writes it: messages[0].content."""
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).removeprefix(".")

@@ -1,0 +1,158 @@
+"""From a request's body to what the engine is asked."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import from_json
+
+from outpace.api import Model
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+from outpace.serve.chat_request import ChatRequest
+from outpace.serve.completion_request import CompletionRequest
+from outpace.serve.constrain import grammar_of
+from outpace.serve.errors import ApiError, from_validation, refused
+from outpace.serve.fields import SharedFields
+from outpace.serve.service import Order, Service
+from outpace.serve.tool_calls import OPEN
+
+Body = TypeVar("Body", bound=SharedFields)
+
+
+def parsed(kind: type[Body], data: bytes) -> Body:
+    """A request's body.
+
+    Raises:
+        ApiError: it is no JSON, or does not follow the schema.
+    """
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        try:
+            body = from_json(data)
+        except ValueError:
+            body = None
+        raise from_validation(error, body) from error
+
+
+async def ordered(service: Service, body: SharedFields) -> Order:
+    """What the engine is asked.
+
+    Raises:
+        ApiError: something cannot be honoured.
+    """
+    model = service.model
+    if body.model not in service.settings.names:
+        known = ", ".join(service.settings.names)
+        raise ApiError(404, f"model={body.model[:200]!r}: this server has {known}", "model", code="model_not_found")
+    options = body.options
+    if options.trace:
+        raise refused("outpace.trace", "is not supported by this version; leave it out")
+    method, proposer = await service.prepared(partial(service.methods.proposer, options.method))
+    prompts = await service.prepared(partial(_prompts, model, body))
+    limit = _limit(body, prompts, model.target.max_length)
+    params = await service.prepared(partial(_params, model, body, limit))
+    return Order(prompts, params, method, proposer, options.budget)
+
+
+def _prompts(model: Model, body: SharedFields) -> list[list[int]]:
+    if isinstance(body, CompletionRequest):
+        return [model.encode(prompt) for prompt in body.prompts]
+    assert isinstance(body, ChatRequest)
+    try:
+        messages = body.rendered()
+    except ValueError as error:
+        param = str(error).partition(":")[0]
+        raise ApiError(400, str(error), param) from error
+    return [_encoded_chat(model, body, messages)]
+
+
+def _encoded_chat(model: Model, body: ChatRequest, messages: list[dict[str, Any]]) -> list[int]:
+    """Ids of a conversation. What the template would pass over is refused.
+
+    Tools that may not be called are not told of.
+    """
+    codec = model.codec
+    try:
+        plain = codec.encode_chat(messages)
+    except InvalidRequest as error:
+        raise ApiError(400, f"messages: {error}", "messages") from error
+    for index, message in enumerate(messages):
+        if "tool_calls" in message:
+            without = [{key: value for key, value in one.items() if key != "tool_calls"} for one in messages]
+            if codec.encode_chat(without) == plain:
+                raise refused(f"messages[{index}].tool_calls", f"the chat template of {codec.name} does not show them")
+            break
+    if not body.may_call:
+        return plain
+    tools = [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in body.tools or ()]
+    try:
+        ids = codec.encode_chat(messages, tools)
+    except InvalidRequest as error:
+        raise ApiError(400, f"tools: {error}", "tools") from error
+    if ids == plain:
+        raise refused("tools", f"the chat template of {codec.name} takes none; name one that does by --chat-template")
+    special = [added.content for added in codec.tokenizer.added_tokens_decoder.values() if added.special]
+    if OPEN not in str(codec.tokenizer.chat_template) or OPEN in special:
+        raise refused("tools", f"this server reads calls within {OPEN}, and the chat template asks for another form")
+    return ids
+
+
+def _limit(body: SharedFields, prompts: list[list[int]], most: int) -> int:
+    """Most tokens of each answer."""
+    longest = max(len(prompt) for prompt in prompts)
+    named = body.token_limit
+    if longest >= most:
+        param = "messages" if isinstance(body, ChatRequest) else "prompt"
+        raise refused(
+            param,
+            f"{longest} tokens, and prompt and answer have {most} together: shorten it",
+            code="context_length_exceeded",
+        )
+    if named is None:
+        return most - longest
+    name, limit = named
+    if longest + limit > most:
+        raise refused(
+            name,
+            f"{limit} tokens behind a prompt of {longest}, and they have {most} together: ask for at most "
+            f"{most - longest}",
+            code="context_length_exceeded",
+        )
+    return limit
+
+
+def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
+    given: dict[str, Any] = {
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "top_k": None if body.top_k == -1 else body.top_k,
+        "top_p": body.top_p,
+        "min_p": body.min_p,
+        "seed": body.seed,
+        "n": body.n,
+        "stop": body.stop,
+        "verification": body.options.verification,
+        "repetition_penalty": body.repetition_penalty,
+        "presence_penalty": body.presence_penalty,
+        "frequency_penalty": body.frequency_penalty,
+        "logit_bias": body.logit_bias,
+        "bad_words": body.bad_words,
+        "min_new_tokens": body.min_tokens,
+        "ignore_eos": body.ignore_eos,
+        "logprobs": body.ranked,
+    }
+    params = SamplingParams(max_new_tokens=limit, **{key: value for key, value in given.items() if value is not None})
+    if body.stop_token_ids:
+        params = replace(params, eos_token_ids=(*model.target.eos_token_ids, *body.stop_token_ids))
+    params.check_vocabulary(model.target.vocab_size)
+    if (found := grammar_of(body)) is None:
+        return params
+    param, grammar = found
+    try:
+        params = replace(params, grammar=grammar)
+        model.engine.constraint(params)  # compiled here, beside the engine's steps, and kept
+    except InvalidRequest as error:
+        raise ApiError(400, f"{param}: {error}", param) from error
+    return params

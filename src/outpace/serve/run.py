@@ -1,0 +1,117 @@
+"""The server's process: loads, listens, drains."""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from types import FrameType
+from typing import Any
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from outpace.api import Model
+from outpace.serve.app import create_app
+from outpace.serve.service import Service
+from outpace.serve.settings import ServeSettings
+
+
+def new_log() -> Any:
+    """A logger that writes a JSON object a line to standard error."""
+    return structlog.wrap_logger(
+        structlog.WriteLogger(sys.stderr),
+        processors=[
+            structlog.processors.TimeStamper("iso", utc=True),
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(default=str),
+        ],
+    )
+
+
+def serve(load: Callable[[], Model], settings: ServeSettings) -> None:
+    """Listen, load, answer until a signal, drain.
+
+    Args:
+        load: makes the model; called in a thread, while /health answers already.
+        settings: of the server.
+
+    Raises:
+        Exception: whatever `load` raised.
+    """
+    service = Service(settings, new_log())
+    server = Server(service, load)
+    server.run()
+    if service.load_error is not None:
+        raise service.load_error
+
+
+class Server(uvicorn.Server):
+    """uvicorn that drains: at the first SIGTERM or Ctrl-C it goes on answering what runs, turns new requests away by
+    503, and ends when nothing runs any more or the time is up. At the second it ends at once.
+
+    Args:
+        service: that it opens and closes.
+        load: makes the model.
+    """
+
+    def __init__(self, service: Service, load: Callable[[], Model]) -> None:
+        settings = service.settings
+        self._service, self._load = service, load
+        app = create_app(service)
+        app.router.lifespan_context = self._lifespan
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=settings.host,
+                port=settings.port,
+                log_level="warning",
+                access_log=False,
+                lifespan="on",
+                timeout_graceful_shutdown=5,
+                server_header=False,
+            )
+        )
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._service.is_draining or self._loop is None:
+            self.should_exit = self.force_exit = True
+            return
+        self._service.is_draining = True
+        self._loop.call_soon_threadsafe(self._begin_to_drain)
+
+    def _begin_to_drain(self) -> None:
+        self._tasks.append(asyncio.ensure_future(self._drain()))
+
+    async def _drain(self) -> None:
+        service = self._service
+        service.log.info("draining")
+        until = asyncio.get_running_loop().time() + service.settings.drain_timeout
+        while not service.is_idle and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.02)
+        service.cancel_all()
+        self.should_exit = True
+
+    @asynccontextmanager
+    async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
+        self._loop = asyncio.get_running_loop()
+        self._tasks.append(asyncio.ensure_future(self._open()))
+        yield
+        await asyncio.to_thread(self._service.close)
+        self._service.log.info("ended")
+
+    async def _open(self) -> None:
+        service = self._service
+        service.log.info(
+            "loading", model=service.settings.names[0], url=f"http://{self.config.host}:{self.config.port}"
+        )
+        try:
+            service.open(await asyncio.to_thread(self._load))
+        except Exception as error:
+            service.load_error = error
+            self.should_exit = True
+        else:
+            service.log.info("ready", method=service.methods.default)

@@ -1,0 +1,189 @@
+"""What lives as long as the server: the model, its engine's thread, who may come in, and what is counted."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from outpace.api import Model
+from outpace.arguments import resolved
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Proposer
+from outpace.models.pieces import Pieces
+from outpace.serve.engine_thread import EngineThread
+from outpace.serve.errors import ApiError, from_engine
+from outpace.serve.job import Inbox, Job
+from outpace.serve.method_names import MethodNames
+from outpace.serve.metrics import Metrics
+from outpace.serve.settings import ServeSettings
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a request asks of the engine.
+
+    Attributes:
+        prompts: ids of each.
+        params: of all.
+        method: by name, canonical.
+        proposer, budget: as for `Engine.add`.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    params: SamplingParams
+    method: str
+    proposer: Proposer
+    budget: int | None
+
+    @property
+    def samples(self) -> int:
+        return len(self.prompts) * self.params.n
+
+
+class Service:
+    """The model behind the endpoints. It is there from the start; the model comes when it is loaded.
+
+    Args:
+        settings: of the server.
+        log: a structlog logger.
+    """
+
+    def __init__(self, settings: ServeSettings, log: Any) -> None:
+        self.settings, self.log = settings, log
+        self.metrics = Metrics(settings.names[0], self)
+        self.created = int(time.time())
+        self.is_draining = False
+        self.load_error: Exception | None = None
+        self._model: Model | None = None
+        self._thread: EngineThread | None = None
+        self._methods: MethodNames | None = None
+        self._pieces: Pieces | None = None
+        self._preparing = ThreadPoolExecutor(1, "prepare")  # one: prompts join the engine in the order they came
+        self._admitted = 0  # samples
+        self._recent = 1.0  # seconds that a request took, a moving average
+
+    def open(self, model: Model) -> None:
+        """Take a loaded model."""
+        self.metrics.open(model)
+        self._pieces = Pieces(model.codec)
+        self._methods = MethodNames(model, self.settings.max_methods)
+        self._thread = EngineThread(
+            model.engine, self.metrics, lambda error: self.log.error("engine_fault", error=repr(error), exc_info=error)
+        )
+        self._model = model  # last: from here on it is ready
+
+    def cancel_all(self) -> None:
+        """End everything that runs or waits; it is answered by 503."""
+        if self._thread is not None:
+            for session in self._thread.sessions():
+                session.is_cancelled = True
+
+    def close(self) -> None:
+        """Cancel what still runs and end the threads."""
+        self.is_draining = True
+        self._preparing.shutdown(wait=True, cancel_futures=True)
+        if self._thread is not None:
+            self._thread.close()
+
+    @property
+    def model(self) -> Model:
+        """The model, if it is there and takes requests.
+
+        Raises:
+            ApiError: 503.
+        """
+        if self.is_draining or self._model is None:
+            what = "is shutting down" if self.is_draining else "is loading the model"
+            raise ApiError(
+                503, f"the server {what}", code="unavailable", kind="server_error", headers={"Retry-After": "5"}
+            )
+        return self._model
+
+    @property
+    def methods(self) -> MethodNames:
+        assert self._methods is not None, "asked for after `model`"
+        return self._methods
+
+    @property
+    def pieces(self) -> Pieces:
+        assert self._pieces is not None, "asked for after `model`"
+        return self._pieces
+
+    @property
+    def is_ready(self) -> bool:
+        return self._model is not None and not self.is_draining and self.is_healthy
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._thread is None or self._thread.is_alive
+
+    @property
+    def is_idle(self) -> bool:
+        return self._admitted == 0
+
+    def occupancy(self) -> tuple[int, int, float]:
+        """Samples decoded, samples waiting, and the part of the cache that is in use."""
+        if self._thread is None or self._model is None:
+            return 0, 0, 0.0
+        sessions = self._thread.sessions()
+        running = [session for session in sessions if session.slot is not None]
+        target = self._model.target
+        used = sum(session.written for session in running) / (target.max_slots * target.max_length)
+        return len(running), len(sessions) - len(running), used
+
+    @asynccontextmanager
+    async def running(self, order: Order) -> AsyncIterator[Inbox]:
+        """Where the news of an order arrive; what has not ended when the block is left is cancelled.
+
+        Raises:
+            ApiError: the queue is full, or the engine refuses a prompt or an option.
+        """
+        self._check_room(order.samples)
+        self._admitted += order.samples
+        inbox, jobs = Inbox(), []  # type: Inbox, list[Job]
+        began = time.monotonic()
+        try:
+            await self._add(order, inbox, jobs)
+            yield inbox
+        finally:
+            for job in jobs:
+                job.cancel()
+            self._admitted -= order.samples
+            self._recent += 0.1 * (time.monotonic() - began - self._recent)
+
+    async def prepared(self, work: Any) -> Any:
+        """Do something that takes a while, such as encoding a prompt, beside the event loop."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._preparing, work)
+        except Exception as error:
+            raise from_engine(error) from error
+
+    async def _add(self, order: Order, inbox: Inbox, jobs: list[Job]) -> None:
+        model, thread = self.model, self._thread
+        assert thread is not None
+        params = await self.prepared(lambda: resolved(order.params, model.codec))
+        for index, prompt in enumerate(order.prompts):
+            sessions = await self.prepared(
+                lambda prompt=prompt: model.engine.add(prompt, params, order.proposer, order.budget)
+            )
+            jobs.append(Job(sessions, index * params.n, inbox))
+        for job in jobs:
+            thread.watch(job)
+
+    def _check_room(self, samples: int) -> None:
+        """Refuse what the queue has no place for."""
+        limit = self.model.target.max_slots + self.settings.max_queue
+        if samples > limit:
+            raise ApiError(400, f"n: {samples} samples in one request, of which the server takes {limit}", "n")
+        if self._admitted + samples > limit:
+            wait = max(1, min(60, round(self._recent * self._admitted / self.model.target.max_slots)))
+            raise ApiError(
+                429,
+                f"{self._admitted} samples are decoded or wait, and the limit is {limit}: try again in {wait} s",
+                code="queue_full",
+                kind="rate_limit_error",
+                headers={"Retry-After": str(wait)},
+            )

@@ -1,0 +1,35 @@
+"""How the server is run."""
+
+from dataclasses import dataclass
+
+MEGABYTE = 1 << 20
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """Limits and habits of the server.
+
+    Attributes:
+        names: by which requests may call the model; answers say the first.
+        host, port: where it listens.
+        api_keys: one of which every request to /v1 must bear; none asks for none.
+        max_queue: samples that may wait beside those that are decoded; more are answered by 429.
+        timeout: seconds that a request may take, waiting included.
+        send_timeout: seconds that a client may leave a piece of its answer unread.
+        max_body: bytes of a request.
+        max_methods: different methods that requests may name while the server runs; each is kept with its state.
+        drain_timeout: seconds that running requests have to end after SIGTERM.
+        log_prompts: whether prompts and answers are logged.
+    """
+
+    names: tuple[str, ...]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    max_queue: int = 64
+    timeout: float = 600.0
+    send_timeout: float = 60.0
+    max_body: int = 4 * MEGABYTE
+    max_methods: int = 16
+    drain_timeout: float = 30.0
+    log_prompts: bool = False

@@ -1,0 +1,123 @@
+"""What stands around the endpoints: request ids, keys, limits of bodies, clients that do not read, a log."""
+
+import asyncio
+import hmac
+import re
+from secrets import token_hex
+from time import perf_counter
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outpace.serve.errors import ApiError
+from outpace.serve.settings import ServeSettings
+
+REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+
+
+class Shield:
+    """Middleware around the whole app.
+
+    Args:
+        app: inside.
+        settings: of the server.
+        log: a structlog logger.
+    """
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings, log: Any) -> None:
+        self._app, self._settings, self._log = app, settings, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers, began = Headers(scope=scope), perf_counter()
+        given = headers.get("x-request-id", "")
+        request_id = given if REQUEST_ID.fullmatch(given) else token_hex(8)
+        told: dict[str, Any] = {}
+        scope.setdefault("state", {})["told"] = told
+        status = 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
+            async with asyncio.timeout(self._settings.send_timeout):
+                await send(message)
+
+        try:
+            if (refusal := self._refusal(scope, headers)) is not None:
+                response = JSONResponse(refusal.as_dict(), refusal.status, refusal.headers)
+                await response(scope, receive, answer)
+            else:
+                await self._app(scope, _Limited(receive, self._settings).receive, answer)
+        except TimeoutError:
+            told["error"] = f"the client did not read for {self._settings.send_timeout:g} s"
+            raise
+        finally:
+            self._log.info(
+                "request",
+                request_id=request_id,
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                ms=round((perf_counter() - began) * 1e3, 1),
+                **told,
+            )
+
+    def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
+        """Why a request is turned away at the door."""
+        if scope["path"].startswith("/v1/") and not self._bears_key(headers.get("authorization", "")):
+            return ApiError(
+                401,
+                "no valid API key: send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                kind="authentication_error",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self._settings.max_body:
+            return _too_large(self._settings)
+        return None
+
+    def _bears_key(self, authorization: str) -> bool:
+        scheme, _, given = authorization.partition(" ")
+        keys = self._settings.api_keys
+        # All are compared, so that the time tells nothing of them.
+        matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
+        return not keys or (scheme.lower() == "bearer" and any(matches))
+
+
+class _Limited:
+    """A request's body, up to the limit of its size, within the timeout."""
+
+    def __init__(self, receive: Receive, settings: ServeSettings) -> None:
+        self._receive, self._settings = receive, settings
+        self._size, self._is_whole = 0, False
+
+    async def receive(self) -> Message:
+        if self._is_whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout(self._settings.send_timeout):
+                message = await self._receive()
+        except TimeoutError as error:
+            said = f"the body did not come for {self._settings.send_timeout:g} s"
+            raise ApiError(408, said, code="timeout", kind="timeout_error") from error
+        self._size += len(message.get("body", b""))
+        self._is_whole = not message.get("more_body", False)
+        if self._size > self._settings.max_body:
+            raise _too_large(self._settings)
+        return message
+
+
+def _too_large(settings: ServeSettings) -> ApiError:
+    return ApiError(
+        413,
+        f"the body is larger than {settings.max_body} bytes",
+        code="body_too_large",
+        headers={"Connection": "close"},
+    )

@@ -1,0 +1,125 @@
+"""Calls of tools: how the model writes them, the grammar that makes it, and reading them out of answers."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from secrets import token_hex
+from typing import Any
+
+from outpace.core.grammar import Grammar
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+"""Around each call in the format of Hermes, which Qwen's templates and many others ask for."""
+_JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_TEXT = f"TEXT: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/"
+
+
+@dataclass(frozen=True)
+class Callable:
+    """A function that may be called.
+
+    Attributes:
+        name: of it.
+        parameters: JSON schema of its arguments; None for none.
+    """
+
+    name: str
+    parameters: dict[str, Any] | None
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+        return (nothing if self.parameters is None else self.parameters) | {"x-guidance": _JSON}
+
+
+def call_grammar(
+    functions: Sequence[Callable], must_call: bool, only_one: bool, answer: dict[str, Any] | None = None
+) -> Grammar:
+    """What an answer looks like in which every call fits its function.
+
+    Args:
+        functions: that may be called.
+        must_call: whether there is at least one call, and nothing else.
+        only_one: whether there is at most one.
+        answer: JSON schema of an answer without calls; None for any text.
+    """
+    rules = [f"inside: {' | '.join(f'inside{index}' for index in range(len(functions)))}"]
+    for index, function in enumerate(functions):
+        begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "arguments": ')
+        rules += [f'inside{index}: {begin} args{index} "}}"', f"args{index}: %json {json.dumps(function.schema)}"]
+    rest = f'"\\n" inside "\\n{CLOSE}"'
+    if must_call or answer is not None:
+        calls = "call" if only_one else 'call ("\\n" call)*'
+        start = calls if must_call else f"{calls} | answer"
+        rules += [f'call: "{OPEN}" {rest}']
+        rules += [] if must_call else [f"answer: %json {json.dumps((answer or {}) | {'x-guidance': _JSON})}"]
+    else:
+        start = "TEXT | spoken" if only_one else "spoken* TEXT"
+        rules += [f"spoken: until {rest}", f'until[suffix="{OPEN}"]: /(?s:.*)/', _TEXT]
+    return Grammar.lark("\n".join([f"start: {start}", *rules, ""]))
+
+
+class CallReader:
+    """Reads calls out of an answer as it comes. What is no call stays text, to the letter, but for white space around
+    calls."""
+
+    def __init__(self) -> None:
+        self._held = ""  # may become white space before a call, its mark, or is within one
+        self._calls = 0
+
+    @property
+    def has_called(self) -> bool:
+        return self._calls > 0
+
+    def push(self, text: str) -> list[dict[str, Any]]:
+        """Deltas of OpenAI's stream that became certain: of content, and of one whole call each."""
+        self._held += text
+        deltas: list[dict[str, Any]] = []
+        while (begin := self._held.find(OPEN)) >= 0:
+            end = self._held.find(CLOSE, begin)
+            if end < 0:
+                return deltas  # what stands before it waits, as the call may turn out to be none
+            inside, after = self._held[begin + len(OPEN) : end], self._held[end + len(CLOSE) :]
+            call = self._call(inside)
+            if call is None:
+                deltas += _content(self._held[: end + len(CLOSE)])
+            else:
+                deltas += [*_content(self._held[:begin].strip() and self._held[:begin].rstrip()), call]
+            self._held = after
+        keep = len(self._held) - self._certain()
+        deltas += _content(self._held[: len(self._held) - keep])
+        self._held = self._held[len(self._held) - keep :]
+        return deltas
+
+    def close(self) -> list[dict[str, Any]]:
+        """The rest, when the answer has ended."""
+        rest, self._held = self._held, ""
+        return [] if self.has_called and not rest.strip() else _content(rest)
+
+    def _certain(self) -> int:
+        """Length of what is text whatever follows."""
+        text = self._held
+        for size in range(min(len(OPEN) - 1, len(text)), 0, -1):
+            if text.endswith(OPEN[:size]):
+                text = text[:-size]
+                break
+        return len(text.rstrip())
+
+    def _call(self, inside: str) -> dict[str, Any] | None:
+        try:
+            said = json.loads(inside)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+            return None
+        arguments = said.get("arguments", {})
+        if not isinstance(arguments, dict):
+            return None
+        function = {"name": said["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+        call = {"index": self._calls, "id": f"call_{token_hex(12)}", "type": "function", "function": function}
+        self._calls += 1
+        return {"tool_calls": [call]}
+
+
+def _content(text: str) -> list[dict[str, Any]]:
+    return [{"content": text}] if text else []
