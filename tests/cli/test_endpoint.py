@@ -37,14 +37,14 @@ def test_bench_prints_a_table_and_json_and_keeps_records(tmp_path: Path) -> None
     (line,) = again.stdout.strip().splitlines()
     levels = json.loads(line)["levels"]
     assert levels == json.loads(result.stdout.strip().splitlines()[-1])["levels"]
-    assert [(row["concurrency"], row["equal"]) for row in levels] == [(1, None), (2, 1.0)]
+    assert [(row["concurrency"], row["equal"]) for row in levels] == [(1, 1.0), (2, 1.0)]
     assert "tiny at http://" in result.stdout
-    assert len((tmp_path / "run" / "records.jsonl").read_text().splitlines()) == 8
+    assert len((tmp_path / "run" / "records.jsonl").read_text().splitlines()) == 4
 
 
 def test_options_of_a_model_here_are_refused() -> None:
     """Guards against options that are ignored, as a dtype that the server does not have."""
-    for option in (["--dtype", "float32"], ["--phases"], ["--batch-size", "2"], ["--no-check"]):
+    for option in (["--dtype", "float32"], ["--phases"], ["--batch-size", "2"]):
         error = _bench("http://127.0.0.1:1", *option).exception
         assert isinstance(error, InvalidRequest)
         assert "not where a server is measured" in str(error)

@@ -1,12 +1,13 @@
 """Measures a server from outside: levels of load, methods where it has them, a record per prompt, method and level."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 from outpace.bench.endpoint_records import Wave, endpoint_records
 from outpace.bench.load import Asked, under_load
+from outpace.bench.records import TurnRun
 from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, Record
 from outpace.bench.workload import WorkItem, fingerprint
 from outpace.core.errors import InvalidRequest
@@ -27,10 +28,12 @@ class EndpointPlan:
     Attributes:
         items: prompts.
         params: sampling parameters, with a seed if they sample.
-        levels: requests in flight, level after level.
+        levels: requests in flight, level after level. Each has prompts of its own: a server remembers what it was
+            asked, and methods learn from it, so that no method is measured on a prompt twice.
         methods: methods of an outpace server, by default "plain" and its own; none for other servers.
         budget: drafted nodes per round for methods that do not name their own.
         warm_items: prompts that every method answers first, unmeasured.
+        check: whether each prompt is asked once more, alone and unmeasured, and answers are compared with that.
 
     Raises:
         InvalidRequest: levels below 1, twice, or of more requests than there are prompts.
@@ -42,15 +45,16 @@ class EndpointPlan:
     methods: tuple[str, ...] = ()
     budget: int | None = None
     warm_items: tuple[WorkItem, ...] = ()
+    check: bool = True
 
     def __post_init__(self) -> None:
         said = ",".join(map(str, self.levels))
         if not self.levels or min(self.levels) < 1 or len(set(self.levels)) < len(self.levels):
             raise InvalidRequest(f"concurrency={said!r}: must be numbers of at least 1, each once")
-        if max(self.levels) > len(self.items):
+        if sum(self.levels) > len(self.items):
             raise InvalidRequest(
-                f"concurrency={said!r}: the workload has {len(self.items)} prompts; give at least {max(self.levels)}, "
-                "or fewer requests in flight"
+                f"concurrency={said!r}: the workload has {len(self.items)} prompts, and each level takes its own: give "
+                f"at least {sum(self.levels)}, or fewer requests in flight"
             )
 
 
@@ -63,7 +67,7 @@ class EndpointRun:
         shared: what records say of the machine that asks.
 
     Attributes:
-        methods: as records name them; the others are compared with the first.
+        methods: as records name them. What the first says when it is asked alone is what others should say.
 
     Raises:
         InvalidRequest: methods or a budget for a server of others.
@@ -73,16 +77,19 @@ class EndpointRun:
         self.plan, self._endpoint, self._server = plan, endpoint, server
         self.methods = _methods(endpoint, server, plan)
         self._shared = shared | {"endpoint": endpoint.url, "model": server.model, "server": server.facts}
-        places = list(range(len(plan.items)))
-        self._groups = [(level, group) for level in plan.levels for group in _even_groups(places, level)]
-        self._answers: dict[int, list[tuple[str, str]]] = {}
-        """By the place of a prompt: texts and finish reasons that all others are compared with, turn by turn."""
+        slices = zip(plan.levels, _slices(len(plan.items), plan.levels), strict=True)
+        self._groups = [(level, group) for level, places in slices for group in _even_groups(places, level)]
 
     @property
     def settings(self) -> dict[str, Any]:
         """What records depend on, the machine and the versions included."""
         plan = self.plan
-        chosen: dict[str, Any] = {"methods": self.methods, "budget": plan.budget, "levels": plan.levels}
+        chosen: dict[str, Any] = {
+            "methods": self.methods,
+            "budget": plan.budget,
+            "levels": plan.levels,
+            "check": plan.check,
+        }
         chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
         return self._shared | chosen
 
@@ -98,9 +105,6 @@ class EndpointRun:
             done: records of the first groups, from a run that was stopped.
             on_item: called after each prompt of a level.
         """
-        for record in done:
-            if record["equal"] is None:  # what others are compared with
-                self._answers[record["index"]] = list(zip(record["texts"], record["finish_reasons"], strict=True))
         first_new = len({record["group"]["number"] for record in done})
         if first_new == len(self._groups):
             return
@@ -125,32 +129,36 @@ class EndpointRun:
 
     def _measure(self, number: int, order: Sequence[str]) -> list[Record]:
         """A group's records: turn by turn, each by every method."""
-        (level, places), items = self._groups[number], self.plan.items
+        (level, places), first = self._groups[number], self.methods[0]
         waves: dict[str, list[Wave]] = {method: [] for method in order}
-        for turn in range(max(len(items[place].turns) for place in places)):
-            asked = [place for place in places if turn < len(items[place].turns)]
-            # All continue the conversation that the first method had at the first level: turns stay comparable.
-            said = [[text for text, _ in self._answers.get(place, [])][:turn] for place in asked]
+        alone: list[Mapping[int, TurnRun]] = []
+        said: dict[int, list[str]] = {place: [] for place in places}
+        for turn in range(max(len(self.plan.items[place].turns) for place in places)):
+            asked = [place for place in places if turn < len(self.plan.items[place].turns)]
             for method in order:
-                requests = [
-                    self._request(items[place], turn, texts, method) for place, texts in zip(asked, said, strict=True)
-                ]
                 before = speculation_counts(self._endpoint)
-                runs = under_load(self._endpoint, requests, level)
+                runs = self._ask(asked, turn, said, method, level)
                 after = speculation_counts(self._endpoint)
-                grown = None if before is None or after is None else after - before
-                waves[method].append(Wave(dict(zip(asked, runs, strict=True)), grown))
-            if level == self.plan.levels[0]:
-                for place, run in waves[self.methods[0]][-1].runs.items():
-                    self._answers.setdefault(place, []).append((run.text, run.finish_reason))
+                waves[method].append(Wave(runs, None if before is None or after is None else after - before))
+            if self.plan.check:
+                alone.append(self._ask(asked, turn, said, first, 1))
+            for place, run in waves[first][-1].runs.items():  # all continue one conversation
+                said[place].append(run.text)
+        about = {"concurrency": level, "sampling": asdict(self.plan.params)} | self._shared
         records = []
         for method in self.methods:
-            is_reference = level == self.plan.levels[0] and method == self.methods[0]
-            answers = None if is_reference else self._answers
-            for record in endpoint_records(items, waves[method], answers):
-                about = {"method": method, "concurrency": level, "sampling": asdict(self.plan.params)} | self._shared
-                records.append(record | about | {"group": {"number": number} | record["group"]})
+            for record in endpoint_records(self.plan.items, waves[method], alone if self.plan.check else None):
+                group = {"group": {"number": number} | record["group"]}
+                records.append(record | {"method": method} | about | group)
         return records
+
+    def _ask(
+        self, places: Sequence[int], turn: int, said: Mapping[int, list[str]], method: str, level: int
+    ) -> dict[int, TurnRun]:
+        """A method's answers to a turn of some prompts, by their places."""
+        items = [(self.plan.items[place], said[place]) for place in places]
+        requests = [self._request(item, turn, texts, method) for item, texts in items]
+        return dict(zip(places, under_load(self._endpoint, requests, level), strict=True))
 
     def _request(self, item: WorkItem, turn: int, said: list[str], method: str) -> Asked:
         """Path and body of a turn's request, given the answers to the turns before it."""
@@ -171,6 +179,13 @@ def _methods(endpoint: Endpoint, server: Server, plan: EndpointPlan) -> tuple[st
             "started; leave it out"
         )
     return (WHOLE_SERVER,)
+
+
+def _slices(prompts: int, levels: Sequence[int]) -> list[Sequence[int]]:
+    """Prompts for each level: as many as requests in flight, and an equal share of those that are left."""
+    left = prompts - sum(levels)
+    bounds = [sum(levels[:at]) + left * at // len(levels) for at in range(len(levels) + 1)]
+    return [range(start, end) for start, end in pairwise(bounds)]
 
 
 def _even_groups(places: Sequence[int], level: int) -> list[Sequence[int]]:

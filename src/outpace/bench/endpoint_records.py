@@ -37,15 +37,15 @@ class Wave:
 def endpoint_records(
     items: Sequence[WorkItem],
     waves: Sequence[Wave],
-    answers: Mapping[int, Sequence[tuple[str, str]]] | None,
+    alone: Sequence[Mapping[int, TurnRun]] | None,
 ) -> list[dict[str, Any]]:
     """A record for each prompt of a group, as one method answered it.
 
     Args:
         items: the workload.
         waves: turn by turn.
-        answers: texts and finish reasons that these are compared with, by the prompt's place; None where these are
-            themselves what others are compared with. Then `equal` is None.
+        alone: turn by turn, the answers that texts and finish reasons are compared with, by the prompt's place; None
+            where they are not compared. Then `equal` is None.
     """
     group = group_figures([list(wave.runs.values()) for wave in waves]) | {"speculation": _speculation(waves)}
     records = []
@@ -57,8 +57,8 @@ def endpoint_records(
         counted_by = runs[0].counters["counted_by"]
         hidden += [] if counted_by == "usage" else ["prompt_tokens"]
         figures = {name: None if name in hidden else value for name, value in figures.items()}
-        said = [(run.text, run.finish_reason) for run in runs]
-        different = [turn for turn, pair in enumerate(said) if answers is not None and answers[place][turn] != pair]
+        pairs = zip(runs, (turn[place] for turn in alone or () if place in turn))
+        different = [turn for turn, (run, other) in enumerate(pairs) if not _same(run, other)]
         records.append(
             {"id": item.id, "dataset": item.dataset, "index": place}
             | figures
@@ -70,7 +70,7 @@ def endpoint_records(
                 "reused_tokens": _total([run.counters["reused_tokens"] for run in runs]),
                 "by_origin": _by_origin(runs) if is_reported else None,
                 "texts": [run.text for run in runs],
-                "equal": None if answers is None else not different,
+                "equal": None if alone is None else not different,
                 "different_turns": different,
                 "group": group,
             }
@@ -97,6 +97,10 @@ def _speculation(waves: Sequence[Wave]) -> dict[str, Any] | None:
     found = {"steps": max(decoded - accepted, 0), "drafted": drafted, "accepted": accepted}
     depths = _columns([one.accepted_per_depth for one in counts])
     return {"told_by": "metrics", "decoded": decoded, **found, "accepted_per_depth": depths}
+
+
+def _same(run: TurnRun, other: TurnRun) -> bool:
+    return (run.text, run.finish_reason) == (other.text, other.finish_reason)
 
 
 def _tpot_ms(run: TurnRun) -> float | None:

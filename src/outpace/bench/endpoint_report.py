@@ -22,8 +22,9 @@ def summarise_endpoint(records: Sequence[Record]) -> list[dict[str, Any]]:
     a 95 % bootstrap interval. `throughput_ratio` is the method's tokens per second over plain decoding's. Both are None
     where the server has no methods.
 
-    `equal` is the share of prompts whose texts and finish reasons are those of the first method at the first level; it
-    is None for that one. `tokens_per_step` and `accepted_per_drafted` are None where the server tells nothing;
+    `equal` is the share of prompts whose texts and finish reasons are those of the first method when it is asked alone;
+    None where that was not asked. `reused` is the share of prompt tokens that the server had computed before, if it
+    tells. `tokens_per_step` and `accepted_per_drafted` are None where the server tells nothing;
     `told_by` says how it does.
     """
     rows = []
@@ -60,7 +61,7 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
         **_percentiles("tpot", tpot),
         **_speculation([group["speculation"] for group in groups]),
         "retries": sum(record["retries"] for record in records),
-        "reused_tokens": sum(reused) if reused else None,
+        "reused": _ratio(sum(reused), sum(record["prompt_tokens"] for record in records)) if reused else None,
         "equal": sum(compared) / len(compared) if compared else None,
     }
 
@@ -99,7 +100,7 @@ def _percentiles(name: str, values: Sequence[float]) -> dict[str, float | None]:
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:
-    return over / under if over and under else None
+    return over / under if over is not None and under else None
 
 
 def endpoint_line(rows: Sequence[dict[str, Any]]) -> str:
@@ -114,7 +115,7 @@ def endpoint_line(rows: Sequence[dict[str, Any]]) -> str:
 def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     """The summary for people; docs/command-line.md says what the columns mean."""
     result = Table(title=title, title_justify="left")
-    numbers = ["speedup", "95 %", "tok/s", "x plain", "TTFT ms", "p95", "p99", "TPOT ms", "p95", "p99"]
+    numbers = ["speedup", "95 %", "tok/s", "x plain", "TTFT ms", "p95", "p99", "TPOT ms", "p95", "p99", "reused"]
     result.add_column("in flight", justify="right")
     result.add_column("method", overflow="fold")
     for column in [*numbers, "tok/step", "acc/drafted", "equal"]:
@@ -130,6 +131,7 @@ def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
             _number(row["throughput_ratio"], 2, "x"),
             *(_number(row[f"ttft_{which}ms"], 0) for which in ("", "p95_", "p99_")),
             *(_number(row[f"tpot_{which}ms"], 1) for which in ("", "p95_", "p99_")),
+            _share(row["reused"]),
             _number(row["tokens_per_step"], 2),
             _share(row["accepted_per_drafted"]),
             _share(row["equal"]),

@@ -43,7 +43,7 @@ from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 
 LOADED_WITH = ("drafter", "speculative_config", "dtype", "quantize", "device", "max_model_len", "exact")
-MEASURED_HERE = ("batch_size", "check", "phases")
+MEASURED_HERE = ("batch_size", "phases")
 
 
 def bench(
@@ -102,7 +102,9 @@ def bench(
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
     exact: Exact = False,
-    check: Annotated[bool, typer.Option(help="Classify differences as ties or bugs.")] = True,
+    check: Annotated[
+        bool, typer.Option(help="Classify differences as ties or bugs; of a server, ask once more and compare.")
+    ] = True,
     phases: Annotated[bool, typer.Option("--phases", help="Show where a round's time goes, and memory.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -130,7 +132,7 @@ def bench(
         refuse_options(context, (*LOADED_WITH, *MEASURED_HERE), f"a server is measured, endpoint={endpoint!r}")
         from outpace.bench.endpoint import EndpointPlan
 
-        server_plan = EndpointPlan(items, params, levels or (1,), chosen, budget, warm_items)
+        server_plan = EndpointPlan(items, params, levels or (1,), chosen, budget, warm_items, check)
         bench_endpoint(endpoint, api_key, model, server_plan, out, as_json)
         return
     if len(levels) > 1:

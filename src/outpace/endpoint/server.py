@@ -42,11 +42,12 @@ def find_server(endpoint: Endpoint, model: str | None = None) -> Server:
         ModelError: no OpenAI-compatible server is there, or it refuses the key.
     """
     models = _models(endpoint)
+    default = _json(endpoint.probe("outpace/methods")).get("default")
+    facts = _json(endpoint.probe("outpace/info") if default else endpoint.probe("version", at_root=True))
+    model = model or (facts.get("model") if default else None)  # one of ours has one model, which may have many names
     if model is None and len(models) != 1:
         raise InvalidRequest(f"model: the server has {', '.join(models) or 'none'}; name one with --model")
-    default = _json(endpoint.probe("outpace/methods")).get("default")
-    version = endpoint.probe("outpace/info") if default else endpoint.probe("version", at_root=True)
-    return Server(model or models[0], default, _json(version))
+    return Server(model or models[0], default, facts)
 
 
 def _models(endpoint: Endpoint) -> list[str]:

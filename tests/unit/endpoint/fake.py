@@ -19,7 +19,7 @@ class Reply:
         pieces: of the body, each written by itself; objects become JSON.
         status, headers: of the response.
         breaks_off: the connection is closed in the middle.
-        gate: awaited before the last piece.
+        gate: awaited before the third piece.
     """
 
     pieces: Sequence[Any]
@@ -84,7 +84,7 @@ def serving(answer: Answer) -> Iterator[Seen]:
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
             for number, piece in enumerate(reply.pieces, start=1):
-                if number == len(reply.pieces) and reply.gate is not None:
+                if number == 3 and reply.gate is not None:
                     while not reply.gate.wait(0.01):  # write on, to notice that nobody reads any more
                         self._chunk(b": still there\n\n")
                 self._chunk(piece if isinstance(piece, bytes) else json.dumps(piece).encode())

@@ -147,7 +147,7 @@ def test_what_a_server_is() -> None:
 
     with serving(answer) as seen, Endpoint(seen.url) as endpoint:
         server = find_server(endpoint)
-        assert (server.model, server.default_method, server.facts) == ("tiny", "lookup", {"model": "m"})
+        assert (server.model, server.default_method, server.facts) == ("m", "lookup", {"model": "m"})
         del pages["/v1/outpace/methods"]
         server = find_server(endpoint, "other")
         assert (server.model, server.is_outpace, server.facts) == ("other", False, {"version": "1.0"})
