@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import InvalidRequest, ModelError, NonFiniteLogits, OutpaceError, UnsupportedModel
-from outpace.core.events import Generation, RequestMetrics, Sample, StepEvent, TokenLogprob
+from outpace.core.events import Generation, RequestMetrics, RoundTrace, Sample, StepEvent, TokenLogprob
 from outpace.core.grammar import Grammar
 from outpace.core.params import SamplingParams
 from outpace.core.threads import wait_asleep
@@ -29,6 +29,7 @@ __all__ = [
     "NonFiniteLogits",
     "OutpaceError",
     "RequestMetrics",
+    "RoundTrace",
     "Sample",
     "SamplingParams",
     "StepEvent",

@@ -45,6 +45,9 @@ class Play:
         methods: of the requests.
         injector: entered while they are decoded; what it throws is caught, and done again.
         count_leaks: what is not free once all requests have ended.
+
+    Attributes:
+        sessions: name, session, prompt and number of the options of each request.
     """
 
     def __init__(self, methods: Sequence[str], injector: Injector, count_leaks: Callable[[World], list[str]]) -> None:
@@ -52,7 +55,7 @@ class Play:
         self._world = World()
         self._engine: Engine = self._world.engine
         self._outcome = Outcome(injector.raised)
-        self._sessions: list[tuple[str, Session, list[int], int]] = []
+        self.sessions: list[tuple[str, Session, list[int], int]] = []
         self._steps = 0
         self._heard: tuple[list[int], str] = [], ""
         for method in dict.fromkeys(methods):
@@ -74,7 +77,7 @@ class Play:
             self._outcome.errors.append(f"{when}: {type(error).__name__}: {str(error)[:150]}")
 
     def _close(self) -> None:
-        for _, session, _, _ in self._sessions:
+        for _, session, _, _ in self.sessions:
             self._engine.cancel(session)
             if session.kept is not None:
                 self._engine.release(session.kept)
@@ -101,7 +104,7 @@ class Play:
             return self._engine.add(prompt, SamplingParams(**OPTIONS[which]), proposer, **options)  # type: ignore[arg-type]
 
         (session,) = self._do(add)
-        self._sessions.append((f"{number}:{method}", session, prompt, which))
+        self.sessions.append((f"{number}:{method}", session, prompt, which))
         return session
 
     def _step(self) -> None:
@@ -148,10 +151,10 @@ class Play:
         self._heard = tokens, text
 
     def _check(self) -> None:
-        _, read, _, _ = self._sessions[0]
+        _, read, _, _ = self.sessions[0]
         if read.error is None and self._heard != (read.generated, read.stopper.text):
             self._outcome.unequal.append(f"what the stream of {self._methods[0]} said is not what it generated")
-        for name, session, asked, which in self._sessions:
+        for name, session, asked, which in self.sessions:
             self._judge(name, session, asked, which)
 
     def _judge(self, name: str, session: Session, prompt: list[int], which: int) -> None:
@@ -170,12 +173,12 @@ class Play:
 
     def _check_newcomers(self) -> None:
         """Requests that come after all is over."""
-        new = len(self._sessions)
+        new = len(self.sessions)
         for number in range(len(self._methods)):
             self._add(number)
         while not self._engine.is_idle:
             self._step()
-        for name, session, prompt, which in self._sessions[new:]:
+        for name, session, prompt, which in self.sessions[new:]:
             self._judge(f"new {name}", session, prompt, which)
 
 

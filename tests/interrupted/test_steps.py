@@ -39,12 +39,12 @@ def leaks(world: World) -> list[str]:
 
 
 @cache
-def lines_of(methods: tuple[str, ...]) -> Injector:
-    """How often each line of the package runs where nothing is raised."""
+def undisturbed(methods: tuple[str, ...]) -> tuple[Injector, Play]:
+    """What happens where nothing is raised, and how often each line of the package runs."""
     injector = Injector()
-    outcome = Play(methods, injector, leaks).run()
-    assert outcome == Outcome(), "without exceptions nothing must be wrong"
-    return injector
+    play = Play(methods, injector, leaks)
+    assert play.run() == Outcome(), "without exceptions nothing must be wrong"
+    return injector, play
 
 
 def shots(where: Line, number: int, source: random.Random) -> list[Shot]:
@@ -62,7 +62,7 @@ def test_an_exception_anywhere_changes_nothing_that_is_said(methods: tuple[str, 
     """Guards against steps that happen by half: other tokens than plain decoding's in the request that was interrupted,
     in its neighbours, in a stream that is read on or in newcomers, errors out of nowhere, and slots or hooks that
     nobody takes back."""
-    seen = lines_of(methods).seen
+    seen = undisturbed(methods)[0].seen
     source, raised = random.Random(trials), 0
     for _ in range(trials):
         injector = Injector()
@@ -78,6 +78,14 @@ def test_an_exception_anywhere_changes_nothing_that_is_said(methods: tuple[str, 
 def test_every_method_is_interrupted() -> None:
     """Guards against a kind of method that is never open when an exception comes."""
     assert {method for methods in TOGETHER for method in methods} == set(METHODS)
+
+
+def test_beginnings_are_shared_when_exceptions_come() -> None:
+    """Guards against requests that have nothing to share with each other while they are interrupted."""
+    for methods in TOGETHER:
+        sessions = undisturbed(methods)[1].sessions
+        sharing = [name for name, session, _, _ in sessions if session.metrics.reused_tokens]
+        assert [name for name in sharing if not name.startswith("5:")], f"{methods}: the kept slot alone"
 
 
 @pytest.mark.timeout(600)

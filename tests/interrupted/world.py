@@ -34,7 +34,7 @@ from tests.unit.sources.learned import proposer_of, source_of
 
 CPU = torch.device("cpu")
 SLOTS = 4
-CHUNK = 8
+CHUNK = 20
 RETRIEVAL = {
     "plain": "plain",
     "lookup": "lookup:budget=3",
@@ -48,7 +48,14 @@ TRAINED = ("eagle3", "domino", "dflash", "dart", "medusa")
 MODELS = ("linear", "dynatree", "fixed", "exit")
 GRAFTS = ("graft", "tail", "union-domino", "union-eagle3")
 METHODS = (*RETRIEVAL, *TRAINED, *MODELS, *GRAFTS)
-PROMPTS = [[*random_ids(9, 1), *random_ids(9, 1)], random_ids(9, 2), random_ids(22, 3), random_ids(3, 4)]
+BEGINNING = random_ids(34, 5)
+"""Of most prompts: who comes later takes it over, or waits for it."""
+PROMPTS = [
+    [*BEGINNING, *random_ids(9, 1), *random_ids(9, 1)],
+    [*BEGINNING, *random_ids(9, 2)],
+    [*BEGINNING, *random_ids(22, 3)],
+    random_ids(3, 4),
+]
 OPTIONS: list[dict[str, Any]] = [
     {"max_new_tokens": 9, "logprobs": 2},
     {"max_new_tokens": 8, "temperature": 0.7, "seed": 5},

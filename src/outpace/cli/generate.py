@@ -17,6 +17,8 @@ from outpace.cli.options import (
     Exact,
     FrequencyPenalty,
     IgnoreEos,
+    JsonSchema,
+    LarkFile,
     Loading,
     MaxModelLen,
     MaxNewTokens,
@@ -25,12 +27,14 @@ from outpace.cli.options import (
     ModelName,
     PresencePenalty,
     Quantize,
+    Regex,
     RepetitionPenalty,
     Seed,
     SpeculativeConfig,
     Temperature,
     TopK,
     TopP,
+    grammar_of,
     notes,
 )
 from outpace.core.errors import InvalidRequest
@@ -65,6 +69,9 @@ def generate(
     logprobs: Annotated[
         int | None, typer.Option(help="With --json, log-probabilities: of each token and of this many best ones.")
     ] = None,
+    json_schema: JsonSchema = None,
+    regex: Regex = None,
+    grammar: LarkFile = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the text instead of answering a chat message.")] = False,
     dtype: Dtype = "auto",
     quantize: Quantize = "none",
@@ -91,6 +98,7 @@ def generate(
         min_new_tokens=min_new_tokens,
         ignore_eos=ignore_eos,
         logprobs=logprobs,
+        grammar=grammar_of(json_schema, regex, grammar),
     )  # checked before a model is loaded
     if logprobs is not None and not as_json:
         raise InvalidRequest(f"logprobs={logprobs}: they are printed with --json only")

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from outpace.core.errors import InvalidRequest
+from outpace.core.grammar import Grammar
 
 if TYPE_CHECKING:
     from outpace.api import Model
@@ -59,6 +61,13 @@ PresencePenalty = Annotated[float, typer.Option(help="Subtracted from logits of 
 FrequencyPenalty = Annotated[float, typer.Option(help="Subtracted from logits once per occurrence, -2 to 2.")]
 IgnoreEos = Annotated[bool, typer.Option("--ignore-eos", help="Go on to the token limit, whatever is said.")]
 Seed = Annotated[int | None, typer.Option(help="Key of the sampling noise.")]
+JsonSchema = Annotated[
+    str | None, typer.Option("--json-schema", metavar="FILE", help="Answer with JSON that this schema validates.")
+]
+Regex = Annotated[str | None, typer.Option(help="Answer with text that this regular expression matches as a whole.")]
+LarkFile = Annotated[
+    str | None, typer.Option("--grammar", metavar="FILE", help="Answer with text of this grammar, in Lark's notation.")
+]
 Quantize = Annotated[str, typer.Option(help="none, or int8: every product in whole numbers, on a CPU.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
@@ -159,6 +168,28 @@ def _config(text: str | None) -> dict[str, Any] | None:
     if not isinstance(config, dict):
         raise InvalidRequest(f"speculative_config={text!r}: must be a JSON object")
     return config
+
+
+def grammar_of(json_schema: str | None, regex: str | None, lark: str | None) -> Grammar | None:
+    """The grammar that options name, at most one of them.
+
+    Raises:
+        InvalidRequest: several were given, a file cannot be read, or what it holds is no grammar.
+    """
+    given = {"json-schema": json_schema, "regex": regex, "grammar": lark}
+    named = [f"--{name}" for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise InvalidRequest(f"{' and '.join(named)}: give one of them")
+    if regex is not None:
+        return Grammar.regex(regex)
+    file = json_schema or lark
+    if file is None:
+        return None
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"{named[0]} {file}: cannot be read as text: {error}") from error
+    return Grammar.lark(text) if json_schema is None else Grammar.json_schema(text)
 
 
 def tokenized_turns(model: str, workload: list[str]) -> tuple[Iterator[list[int]], int, tuple[int, ...]]:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from outpace.core.origins import NodeOrigin, origins_of
 from outpace.core.prices import Prices
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import Topology
@@ -223,10 +224,16 @@ class Retrieved:
     Attributes:
         tokens: [E + 1] int64; node 0 is what they continue, UNKNOWN a node that is not used, nor any below it.
         topology: E + 1 nodes in the order in which they are given slots.
+        origins: [E + 1] who named each; empty stands for "retrieved".
     """
 
     tokens: Tensor
     topology: Topology
+    origins: tuple[NodeOrigin, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.origins:
+            object.__setattr__(self, "origins", origins_of("retrieved", len(self.topology)))
 
 
 class Retriever(Protocol):

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from outpace.core.origins import NodeOrigin, Origin
+
 
 @dataclass(frozen=True)
 class TokenLogprob:
@@ -22,6 +24,31 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class RoundTrace:
+    """One round of one request: the tree that was verified, and what became of it.
+
+    Attributes:
+        tokens: [N] ids; node 0 is the pending token.
+        parents: [N] parent of each node, -1 for node 0.
+        origins: [N] who named each node.
+        path: accepted nodes from node 0 on; the answer may end before the last of them.
+        next_token: the target's own token behind the path.
+    """
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    origins: tuple[NodeOrigin, ...]
+    path: tuple[int, ...]
+    next_token: int
+
+    @property
+    def token_origins(self) -> tuple[Origin, ...]:
+        """Of the tokens that the round decided, in order."""
+        named: list[Origin] = [self.origins[node] for node in self.path[1:]]
+        return (*named, "bonus")
+
+
+@dataclass(frozen=True)
 class StepEvent:
     """Tokens that one request gained in one step, and its end if it ended.
 
@@ -31,6 +58,7 @@ class StepEvent:
         text: text that became certain in this step; empty when the engine has no detokenizer.
         finish_reason: "stop", "length", "cancelled" or "error" when the request ended with this step.
         logprobs: one entry per token if the request asked for log-probabilities, else None.
+        rounds: that decided the tokens, if the request asked for a trace; none decided the first token of an answer.
     """
 
     request_id: int
@@ -39,6 +67,14 @@ class StepEvent:
     text: str
     finish_reason: str | None
     logprobs: tuple[TokenLogprob, ...] | None = None
+    rounds: tuple[RoundTrace, ...] = ()
+
+    @property
+    def origins(self) -> tuple[Origin, ...]:
+        """Who named each token, if the request asked for a trace."""
+        named = [origin for one in self.rounds for origin in one.token_origins]
+        own: list[Origin] = ["bonus"]
+        return tuple((named or own * len(self.tokens))[: len(self.tokens)])
 
 
 @dataclass
@@ -60,6 +96,8 @@ class RequestMetrics:
         accepted: drafted tokens that were emitted.
         retrieved, accepted_retrieved: those of both that were retrieved into slots that drafting left free.
         forced, accepted_forced: those of both that a grammar forced.
+        accepted_by_origin: the accepted ones by who named them, those who named none left out; the other tokens of the
+            answer are the target's own.
         accepted_per_depth: entry d counts the steps whose draft at depth d + 1 was emitted.
         ttft_ms: admission to first token. decode_ms: first token to last token.
         draft_ms: building trees, with the passes of whatever drafts and what it had to catch up on before.
@@ -83,6 +121,7 @@ class RequestMetrics:
     accepted_retrieved: int = 0
     forced: int = 0
     accepted_forced: int = 0
+    accepted_by_origin: dict[NodeOrigin, int] = field(default_factory=dict)
     accepted_per_depth: list[int] = field(default_factory=list)
     reused_tokens: int = 0
     ttft_ms: float = 0.0

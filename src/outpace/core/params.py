@@ -82,6 +82,7 @@ class SamplingParams:
         ignore_eos: EOS ids do not end the request and are emitted like any other token.
         logprobs: None for none; n from 0 to 20 reports each token's log-probability under the model, before any
             option, and those of the n most likely tokens.
+        trace: report every round's tree, who named its tokens and which were accepted (`StepEvent.rounds`).
         grammar: what the answer must match. A token may be chosen only if the grammar allows it after those before it,
             and an EOS id only where the answer may end; bans, penalties and truncation act on what is left.
         draft_forced: whether what the grammar forces is drafted. It changes the speed, never the answer.
@@ -106,6 +107,7 @@ class SamplingParams:
     min_new_tokens: int = 0
     ignore_eos: bool = False
     logprobs: int | None = None
+    trace: bool = False
     grammar: Grammar | None = None
     draft_forced: bool = True
 
@@ -158,6 +160,8 @@ class SamplingParams:
             raise InvalidRequest(f"ignore_eos={self.ignore_eos!r}: must be True or False")
         if self.logprobs is not None:
             check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.trace, bool):
+            raise InvalidRequest(f"trace={self.trace!r}: must be True or False")
 
     @property
     def is_greedy(self) -> bool:

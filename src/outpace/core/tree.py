@@ -7,6 +7,8 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from outpace.core.origins import NodeOrigin, origins_of
+
 MAX_TREE_NODES = 512
 """Of one request, the pending token included."""
 NEW_NODE = -1
@@ -125,6 +127,7 @@ class DraftTree:
         graft_ms: wall milliseconds that retrieving and merging took, for all trees proposed with it together.
         numbers: the number that each node had when the tree was proposed, NEW_NODE for those that joined it later;
             None if all have kept theirs.
+        origins: [N] who named each node; empty stands for "drafted".
     """
 
     tokens: Tensor
@@ -137,12 +140,17 @@ class DraftTree:
     graft_ms: float = 0.0
     forced: int = 0
     numbers: tuple[int, ...] | None = None
+    origins: tuple[NodeOrigin, ...] = ()
 
     def __post_init__(self) -> None:
         if self.tokens.dtype != torch.int64 or self.tokens.ndim != 1:
             raise ValueError(f"tokens must be int64 [N], got {self.tokens.dtype} {tuple(self.tokens.shape)}")
         if len(self.tokens) != len(self.topology):
             raise ValueError(f"{len(self.tokens)} tokens on a topology of {len(self.topology)} nodes")
+        if not self.origins:
+            object.__setattr__(self, "origins", origins_of("drafted", len(self.topology)))
+        elif len(self.origins) != len(self.topology):
+            raise ValueError(f"{len(self.origins)} origins on a topology of {len(self.topology)} nodes")
         for node, distribution in (self.draft_probs or {}).items():
             if not 0 <= node < len(self) or distribution.ndim != 1:
                 raise ValueError(
@@ -150,9 +158,12 @@ class DraftTree:
                 )
 
     @staticmethod
-    def chain(tokens: Tensor, draft_probs: Mapping[int, Tensor] | None = None) -> "DraftTree":
-        """A chain draft; tokens[0] is the pending token."""
-        return DraftTree(tokens, Topology.chain(len(tokens)), draft_probs)
+    def chain(
+        tokens: Tensor, draft_probs: Mapping[int, Tensor] | None = None, origin: NodeOrigin = "drafted"
+    ) -> "DraftTree":
+        """A chain draft of one source; tokens[0] is the pending token."""
+        count = len(tokens)
+        return DraftTree(tokens, Topology.chain(count), draft_probs, origins=origins_of(origin, count))
 
     def __len__(self) -> int:
         return len(self.topology)
@@ -189,6 +200,7 @@ class DraftTree:
             retrieved=sum(self.drafted <= node < len(self) - self.forced for node in kept),
             forced=sum(node >= len(self) - self.forced for node in kept),
             scores=None if self.scores is None else self.scores[[node for node in kept if node < len(self.scores)]],
+            origins=tuple(self.origins[node] for node in kept),
             numbers=tuple(kept) if self.numbers is None else tuple(self.numbers[node] for node in kept),
         )
 
@@ -205,6 +217,7 @@ class DraftTree:
             tokens=torch.cat([self.tokens, self.tokens.new_tensor(tokens)]),
             topology=Topology.of([*self.topology.parents, *parents]),
             forced=self.forced + len(tokens),
+            origins=self.origins + origins_of("forced", len(tokens) + 1)[1:],
             numbers=(*(self.numbers or range(len(self))), *[NEW_NODE] * len(tokens)),
         )
 

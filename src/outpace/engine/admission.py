@@ -80,8 +80,8 @@ class Admission:
     def _enter(self, session: Session, found: Written | None, length: int) -> None:
         """Give a session a slot that holds the first `length` ids of its prompt, from what was found of them."""
         proposer = session.proposer
-        # Where the prompt goes on from all that was left, it goes on there. Else whoever begins alike may come again.
-        goes_on = found is not None and len(found.ids) < length + LEAST_SHARED
+        # A prompt that goes on from all that was left does so there; else that may be wanted again.
+        goes_on = found is not None and found.proposer is proposer and len(found.ids) < length + LEAST_SHARED
         slot = self._roster.spare_slot(found.slot if found is not None and goes_on else None)
         assert slot is not None, "there is room"
         if found is None:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 from outpace.core.prices import Prices
 from outpace.core.tree import MAX_TREE_NODES, DraftTree
 from outpace.engine.session import Session
+from outpace.sampling.grammar import Forced
 
-FORCED = 0.9
-"""How likely the next token of a forced text is said as it is usually written."""
+CERTAIN, FORCED, LAST = 0.99, 0.9, 0.65
+"""How likely the next token of a forced text is said as the tokenizer writes it: where nothing else is allowed, where
+other cuts are, and for its last one, which may be one with what follows (measured: docs/measurements/grammar.md)."""
 _FIRST, _NEXT = 0.6, 0.4
 """Where drafts come without scores, how likely the first below a node is taken to be, and each one beside those before
 it."""
@@ -25,13 +27,12 @@ class _Chains:
     """Forced nodes that could join a tree.
 
     Attributes:
-        tokens, parents, odds, depths: of each; parents are nodes of the tree, then these in their order.
+        tokens, parents, odds: of each; parents are nodes of the tree, then these in their order.
     """
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     odds: list[float] = field(default_factory=list)
-    depths: list[int] = field(default_factory=list)
 
 
 def under_grammars(
@@ -103,34 +104,52 @@ def _along(parents: Sequence[int], shares: Sequence[float]) -> list[float]:
 
 
 def _beside(
-    shares: Sequence[float], tree: DraftTree, tokens: Sequence[int], below: Mapping[int, tuple[int, ...]]
+    shares: Sequence[float], tree: DraftTree, tokens: Sequence[int], below: Mapping[int, Forced]
 ) -> list[float]:
     """The shares, now that it is known what is forced: what is drafted beside that is unlikely."""
     known = list(shares)
     for node, text in below.items():
-        for child in tree.topology.children[node]:
-            is_same = tokens[child] == text[0]
-            known[child] = max(known[child], FORCED) if is_same else min(known[child], 1 - FORCED)
+        for place, token in enumerate(text.tokens, start=1):
+            same, share = _child(tree, tokens, node, token), _share(text, place)
+            for child in tree.topology.children[node]:
+                known[child] = max(known[child], share) if child == same else min(known[child], 1 - share)
+            if same is None or same in below:
+                break
+            node = same
     return known
 
 
 def _chains(
-    tree: DraftTree, tokens: Sequence[int], below: Mapping[int, tuple[int, ...]], odds: Sequence[float], room: int
+    tree: DraftTree, tokens: Sequence[int], below: Mapping[int, Forced], odds: Sequence[float], room: int
 ) -> _Chains:
-    """What is forced below nodes, but for what is drafted there: that has its own nodes below it."""
+    """What is forced below nodes and is not drafted there."""
     chains, topology, drawn = _Chains(), tree.topology, tree.draft_probs or {}
     for node, text in sorted(below.items()):
-        if node in drawn or any(tokens[child] == text[0] for child in topology.children[node]):
+        left = text.tokens
+        while left and (same := _child(tree, tokens, node, left[0])) is not None:
+            node, left = same, () if same in below else left[1:]
+        if node in drawn:
             continue
-        parent, share, depth = node, odds[node], topology.depths[node]
-        for token in text[: room - depth]:
-            share, depth = share * FORCED, depth + 1
+        parent, likely, first = node, odds[node], len(text.tokens) - len(left) + 1
+        for place, token in enumerate(left[: room - topology.depths[node]], start=first):
+            likely *= _share(text, place)
             chains.tokens.append(token)
             chains.parents.append(parent)
-            chains.odds.append(share)
-            chains.depths.append(depth)
+            chains.odds.append(likely)
             parent = len(tree) + len(chains.tokens) - 1
     return chains
+
+
+def _share(text: Forced, place: int) -> float:
+    """How likely a token of a forced text is said where those before it were; places count from 1."""
+    if place <= text.certain:
+        return CERTAIN
+    return LAST if place == len(text.tokens) else FORCED
+
+
+def _child(tree: DraftTree, tokens: Sequence[int], node: int, token: int) -> int | None:
+    """The node below a node that holds a token."""
+    return next((child for child in tree.topology.children[node] if tokens[child] == token), None)
 
 
 def _chosen(

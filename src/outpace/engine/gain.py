@@ -1,9 +1,11 @@
 """What a step makes of a session, worked out beside it: a step happens as a whole or not at all."""
 
+from collections import Counter
 from collections.abc import Sequence
 from time import perf_counter
 
-from outpace.core.events import RequestMetrics, StepEvent, TokenLogprob
+from outpace.core.events import RequestMetrics, RoundTrace, StepEvent, TokenLogprob
+from outpace.core.origins import NodeOrigin
 from outpace.engine.kept import KeptSlot
 from outpace.engine.session import Session
 from outpace.engine.stopping import Stop
@@ -17,6 +19,7 @@ class Gain:
         metrics: the session's, counted on.
         prefilled: prompt tokens written after the step.
         tokens, logprobs: that it gained.
+        rounds: that decided them, if the request asked for a trace.
         text: that became certain.
         stop: how it ended, if it did.
         error: why it cannot go on.
@@ -28,6 +31,7 @@ class Gain:
         self.metrics = RequestMetrics(**vars(session.metrics))
         self.tokens: list[int] = []
         self.logprobs: Sequence[TokenLogprob] = ()
+        self.rounds: tuple[RoundTrace, ...] = ()
         self.text = ""
         self.stop: Stop | None = None
         self.error: Exception | None = None
@@ -35,7 +39,14 @@ class Gain:
         self._first_token_at = session.first_token_at
         self._from, self._announced = len(session.ids), len(session.events)
 
-    def emit(self, tokens: list[int], scores: Sequence[TokenLogprob], retrieved: int = 0, forced: int = 0) -> None:
+    def emit(
+        self,
+        tokens: list[int],
+        scores: Sequence[TokenLogprob],
+        retrieved: int = 0,
+        forced: int = 0,
+        origins: Sequence[NodeOrigin] = (),
+    ) -> None:
         """Take in the tokens of a round, as far as the answer goes.
 
         Args:
@@ -43,6 +54,7 @@ class Gain:
             scores: log-probabilities of them, none unless the request asked for them.
             retrieved: how many of the drafts were retrieved, those behind the drafted ones.
             forced: how many of the drafts a grammar forced, the last ones.
+            origins: who named each of the drafts.
         """
         metrics = self.metrics
         self.tokens, self.text, self.stop = self.session.stopper.take(tokens)
@@ -54,6 +66,10 @@ class Gain:
         own = len(tokens) - 1 - retrieved - forced
         metrics.accepted_retrieved += min(max(accepted - own, 0), retrieved)
         metrics.accepted_forced += max(accepted - own - retrieved, 0)
+        if accepted:
+            counts = Counter(metrics.accepted_by_origin)  # a new one: the step may be taken back
+            counts.update(origins[:accepted])
+            metrics.accepted_by_origin = dict(counts)
         depths = [*metrics.accepted_per_depth, *[0] * (accepted - len(metrics.accepted_per_depth))]
         metrics.accepted_per_depth = [count + (depth < accepted) for depth, count in enumerate(depths)]
         if self._from == len(self.session.prompt_ids):
@@ -93,7 +109,15 @@ class Gain:
         reason = None if self.stop is None else self.stop.finish_reason
         if self.tokens or reason is not None:
             scores = None if session.params.logprobs is None else tuple(self.logprobs)
-            event = StepEvent(session.request_id, session.sample_index, tuple(self.tokens), self.text, reason, scores)
+            event = StepEvent(
+                session.request_id,
+                session.sample_index,
+                tokens=tuple(self.tokens),
+                text=self.text,
+                finish_reason=reason,
+                logprobs=scores,
+                rounds=self.rounds,
+            )
             session.events[self._announced :] = [event]
         if self.stop is not None:
             session.stop_reason = self.stop.stop_reason

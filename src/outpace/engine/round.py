@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from outpace.core.errors import InvalidRequest, NonFiniteLogits
-from outpace.core.events import TokenLogprob
+from outpace.core.events import RoundTrace, TokenLogprob
 from outpace.core.prices import Prices
 from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, Proposer, Target, Verdict
 from outpace.core.tree import DraftTree
@@ -52,13 +52,15 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
         paths = [verdict.path for verdict in verdicts.values()]
         target.commit([_slot(sessions[index]) for index in verdicts], paths)
         for index, verdict in verdicts.items():
-            session = sessions[index]
+            session, tree = sessions[index], trees[index]
             gained = [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]
-            tree = trees[index]
             forced = sum(node >= len(tree) - tree.forced for node in verdict.path)
             retrieved = sum(node >= tree.drafted for node in verdict.path) - forced
+            origins = [tree.origins[node] for node in verdict.path[1:]]
             scores = logprobs(session, outputs[index], verdict.path, gained)
-            gains[index].emit(gained, scores, retrieved, forced)
+            gains[index].emit(gained, scores, retrieved, forced, origins)
+            if session.params.trace:
+                gains[index].rounds = (trace(tree, tokens[index], verdict),)
     with phase("observe"):
         observe(sessions, trees, outputs, verdicts)
     phase.count(gains, trees)
@@ -191,6 +193,11 @@ def logprobs(
     """Log-probabilities of the tokens chosen after the nodes of a path, if the session asked for them."""
     count = session.params.logprobs
     return () if count is None else token_logprobs(outputs, path, tokens, count)
+
+
+def trace(tree: DraftTree, tokens: Sequence[int], verdict: Verdict) -> RoundTrace:
+    """What a request that asks is told of its round."""
+    return RoundTrace(tuple(tokens), tree.topology.parents, tree.origins, verdict.path, verdict.next_token)
 
 
 def observe(

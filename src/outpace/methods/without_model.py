@@ -47,7 +47,7 @@ def _recycle(options: RecycleOptions, context: BuildContext) -> Proposer:
     matrix = load_matrix(options.warm, context.vocab_size, context.device, options.context)
     source = TokenRecycling(matrix, options.matrix == "private")
     shape = Chain() if options.shape == "chain" else RecyclingTemplate()
-    return StaticProposer(source, shape, budget, context.device)
+    return StaticProposer(source, shape, budget, context.device, origin="retrieved")
 
 
 class LookaheadOptions(Options):

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 import torch
 
 from outpace.core.bases import BaseProposer
+from outpace.core.origins import origins_of
 from outpace.core.protocols import DraftRequest, Needs, Observation
 from outpace.core.tree import DraftTree, Topology
 from outpace.retrieval.jacobi import JacobiWindow, NGramPool, Sizes
@@ -154,4 +155,5 @@ class _Branches:
         return node
 
     def tree(self) -> DraftTree:
-        return DraftTree(torch.tensor(self._tokens), Topology.of(self._parents))
+        origins = origins_of("retrieved", len(self._tokens))
+        return DraftTree(torch.tensor(self._tokens), Topology.of(self._parents), origins=origins)

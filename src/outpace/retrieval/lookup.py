@@ -60,5 +60,5 @@ class PromptLookup(BaseProposer):
         for state, request in zip(states, requests, strict=True):
             length = min(request.budget, request.max_depth)
             found = state.find(request.ids, length) if length else []
-            trees.append(DraftTree.chain(torch.tensor([request.ids[-1], *found])))
+            trees.append(DraftTree.chain(torch.tensor([request.ids[-1], *found]), origin="matched"))
         return trees

@@ -88,7 +88,7 @@ class SamDecoding:
         ]
         trees = self.other.propose([state.other for state in states], asked)
         return [
-            DraftTree.chain(tree.tokens.new_tensor([request.ids[-1], *chain])) if chain else tree
+            DraftTree.chain(tree.tokens.new_tensor([request.ids[-1], *chain]), origin="matched") if chain else tree
             for chain, request, tree in zip(chains, requests, trees, strict=True)
         ]
 

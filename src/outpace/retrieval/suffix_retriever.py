@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outpace.core.bases import Stateless
 from outpace.core.drafting import UNKNOWN, Retrieved, Retriever
+from outpace.core.origins import origins_of
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import Topology
 from outpace.retrieval.suffix import TextMatch
@@ -43,7 +44,7 @@ class SuffixRetriever(Stateless):
             drafted = path[1:].tolist() if len(path) > 1 else []
             chain = match.continuation_behind(drafted, request.budget)
             tokens = torch.tensor([UNKNOWN, *chain], device=self._device)
-            found.append(Retrieved(tokens, Topology.chain(len(tokens))))
+            found.append(Retrieved(tokens, Topology.chain(len(tokens)), origins_of("matched", len(tokens))))
         return found
 
 
@@ -98,7 +99,8 @@ def joined(parts: Sequence[Retrieved]) -> Retrieved:
     """What several retrievers retrieved behind the same node, as one tree of it, a node of each in turn."""
     topology, order = _joined(tuple(part.topology for part in parts))
     tokens = torch.cat([part.tokens for part in parts])
-    return Retrieved(tokens[order], topology)
+    origins = [origin for part in parts for origin in part.origins]
+    return Retrieved(tokens[order], topology, tuple(origins[place] for place in order))
 
 
 @lru_cache(maxsize=256)

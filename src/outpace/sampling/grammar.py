@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from threading import Lock
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +27,19 @@ _COMPILED = 64  # grammars that are kept
 _CANONICAL = 4096  # forced texts whose tokens are kept
 _MOST_CHARACTERS = 1_000_000  # of a grammar
 _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Forced(NamedTuple):
+    """What must follow a node, as the tokenizer writes it.
+
+    Attributes:
+        tokens: of the text.
+        certain: how many of them are the only ones that the mask allows. Those behind may in the answer be cut in other
+            ways, and the last one may be one with what follows.
+    """
+
+    tokens: tuple[int, ...]
+    certain: int
 
 
 class Grammars:
@@ -60,7 +73,7 @@ class Grammars:
         with self._lock:
             if self._tokenizer is None:
                 tokenizer = self._new_tokenizer()
-                self._tokens = lru_cache(_CANONICAL)(lambda text: canonical(tokenizer, text))
+                self._tokens = lru_cache(_CANONICAL)(lambda text: tuple(tokenizer.tokenize_bytes(text)))
                 self._tokenizer = tokenizer
             matcher = self._compiled.get(grammar)
             if matcher is None:
@@ -81,7 +94,7 @@ class GrammarConstraint:
         matcher: at the beginning of the grammar.
         special: ids that end a text for the tokenizer.
         eos_token_ids: ids that end the request.
-        tokens: the tokens of a forced text, but for its end.
+        tokens: as which the tokenizer writes a text.
     """
 
     def __init__(
@@ -103,7 +116,7 @@ class GrammarConstraint:
         if said and said[-1] in self._eos:
             return True
         matcher = self._follow(said)
-        allowed = matcher is not None and self._may_follow(matcher, token)
+        allowed = matcher is not None and self._may_follow(matcher, token, _only(matcher))
         self._seconds += perf_counter() - started
         return allowed
 
@@ -126,7 +139,7 @@ class GrammarConstraint:
 
     def explore(
         self, said: Sequence[int], topology: Topology, tokens: Sequence[int], asked: Sequence[bool]
-    ) -> tuple[list[bool], Mapping[int, tuple[int, ...]]]:
+    ) -> tuple[list[bool], Mapping[int, Forced]]:
         """What the grammar says of a drafted tree.
 
         Args:
@@ -135,11 +148,10 @@ class GrammarConstraint:
             asked: for each node, whether to ask what is forced below it.
 
         Returns:
-            For each node whether it may be said, and below those that were asked about and may be, the tokens of what
-            is forced there, if there are any.
+            For each node whether it may be said, and what is forced below those that were asked about and may be.
         """
         started = perf_counter()
-        allowed, forced = [True] + [False] * (len(topology) - 1), dict[int, tuple[int, ...]]()
+        allowed, forced = [True] + [False] * (len(topology) - 1), dict[int, Forced]()
         matcher = self._follow(said)
         if matcher is not None:
             self._said = None
@@ -148,6 +160,11 @@ class GrammarConstraint:
                 self._said = list(said)
         self._seconds += perf_counter() - started
         return allowed, forced
+
+    def forced_text(self, said: Sequence[int]) -> bytes:
+        """What must follow generated ids, whatever the model: often not a whole number of tokens."""
+        matcher = self._follow(said)
+        return b"" if matcher is None else bytes(matcher.compute_ff_bytes())
 
     def take_ms(self) -> float:
         """Milliseconds that were spent since the last call."""
@@ -162,7 +179,7 @@ class GrammarConstraint:
         tokens: Sequence[int],
         asked: Sequence[bool],
         allowed: list[bool],
-        forced: dict[int, tuple[int, ...]],
+        forced: dict[int, Forced],
     ) -> None:
         """`explore` a tree from one of its nodes on; the matcher stands there, before and after."""
         pending = [(top, False)]
@@ -175,16 +192,20 @@ class GrammarConstraint:
                 if tokens[node] in self._eos or not matcher.consume_token(tokens[node]):
                     continue
                 pending.append((node, True))
-            if asked[node] and (text := matcher.compute_ff_bytes()) and (chain := self._tokens(text)):
-                forced[node] = chain
+            only = _only(matcher)
+            if asked[node] and (text := matcher.compute_ff_bytes()):
+                chain = self._tokens(text)
+                forced[node] = Forced(chain if chain[: len(only)] == only else only, len(only))
             for child in children[node]:
-                allowed[child] = self._may_follow(matcher, tokens[child])
+                allowed[child] = self._may_follow(matcher, tokens[child], only)
                 if allowed[child] and (children[child] or asked[child]):
                     pending.append((child, False))
 
-    def _may_follow(self, matcher: "LLMatcher", token: int) -> bool:
+    def _may_follow(self, matcher: "LLMatcher", token: int, only: tuple[int, ...]) -> bool:
         if token in self._eos:
             return bool(matcher.is_accepting())
+        if only:
+            return token == only[0]
         return token not in self._special and matcher.validate_tokens([token]) == 1
 
     def _follow(self, said: Sequence[int]) -> "LLMatcher | None":
@@ -213,9 +234,10 @@ class GrammarConstraint:
         return False
 
 
-def canonical(tokenizer: "LLTokenizer", text: bytes) -> tuple[int, ...]:
-    """The tokens of a forced text, but for the last one, which may be one with what follows."""
-    return tuple(tokenizer.tokenize_bytes(text)[:-1])
+def _only(matcher: "LLMatcher") -> tuple[int, ...]:
+    """The next tokens where there is no choice: of a forced text its usual ones, as far as they do not depend on what
+    follows it. The mask then allows the first of them alone."""
+    return tuple(matcher.compute_ff_tokens()) if matcher.compute_ff_bytes() else ()
 
 
 def _compile(grammar: Grammar, tokenizer: "LLTokenizer") -> "LLMatcher":

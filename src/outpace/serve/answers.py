@@ -15,12 +15,14 @@ from starlette.types import Receive, Scope, Send
 
 from outpace import __version__
 from outpace.core.events import Sample, StepEvent
+from outpace.models.pieces import Pieces
 from outpace.serve.errors import ApiError, from_engine
 from outpace.serve.fields import SharedFields
 from outpace.serve.forms import Form
 from outpace.serve.job import Inbox, News
 from outpace.serve.report import report, usage
 from outpace.serve.service import Order, Service
+from outpace.serve.trace import Trace
 
 JSON = "application/json"
 
@@ -48,6 +50,7 @@ class Answer:
             "system_fingerprint": f"outpace-{__version__}",
         }
         self._samples: dict[int, Sample] = {}
+        self._traces: dict[int, Trace] = {}
 
     async def whole(self, inbox: Inbox) -> dict[str, Any]:
         """The body of an answer that is sent at once.
@@ -71,7 +74,7 @@ class Answer:
                     yield self._event([choice])
             async for index, news in self._news(inbox):
                 if isinstance(news, StepEvent):
-                    for choice in self.form.piece(index, news.text, news.logprobs or ()):
+                    for choice in self._pieces(index, news):
                         yield self._event([choice])
                 elif isinstance(news, Sample):
                     for choice in self.form.closing(index, news.finish_reason):
@@ -83,6 +86,19 @@ class Answer:
         except ApiError as error:
             yield _event(error.as_dict())
         yield b"data: [DONE]\n\n"
+
+    def _pieces(self, index: int, event: StepEvent) -> list[dict[str, Any]]:
+        choices = list(self.form.piece(index, event.text, event.logprobs or ()))
+        if self.body.options.trace and event.tokens:
+            choices = choices or [self.form.empty(index)]
+            choices[0]["outpace"] = self._trace(index).told(event)
+        return choices
+
+    def _trace(self, index: int) -> Trace:
+        if index not in self._traces:
+            codec = self.service.model.codec
+            self._traces[index] = Trace(Pieces(codec), frozenset(codec.tokenizer.all_special_ids))
+        return self._traces[index]
 
     async def _news(self, inbox: Inbox) -> AsyncIterator[News]:
         """All news to the end of the last choice."""

@@ -15,6 +15,7 @@ from outpace.serve.completion_request import CompletionRequest
 from outpace.serve.errors import ApiError
 from outpace.serve.forms import ChatForm, CompletionForm
 from outpace.serve.openapi import describe, takes
+from outpace.serve.playground import add_playground
 from outpace.serve.prepare import ordered, parsed
 from outpace.serve.service import Service
 from outpace.serve.shield import Shield
@@ -28,6 +29,7 @@ def create_app(service: Service) -> FastAPI:
     _add_facts(app, service)
     _add_signs_of_life(app, service)
     _add_errors(app, service)
+    add_playground(app)
     describe(app)
     app.add_middleware(Shield, settings=service.settings, log=service.log)
     return app

@@ -19,9 +19,11 @@ class TextPart(Strict):
 
 def _joined(value: Any) -> Any:
     """Pieces of text as one, a line each, as vLLM joins them."""
-    if isinstance(value, list):
-        return "\n".join(TextPart.model_validate(part).text for part in value)
-    return value
+    if not isinstance(value, list):
+        return value
+    if any(not isinstance(part, dict) or part.get("type") != "text" for part in value):
+        raise ValueError("pieces other than text are not supported")
+    return "\n".join(TextPart.model_validate(part).text for part in value)
 
 
 Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart])]

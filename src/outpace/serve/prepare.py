@@ -48,8 +48,8 @@ async def ordered(service: Service, body: SharedFields) -> Order:
         known = ", ".join(service.settings.names)
         raise ApiError(404, f"model={body.model[:200]!r}: this server has {known}", "model", code="model_not_found")
     options = body.options
-    if options.trace:
-        raise refused("outpace.trace", "is not supported by this version; leave it out")
+    if options.trace and not body.stream:
+        raise refused("outpace.trace", "only with stream=true")
     method, proposer = await service.prepared(partial(service.methods.proposer, options.method))
     prompts = await service.prepared(partial(_prompts, model, body))
     limit = _limit(body, prompts, model.target.max_length)
@@ -59,7 +59,13 @@ async def ordered(service: Service, body: SharedFields) -> Order:
 
 def _prompts(model: Model, body: SharedFields) -> list[list[int]]:
     if isinstance(body, CompletionRequest):
-        return [model.encode(prompt) for prompt in body.prompts]
+        prompts = [model.encode(prompt) for prompt in body.prompts]
+        if not all(prompts):
+            raise refused("prompt", "is empty: give at least one token")
+        largest = max(max(prompt) for prompt in prompts)
+        if largest >= model.target.vocab_size:
+            raise refused("prompt", f"token id {largest} is outside the vocabulary of {model.target.vocab_size}")
+        return prompts
     assert isinstance(body, ChatRequest)
     try:
         messages = body.rendered()
@@ -142,6 +148,7 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
         "min_new_tokens": body.min_tokens,
         "ignore_eos": body.ignore_eos,
         "logprobs": body.ranked,
+        "trace": body.options.trace,
     }
     params = SamplingParams(max_new_tokens=limit, **{key: value for key, value in given.items() if value is not None})
     if body.stop_token_ids:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from outpace.core.events import Sample
+from outpace.core.origins import ORIGINS
 
 
 def report(sample: Sample, method: str) -> dict[str, Any]:
@@ -16,13 +17,8 @@ def report(sample: Sample, method: str) -> dict[str, Any]:
         "drafted": metrics.drafted,
         "accepted": metrics.accepted,
         "accepted_per_depth": metrics.accepted_per_depth,
-        "by_origin": {
-            "drafted": metrics.accepted - metrics.accepted_retrieved - metrics.accepted_forced,
-            "retrieved": metrics.accepted_retrieved,
-            "matched": 0,
-            "forced": metrics.accepted_forced,
-            "bonus": metrics.new_tokens - metrics.accepted,
-        },
+        "by_origin": {origin: metrics.accepted_by_origin.get(origin, 0) for origin in ORIGINS if origin != "pending"}
+        | {"bonus": metrics.new_tokens - metrics.accepted},
         "plain_steps": metrics.plain_steps,
         "reused_tokens": metrics.reused_tokens,
         "ttft_ms": metrics.ttft_ms,

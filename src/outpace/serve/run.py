@@ -74,7 +74,20 @@ class Server(uvicorn.Server):
             )
         )
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._closing: dict[Any, float] = {}  # transports that close, and since when
         self._tasks: list[asyncio.Task[None]] = []
+
+    async def on_tick(self, counter: int) -> bool:
+        """Now and then, drop connections that were closed long ago and whose clients do not read the rest."""
+        if counter % 10 == 0:
+            now, closing = asyncio.get_running_loop().time(), self._closing
+            transports = [getattr(one, "transport", None) for one in self.server_state.connections]
+            left = [one for one in transports if one is not None and one.is_closing()]
+            self._closing = {one: closing.get(one, now) for one in left}
+            for transport, since in self._closing.items():
+                if now - since > self._service.settings.send_timeout:
+                    transport.abort()
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._service.is_draining or self._loop is None:

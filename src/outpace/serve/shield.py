@@ -17,6 +17,10 @@ from outpace.serve.settings import ServeSettings
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
 
+class NotRead(Exception):
+    """A client that leaves its answer unread."""
+
+
 class Shield:
     """Middleware around the whole app.
 
@@ -45,8 +49,11 @@ class Shield:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 MutableHeaders(scope=message)["x-request-id"] = request_id
-            async with asyncio.timeout(self._settings.send_timeout):
-                await send(message)
+            try:
+                async with asyncio.timeout(self._settings.send_timeout):
+                    await send(message)
+            except TimeoutError as error:
+                raise NotRead from error
 
         try:
             if (refusal := self._refusal(scope, headers)) is not None:
@@ -54,9 +61,8 @@ class Shield:
                 await response(scope, receive, answer)
             else:
                 await self._app(scope, _Limited(receive, self._settings).receive, answer)
-        except TimeoutError:
+        except NotRead:  # what is left unsaid makes uvicorn close the connection
             told["error"] = f"the client did not read for {self._settings.send_timeout:g} s"
-            raise
         finally:
             self._log.info(
                 "request",

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from outpace.core.drafting import UNKNOWN, Retrieved
+from outpace.core.origins import NodeOrigin
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree, Topology
 
@@ -82,7 +83,7 @@ def graft(
         hybrid = _Hybrid(tree, tokens, rooms[index], request.max_depth, request.stream.ending_ids)
         queues = []
         for below, one in offers[index]:
-            queues.append(_queue(below, one.topology, options[: len(one.topology)]))
+            queues.append(_queue(below, one, options[: len(one.topology)]))
             options = options[len(one.topology) :]
         hybrid.retrieve(queues)
         hybrid.restore()
@@ -90,14 +91,14 @@ def graft(
     return grafted
 
 
-_Option = tuple[list[int], int, int, int]
-"""Places of an offer's nodes in the tree, one of these nodes, the node above it, its token."""
+_Option = tuple[list[int], int, int, int, NodeOrigin]
+"""Places of an offer's nodes in the tree, one of these nodes, the node above it, its token, and who named it."""
 
 
-def _queue(below: int, topology: Topology, tokens: Sequence[int]) -> Iterator[_Option]:
-    places = [below] + [RETRIEVED] * (len(topology) - 1)
-    for node, above in enumerate(topology.parents[1:], start=1):
-        yield places, node, above, tokens[node]
+def _queue(below: int, found: Retrieved, tokens: Sequence[int]) -> Iterator[_Option]:
+    places = [below] + [RETRIEVED] * (len(found.topology) - 1)
+    for node, above in enumerate(found.topology.parents[1:], start=1):
+        yield places, node, above, tokens[node], found.origins[node]
 
 
 class _Hybrid:
@@ -114,11 +115,12 @@ class _Hybrid:
         self._parents, self._tokens = list(tree.topology.parents[:count]), list(tokens[:count])
         self._depths = list(tree.topology.depths[:count])
         self._sources = list(range(count))  # its node in what was drafted, or RETRIEVED
+        self._origins = list(tree.origins[:count])
         # Backwards, so that of equal siblings, which only a drafter can bring, the first is found, as a verifier does.
         keys = zip(self._parents[::-1], self._tokens[::-1], strict=True)
         self._node_of = dict(zip(keys, range(count - 1, -1, -1), strict=True))
 
-    def _place(self, above: int, token: int, source: int) -> int:
+    def _place(self, above: int, token: int, source: int, origin: NodeOrigin) -> int:
         """The node with this token below `above`, added if there is none and room for it; else RETRIEVED."""
         place = self._node_of.get((above, token))
         if place is not None or not self._room:
@@ -129,15 +131,16 @@ class _Hybrid:
         self._tokens.append(token)
         self._depths.append(self._depths[above] + 1)
         self._sources.append(source)
+        self._origins.append(origin)
         return place
 
     def retrieve(self, queues: Sequence[Iterator[_Option]]) -> None:
         """Add retrieved nodes, one of each queue in turn."""
         for turn in zip_longest(*queues):
-            for places, node, above, token in filter(None, turn):
+            for places, node, above, token, origin in filter(None, turn):
                 place = places[above]
                 if place >= 0 and token != UNKNOWN and self._may_go_on(place):
-                    places[node] = self._place(place, token, RETRIEVED)
+                    places[node] = self._place(place, token, RETRIEVED, origin)
             if not self._room:
                 return
 
@@ -151,10 +154,11 @@ class _Hybrid:
         places = list(range(count))
         for node in range(count, len(self._all)):
             above = places[self._tree.topology.parents[node]]
-            place = RETRIEVED if above < 0 else self._place(above, self._all[node], node)
+            origin = self._tree.origins[node]
+            place = RETRIEVED if above < 0 else self._place(above, self._all[node], node, origin)
             places.append(place)
             if place >= 0 and self._sources[place] == RETRIEVED:
-                self._sources[place] = node
+                self._sources[place], self._origins[place] = node, origin
 
     def tree(self) -> DraftTree:
         """The tree, what was only retrieved last."""
@@ -169,4 +173,5 @@ class _Hybrid:
             retrieved=len(sources) - len(own),
             scores=None if old.scores is None else old.scores[own],
             pruned=0,
+            origins=tuple(self._origins[node] for node in order),
         )

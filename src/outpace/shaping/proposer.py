@@ -8,6 +8,7 @@ from torch import Tensor
 
 from outpace.core.bases import BaseProposer
 from outpace.core.drafting import Frontier, LevelSource, StaticShape
+from outpace.core.origins import NodeOrigin, origins_of
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
 
@@ -35,12 +36,19 @@ class StaticProposer(BaseProposer):
         budget: drafted nodes per tree by default.
         device: where tokens live.
         leaves_room: a retriever adds chosen nodes to its trees, so that none of theirs may be drawn.
+        origin: of the source's tokens.
     """
 
     def __init__(
-        self, source: LevelSource, shape: StaticShape, budget: int, device: torch.device, leaves_room: bool = False
+        self,
+        source: LevelSource,
+        shape: StaticShape,
+        budget: int,
+        device: torch.device,
+        leaves_room: bool = False,
+        origin: NodeOrigin = "drafted",
     ) -> None:
-        self.source, self.shape, self.budget = source, shape, budget
+        self.source, self.shape, self.budget, self._origin = source, shape, budget, origin
         self.needs = source.needs
         self._device, self._draws = device, not leaves_room
 
@@ -104,7 +112,13 @@ class StaticProposer(BaseProposer):
                     ends = requests[index].stream.ending_ids
                     sayable[index] = [sayable[index][place] and token not in ends for place, token in pairs]
         return [
-            DraftTree(torch.cat(tokens), _first(plan.topology, sum(map(len, tokens))), own or None, count)
+            DraftTree(
+                torch.cat(tokens),
+                _first(plan.topology, size := sum(map(len, tokens))),
+                own or None,
+                count,
+                origins=origins_of(self._origin, size),
+            )
             for tokens, plan, own, count in zip(trees, plans, distributions, passes, strict=True)
         ]
 

@@ -16,6 +16,7 @@ from copy import deepcopy
 from functools import lru_cache
 from importlib.resources import files
 
+from outpace.core.origins import NodeOrigin
 from outpace.models import kernel_structs as structs
 from outpace.models.compiled import loaded_kernels
 from outpace.retrieval.transition_matrix import SUCCESSORS
@@ -101,6 +102,19 @@ class AcceptanceModel:
         odds = [self._odds(features) for features in named]
         total = 1.0 + sum(odds)  # 1 for none of them
         return [one / total for one in odds]
+
+    def origin(self, features: Features) -> NodeOrigin:
+        """Who named a token: the draft if it did; of rows and text, what speaks louder for it."""
+        draft, pair, rank, text, _ = features
+        if draft < PASSED_OVER:
+            return "drafted"
+        if text == UNMATCHED:
+            return "retrieved"
+        weights = self.weights
+        of_rows = weights[rank] - weights[UNRANKED] + (weights[pair] - weights[OUTRANKED] if pair < OUTRANKED else 0.0)
+        if pair >= OUTRANKED and rank == UNRANKED:
+            return "matched"
+        return "matched" if weights[text] - weights[UNMATCHED] >= of_rows else "retrieved"
 
     def learn(self, verified: Sequence[tuple[Sequence[Features], int | None]]) -> None:
         """Learn from accepted nodes: what spoke for each token that was named below one, and which of them the target

@@ -103,7 +103,7 @@ class CandidatePool:
                 break
             if growth.gain + price * (budget + 1 - node) < wanted_gain:  # what comes later is no dearer
                 break
-            growth.add(parent, token, source, price)
+            growth.add(parent, token, source, price, acceptance.origin(growth.named[parent][token]))
             place = NO_MATCH if self._text is None else self._text.step(place, token)
         return growth
 

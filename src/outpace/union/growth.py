@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from outpace.core.origins import NodeOrigin
 from outpace.core.prices import Prices
 from outpace.core.protocols import Stream
 from outpace.core.tree import DraftTree, Topology
@@ -55,6 +56,7 @@ class Growth:
         tokens: of each node.
         parents: of each node, -1 for the first.
         drafted: node of the draft's tree that each node is; NOWHERE for one that was retrieved.
+        origins: who named each node; of several retrievers, the one that speaks loudest for it.
         named: below each node, in their order; the last ones may not have been asked for.
         gains: of each node but the first, its price: how likely it is to be accepted; the largest first.
         gain: their sum: how many nodes are expected to be accepted.
@@ -64,23 +66,25 @@ class Growth:
     tokens: list[int]
     parents: list[int] = field(default_factory=lambda: [-1])
     drafted: list[int] = field(default_factory=lambda: [0])
+    origins: list[NodeOrigin] = field(default_factory=lambda: ["pending"])
     named: list[Named] = field(default_factory=list)
     gains: list[float] = field(default_factory=list)
     gain: float = 0.0
     passes: int = 0
 
-    def add(self, parent: int, token: int, drafted: int, price: float) -> None:
+    def add(self, parent: int, token: int, drafted: int, price: float, origin: NodeOrigin) -> None:
         """Add a node."""
         self.parents.append(parent)
         self.tokens.append(token)
         self.drafted.append(drafted)
+        self.origins.append(origin)
         self.gains.append(price)
         self.gain += price
 
     def cut(self, count: int) -> None:
         """Keep the first nodes: `count` of them, and the pending token."""
         del self.gains[count:]
-        for column in (self.tokens, self.parents, self.drafted, self.named):
+        for column in (self.tokens, self.parents, self.drafted, self.origins, self.named):
             del column[count + 1 :]  # type: ignore[attr-defined]
         self.gain = sum(self.gains)
 
@@ -98,7 +102,16 @@ class Growth:
         retrieved = sum(node == NOWHERE for node in self.drafted)
         likely = (1.0, *self.gains)
         scores = torch.tensor([likely[node] for node in order], dtype=torch.float64).log()
-        tree = DraftTree(tokens, Topology.of(parents), None, self.passes, retrieved, scores, graft_ms=graft_ms)
+        tree = DraftTree(
+            tokens,
+            Topology.of(parents),
+            None,
+            self.passes,
+            retrieved,
+            scores,
+            graft_ms=graft_ms,
+            origins=tuple([self.origins[node] for node in order]),
+        )
         return tree, self.named_in(order)
 
     def named_in(self, order: Sequence[int]) -> Sequence[Named]:

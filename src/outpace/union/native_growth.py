@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from outpace.core.origins import ORIGINS
 from outpace.core.prices import Prices
 from outpace.core.tree import DraftTree
 from outpace.models import kernel_structs as structs
@@ -83,7 +84,9 @@ class _Room:
             for request in requests
         ]
         self._nodes, self._named = [0, *accumulate(nodes)], [0, *accumulate(named)]
-        self.columns = np.empty((4, self._nodes[-1]), dtype=np.int64)  # tokens, parents, nodes of the draft, starts
+        self.columns = np.empty(
+            (5, self._nodes[-1]), dtype=np.int64
+        )  # tokens, parents, nodes of the draft, origins, starts
         self.gains = np.empty(self._nodes[-1])
         self.tokens = np.empty(self._named[-1], dtype=np.int64)
         self.features = np.empty((self._named[-1], SOURCES), dtype=np.uint8)
@@ -93,7 +96,8 @@ class _Room:
     def lend(self, index: int, tree: structs.Growing) -> None:
         """Give a tree its stretch."""
         at = 8 * self._nodes[index]
-        tree.tokens, tree.parents, tree.drafted, tree.named_from, tree.gains = (one + at for one in self._addresses)
+        addresses = (one + at for one in self._addresses)
+        tree.tokens, tree.parents, tree.drafted, tree.origins, tree.named_from, tree.gains = addresses
         tokens, features = self._named_addresses
         tree.named = tokens + 8 * self._named[index]
         tree.features = features + SOURCES * self._named[index]
@@ -101,10 +105,10 @@ class _Room:
     def grown(self, index: int, tree: structs.Growing, request: GrowthRequest) -> Growth:
         """The tree, when the kernels have grown it."""
         first, named = self._nodes[index], self._named[index]
-        tokens, parents, drafted, _ = self.columns[:, first : first + tree.count].tolist()
+        tokens, parents, drafted, origins, _ = self.columns[:, first : first + tree.count].tolist()
         gains = self.gains[first : first + tree.count - 1].tolist()
         columns = NamedColumns(
-            self.columns[3, first : first + tree.expanded + 1],
+            self.columns[4, first : first + tree.expanded + 1],
             self.tokens[named:],
             self.features[named:],
             (tree.named_from, tree.named, tree.features),
@@ -115,6 +119,7 @@ class _Room:
             tokens=tokens,
             parents=parents,
             drafted=drafted,
+            origins=[ORIGINS[origin] for origin in origins],
             gains=gains,
             gain=sum(gains),
             passes=0 if request.draft is None else request.draft.draft_passes,

@@ -42,7 +42,7 @@ def request_of(world: World, native: bool, **changes: object) -> GrowthRequest:
 
 def seen(growth: Growth) -> tuple[object, ...]:
     order = range(len(growth.tokens))
-    return growth.tokens, growth.parents, growth.drafted, list(growth.named_in(order)), growth.passes
+    return growth.tokens, growth.parents, growth.drafted, growth.origins, list(growth.named_in(order)), growth.passes
 
 
 @given(

@@ -80,6 +80,7 @@ static inline Place step(Automaton& text, Place at, int32_t token) {
 }
 
 constexpr int kSuccessors = 8, kSources = 5;
+constexpr int kPending = 0, kDraftedOrigin = 1, kRetrievedOrigin = 2, kMatchedOrigin = 3;
 
 // Which weight each feature has (union/acceptance.py).
 struct Layout {
@@ -111,6 +112,7 @@ struct Growing {
   int64_t* tokens;            // [budget + 1], the first one given
   int64_t* parents;
   int64_t* drafted;
+  int64_t* origins;  // who named each (core/origins.py)
   double* gains;
   int64_t* named_from;   // [budget + 2]
   int64_t* named;        // [budget + 1, most named]
@@ -149,7 +151,7 @@ struct Grower {
   std::vector<int32_t> first_child, next_child;  // of the draft's nodes
   struct Offer {
     double price;
-    int32_t order, parent, depth;
+    int32_t order, parent, depth, named;
     int64_t token, drafted;
     Place place;
     bool operator<(const Offer& other) const {
@@ -247,12 +249,25 @@ struct Grower {
       int64_t drafted = -1;
       for (int32_t child = first; child >= 0; child = next_child[child])
         if (drafted < 0 && tree.draft_tokens[child] == tree.named[at]) drafted = child;
-      offers.push({worth, order++, node, depth + 1, tree.named[at], drafted, place});
+      offers.push({worth, order++, node, depth + 1, at, tree.named[at], drafted, place});
     }
   }
 
+  // Who named a token: the draft if it did; of rows and text, what speaks louder for it.
+  int32_t origin(int32_t at) const {
+    const uint8_t* features = tree.features + size_t(at) * kSources;
+    const double* weights = tree.weights;
+    if (features[0] < layout.passed_over) return kDraftedOrigin;
+    if (features[3] == layout.unmatched) return kRetrievedOrigin;
+    const bool is_paired = features[1] < layout.outranked;
+    if (!is_paired && features[2] == layout.unranked) return kMatchedOrigin;
+    const double of_rows = weights[features[2]] - weights[layout.unranked] +
+                           (is_paired ? weights[features[1]] - weights[layout.outranked] : 0.0);
+    return weights[features[3]] - weights[layout.unmatched] >= of_rows ? kMatchedOrigin : kRetrievedOrigin;
+  }
+
   void grow() {
-    tree.parents[0] = -1, tree.drafted[0] = 0, tree.count = 1, tree.expanded = 0, tree.named_from[0] = 0;
+    tree.parents[0] = -1, tree.drafted[0] = 0, tree.origins[0] = kPending, tree.count = 1, tree.expanded = 0, tree.named_from[0] = 0;
     int32_t node = 0, depth = 0;
     double price = 1, gain = 0, min_prob = tree.min_prob;
     Place place = tree.text ? place_of(*tree.text) : Place{0, 0};
@@ -269,6 +284,7 @@ struct Grower {
       node = tree.count, price = best.price, depth = best.depth;
       if (price < min_prob || gain + price * (tree.budget + 1 - node) < tree.wanted_gain) break;
       tree.tokens[node] = best.token, tree.parents[node] = best.parent, tree.drafted[node] = best.drafted;
+      tree.origins[node] = origin(best.named);
       tree.gains[node - 1] = price, gain += price, ++tree.count;
       place = tree.text ? step(*tree.text, best.place, int32_t(best.token)) : Place{0, 0};
     }

@@ -1,0 +1,156 @@
+"""What a request that asks is told of its rounds: the verified tree, who named each token, and what was accepted."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from outpace.core.errors import InvalidRequest
+from outpace.core.events import RequestMetrics, StepEvent
+from outpace.core.origins import NodeOrigin
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Proposer
+from outpace.core.tree import DraftTree, Topology
+from outpace.engine.engine import Engine
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.retrieval.matrix_retriever import MatrixRetriever
+from outpace.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
+from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.shaping.beam import Beam, BeamConfig
+from outpace.shaping.graft_template import grafted_paths, retrieval_plan
+from outpace.shaping.grafted import GraftedProposer
+from outpace.shaping.growing import GrowingProposer
+from outpace.shaping.proposer import EmptyDraft
+from outpace.testing import OracleDrafter, ToyTarget, decode
+from outpace.testing.requests import toy_context
+from outpace.testing.sources import ToySource, blend
+from outpace.union.acceptance import AcceptanceModel, priors
+from outpace.union.proposer import Union, UnionPlan
+from tests.unit.engine.doubles import CharDetokenizer, run_all, text_of
+
+VOCAB = 12
+CPU = torch.device("cpu")
+PROMPT = [4, 6, 4, 6, 4, 6, 4]  # repetitive, so that matches are found
+
+
+def named(text: str) -> Proposer:
+    return build_proposer(parse_method(text), toy_context(VOCAB))
+
+
+def drafting() -> Proposer:
+    return GrowingProposer(ToySource(blend(0.8, VOCAB)), Beam(BeamConfig(depth=2, breadth=2)), 5)
+
+
+def grafted() -> Proposer:
+    matrix = MatrixRetriever(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
+    return GraftedProposer(drafting(), JoinedRetriever([SuffixRetriever(CPU), matrix]), CPU, reserved=0.0)
+
+
+def union() -> Proposer:
+    matrix = MatrixLearner(TransitionMatrix(VOCAB, CPU), False)
+    plan = UnionPlan(draft_budget=4, min_prob=0.0, skip_draft_above=None)
+    greedy, sampled = (AcceptanceModel(priors()[kind]) for kind in ("greedy", "sampled"))
+    return Union(drafting(), matrix, greedy, sampled, plan=plan, budget=14, device=CPU)
+
+
+def traced(proposer: Proposer, budget: int | None = None, **options: object) -> tuple[list[StepEvent], RequestMetrics]:
+    params = SamplingParams(max_new_tokens=60, seed=3, trace=True, **options)  # type: ignore[arg-type]
+    engine = Engine(ToyTarget(VOCAB))
+    (session,) = engine.add(PROMPT, params, proposer, budget)
+    while not engine.is_idle:
+        engine.step()
+    return session.events, session.metrics
+
+
+FAMILIES: dict[str, tuple[Callable[[], Proposer], set[str]]] = {
+    "plain": (EmptyDraft, set()),
+    "model": (drafting, {"drafted"}),
+    "lookup": (lambda: named("lookup:budget=2"), {"matched"}),
+    "recycle": (lambda: named("recycle:budget=16"), {"retrieved"}),
+    "lookahead": (lambda: named("lookahead:budget=15"), {"retrieved"}),
+    "samd": (lambda: named("samd:budget=9,min_match=2"), {"matched", "retrieved"}),
+    "graft": (grafted, {"drafted", "matched", "retrieved"}),
+    "union-without-draft": (lambda: named("outpace:draft=none,budget=9"), {"matched", "retrieved"}),
+    "union": (union, {"drafted", "matched", "retrieved"}),
+}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_says_who_named_its_tokens(family: str, temperature: float) -> None:
+    """Guards against a family whose tokens are said to come from elsewhere, a path that is not the emitted tokens, and
+    counters that disagree with it."""
+    make, expected = FAMILIES[family]
+    events, metrics = traced(make(), budget=14 if family == "graft" else None, temperature=temperature)
+    rounds = [one for event in events for one in event.rounds]
+    assert {origin for one in rounds for origin in one.origins} == {"pending"} | expected
+    assert events[0].rounds == ()
+    assert events[0].origins == ("bonus",)
+    counts: dict[str, int] = {}
+    for event in events[1:]:
+        (one,) = event.rounds
+        assert len(one.tokens) == len(one.parents) == len(one.origins)
+        assert one.origins[0] == "pending"
+        assert "pending" not in one.origins[1:]
+        assert one.path[0] == 0
+        assert one.path == Topology.of(one.parents).path(one.path[-1])
+        decided = (*(one.tokens[node] for node in one.path[1:]), one.next_token)
+        assert event.tokens == decided[: len(event.tokens)]
+        assert len(event.origins) == len(event.tokens)
+        for origin in event.origins:
+            counts[origin] = counts.get(origin, 0) + 1
+    bonus = counts.pop("bonus", 0)
+    assert counts == metrics.accepted_by_origin
+    assert sum(counts.values()) == metrics.accepted
+    assert 1 + bonus + metrics.accepted == metrics.new_tokens
+    assert sum(len(one.tokens) - 1 for one in rounds) == metrics.drafted
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_trace_changes_nothing(family: str) -> None:
+    """Guards against an answer that depends on being watched, and against untraced requests that carry rounds."""
+    make, _ = FAMILIES[family]
+    events, metrics = traced(make())
+    params = SamplingParams(max_new_tokens=60, seed=3)
+    (session,) = decode(Engine(ToyTarget(VOCAB)), [PROMPT], [params], [make()])
+    assert session.generated == [token for event in events for token in event.tokens]
+    assert all(event.rounds == () for event in session.events)
+    assert session.metrics.accepted_by_origin == metrics.accepted_by_origin
+
+
+def test_counters_are_those_of_the_answer_and_not_of_the_path() -> None:
+    """Guards against accepted drafts behind a stop string that are counted by origin, or reported as emitted."""
+    (plain,) = decode(Engine(ToyTarget(VOCAB)), [PROMPT], [SamplingParams(max_new_tokens=20)], [EmptyDraft()])
+    stop = text_of(plain.generated[4:7])
+    engine = Engine(ToyTarget(VOCAB), CharDetokenizer)
+    (session,) = engine.add(
+        PROMPT, SamplingParams(max_new_tokens=20, stop=(stop,), trace=True), OracleDrafter([plain.ids])
+    )
+    run_all(engine, [session])
+    (event,) = [event for event in session.events if event.rounds]
+    assert len(event.rounds[0].path) == 9
+    assert session.metrics.accepted_by_origin == {"drafted": session.metrics.accepted}
+    assert session.metrics.accepted == len(event.tokens) < 8
+    assert event.origins == ("drafted",) * len(event.tokens)
+
+
+def test_a_tree_keeps_its_origins_when_it_is_cut() -> None:
+    """Guards against origins that stay behind when nodes below an ending token are left out."""
+    origins: tuple[NodeOrigin, ...] = ("pending", "drafted", "matched", "retrieved", "forced")
+    tree = DraftTree(torch.tensor([1, 9, 2, 3, 4]), Topology.of([-1, 0, 1, 0, 3]), origins=origins)
+    cut = tree.without_unsayable({9}, tree.tokens.tolist())
+    assert cut.origins == ("pending", "drafted", "retrieved", "forced")
+    assert cut.with_forced([7, 8], [1, 4]).origins == (*cut.origins, "forced", "forced")
+    assert DraftTree.chain(torch.tensor([1, 2])).origins == ("pending", "drafted")
+
+
+def test_as_many_origins_as_nodes() -> None:
+    """Guards against a proposer whose origins are shifted by one."""
+    with pytest.raises(ValueError, match="1 origins on a topology of 2 nodes"):
+        DraftTree(torch.tensor([1, 2]), Topology.chain(2), origins=("pending",))
+
+
+def test_trace_is_a_boolean() -> None:
+    """Guards against trace="no", which would be true."""
+    with pytest.raises(InvalidRequest, match="trace='no'"):
+        SamplingParams(trace="no")  # type: ignore[arg-type]

@@ -1,0 +1,93 @@
+"""Exceptions out of the engine: those whose fault it is get a 500, the others their answers, and nothing hangs."""
+
+import json
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.api import Model
+from outpace.core.bases import BaseProposer
+from outpace.core.protocols import DraftRequest
+from outpace.core.tree import DraftTree
+from outpace.methods.catalog import parse_method
+from tests.unit.serve.served import NAME, serving, tiny_model
+from tests.unit.serve.test_refusals import CHAT, error_of
+
+
+class Faulty(BaseProposer):
+    """Fails when a request has said so many tokens; where it does not, it drafts nothing."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        if any(len(request.stream.ids) - request.stream.prompt_length >= self.at for request in requests):
+            raise RuntimeError("the drafter is broken")
+        return [DraftTree.chain(torch.tensor(request.stream.ids[-1:])) for request in requests]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Model:
+    return tiny_model(tmp_path)
+
+
+def test_a_request_that_breaks_steps_fails_alone(model: Model) -> None:
+    """Guards against a fault that ends its neighbours' answers, or is met again at every step for ever."""
+    spec = parse_method("lookup:budget=2")
+    model._proposers[spec] = Faulty(at=5)
+    bodies = [
+        CHAT | {"max_tokens": 40, "temperature": 0, "seed": index, "stream": index % 2 == 1} for index in range(4)
+    ]
+    for body in bodies[:2]:
+        body["outpace"] = {"method": "lookup:budget=2"}
+    expected = model.generate(CHAT["messages"], max_new_tokens=40).text
+    with serving(model) as one, ThreadPoolExecutor(4) as pool:
+        whole, streamed, sound, flowing = pool.map(one.post, bodies)
+        assert error_of(whole, 500)["code"] == "engine_fault"
+        events = [json.loads(line[6:]) for line in streamed.text.split("\n\n") if line.startswith("data: {")]
+        assert events[-1]["error"]["code"] == "engine_fault"
+        assert sound.json()["choices"][0]["message"]["content"] == expected
+        pieces = [json.loads(line[6:]) for line in flowing.text.split("\n\n") if line.startswith("data: {")]
+        assert "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces) == expected
+        assert "the drafter is broken" in str(one.log.lines)
+        assert one.chat(max_tokens=40).choices[0].message.content == expected
+        one.assert_idle()
+        errors = one.service.metrics.registry.get_sample_value(
+            "vllm:request_success_total", {"model_name": NAME, "engine": "0", "finished_reason": "error"}
+        )
+        assert errors == 2
+
+
+def test_a_target_that_says_nan(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a 200 without an answer where the model failed, and a server that is done for afterwards."""
+    with serving(model) as one:
+        forward = model.target.forward
+
+        def broken(*args: Any, **options: Any) -> Any:
+            outputs = forward(*args, **options)
+            for output in outputs:
+                output.logits.fill_(float("nan"))
+            return outputs
+
+        with monkeypatch.context() as patch:
+            patch.setattr(model.target, "forward", broken)
+            error = error_of(one.post(CHAT | {"outpace": {"method": "plain"}}), 500)
+        assert (error["code"], "NaN" in error["message"]) == ("engine_fault", True)
+        assert one.chat().choices[0].message.content
+        one.assert_idle()
+
+
+def test_an_unforeseen_fault_of_the_server(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a traceback in an answer, and a place in the queue that is never given back."""
+    with serving(model) as one:
+        with monkeypatch.context() as patch:
+            patch.setattr(one.service, "_add", lambda *args: 1 / 0)
+            error = error_of(one.post(CHAT), 500)
+        assert (error["code"], "division" in error["message"]) == ("server_fault", False)
+        assert "ZeroDivisionError" in str(one.log.lines)
+        assert one.chat().choices[0].message.content
+        one.assert_idle()

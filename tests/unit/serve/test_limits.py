@@ -1,0 +1,298 @@
+"""Who may come in, how many, for how long: keys, queue, timeouts, clients that leave or do not read, the drain."""
+
+import asyncio
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from outpace.api import Model
+from tests.unit.serve.served import NAME, Served, serving, tiny_model
+from tests.unit.serve.test_refusals import CHAT, error_of
+
+LONG = CHAT | {"max_tokens": 4000, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return tiny_model(tmp_path_factory.mktemp("tiny"), slots=2)
+
+
+def wait_until(is_so: Callable[[], bool], seconds: float = 10) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+def raw(one: Served, body: dict[str, Any]) -> socket.socket:
+    """A connection that has sent a request and reads nothing."""
+    data = json.dumps(body).encode()
+    port = int(one.url.rpartition(":")[2])
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+def test_keys(model: Model) -> None:
+    """Guards against requests without a key, with another, or with one that is no text."""
+    with serving(model, api_keys=("sesame", "open")) as one:
+        for headers in (
+            {},
+            {"Authorization": "Bearer ses"},
+            {"Authorization": "sesame"},
+            {"Authorization": b"Bearer \xff"},
+        ):
+            assert error_of(one.post(CHAT, headers=headers), 401)["code"] == "invalid_api_key"
+        with one.http as http:
+            assert [http.get(path).status_code for path in ("/v1/models", "/health", "/ready", "/metrics")] == [
+                401, 200, 200, 200,
+            ]  # fmt: skip
+        for key in ("sesame", "open"):
+            with one.client(api_key=key) as client:
+                assert client.models.list().data[0].id == NAME
+
+
+def test_bodies_have_a_limit(model: Model) -> None:
+    """Guards against a body that fills the memory, announced or in pieces without end."""
+    with serving(model, max_body=10_000) as one:
+        big = CHAT | {"user": "x" * 20_000}
+        assert error_of(one.post(big), 413)["code"] == "body_too_large"
+
+        def pieces() -> Iterator[bytes]:
+            for _ in range(20):
+                yield b" " * 1000
+
+        assert error_of(one.post(path="/v1/completions", content=pieces()), 413)["code"] == "body_too_large"
+        assert one.post(CHAT).status_code == 200
+
+
+def test_a_full_queue_says_when_to_come_again(model: Model) -> None:
+    """Guards against a queue without end, and against places that are not given back."""
+    with serving(model, max_queue=1) as one, ThreadPoolExecutor(3) as pool:
+        running = [pool.submit(one.post, LONG | {"max_tokens": 500}) for _ in range(3)]
+        wait_until(lambda: one.service.occupancy()[:2] == (2, 1))
+        response = one.post(CHAT)
+        assert error_of(response, 429)["code"] == "queue_full"
+        assert 1 <= int(response.headers["retry-after"]) <= 60
+        assert error_of(one.post(CHAT | {"n": 4}))["param"] == "n", "it could never be admitted"
+        for answer in running:
+            assert answer.result().status_code == 200
+        assert one.post(CHAT).status_code == 200
+        one.assert_idle()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_slot(model: Model, stream: bool) -> None:
+    """Guards against answers that go on for nobody, streamed or not, decoded or waiting."""
+    with serving(model) as one:
+        connections = [raw(one, LONG | {"stream": stream}) for _ in range(4)]
+        wait_until(lambda: one.service.occupancy()[:2] == (2, 2))
+        for connection in connections:
+            connection.close()
+        one.assert_idle(3)
+        assert one.service.metrics.registry.get_sample_value(
+            "vllm:request_success_total", {"model_name": NAME, "engine": "0", "finished_reason": "abort"}
+        ) == pytest.approx(4)
+
+
+def test_a_client_that_does_not_read_holds_up_nobody(model: Model) -> None:
+    """Guards against an engine that waits for a socket: the answer ends, and in the end so does the connection."""
+    with serving(model, send_timeout=1.0) as one:
+        body = LONG | {"stream": True, "logprobs": True, "top_logprobs": 20, "max_tokens": 400}
+        listening = one.server.servers[0].sockets[0]
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)  # the system would buffer megabytes
+        connections = [raw(one, body) for _ in range(2)]
+        wait_until(lambda: one.service.occupancy()[0] == 2)
+        assert one.chat().choices[0].message.content
+        one.assert_idle(20)
+        assert [line["error"] for line in one.log.lines if "error" in line] == ["the client did not read for 1 s"] * 2
+        wait_until(lambda: not one.server.server_state.connections)
+        for connection in connections:
+            connection.close()
+
+
+def test_a_request_that_takes_too_long(model: Model) -> None:
+    """Guards against requests that hold a slot for ever."""
+    with serving(model, timeout=0.3) as one:
+        assert error_of(one.post(LONG), 504)["type"] == "timeout_error"
+        with pytest.raises(openai.APIError, match="took longer"):
+            one.chat(max_tokens=4000, stream=True, extra_body={"ignore_eos": True})
+        one.assert_idle()
+
+
+def test_a_body_that_does_not_come(model: Model) -> None:
+    """Guards against clients that open a request and say no more."""
+    with (
+        serving(model, send_timeout=0.3) as one,
+        socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2]))) as connection,
+    ):
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")
+        connection.settimeout(5)
+        assert b" 408 " in connection.recv(1000).split(b"\r\n")[0]
+
+
+def test_a_drain_finishes_what_runs_and_turns_others_away(model: Model) -> None:
+    """Guards against answers that SIGTERM cuts short, and requests that are taken in meanwhile."""
+    with serving(model, drain_timeout=30) as one, ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(one.post, LONG | {"max_tokens": 300}) for _ in range(2)]
+        wait_until(lambda: one.service.occupancy()[0] == 2)
+        one.server.handle_exit(signal.SIGTERM, None)
+        with one.http as http:
+            ready = http.get("/ready").status_code
+            refused = http.post("/v1/chat/completions", json=CHAT)
+            health = http.get("/health").status_code
+        assert (ready, health) == (503, 200)
+        assert error_of(refused, 503)["code"] == "unavailable"
+        for answer in running:
+            assert answer.result().json()["usage"]["completion_tokens"] == 300
+        wait_until(lambda: one.server.should_exit)
+
+
+def test_a_drain_has_an_end(model: Model) -> None:
+    """Guards against a server that cannot be stopped: what takes longer gets an error, not silence."""
+    with serving(model, drain_timeout=0.2) as one, ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(one.post, LONG)
+        streamed = pool.submit(one.post, LONG | {"stream": True})
+        wait_until(lambda: one.service.occupancy()[0] == 2)
+        one.server.handle_exit(signal.SIGTERM, None)
+        assert error_of(whole.result(), 503)["code"] == "unavailable"
+        last = streamed.result().text.strip().split("\n\n")[-2:]
+        assert json.loads(last[0].removeprefix("data: "))["error"]["code"] == "unavailable"
+        assert last[1] == "data: [DONE]"
+
+
+def test_a_bounded_number_of_methods_is_kept(model: Model) -> None:
+    """Guards against strangers who fill the memory with proposers; a method by another spelling is the same."""
+    with serving(model, max_methods=2) as one:
+        ask = lambda method: one.post(CHAT | {"outpace": {"method": method}})  # noqa: E731
+        assert [ask(method).status_code for method in ("recycle", "plain", "recycle:", " plain")] == [200] * 4
+        assert "--max-methods" in error_of(ask("lookup"))["message"]
+        assert ask("outpace:draft=none").status_code == 200, "the default is no extra"
+
+
+def test_ids_logs_and_prompts(model: Model) -> None:
+    """Guards against requests that cannot be found in the log, and prompts that are there unasked."""
+    secret = CHAT | {"messages": [{"role": "user", "content": "my secret"}]}
+    with serving(model) as one:
+        assert one.post(secret, headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
+        assert one.post(secret, headers={"x-request-id": "a b"}).headers["x-request-id"] != "a b"
+        wait_until(lambda: sum(line["event"] == "request" for line in one.log.lines) == 2)
+        (line,) = [line for line in one.log.lines if line.get("request_id") == "abc-1"]
+        assert (line["path"], line["status"]) == ("/v1/chat/completions", 200)
+        assert "secret" not in str(one.log.lines)
+    with serving(model, log_prompts=True) as one:
+        one.post(secret)
+        wait_until(lambda: "my secret" in str(one.log.lines))
+
+
+def test_metrics_count_what_was_answered(model: Model) -> None:
+    """Guards against dashboards for vLLM that find no figures, or wrong ones."""
+    with serving(model) as one:
+        told = one.chat("hello hello", max_tokens=30, extra_body={"outpace": {"report": True, "method": "recycle"}})
+        one.assert_idle()
+        labels = {"model_name": NAME, "engine": "0"}
+
+        def value(name: str, **more: str) -> float | None:
+            return one.service.metrics.registry.get_sample_value(f"vllm:{name}", labels | more)
+
+        report = told.choices[0].outpace
+        assert value("generation_tokens_total") == 30
+        assert value("prompt_tokens_total") == told.usage.prompt_tokens
+        assert value("request_success_total", finished_reason="length") == 1
+        assert value("spec_decode_num_draft_tokens_total") == report["drafted"]
+        assert value("spec_decode_num_accepted_tokens_total") == report["accepted"]
+        assert value("spec_decode_num_accepted_tokens_per_pos_total", position="0") == report["accepted_per_depth"][0]
+        for histogram, count in (
+            ("time_to_first_token_seconds", 1), ("inter_token_latency_seconds", 29), ("e2e_request_latency_seconds", 1),
+            ("request_queue_time_seconds", 1), ("request_prefill_time_seconds", 1),
+        ):  # fmt: skip
+            assert value(f"{histogram}_count") == count, histogram
+        with one.http as http:
+            page = http.get("/metrics")
+        assert 'vllm:num_requests_running{engine="0",model_name="tiny"} 0.0' in page.text
+        assert "vllm:prefix_cache_queries_total" in page.text
+
+
+def test_answers_of_every_method_are_plains_with_cancels_going_on(model: Model) -> None:
+    """Guards against a method that says something else in company, or when its neighbours are cut short."""
+    methods = ("outpace:draft=none", "recycle", "lookup", "lookahead", "samd", "linear:budget=3")
+    asked = [(method, temperature, index) for method in methods for index, temperature in enumerate((0.0, 1.0))]
+
+    def expected(temperature: float, index: int) -> str:
+        return model.generate(
+            f"go {index} go {index}", max_new_tokens=24, temperature=temperature, seed=index, method="plain"
+        ).text
+
+    known = {(temperature, index): expected(temperature, index) for _, temperature, index in asked}
+
+    async def ask(client: openai.AsyncOpenAI, method: str, temperature: float, index: int) -> str:
+        answer = await client.completions.create(
+            model=NAME, prompt=f"go {index} go {index}", max_tokens=24, temperature=temperature, seed=index,
+            extra_body={"outpace": {"method": method}},
+        )  # fmt: skip
+        return answer.choices[0].text
+
+    async def leave(client: openai.AsyncOpenAI, index: int) -> None:
+        stream = await client.completions.create(model=NAME, prompt="x" * index, max_tokens=500, stream=True)
+        async for _ in stream:
+            break
+        await stream.close()
+
+    async def together(url: str, concurrency: int) -> list[str]:
+        gate = asyncio.Semaphore(concurrency)
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+
+            async def one(method: str, temperature: float, index: int) -> str:
+                async with gate:
+                    return await ask(client, method, temperature, index)
+
+            leaving = [asyncio.create_task(leave(client, index)) for index in range(1, 9)]
+            answers = await asyncio.gather(*(one(*case) for case in asked))
+            await asyncio.gather(*leaving)
+            return answers
+
+    with serving(model) as served:
+        for concurrency in (1, 16):
+            answers = asyncio.run(together(served.url, concurrency))
+            assert answers == [known[temperature, index] for _, temperature, index in asked]
+        served.assert_idle()
+
+
+def test_loading_and_a_model_that_cannot_be_loaded(tmp_path: Path, model: Model) -> None:
+    """Guards against a server that says it is ready before it is, or stays up without a model."""
+    from outpace.serve.run import Server
+    from outpace.serve.service import Service
+    from outpace.serve.settings import ServeSettings
+    from tests.unit.serve.served import Lines
+
+    may_go_on = threading.Event()
+
+    def load() -> Model:
+        may_go_on.wait(10)
+        raise outpace_error
+
+    outpace_error = RuntimeError("no such model")
+    service = Service(ServeSettings((NAME,), port=0), Lines())
+    server = Server(service, load)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    one = Served(f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", model, service, server, Lines())
+    with one.http as http:
+        assert [http.get(path).status_code for path in ("/health", "/ready", "/v1/models")] == [200, 503, 503]
+    assert "loading" in error_of(one.post(CHAT), 503)["message"]
+    may_go_on.set()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert service.load_error is outpace_error

@@ -1,0 +1,255 @@
+"""The openai package, unchanged: sync, async, streams, tools, structured output; and an agent framework."""
+
+import asyncio
+import json
+from typing import Any, Literal
+
+import agents
+import openai
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from tests.unit.serve.served import NAME, Served
+
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "How it is outside",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"enum": [1, 2, 3]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+TIME: Any = {"type": "function", "function": {"name": "time"}}
+
+
+class Verdict(BaseModel):
+    """What an answer is parsed into."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    mood: Literal["good", "bad"]
+    points: list[Literal[1, 2]] = Field(max_length=2)
+
+
+def streamed(chunks: Any) -> tuple[str, list[str | None], Any]:
+    """Text, finish reasons and usage of a stream."""
+    text, reasons, usage = "", [], None
+    for chunk in chunks:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reasons += [choice.finish_reason] if choice.finish_reason else []
+    return text, reasons, usage
+
+
+def test_whole_and_streamed_answers_are_the_same_and_the_engines(served: Served) -> None:
+    """Guards against a stream that loses, doubles or splits characters: the tiny model says bytes that are none."""
+    said = served.model.generate([{"role": "user", "content": "Hi"}], max_new_tokens=60)
+    assert "\ufffd" in said.text, "the test is about broken characters"
+    whole = served.chat(max_tokens=60)
+    text, reasons, usage = streamed(served.chat(max_tokens=60, stream=True, stream_options={"include_usage": True}))
+    assert whole.choices[0].message.content == text == said.text
+    assert reasons == [whole.choices[0].finish_reason] == [said.finish_reason]
+    assert usage == whole.usage
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(said.prompt_ids), len(said.token_ids))
+
+
+def test_samples_seeds_and_several_prompts(served: Served) -> None:
+    """Guards against choices in the wrong order, samples that are alike, and a seed that is not kept."""
+    with served.client(_strict_response_validation=False) as client:  # its type of chunks wants a finish reason in each
+        body: Any = {"model": NAME, "prompt": ["one", "two"], "n": 2, "seed": 7, "max_tokens": 9}
+        first, again = (client.completions.create(**body) for _ in range(2))
+        chunks = list(client.completions.create(**body, stream=True))
+    texts = [choice.text for choice in first.choices]
+    assert [choice.index for choice in first.choices] == [0, 1, 2, 3]
+    assert texts == [choice.text for choice in again.choices]
+    assert len(set(texts)) == 4
+    for index, prompt in enumerate(("one", "two")):
+        samples = served.model.generate(prompt, max_new_tokens=9, n=2, seed=7, temperature=1.0).samples
+        assert texts[2 * index : 2 * index + 2] == [sample.text for sample in samples]
+    for index, text in enumerate(texts):
+        pieces = [choice.text for chunk in chunks for choice in chunk.choices if choice.index == index]
+        assert "".join(pieces) == text
+    assert first.usage is not None
+    assert first.usage.prompt_tokens == 6, "each prompt is counted once"
+
+
+def test_a_stop_string_ends_text_counts_and_log_probabilities_together(served: Served) -> None:
+    """Guards against counts that pass a stop: a round of several tokens goes on behind it."""
+    plain = served.model.generate([{"role": "user", "content": "Hi"}], max_new_tokens=40)
+    stop = plain.text[10:12]
+    ids = served.model.generate([{"role": "user", "content": "Hi"}], max_new_tokens=40, stop=(stop,)).token_ids
+    answer = served.chat(max_tokens=40, stop=[stop], logprobs=True, top_logprobs=2)
+    choice = answer.choices[0]
+    assert choice.message.content == plain.text[: plain.text.index(stop)]
+    assert choice.finish_reason == "stop"
+    assert answer.usage.completion_tokens == len(ids) == len(choice.logprobs.content)
+    said = b"".join(bytes(one.bytes) for one in choice.logprobs.content)
+    assert said.decode(errors="replace").startswith(choice.message.content)
+    assert all(len(one.top_logprobs) == 2 and one.top_logprobs[0].logprob >= one.logprob - 1e-6
+               for one in choice.logprobs.content)  # fmt: skip
+
+
+def test_log_probabilities_of_completions(served: Served) -> None:
+    """Guards against offsets that do not point at their tokens, whole and in pieces."""
+    with served.client(_strict_response_validation=False) as client:
+        body: Any = {"model": NAME, "prompt": "abc", "max_tokens": 8, "temperature": 0, "logprobs": 1}
+        whole = client.completions.create(**body).choices[0].logprobs
+        parts = [chunk.choices[0].logprobs for chunk in client.completions.create(**body, stream=True)]
+    offset = 0
+    for token, at, logprob in zip(whole.tokens, whole.text_offset, whole.token_logprobs, strict=True):
+        assert (at, logprob <= 0) == (offset, True)
+        offset += len(token)
+    assert [at for part in parts for at in part.text_offset] == whole.text_offset
+    assert [token for part in parts for token in part.tokens] == whole.tokens
+
+
+def test_every_option_reaches_the_engine(served: Served) -> None:
+    """Guards against an option that is read and dropped: each answer is the engine's with the same option."""
+    messages = [{"role": "user", "content": "Hi"}]
+    common: Any = {"temperature": 1.3, "seed": 3}
+    plain = served.model.generate(messages, max_new_tokens=40, **common)
+    token = plain.token_ids[0]
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"presence_penalty": 2.0}, {"presence_penalty": 2.0}),
+        ({"frequency_penalty": 2.0}, {"frequency_penalty": 2.0}),
+        ({"logit_bias": {str(token): -100}}, {"logit_bias": {token: -100}}),
+        ({"top_p": 0.2}, {"top_p": 0.2}),
+        ({"extra_body": {"top_k": 2}}, {"top_k": 2}),
+        ({"extra_body": {"min_p": 0.9}}, {"min_p": 0.9}),
+        ({"extra_body": {"repetition_penalty": 50.0}}, {"repetition_penalty": 50.0}),
+        ({"extra_body": {"bad_words": [chr(97 + index) for index in range(26)]}},
+         {"bad_words": [chr(97 + index) for index in range(26)]}),
+        ({"extra_body": {"stop_token_ids": [token]}}, {"eos_token_ids": (0, token)}),
+        ({"max_completion_tokens": 5, "max_tokens": openai.omit}, {"max_new_tokens": 5}),
+    ]  # fmt: skip
+    for sent, own in cases:
+        expected = served.model.generate(messages, **({"max_new_tokens": 40} | common | own)).text
+        assert served.chat(**({"max_tokens": 40} | common | sent)).choices[0].message.content == expected, sent
+        assert expected != plain.text, f"{own} changes nothing, so that the test shows nothing"
+
+
+def test_what_speculation_did_is_told_where_it_is_asked(served: Served) -> None:
+    """Guards against a report of another answer's figures, or of plain decoding that claims drafts."""
+    body: Any = {"outpace": {"report": True, "method": "recycle:budget=6", "verification": "match"}}
+    told = served.chat("hello hello hello", max_tokens=40, extra_body=body).choices[0].outpace
+    assert told["method"] == "recycle:budget=6"
+    assert told["accepted"] == sum(told["accepted_per_depth"]) > 0
+    assert sum(told["by_origin"].values()) == 40
+    assert told["tokens_per_step"] == pytest.approx(39 / told["steps"])
+    body["outpace"]["method"] = "plain"
+    last = list(served.chat(max_tokens=9, stream=True, extra_body=body))[-1].choices[0].outpace
+    assert (last["drafted"], last["tokens_per_step"], last["steps"]) == (0, 1.0, 8)
+    assert getattr(served.chat().choices[0], "outpace", None) is None
+
+
+def test_the_model_list(served: Served) -> None:
+    """Guards against clients that ask for the models first and find none."""
+    with served.client() as client:
+        assert [model.id for model in client.models.list()] == [NAME]
+        assert client.models.retrieve(NAME).owned_by == "outpace"
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.models.retrieve("gpt-9")
+    assert caught.value.body["code"] == "model_not_found"  # type: ignore[index]
+
+
+def test_structured_output_is_parsed_by_the_openai_package(served: Served) -> None:
+    """Guards against answers that do not fit their schema, whole and streamed, and differ from plain's."""
+    schema = Verdict.model_json_schema()
+    with served.client() as client:
+        ask: Any = {"model": NAME, "messages": [{"role": "user", "content": "?"}], "max_tokens": 60, "seed": 1}
+        parsed = client.chat.completions.parse(**ask, response_format=Verdict).choices[0].message
+        assert isinstance(parsed.parsed, Verdict)
+        with client.chat.completions.stream(**ask, response_format=Verdict) as stream:
+            assert stream.get_final_completion().choices[0].message.parsed == parsed.parsed
+        plain = client.chat.completions.parse(
+            **ask, response_format=Verdict, extra_body={"outpace": {"method": "plain"}}
+        )
+        assert plain.choices[0].message.content == parsed.content
+        for outputs, fits in (
+            ({"json": schema}, lambda text: Verdict.model_validate_json(text)),
+            ({"choice": ["red", "green"]}, lambda text: text in ("red", "green")),
+            ({"regex": "[0-9]{3}"}, lambda text: len(text) == 3 and text.isdecimal()),
+            ({"grammar": 'start: "a" "b"+ "c"'}, lambda text: text.startswith("ab") and text.endswith("bc")),
+        ):
+            answer = client.completions.create(
+                model=NAME, prompt="x", max_tokens=60, seed=2, extra_body={"structured_outputs": outputs}
+            )
+            assert answer.choices[0].finish_reason == "length" or fits(answer.choices[0].text), outputs
+            assert answer.choices[0].finish_reason == "stop" or "grammar" in outputs, outputs
+
+
+def test_tools_are_called_as_asked(served: Served) -> None:
+    """Guards against calls that do not fit their function, by name, required, or one of several, and streamed ones."""
+    tools = [WEATHER, TIME]
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    for choice in ("required", named):
+        answer = served.chat(tools=tools, tool_choice=choice, max_tokens=150, parallel_tool_calls=False, seed=5)
+        assert answer.choices[0].finish_reason == "tool_calls"
+        (call,) = answer.choices[0].message.tool_calls
+        assert call.function.name in ("weather", "time") if choice == "required" else call.function.name == "weather"
+        arguments = json.loads(call.function.arguments)
+        assert set(arguments) == ({"city", "days"} if call.function.name == "weather" else set())
+    with served.client() as client, client.chat.completions.stream(
+        model=NAME, messages=[{"role": "user", "content": "Hi"}], tools=tools, tool_choice=named, max_tokens=150,
+        temperature=0,
+    ) as stream:  # fmt: skip
+        final = stream.get_final_completion().choices[0]
+    assert final.message.tool_calls is not None
+    assert final.message.tool_calls[0].function.arguments == call.function.arguments
+    assert final.finish_reason == "tool_calls"
+
+
+def test_sixteen_async_clients_get_their_own_answers(served: Served) -> None:
+    """Guards against answers that are mixed up between requests that run at the same time."""
+
+    async def all_at_once() -> list[str | None]:
+        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
+            asked = [
+                client.chat.completions.create(
+                    model=NAME, messages=[{"role": "user", "content": f"Say {index}"}], max_tokens=20, seed=index
+                )
+                for index in range(16)
+            ]
+            return [answer.choices[0].message.content for answer in await asyncio.gather(*asked)]
+
+    expected = [
+        served.model.generate(
+            [{"role": "user", "content": f"Say {index}"}],
+            max_new_tokens=20, seed=index, temperature=1.0, method="plain",
+        ).text
+        for index in range(16)
+    ]  # fmt: skip
+    assert asyncio.run(all_at_once()) == expected
+
+
+def test_an_agent_calls_a_tool_and_answers(served: Served) -> None:
+    """Guards against an agent framework that does not get on with the server: its call, the tool's answer, its end."""
+    asked: list[str] = []
+
+    @agents.function_tool
+    def weather(city: Literal["Rome", "Oslo"]) -> str:
+        """How it is outside."""
+        asked.append(city)
+        return f"Sunny in {city}"
+
+    agents.set_tracing_disabled(True)
+    client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
+    agent = agents.Agent(
+        name="Reporter",
+        instructions="Answer with the weather.",
+        tools=[weather],
+        model=agents.OpenAIChatCompletionsModel(NAME, client),
+        model_settings=agents.ModelSettings(
+            tool_choice="required", parallel_tool_calls=False, max_tokens=120, temperature=0.0
+        ),
+    )
+    result = asyncio.run(agents.Runner.run(agent, "Rome?", max_turns=4))
+    assert asked in (["Rome"], ["Oslo"])
+    assert [item.type for item in result.new_items][:2] == ["tool_call_item", "tool_call_output_item"]
+    assert result.final_output

@@ -1,0 +1,169 @@
+"""What cannot be honoured is a 400 in OpenAI's format that names the field, and the server goes on."""
+
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.unit.serve.served import NAME, Served
+
+CHAT: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+COMPLETION: dict[str, Any] = {"model": NAME, "prompt": "Hi", "max_tokens": 2}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+UNSATISFIABLE = {"type": "object", "properties": {"a": False}, "required": ["a"]}
+
+
+def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    error: dict[str, Any] = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"n": 0}, "n"),
+        ({"n": 1.5}, "n"),
+        ({"n": 129}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 5000}, "max_tokens"),
+        ({"max_completion_tokens": 3}, "max_tokens"),
+        ({"seed": -1}, "seed"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": ["x"] * 10_000}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": [1]}, "stop[0]"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
+        ({"presence_penalty": 3}, "presence_penalty"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0]"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+         "messages[0].content"),
+        ({"messages": [{"role": "user", "content": "x", "name": "me"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": {"sorted": True}}, "stream_options.sorted"),
+        ({"store": True}, "store"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"functions": []}, "functions"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"best_of": 2}, "best_of"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": UNSATISFIABLE}}},
+         "response_format"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"outpace": {"method": "telepathy"}}, "outpace.method"),
+        ({"outpace": {"method": "recycle:budget=-1"}}, "outpace.method"),
+        ({"outpace": {"method": "recycle:warm=/etc/passwd"}}, "outpace.method"),
+        ({"outpace": {"budget": -1}}, "outpace.budget"),
+        ({"outpace": {"verification": "hope"}}, "outpace.verification"),
+        ({"outpace": {"speed": 11}}, "outpace.speed"),
+        ({"min_tokens": 9}, "min_tokens"),
+        ({"guided_json": {}}, "guided_json"),
+    ],
+)  # fmt: skip
+def test_a_chat_request_that_cannot_be_honoured(served: Served, change: dict[str, Any], param: str) -> None:
+    """Guards against options that are ignored, or errors that do not say which field is at fault."""
+    error = error_of(served.post(CHAT | change))
+    assert error["param"] == param, error
+    assert error["type"] == "invalid_request_error"
+    assert param.split(".")[-1].split("[")[0] in error["message"]
+    assert len(error["message"]) < 1200
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [264]}, "prompt"),
+        ({"prompt": [-1]}, "prompt[0]"),
+        ({"prompt": ["a", 1]}, "prompt[0]"),
+        ({"prompt": 5}, "prompt"),
+        ({"logprobs": True}, "logprobs"),
+        ({"tools": [TOOL]}, "tools"),
+    ],
+)
+def test_a_completion_that_cannot_be_honoured(served: Served, change: dict[str, Any], param: str) -> None:
+    """Guards against the same at the other endpoint, and prompts that are none."""
+    assert error_of(served.post(COMPLETION | change, "/v1/completions"))["param"] == param
+
+
+def test_fields_that_change_nothing_are_accepted(served: Served) -> None:
+    """Guards against refusing clients that send defaults."""
+    body = CHAT | {
+        "n": 1, "stream": False, "stream_options": None, "parallel_tool_calls": True, "store": False, "user": "me",
+        "metadata": {"a": "b"}, "service_tier": "auto", "logprobs": False, "top_logprobs": None, "stop": None,
+        "modalities": ["text"], "response_format": {"type": "text"}, "tools": None, "tool_choice": "none",
+        "frequency_penalty": 0, "presence_penalty": 0, "top_p": 1, "temperature": 1, "functions": None,
+        "prediction": None, "seed": None, "logit_bias": {}, "max_completion_tokens": 2,
+        "messages": [{"role": "developer", "content": [{"type": "text", "text": "Be kind"}]},
+                     {"role": "user", "content": "Hi"},
+                     {"role": "assistant", "content": None, "refusal": None,
+                      "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+                     {"role": "tool", "tool_call_id": "1", "content": "ok"}],
+    }  # fmt: skip
+    assert served.post(body).status_code == 200
+    plain = COMPLETION | {"best_of": 1, "echo": False, "suffix": None, "logprobs": None}
+    assert served.post(plain, "/v1/completions").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"[]", b"null", b"5", b'"x"', b'{"model": "\xe4\xb8"}', b'{"model": "\\ud800"}', b"\xff\xfe",
+        b'{"model": "tiny", "messages": NaN}', b"[" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_body_that_is_no_json_object_in_utf8(served: Served, content: bytes) -> None:
+    """Guards against half a character, lone surrogates, and nesting without end, which must not be a 500."""
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        error_of(served.post(path=path, content=content, headers={"content-type": "application/json"}))
+
+
+def test_errors_outside_the_endpoints_have_the_format_too(served: Served) -> None:
+    """Guards against a client that parses an error and finds another server's."""
+    assert error_of(served.post(CHAT | {"model": "gpt-9"}), 404)["code"] == "model_not_found"
+    error_of(served.post(CHAT, "/v1/embeddings"), 404)
+    with served.http as http:
+        error_of(http.get("/v1/chat/completions"), 405)
+
+
+def test_a_template_without_tools_refuses_them(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against tools that the model is never told of."""
+    tokenizer = served.model.codec.tokenizer
+    monkeypatch.setattr(tokenizer, "chat_template", "{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    error = error_of(served.post(CHAT | {"tools": [TOOL]}))
+    assert (error["param"], "--chat-template" in error["message"]) == ("tools", True)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    said = [*CHAT["messages"], {"role": "assistant", "content": "x", "tool_calls": [call]}]
+    assert error_of(served.post(CHAT | {"messages": said}))["param"] == "messages[1].tool_calls"
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ tools }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    assert "<tool_call>" in error_of(served.post(CHAT | {"tools": [TOOL]}))["message"]
+
+
+def test_the_server_goes_on(served: Served) -> None:
+    """Guards against a slot that a refused request leaves taken."""
+    for change in ({"logit_bias": {"999999": 1}}, {"prompt": [264]}, {"prompt": ["x", ""]}):
+        error_of(served.post(COMPLETION | change, "/v1/completions"))
+    assert served.chat().choices[0].message.content
+    served.assert_idle()
