@@ -111,19 +111,19 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
 
 def _add_signs_of_life(app: FastAPI, service: Service) -> None:
-    @app.get("/health")
+    @app.get("/health", response_class=PlainTextResponse)
     async def health() -> Response:
         """200 while the server lives."""
         return PlainTextResponse(
             "ok" if service.is_healthy else "the engine has stopped", 200 if service.is_healthy else 503
         )
 
-    @app.get("/ready")
+    @app.get("/ready", response_class=PlainTextResponse)
     async def ready() -> Response:
         """200 while it takes requests: the model is loaded and the server is not shutting down."""
         return PlainTextResponse("ready" if service.is_ready else "not ready", 200 if service.is_ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -34,12 +34,11 @@ Answer = Callable[[str, dict[str, Any]], Reply]
 
 @dataclass
 class Seen:
-    """What a server saw: requests in their order, keys, how many at a time, and whether a client went away."""
+    """What a server saw: requests in their order, keys, and whether a client went away."""
 
     url: str
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     keys: list[str | None] = field(default_factory=list)
-    most_at_a_time: int = 0
     gone: Event = field(default_factory=Event)
 
     @property
@@ -51,7 +50,7 @@ class Seen:
 @contextmanager
 def serving(answer: Answer) -> Iterator[Seen]:
     """A server that says what `answer` makes of a path and a body, empty for GET. /v1/models is answered here."""
-    lock, open_now = Lock(), [0]
+    lock = Lock()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -64,8 +63,6 @@ def serving(answer: Answer) -> Iterator[Seen]:
 
         def _serve(self, body: dict[str, Any]) -> None:
             with lock:
-                open_now[0] += 1
-                seen.most_at_a_time = max(seen.most_at_a_time, open_now[0])
                 seen.requests.append((self.path, body))
                 seen.keys.append(self.headers["Authorization"])
             try:
@@ -73,9 +70,6 @@ def serving(answer: Answer) -> Iterator[Seen]:
             except (BrokenPipeError, ConnectionResetError):
                 seen.gone.set()
                 self.close_connection = True
-            finally:
-                with lock:
-                    open_now[0] -= 1
 
         def _write(self, reply: Reply) -> None:
             self.send_response(reply.status)
