@@ -55,7 +55,7 @@ def main() -> None:
     weights = 22e9 if device.type == "cuda" else 0  # the target's, the drafters', and what passes need
     latency = Latency(sizes, device, dtype, Clock(device, sizes.repeats, deadline), int((free - weights) * 0.8))
     batches = sizes.batches[:: max(1, len(sizes.batches) - 1)]
-    record["rounds"] = [latency.rounds(batch, 6 if asked.cpu else 24) for batch in batches]
+    record["rounds"] = [latency.rounds(batch, 3 if asked.cpu else 24) for batch in batches]
     record["latency"] = []
     for case in latency.cases():
         case["implied"] = implied_speedups(case, sizes.block)

@@ -26,6 +26,7 @@ from outpace.shaping.grafted import GraftedProposer
 from outpace.testing import AdversaryDrafter, assert_lossless
 from outpace.union.acceptance import AcceptanceModel, priors
 from outpace.union.proposer import Union, UnionPlan
+from tests.unit.models.gpu.test_captured_pass import played, random_rounds, target_of
 from tests.unit.models.tiny import FAMILIES, VOCAB, open_with, path_tokens, random_ids, stock_model, tiny_config
 from tests.unit.sources.learned import proposer_of, source_of
 
@@ -52,6 +53,19 @@ def test_exact_mode_promises_bits_and_keeps_them() -> None:
     assert_lossless(
         lambda: Engine(target), lambda known: AdversaryDrafter(target.vocab_size, known, budget=12), prompts, params
     )
+
+
+@torch.inference_mode()
+def test_graphs_keep_the_bits_of_exact_mode() -> None:
+    """Guards against graphs that are exact where they are called instead of replayed, and against ones that nobody
+    records."""
+    rounds = random_rounds(6)
+    target = target_of("llama", True, exact=True)
+    actual, expected = played(target, rounds), played(target_of("llama", False, exact=True), rounds)
+    recorded = target._captured[(0, 2)]._graphs._recorded
+    assert recorded
+    assert all(one.graph is not None for one in recorded.values())
+    assert all(torch.equal(one, other) for one, other in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -52,7 +52,9 @@ class PassCosts:
             token: any id.
         """
         trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
-        _seconds(target, slot, trees[-1])  # memory is found for it
+        # Memory is found for the largest; where passes are captured, each size is recorded first.
+        for tree in trees if getattr(target, "captures", False) else trees[-1:]:
+            _seconds(target, slot, tree)
         seconds: list[list[float]] = []
         while not seconds or (len(seconds) < _REPEATS and sum(map(sum, seconds)) < _SECONDS):
             seconds.append([_seconds(target, slot, tree) for tree in trees])

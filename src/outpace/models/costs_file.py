@@ -18,8 +18,9 @@ def identity(target: TransformersTarget) -> str:
     """A short name of all that the times of a model's passes depend on: its config and precision, and the machine."""
     is_on_gpu = target.device.type == "cuda"
     where = torch.cuda.get_device_name(target.device) if is_on_gpu else (cpu_flags(), threads())
-    kernels = loaded_kernels() is not None and target.native is not None
-    parts = (target.config.to_json_string(), str(target.dtype), target.quantize, where, kernels, torch.__version__)
+    on_cpu = loaded_kernels() is not None and target.native is not None
+    how = (target.captures, target.exact) if is_on_gpu else on_cpu
+    parts = (target.config.to_json_string(), str(target.dtype), target.quantize, where, how, torch.__version__)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 

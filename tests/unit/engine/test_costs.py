@@ -54,6 +54,23 @@ def test_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert kept.times(2, 10, 98).ms[98] == pytest.approx(100)  # beyond the last
 
 
+def test_graphs_are_recorded_before_passes_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against prices that hold the seconds in which a pass of each size is recorded: with these the first sweep
+    takes so long that it is the only one."""
+    timed: list[int] = []
+
+    def seconds(target: Target, slot: int, tree: DraftTree) -> float:
+        timed.append(len(tree))
+        return 0.001 if timed.count(len(tree)) > 1 else 9.0
+
+    monkeypatch.setattr(module, "_seconds", seconds)
+    target = ToyTarget(12)
+    target.captures = True  # type: ignore[attr-defined]
+    costs = PassCosts()
+    costs.measure(target, 0, 3)
+    assert max(costs.times(1, 10, 63).ms) < 9
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"rows": [1], "ms": [1]}', '{"ms": [1]}', '{"rows": 3, "ms": "x"}'])
 def test_a_damaged_file_is_measured_anew(tmp_path: Path, content: str) -> None:
     """Guards against a request that fails because a file in a cache was cut off, or written by another version."""

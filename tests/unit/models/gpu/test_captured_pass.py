@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from outpace.cache import buckets
 from outpace.cache.buckets import ROWS, Bucket
 from outpace.cache.tiles import Tables
 from outpace.core.tree import DraftTree
@@ -65,7 +66,7 @@ def played(target: TransformersTarget, rounds: list[tuple[list[int], list[DraftT
 def test_rounds_have_the_bits_of_passes_without_buffers(family: str, exact: bool) -> None:
     """Guards against padding that changes a bit of a real row, that is filed over a request's keys, or that is left
     over from the round before; and against answers that a later round writes over. In exact mode both have the same
-    shapes; else the products of the tests' CPU sum a row alike among any number of rows."""
+    shapes; else the products of the tests' CPU sum a row alike among any number of rows, and those of a GPU do not."""
     rounds = random_rounds(1 if exact else 4)
     expected = played(target_of(family, False, exact), rounds)
     target = target_of(family, True, exact)
@@ -73,7 +74,10 @@ def test_rounds_have_the_bits_of_passes_without_buffers(family: str, exact: bool
     assert (0, 2) in target._captured
     assert len(actual) == len(expected)
     for one, other in zip(actual, expected, strict=True):
-        assert torch.equal(one, other)
+        if exact or DEVICE.type == "cpu":
+            assert torch.equal(one, other)
+        elif one.is_floating_point():
+            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
@@ -193,8 +197,9 @@ def test_what_is_recorded_is_bounded_and_can_be_switched_off(monkeypatch: pytest
 @torch.inference_mode()
 def test_a_pass_that_fits_no_bucket_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against large batches that fail, and against mixtures of experts, whose counts are read on the host."""
+    monkeypatch.setattr(buckets, "ROWS", (1, 2, 4))
     target, plain = target_of("llama", True), target_of("llama", False)
-    tree = random_tree(random_parents(300, random.Random(1)), 1)
+    tree = random_tree([-1, 0, 0], 1)
     outputs = [each.forward([0, 1], [tree, tree])[1].logits for each in (target, plain)]
     assert torch.equal(*outputs)
     assert not target._captured[()]._graphs._recorded
