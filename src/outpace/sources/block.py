@@ -21,6 +21,8 @@ from outpace.sources.rollout.chains import Chains
 from outpace.sources.rollout.head import TritonHead, triton_head
 from outpace.sources.rollout.rollout import gate_table as table_of_gates
 
+_WAITING = 64  # positions of a request whose features wait at most
+
 
 class BlockSource(BaseSource):
     """A DFlash or Domino net on slots of its own.
@@ -106,19 +108,22 @@ class BlockSource(BaseSource):
 
     def rewind(self, state: BlockState, length: int) -> None:
         self.slots.kv.truncate(state.slot, length)
-        state.is_beyond = self.slots.kv.lengths[state.slot] < length
+        missing = length - self.slots.kv.lengths[state.slot]
+        state.waiting = [torch.cat(state.waiting)[:missing]] if missing and state.waiting else []
+        state.is_beyond = state.waiting_rows < missing
 
     def prefill(self, states: Sequence[BlockState], chunks: Sequence[PromptChunk]) -> None:
-        self._absorb(states, [chunk.features for chunk in chunks])
+        self._take_in(states, [chunk.features for chunk in chunks])
 
     def observe(self, states: Sequence[BlockState], observations: Sequence[Observation]) -> None:
         found = [observation.outputs.features for observation in observations]
         paths = [torch.tensor(observation.verdict.path) for observation in observations]
-        self._absorb(states, [None if rows is None else rows[path] for rows, path in zip(found, paths, strict=True)])
+        self._take_in(states, [None if rows is None else rows[path] for rows, path in zip(found, paths, strict=True)])
 
     def begin(self, states: Sequence[BlockState], requests: Sequence[DraftRequest]) -> list[int]:
         for state, request in zip(states, requests, strict=True):
             state.request = request
+        self._absorb([state for state, request in zip(states, requests, strict=True) if request.budget])
         return [
             0 if state.is_beyond else min(request.max_depth, self.depth)
             for state, request in zip(states, requests, strict=True)
@@ -268,23 +273,39 @@ class BlockSource(BaseSource):
             state.causal = own
         return step
 
-    @torch.inference_mode()
-    def _absorb(self, states: Sequence[BlockState], features: Sequence[Tensor | None]) -> None:
-        """Turn the target's features [n, taps * H] of newly committed positions into context, all requests at once."""
+    def _take_in(self, states: Sequence[BlockState], features: Sequence[Tensor | None]) -> None:
+        """Keep the target's features [n, taps * H] of newly committed positions. They become context when they are
+        drafted behind, or when there are many: requests that nothing is drafted for cost little, and many rows at once
+        less than one at a time."""
         found = [rows for rows in features if rows is not None]
         assert len(found) == len(states), "needs.taps asks for features at every position"
-        fitting = []
+        many = []
         for state, rows in zip(states, found, strict=True):
-            state.is_beyond = state.is_beyond or self.slots.kv.lengths[state.slot] + len(rows) > self._limit
+            count = state.waiting_rows + len(rows)
+            state.is_beyond = state.is_beyond or self.slots.kv.lengths[state.slot] + count > self._limit
             if not state.is_beyond:
-                fitting.append((state.slot, rows))
+                state.waiting = [*state.waiting, rows]
+            if count >= _WAITING:
+                many.append(state)
+        self._absorb(many)
+
+    @torch.inference_mode()
+    def _absorb(self, states: Sequence[BlockState]) -> None:
+        """Turn features that wait into context, those of all requests at once."""
+        fitting = [(state.slot, torch.cat(state.waiting)) for state in states if state.waiting]
         if not fitting:
             return
         parts = [Rows(slot, len(rows), torch.arange(len(rows))) for slot, rows in fitting]
         rows = torch.cat([rows for _, rows in fitting]).to(self.net.norm.weight)
         if self._native is not None:
             self._native.absorb(rows, parts)
-            return
+        else:
+            self._append(fitting, rows, parts)
+        for state in states:
+            state.waiting = []
+
+    def _append(self, fitting: Sequence[tuple[int, Tensor]], rows: Tensor, parts: Sequence[Rows]) -> None:
+        """The same by the net's own modules."""
         positions = self.slots.positions(parts).to(self._device)
         sizes = [len(rows) for _, rows in fitting]
         layers = [

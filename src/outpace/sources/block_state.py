@@ -24,6 +24,7 @@ class BlockState:
         depth: of these nodes.
         rolled: [D] tokens and scores of a chain that was drafted in one go, if it was.
         paths: drafted tokens down to each of them, kept only for requests whose options look back.
+        waiting: [n, taps * H] features of committed positions that are not yet context.
         is_beyond: the context has outgrown the net; nothing is drafted any more.
     """
 
@@ -38,7 +39,13 @@ class BlockState:
     depth: int = 0
     rolled: tuple[Tensor, Tensor] | None = None
     paths: list[list[int]] = field(default_factory=list)
+    waiting: list[Tensor] = field(default_factory=list)
     is_beyond: bool = False
+
+    @property
+    def waiting_rows(self) -> int:
+        """Positions that are not yet context."""
+        return sum(map(len, self.waiting))
 
     @property
     def asked(self) -> DraftRequest:

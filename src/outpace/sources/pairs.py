@@ -43,6 +43,7 @@ class PairState:
         return self.request
 
 
+_WAITING = 64  # features of a request that nothing is drafted for, which wait at most
 S = TypeVar("S", bound=PairState)
 
 
@@ -135,6 +136,14 @@ class PairSource(ABC, Generic[S]):
         limits = []
         for state, request in zip(states, requests, strict=True):
             state.request = request
+        late = [
+            state
+            for state, request in zip(states, requests, strict=True)
+            if not request.budget and len(state.features) >= _WAITING and not state.is_beyond
+        ]
+        if late:
+            self._write(late, self._unwritten(late))
+        for state, request in zip(states, requests, strict=True):
             deepest = request.max_depth if self.depth is None else min(request.max_depth, self.depth)
             # Drafts stand on the last feature, which a round that was taken back has used up: the next one brings one.
             limits.append(0 if state.is_beyond or not len(state.features) else deepest)
