@@ -3,9 +3,12 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from outpace.core.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _KINDS = ("json", "regex", "lark")
 _SHOWN = 60  # characters of a text in an error
@@ -95,3 +98,20 @@ def _as_object(schema: dict[str, Any] | bool) -> dict[str, Any]:
 
 def _shown(text: str) -> str:
     return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "...")
+
+
+class Constraint(Protocol):
+    """What one request may say: its grammar, at any place of any path. It follows whatever ids it is asked about, so
+    that it is right after any exception, and it fails for its request alone: then it allows nothing more.
+
+    Attributes:
+        error: why it failed; None if it did not.
+    """
+
+    error: str | None
+
+    def allows(self, said: Sequence[int], token: int) -> bool:
+        """Whether a token may follow generated ids. Cheaper than `mask`."""
+
+    def mask(self, said: Sequence[int], vocab_size: int) -> "Tensor | None":
+        """[V] bool, on the host, the tokens that may follow generated ids; None behind an EOS id, where all may."""

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outpace.core.grammar import Constraint
 from outpace.core.params import SamplingParams
 from outpace.core.prices import Prices
 from outpace.core.tree import DraftTree
@@ -152,23 +153,6 @@ class Verdict:
     @property
     def accepted_drafts(self) -> int:
         return len(self.path) - 1
-
-
-class Constraint(Protocol):
-    """What one request may say: its grammar, at any place of any path. It follows whatever ids it is asked about, so
-    that it is right after any exception, and it fails for its request alone: then it allows nothing more.
-
-    Attributes:
-        error: why it failed; None if it did not.
-    """
-
-    error: str | None
-
-    def allows(self, said: Sequence[int], token: int) -> bool:
-        """Whether a token may follow generated ids. Cheaper than `mask`."""
-
-    def mask(self, said: Sequence[int], vocab_size: int) -> Tensor | None:
-        """[V] bool, on the host, the tokens that may follow generated ids; None behind an EOS id, where all may."""
 
 
 @dataclass(frozen=True)

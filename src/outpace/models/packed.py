@@ -247,17 +247,8 @@ class PackedModel:
         for part in parts:
             # The position of a row is the committed length plus its depth, never its index in the tree.
             where = part.offsets + self.kv.lengths[part.slot]
-            segments.append(
-                Segment(
-                    self.kv,
-                    part.slot,
-                    start,
-                    positions=where,
-                    visible=part.visible,
-                    is_prompt=part.is_prompt,
-                    scratch=part.scratch,
-                )
-            )
+            sight = where, part.visible
+            segments.append(Segment(self.kv, part.slot, start, *sight, scratch=part.scratch, is_prompt=part.is_prompt))
             positions.append(where[part.scratch :])
             start += len(part.tokens)
         return segments, torch.cat(positions)
