@@ -72,7 +72,6 @@ class Visit:
             self.set(**settings)
         self.page.fill("#prompt", text)
         self.page.press("#prompt", "Enter")
-        self.page.wait_for_selector(".turn:last-child .lane >> nth=1")
         self.settle()
 
     def set(self, **settings: str) -> None:

@@ -99,10 +99,10 @@ def test_pointing_at_a_token_shows_its_round(visit: Visiting) -> None:
     one = visit()
     one.ask(QUESTION, max_tokens="40", temperature="0")
     page = one.page
-    rounds = page.evaluate("[...document.querySelectorAll('.lane:first-child .token')].map((one) => one.dataset.round)")
-    early = next(place for place, number in enumerate(rounds) if number == "2")
-    page.locator(".lane").first.locator(".token").nth(early).hover()
-    expect(page.locator("#round-title")).to_have_text(re.compile(r"^Round 3 of \d+$"))
+    token = page.locator(".lane").first.locator(".token[data-round]", has_text=re.compile(r"\w")).nth(6)
+    number = int(token.get_attribute("data-round") or "")
+    token.hover()
+    expect(page.locator("#round-title")).to_have_text(re.compile(rf"^Round {number + 1} of \d+$"))
     marked = page.locator(".token.same-round").all_text_contents()
     drawn = page.locator("#tree .node.accepted title").all_text_contents()
     shown = [text.replace(" ", "␣").replace("\n", "↵") for text in marked]
@@ -265,12 +265,12 @@ def test_equal_beginnings_are_not_equal(visit: Visiting) -> None:
         ),
         (
             {"status": 400, "json": {"error": {"message": "temperature: too hot", "param": "temperature"}}},
-            "The server refuses “temperature”. Temperature: too hot.",
+            "The server refuses temperature: too hot.",
             "temperature",
         ),
         (
             {"status": 400, "json": {"error": {"message": "no such method", "param": "outpace.method"}}},
-            "The server refuses “outpace.method”. No such method.",
+            "The server refuses outpace.method: no such method.",
             "method",
         ),
         ({"status": 502, "body": "<h1>Bad gateway</h1>"}, "The server answered with status 502.", None),
@@ -293,10 +293,14 @@ def test_errors_are_said_in_words(visit: Visiting, answer: dict[str, object], sa
     answering(one, answer)
     one.ask("Hello?")
     expect(one.page.locator("#alert")).to_have_text(said)
-    assert one.page.locator(".lane").first.get_attribute("data-state") == "failed"
     marked = one.page.locator("[aria-invalid=true]")
     assert [element.get_attribute("id") for element in marked.all()] == ([field] if field else [])
-    if "Hi" not in str(answer.get("body", "")):
+    if "Hi" in str(answer.get("body", "")):
+        states = [lane.get_attribute("data-state") for lane in one.page.locator(".lane").all()]
+        assert states == ["failed", "skipped"]
+        assert one.answers()[0] == "Hi"
+    else:
+        assert one.page.locator(".turn").count() == 0
         assert one.page.input_value("#prompt") == "Hello?"
     one.page.unroute_all()
     one.ask("And now?", max_tokens="4")
@@ -346,7 +350,7 @@ def test_a_key_is_asked_for_where_there_is_one(visit: Visiting, real: Model) -> 
         expect(one.page.locator("#alert")).to_contain_text("API key")
         one.page.fill("#key", "secret")
         one.page.press("#key", "Tab")
-        expect(one.page.locator("#model")).to_contain_text("no drafter")
+        expect(one.page.locator("#model")).to_contain_text("exact")
         one.ask("Hello?", max_tokens="4")
         assert one.page.inner_text(".verdict .told").startswith("Equal")
         assert "secret" not in one.page.evaluate("JSON.stringify({...localStorage, ...sessionStorage}) + location.href")

@@ -24,7 +24,7 @@ export class Lane {
     this.#rival = rival;
     this.element.dataset.state = "running";
     this.#of(".ghost").hidden = !rival;
-    this.#timer = setInterval(() => this.#tick(performance.now() - answer.began), TICK);
+    this.#timer = setInterval(() => this.#tick(answer.elapsed), TICK);
   }
 
   /** Show tokens that have come. */
