@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.statistics import chi_square_p
 from tests.unit.models.tiny import VOCAB
 
 write = ToyTokens(VOCAB)
+SAMPLES = 1200
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {"grammar": OBJECT},
     "T=0.8": {"grammar": OBJECT, "temperature": 0.8, "seed": 4},
@@ -164,19 +166,18 @@ class Drawn(BaseProposer):
 )
 def test_rejection_keeps_the_distribution(proposer: Proposer) -> None:
     """Guards against drawn nodes that are cut, forced ones beside them, and target probabilities without the mask: all
-    answers of two letters over 3000 samples, by chi-square against their exact probabilities; false alarm: 1e-6 per
+    answers of two letters over SAMPLES samples, by chi-square against their exact probabilities; false alarm: 1e-6 per
     case."""
     target = ToyTarget(VOCAB, seed=3, sharpness=3.0, max_slots=64, eos_token_ids=(EOS,))
     params = SamplingParams(
         max_new_tokens=6,
         temperature=1.0,
-        seed=11,
-        n=3000,
+        n=SAMPLES // 6,
         verification="rejection",
         grammar=Grammar.regex("[ab]{2}cc|x{3}"),
     )
     engine = Engine(target, grammar_tokenizer=lambda: toy_tokenizer(VOCAB))
-    sessions = decode(engine, [[5, 6]], [params], [proposer])
+    sessions = [one for seed in range(6) for one in decode(engine, [[5, 6]], [replace(params, seed=seed)], [proposer])]
     exact: dict[tuple[int, ...], float] = {}
     constraint = engine.constraint(params)
     assert constraint is not None
@@ -192,11 +193,11 @@ def test_rejection_keeps_the_distribution(proposer: Proposer) -> None:
         pending += [([*said, token], share * float(probs[token])) for token in mask.nonzero().flatten().tolist()]
     seen = Counter(tuple(one.generated) for one in sessions)
     assert set(seen) <= set(exact)
-    common = [answer for answer, share in exact.items() if share * 3000 >= 5]
+    common = [answer for answer, share in exact.items() if share * SAMPLES >= 5]
     rest = [answer for answer in exact if answer not in common]
     counts = [seen[answer] for answer in common] + ([sum(seen[one] for one in rest)] if rest else [])
     shares = [exact[answer] for answer in common] + ([sum(exact[one] for one in rest)] if rest else [])
     assert chi_square_p(counts, shares) > 1e-6
     assert len(common) > 4
     if isinstance(proposer, Drawn):
-        assert sum(one.metrics.accepted for one in sessions) > 1000
+        assert sum(one.metrics.accepted for one in sessions) > SAMPLES // 4
