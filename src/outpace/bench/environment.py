@@ -10,6 +10,17 @@ import psutil
 import torch
 
 
+def client_environment() -> dict[str, Any]:
+    """The machine that asks a server, for a record: hardware, versions and git revision."""
+    return {
+        "hardware": _cpu_name(),
+        "cores": psutil.cpu_count(logical=False),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("outpace", "httpx")},
+        "git": _git_revision(),
+    }
+
+
 def environment(device: torch.device, dtype: torch.dtype, quantize: str = "none") -> dict[str, Any]:
     """Hardware, threads, versions and git revision, for a record."""
     on_gpu = device.type == "cuda"

@@ -9,12 +9,17 @@ PHASES = ("draft_ms", "forward_ms", "verify_ms", "commit_ms", "observe_ms")
 
 @dataclass(frozen=True)
 class TurnRun:
-    """One method's answer to one turn."""
+    """One method's answer to one turn. Where a server tells no ids, `new_tokens` among the counters counts them."""
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
     counters: dict[str, Any]
+
+    @property
+    def new_tokens(self) -> int:
+        """How many tokens were said."""
+        return len(self.token_ids) or int(self.counters.get("new_tokens", 0))
 
 
 def prompt_figures(turns: Sequence[TurnRun]) -> dict[str, Any]:
@@ -56,20 +61,21 @@ def group_figures(turns: Sequence[Sequence[TurnRun]]) -> dict[str, Any]:
     admission, which is that of all. Tokens decoded are those after each request's first, all emitted within that time.
     A prompt of more chunks than another's is partly written in it; requests that end early leave the others alone, or
     make room for those that wait, whose prompts are then written in it too. For one prompt these are its own times.
+    Requests to a server say when they were sent, in `sent_ms` after the group began, and wait from then on.
 
     Args:
         turns: turn by turn, a run per prompt of the group.
     """
     decode_ms = end_to_end_ms = 0.0
     for runs in turns:
-        firsts = [float(run.counters["ttft_ms"]) for run in runs]
+        firsts = [float(run.counters.get("sent_ms", 0.0) + run.counters["ttft_ms"]) for run in runs]
         lasts = [first + float(run.counters["decode_ms"]) for first, run in zip(firsts, runs, strict=True)]
         decode_ms += max(lasts) - min(firsts)
         end_to_end_ms += max(lasts)
     decoded = sum(_decoded(run) for runs in turns for run in runs)
     return {
         "size": len(turns[0]),
-        "new_tokens": sum(len(run.token_ids) for runs in turns for run in runs),
+        "new_tokens": sum(run.new_tokens for runs in turns for run in runs),
         "decoded": decoded,
         "decode_ms": decode_ms,
         "end_to_end_ms": end_to_end_ms,
@@ -79,7 +85,7 @@ def group_figures(turns: Sequence[Sequence[TurnRun]]) -> dict[str, Any]:
 
 def _decoded(run: TurnRun) -> int:
     """Tokens after the first, which the prompt's pass brings."""
-    return max(len(run.token_ids) - 1, 0)
+    return max(run.new_tokens - 1, 0)
 
 
 def _columns(rows: Sequence[Sequence[int]]) -> list[list[int]]:

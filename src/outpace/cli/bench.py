@@ -1,16 +1,17 @@
-"""`outpace bench`: methods against each other."""
+"""`outpace bench`: methods against each other, here or on a server."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from outpace.cli.bench_endpoint import bench_endpoint
+from outpace.cli.collect import collect
 from outpace.cli.options import (
+    ApiKey,
     AsJson,
     Budget,
     Device,
@@ -24,7 +25,7 @@ from outpace.cli.options import (
     MaxNewTokens,
     MaxTurns,
     MinP,
-    ModelName,
+    OptionalModelName,
     PresencePenalty,
     Quantize,
     RepetitionPenalty,
@@ -34,20 +35,29 @@ from outpace.cli.options import (
     TopP,
     Workload,
     console,
-    notes,
+    model_for,
     progress_bar,
+    refuse_options,
 )
+from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 
-if TYPE_CHECKING:
-    from outpace.bench.runner import BenchRun
-
-SECONDS_BETWEEN_LINES = 30
+LOADED_WITH = ("drafter", "speculative_config", "dtype", "quantize", "device", "max_model_len", "exact")
+MEASURED_HERE = ("batch_size", "phases")
 
 
 def bench(
-    model: ModelName,
+    context: typer.Context,
     workload: Workload,
+    model: OptionalModelName = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure an OpenAI-compatible server instead: the base of its API, as http://host:8000/v1. The model "
+            "is then the server's name for it, by default its only one."
+        ),
+    ] = None,
+    api_key: ApiKey = None,
     methods: Annotated[
         str | None,
         typer.Option(
@@ -76,7 +86,11 @@ def bench(
         typer.Option(help="Prompts that are decoded together: 1, or four times the concurrency.", show_default=False),
     ] = None,
     concurrency: Annotated[
-        int | None, typer.Option(help="Requests in flight: as one ends, the next of the batch begins. By default all.")
+        str | None,
+        typer.Option(
+            help="Requests in flight: as one ends, the next of the batch begins. By default all; of a server several "
+            "levels, one after the other, as 1,2,4,8: by default 1."
+        ),
     ] = None,
     max_turns: MaxTurns = None,
     out: Annotated[
@@ -88,12 +102,14 @@ def bench(
     device: Device = "auto",
     max_model_len: MaxModelLen = None,
     exact: Exact = False,
-    check: Annotated[bool, typer.Option(help="Classify differences as ties or bugs.")] = True,
+    check: Annotated[
+        bool, typer.Option(help="Classify differences as ties or bugs; of a server, ask once more and compare.")
+    ] = True,
     phases: Annotated[bool, typer.Option("--phases", help="Show where a round's time goes, and memory.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Race methods against plain decoding, interleaved prompt by prompt or batch by batch; the last line is JSON."""
-    from outpace.bench.report import summarise, table
+    from outpace.bench.report import line, summarise, table
     from outpace.bench.runner import TRANSFORMERS, BenchPlan, BenchRun, split_methods, usual_methods, with_baseline
     from outpace.bench.workload import read_workloads
 
@@ -111,8 +127,19 @@ def bench(
         ignore_eos=ignore_eos,
     )
     items, warm_items = read_workloads(workload, max_turns), read_workloads(warm or [])
+    levels = _levels(concurrency)
+    if endpoint is not None:
+        refuse_options(context, (*LOADED_WITH, *MEASURED_HERE), f"a server is measured, endpoint={endpoint!r}")
+        from outpace.bench.endpoint import EndpointPlan
+
+        server_plan = EndpointPlan(items, params, levels or (1,), chosen, budget, warm_items, check)
+        bench_endpoint(endpoint, api_key, model, server_plan, out, as_json)
+        return
+    if len(levels) > 1:
+        raise InvalidRequest(f"concurrency={concurrency!r}: several levels are for servers, with --endpoint; give one")
+    in_flight = levels[0] if levels else None
     if batch_size is None:
-        batch_size = 1 if concurrency is None else max(4 * concurrency, 1)
+        batch_size = 1 if in_flight is None else max(4 * in_flight, 1)
     plan = BenchPlan(
         with_baseline(chosen),
         items,
@@ -121,8 +148,9 @@ def bench(
         warm_items=warm_items,
         check=check,
         batch_size=batch_size,
-        concurrency=concurrency,
+        concurrency=in_flight,
     )
+    model = model_for(model, "--endpoint")
     loading = Loading(
         model,
         drafter,
@@ -142,7 +170,7 @@ def bench(
         plan = replace(plan, methods=with_baseline(chosen))
     run = BenchRun(loaded, plan)
     with progress_bar("bench", len(items) + len(warm_items)) as advance:
-        records = _race(run, out, advance)
+        records = collect(run, len(items), out, advance, lambda found: line(summarise(found)))
     summary = summarise(records)
     if out is not None:
         (out / "summary.json").write_text(json.dumps({"methods": summary}, indent=2))
@@ -157,24 +185,9 @@ def bench(
     print(json.dumps({"methods": summary}))
 
 
-def _race(run: "BenchRun", out: Path | None, advance: Callable[[], None]) -> list[dict[str, Any]]:
-    """All records of a run, each group's kept as soon as it is there, with a line now and then on how it goes."""
-    from outpace.bench.folder import RunFolder
-    from outpace.bench.report import line, summarise
-
-    folder = None if out is None else RunFolder(out, run.settings)
-    records = [] if folder is None else folder.read(run.group_sizes)
-    if records:
-        said = f"{out}: {len(records)} records are there already, of {sum(run.group_sizes)}"
-        notes.print(said, highlight=False, markup=False, soft_wrap=True)
-    last = monotonic()
-    for group in run.groups(records, advance):
-        if folder is not None:
-            folder.append(group)
-        records += group
-        if monotonic() - last >= SECONDS_BETWEEN_LINES:
-            last = monotonic()
-            prompts = len({record["index"] for record in records})
-            said = f"{prompts}/{len(run.plan.items)} prompts: {line(summarise(records))}"
-            notes.print(said, highlight=False, markup=False, soft_wrap=True)
-    return records
+def _levels(text: str | None) -> tuple[int, ...]:
+    """The numbers of a list such as "1,2,4"."""
+    try:
+        return () if text is None else tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise InvalidRequest(f"concurrency={text!r}: give whole numbers, as 1,2,4") from error

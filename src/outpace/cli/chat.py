@@ -1,15 +1,14 @@
-"""`outpace chat`: a conversation in the terminal."""
+"""`outpace chat`: a conversation in the terminal, with a model here or with a server."""
 
-import re
 import signal
-import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
+from outpace.cli.chat_endpoint import chat_endpoint
+from outpace.cli.conversation import converse
 from outpace.cli.options import (
+    ApiKey,
     Budget,
     Device,
     Drafter,
@@ -20,26 +19,36 @@ from outpace.cli.options import (
     MaxNewTokens,
     Method,
     MinP,
-    ModelName,
+    OptionalModelName,
     Quantize,
     Seed,
     SpeculativeConfig,
     Temperature,
     TopK,
     TopP,
+    model_for,
     notes,
+    refuse_options,
 )
-from outpace.core.errors import OutpaceError
 from outpace.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from outpace import Chat, TokenStream
 
-HELP = "/reset begins a new conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer and leaves at the prompt."
+LOADED_WITH = ("drafter", "speculative_config", "dtype", "quantize", "device", "max_model_len", "exact")
 
 
 def chat(
-    model: ModelName,
+    context: typer.Context,
+    model: OptionalModelName = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Talk with an OpenAI-compatible server instead: the base of its API, as http://host:8000/v1. The "
+            "model is then the server's name for it, by default its only one."
+        ),
+    ] = None,
+    api_key: ApiKey = None,
     method: Method = None,
     drafter: Drafter = None,
     system: Annotated[str | None, typer.Option(help="A system message that opens the conversation.")] = None,
@@ -62,8 +71,12 @@ def chat(
     params = SamplingParams(
         max_new_tokens, temperature, top_k, top_p, min_p, seed, stop=tuple(stop or ())
     )  # checked before a model is loaded
+    if url is not None:
+        refuse_options(context, LOADED_WITH, f"a server answers, url={url!r}")
+        chat_endpoint(url, api_key, model, params, system, method=method, budget=budget)
+        return
     loaded = Loading(
-        model,
+        model_for(model, "--url"),
         drafter,
         budget,
         dtype,
@@ -73,42 +86,8 @@ def chat(
         speculative_config=speculative_config,
         exact=exact,
     ).load(method, 1)
-    has_failed = False
     with loaded.chat(system, params) as conversation:
-        if sys.stdin.isatty():
-            notes.print(f"[dim]{HELP}[/dim]", highlight=False)
-        while (line := _read_line()) is not None:
-            command = re.fullmatch(r"/\w+", line)
-            if line in ("/exit", "/quit"):
-                break
-            if line == "/reset":
-                conversation.reset()
-            elif command:
-                notes.print(f"[dim]{'' if line == '/help' else f'no command {line}: '}{HELP}[/dim]", highlight=False)
-            elif line:
-                try:
-                    _answer(conversation, line)
-                except OutpaceError as error:
-                    has_failed = True
-                    notes.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
-    if has_failed and not sys.stdin.isatty():
-        raise typer.Exit(2)  # a script must see it; a person has
-
-
-def _read_line() -> str | None:
-    """The next message without surrounding space, None at the end."""
-    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-    if is_terminal:
-        with suppress(ImportError):  # not built on every platform
-            import readline  # noqa: F401  input() then edits lines and remembers them
-    elif sys.stdin.isatty():
-        print("> ", end="", file=sys.stderr, flush=True)
-    try:
-        return input("> " if is_terminal else "").strip()
-    except (EOFError, KeyboardInterrupt):
-        if sys.stdin.isatty():
-            notes.print()
-        return None
+        converse(lambda text: _answer(conversation, text), conversation.reset)
 
 
 def _answer(conversation: "Chat", text: str) -> None:

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 console, notes = Console(), Console(stderr=True)
 
 ModelName = Annotated[str, typer.Option("--model", "-m", help="Folder, GGUF file, pulled name or hub id.")]
+OptionalModelName = Annotated[
+    str | None, typer.Option("--model", "-m", help="Folder, GGUF file, pulled name or hub id; or a server's name.")
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(envvar="OUTPACE_API_KEY", show_default=False, help="Of the server, where it wants one."),
+]
 Method = Annotated[
     str | None,
     typer.Option(
@@ -195,6 +202,29 @@ def tokenized_turns(model: str, workload: list[str]) -> tuple[Iterator[list[int]
 
     codec, vocab_size, eos = load_vocabulary_facts(model)
     return (codec.encode(turn) for item in items for turn in item.turns), vocab_size, eos
+
+
+def model_for(name: str | None, other: str) -> str:
+    """The model's name, without which nothing runs here.
+
+    Raises:
+        InvalidRequest: it is missing; `other` is the option that would do instead.
+    """
+    if name is None:
+        raise InvalidRequest(f"model: name one with --model, or a server with {other}")
+    return name
+
+
+def refuse_options(context: typer.Context, names: Sequence[str], reason: str) -> None:
+    """Options that a command does not take in this case.
+
+    Raises:
+        InvalidRequest: one of them was given.
+    """
+    for name in names:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InvalidRequest(f"{name}={context.params[name]!r}: not where {reason}; leave it out")
 
 
 def quieten_transformers() -> None:

@@ -14,7 +14,7 @@ import outpace
 from outpace.bench.workload import WorkItem
 from outpace.core.errors import ModelError
 from outpace.core.params import SamplingParams
-from outpace.train import endpoint as module
+from outpace.endpoint import client
 from outpace.train.answers import AnswerStore, read_answers
 from outpace.train.endpoint import EndpointAnswerer
 from outpace.train.regenerate import EngineAnswerer, regenerate
@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.0)
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.0)
 
 
 @contextmanager
@@ -156,7 +156,7 @@ def test_a_moment_of_trouble_is_waited_out(model: outpace.Model, tmp_path: Path)
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        ((404, {"error": "no such model"}), r"HTTP 404 for 'one': .*no such model"),
+        ((404, {"error": "no such model"}), r"HTTP 404: no such model; is this the base"),
         ((400, {"error": "no option min_p"}), r"refuses every prompt: turn 1: HTTP 400.*min_p"),
         ((200, b"<html>welcome</html>"), "no OpenAI-compatible answer.*welcome"),
         ((200, {"choices": []}), "no OpenAI-compatible answer"),

@@ -1,0 +1,195 @@
+"""Measures a server from outside: levels of load, methods where it has them, a record per prompt, method and level."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from outpace.bench.endpoint_records import Wave, endpoint_records
+from outpace.bench.load import Asked, under_load
+from outpace.bench.records import TurnRun
+from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, Record
+from outpace.bench.workload import WorkItem, fingerprint
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+from outpace.endpoint.client import Endpoint
+from outpace.endpoint.metrics import speculation_counts
+from outpace.endpoint.requests import sampling_fields, speculation_fields
+from outpace.endpoint.server import Server
+
+WHOLE_SERVER = "server"  # what a server of others does is one method
+LOADS_PER_GROUP = 4  # a group has so many prompts for each request in flight, so that its ramps weigh little
+
+
+@dataclass(frozen=True)
+class EndpointPlan:
+    """What to measure.
+
+    Attributes:
+        items: prompts.
+        params: sampling parameters, with a seed if they sample.
+        levels: requests in flight, level after level. Each has prompts of its own: a server remembers what it was
+            asked, and methods learn from it, so that no method is measured on a prompt twice.
+        methods: methods of an outpace server, by default "plain" and its own; none for other servers.
+        budget: drafted nodes per round for methods that do not name their own.
+        warm_items: prompts that every method answers first, unmeasured.
+        check: whether each prompt is asked once more, alone and unmeasured, and answers are compared with that.
+
+    Raises:
+        InvalidRequest: levels below 1, twice, or of more requests than there are prompts.
+    """
+
+    items: tuple[WorkItem, ...]
+    params: SamplingParams
+    levels: tuple[int, ...]
+    methods: tuple[str, ...] = ()
+    budget: int | None = None
+    warm_items: tuple[WorkItem, ...] = ()
+    check: bool = True
+
+    def __post_init__(self) -> None:
+        said = ",".join(map(str, self.levels))
+        if not self.levels or min(self.levels) < 1 or len(set(self.levels)) < len(self.levels):
+            raise InvalidRequest(f"concurrency={said!r}: must be numbers of at least 1, each once")
+        if sum(self.levels) > len(self.items):
+            raise InvalidRequest(
+                f"concurrency={said!r}: the workload has {len(self.items)} prompts, and each level takes its own: give "
+                f"at least {sum(self.levels)}, or fewer requests in flight"
+            )
+
+
+class EndpointRun:
+    """Measures a plan on a server, which nobody else should ask meanwhile: its counters are everybody's.
+
+    Args:
+        endpoint, server: what is measured.
+        plan: how.
+        shared: what records say of the machine that asks.
+
+    Attributes:
+        methods: as records name them. What the first says when it is asked alone is what others should say.
+
+    Raises:
+        InvalidRequest: methods or a budget for a server of others.
+    """
+
+    def __init__(self, endpoint: Endpoint, server: Server, plan: EndpointPlan, shared: dict[str, Any]) -> None:
+        self.plan, self._endpoint, self._server = plan, endpoint, server
+        self.methods = _methods(endpoint, server, plan)
+        self._shared = shared | {"endpoint": endpoint.url, "model": server.model, "server": server.facts}
+        slices = zip(plan.levels, _slices(len(plan.items), plan.levels), strict=True)
+        self._groups = [(level, group) for level, places in slices for group in _even_groups(places, level)]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What records depend on, the machine and the versions included."""
+        plan = self.plan
+        chosen: dict[str, Any] = {
+            "methods": self.methods,
+            "budget": plan.budget,
+            "levels": plan.levels,
+            "check": plan.check,
+        }
+        chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
+        return self._shared | chosen
+
+    @property
+    def group_sizes(self) -> list[int]:
+        """How many records each group has."""
+        return [len(group) * len(self.methods) for _, group in self._groups]
+
+    def groups(self, done: Sequence[Record] = (), on_item: Callable[[], None] = lambda: None) -> Iterator[list[Record]]:
+        """The records of each group as soon as it is answered.
+
+        Args:
+            done: records of the first groups, from a run that was stopped.
+            on_item: called after each prompt of a level.
+        """
+        first_new = len({record["group"]["number"] for record in done})
+        if first_new == len(self._groups):
+            return
+        self._warm_up()
+        for number in range(first_new, len(self._groups)):
+            # Each method takes its turn at going first, so that a drifting machine favours none of them.
+            shift = number % len(self.methods)
+            yield self._measure(number, self.methods[shift:] + self.methods[:shift])
+            for _ in self._groups[number][1]:
+                on_item()
+
+    def _warm_up(self) -> None:
+        """A short answer by each method, and the warm prompts' whole ones, turn by turn."""
+        for method in self.methods:
+            path, body = self._request(self.plan.items[0], 0, [], method)
+            under_load(self._endpoint, [(path, {**body, "max_tokens": WARM_UP_TOKENS})], 1)
+            for item in self.plan.warm_items:
+                said: list[str] = []
+                for turn in range(len(item.turns)):
+                    (run,) = under_load(self._endpoint, [self._request(item, turn, said, method)], 1)
+                    said.append(run.text)
+
+    def _measure(self, number: int, order: Sequence[str]) -> list[Record]:
+        """A group's records: turn by turn, each by every method."""
+        (level, places), first = self._groups[number], self.methods[0]
+        waves: dict[str, list[Wave]] = {method: [] for method in order}
+        alone: list[Mapping[int, TurnRun]] = []
+        said: dict[int, list[str]] = {place: [] for place in places}
+        for turn in range(max(len(self.plan.items[place].turns) for place in places)):
+            asked = [place for place in places if turn < len(self.plan.items[place].turns)]
+            for method in order:
+                before = speculation_counts(self._endpoint)
+                runs = self._ask(asked, turn, said, method, level)
+                after = speculation_counts(self._endpoint)
+                waves[method].append(Wave(runs, None if before is None or after is None else after - before))
+            if self.plan.check:
+                alone.append(self._ask(asked, turn, said, first, 1))
+            for place, run in waves[first][-1].runs.items():  # all continue one conversation
+                said[place].append(run.text)
+        about = {"concurrency": level, "sampling": asdict(self.plan.params)} | self._shared
+        records = []
+        for method in self.methods:
+            for record in endpoint_records(self.plan.items, waves[method], alone if self.plan.check else None):
+                group = {"group": {"number": number} | record["group"]}
+                records.append(record | {"method": method} | about | group)
+        return records
+
+    def _ask(
+        self, places: Sequence[int], turn: int, said: Mapping[int, list[str]], method: str, level: int
+    ) -> dict[int, TurnRun]:
+        """A method's answers to a turn of some prompts, by their places."""
+        items = [(self.plan.items[place], said[place]) for place in places]
+        requests = [self._request(item, turn, texts, method) for item, texts in items]
+        return dict(zip(places, under_load(self._endpoint, requests, level), strict=True))
+
+    def _request(self, item: WorkItem, turn: int, said: list[str], method: str) -> Asked:
+        """Path and body of a turn's request, given the answers to the turns before it."""
+        body = sampling_fields(self.plan.params) | {"model": self._server.model}
+        body |= {"prompt" if item.raw else "messages": item.prompt(turn, said)}
+        if self._server.is_outpace:
+            body |= speculation_fields(method, None if method == PLAIN else self.plan.budget)
+        return "completions" if item.raw else "chat/completions", body
+
+
+def _methods(endpoint: Endpoint, server: Server, plan: EndpointPlan) -> tuple[str, ...]:
+    if server.default_method is not None:
+        return tuple(dict.fromkeys((PLAIN, *(plan.methods or (server.default_method,)))))
+    if plan.methods or plan.budget is not None:
+        field = f"methods={','.join(plan.methods)!r}" if plan.methods else f"budget={plan.budget}"
+        raise InvalidRequest(
+            f"{field}: the server at {endpoint.url} is not outpace's (it has no /outpace/methods) and drafts as it was "
+            "started; leave it out"
+        )
+    return (WHOLE_SERVER,)
+
+
+def _slices(prompts: int, levels: Sequence[int]) -> list[Sequence[int]]:
+    """Prompts for each level: as many as requests in flight, and an equal share of those that are left."""
+    left = prompts - sum(levels)
+    bounds = [sum(levels[:at]) + left * at // len(levels) for at in range(len(levels) + 1)]
+    return [range(start, end) for start, end in pairwise(bounds)]
+
+
+def _even_groups(places: Sequence[int], level: int) -> list[Sequence[int]]:
+    """Groups of at least LOADS_PER_GROUP prompts for each request in flight, or one of all."""
+    count = max(1, len(places) // (LOADS_PER_GROUP * level))
+    bounds = [len(places) * number // count for number in range(count + 1)]
+    return [places[start:end] for start, end in pairwise(bounds)]

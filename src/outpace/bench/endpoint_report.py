@@ -1,0 +1,148 @@
+"""From records of a server to figures: what its users wait, and what it says in all."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from outpace.bench.report import median_interval
+from outpace.bench.runner import PLAIN, Record
+
+
+def summarise_endpoint(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """Figures per level of load and method, in the order of the run.
+
+    `ttft_ms` is from a request's sending to its first text, times in which the server was busy included; `tpot_ms` is
+    from the first to the last text, per token behind the first. Both are of requests, turns of conversations being
+    requests of their own. `tokens_per_second` are all tokens over the time from a group's first request to its last
+    text, summed over groups.
+
+    `speedup` is plain decoding's time per token over the method's at the same load, paired by prompt: the median, with
+    a 95 % bootstrap interval. `throughput_ratio` is the method's tokens per second over plain decoding's. Both are None
+    where the server has no methods.
+
+    `equal` is the share of prompts whose texts and finish reasons are those of the first method when it is asked alone;
+    None where that was not asked. `reused` is the share of prompt tokens that the server had computed before, if it
+    tells. `tokens_per_step` and `accepted_per_drafted` are None where the server tells nothing;
+    `told_by` says how it does.
+    """
+    rows = []
+    for level in dict.fromkeys(record["concurrency"] for record in records):
+        of_level = [record for record in records if record["concurrency"] == level]
+        plain = [record for record in of_level if record["method"] == PLAIN]
+        for method in dict.fromkeys(record["method"] for record in of_level):
+            own = [record for record in of_level if record["method"] == method]
+            rows.append({"concurrency": level, "method": method} | _figures(own, plain))
+    return rows
+
+
+def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, Any]:
+    ttft = [value for record in records for value in record["turn_ttft_ms"]]
+    tpot = [value for record in records for value in record["turn_tpot_ms"] if value]
+    plain_ms = {record["index"]: record["tpot_ms"] for record in plain}
+    pairs = [(plain_ms.get(record["index"]), record["tpot_ms"]) for record in records]
+    ratios = [base / own for base, own in pairs if base and own]
+    throughput, groups = _throughput(records), list(_groups(records).values())
+    seconds = sum(group["end_to_end_ms"] for group in groups) / 1e3
+    compared = [record["equal"] for record in records if record["equal"] is not None]
+    reused = [record["reused_tokens"] for record in records if record["reused_tokens"] is not None]
+    return {
+        "prompts": len(records),
+        "requests": len(ttft),
+        "new_tokens": sum(record["new_tokens"] for record in records),
+        "counted_by": sorted({record["counted_by"] for record in records}),
+        "speedup": float(np.median(ratios)) if ratios else None,
+        "speedup_interval": median_interval(ratios),
+        "tokens_per_second": throughput,
+        "requests_per_second": len(ttft) / seconds if seconds else None,
+        "throughput_ratio": _ratio(throughput, _throughput(plain)),
+        **_percentiles("ttft", ttft),
+        **_percentiles("tpot", tpot),
+        **_speculation([group["speculation"] for group in groups]),
+        "retries": sum(record["retries"] for record in records),
+        "reused": _ratio(sum(reused), sum(record["prompt_tokens"] for record in records)) if reused else None,
+        "equal": sum(compared) / len(compared) if compared else None,
+    }
+
+
+def _groups(records: Sequence[Record]) -> dict[int, Record]:
+    return {record["group"]["number"]: record["group"] for record in records}
+
+
+def _throughput(records: Sequence[Record]) -> float | None:
+    groups = _groups(records).values()
+    return _ratio(1e3 * sum(one["new_tokens"] for one in groups), sum(one["end_to_end_ms"] for one in groups))
+
+
+def _speculation(groups: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    told = [group for group in groups if group is not None]
+    if len(told) < len(groups):
+        return dict.fromkeys(("tokens_per_step", "accepted_per_drafted", "accepted_per_depth", "told_by"))
+    decoded, steps, drafted, accepted = (
+        sum(group[name] for group in told) for name in ("decoded", "steps", "drafted", "accepted")
+    )
+    depth = max(len(group["accepted_per_depth"]) for group in told)
+    return {
+        "tokens_per_step": decoded / steps if steps else 1.0,
+        "accepted_per_drafted": accepted / drafted if drafted else None,
+        "accepted_per_depth": [
+            sum(group["accepted_per_depth"][at] for group in told if at < len(group["accepted_per_depth"]))
+            for at in range(depth)
+        ],
+        "told_by": told[0]["told_by"],
+    }
+
+
+def _percentiles(name: str, values: Sequence[float]) -> dict[str, float | None]:
+    names = {f"{name}_ms": 50, f"{name}_p95_ms": 95, f"{name}_p99_ms": 99}
+    return {key: float(np.percentile(values, share)) if values else None for key, share in names.items()}
+
+
+def _ratio(over: float | None, under: float | None) -> float | None:
+    return over / under if over is not None and under else None
+
+
+def endpoint_line(rows: Sequence[dict[str, Any]]) -> str:
+    """The last level in one line, for whoever waits."""
+    level = [row for row in rows if row["concurrency"] == rows[-1]["concurrency"]]
+    return f"{level[0]['concurrency']} in flight: " + "; ".join(
+        f"{row['method']} {_number(row['tokens_per_second'], 1)} tokens/s, TPOT {_number(row['tpot_ms'], 1)} ms"
+        for row in level
+    )
+
+
+def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+    """The summary for people; docs/command-line.md says what the columns mean."""
+    result = Table(title=title, title_justify="left")
+    numbers = ["speedup", "95 %", "tok/s", "x plain", "TTFT ms", "p95", "p99", "TPOT ms", "p95", "p99", "reused"]
+    result.add_column("in flight", justify="right")
+    result.add_column("method", overflow="fold")
+    for column in [*numbers, "tok/step", "acc/drafted", "equal"]:
+        result.add_column(column, justify="right", no_wrap=True)
+    for number, row in enumerate(rows):
+        low, high = row["speedup_interval"] or (None, None)
+        result.add_row(
+            str(row["concurrency"]),
+            row["method"],
+            _number(row["speedup"], 2, "x"),
+            f"{low:.2f}-{high:.2f}" if low is not None else "-",
+            _number(row["tokens_per_second"], 1),
+            _number(row["throughput_ratio"], 2, "x"),
+            *(_number(row[f"ttft_{which}ms"], 0) for which in ("", "p95_", "p99_")),
+            *(_number(row[f"tpot_{which}ms"], 1) for which in ("", "p95_", "p99_")),
+            _share(row["reused"]),
+            _number(row["tokens_per_step"], 2),
+            _share(row["accepted_per_drafted"]),
+            _share(row["equal"]),
+            end_section=number + 1 < len(rows) and rows[number + 1]["concurrency"] != row["concurrency"],
+        )
+    return result
+
+
+def _number(value: float | None, digits: int, unit: str = "") -> str:
+    return "-" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0%}"

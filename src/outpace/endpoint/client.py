@@ -1,0 +1,205 @@
+"""Asks an OpenAI-compatible server: requests, retries, and errors that say what to do."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from time import sleep
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.endpoint.stream import AnswerStream
+
+ATTEMPTS = 4
+FIRST_PAUSE_S = 0.5  # doubled after every failure, unless the server says how long
+LONGEST_PAUSE_S = 60.0
+TIMEOUT_S = 600.0  # without a byte
+CONNECT_S = 10.0
+REFUSALS = (400, 413, 422)  # of a request, such as a prompt that is too long
+BUSY = (429, 503)
+KEY_REFUSED = (401, 403)
+Body = Mapping[str, Any]
+
+
+class ServerAway(ModelError):
+    """A server that cannot be reached, or stays busy."""
+
+
+class Endpoint:
+    """An OpenAI-compatible server. Any thread may ask; close it, or use it as a context manager.
+
+    Args:
+        url: base of the API, as "http://host:8000/v1"; where it has no path, /v1 is meant.
+        api_key: sent as a bearer token.
+        patient: whether a server that cannot be reached or fails is asked again, as a busy one always is.
+
+    Attributes:
+        url: the base, without a slash at its end.
+
+    Raises:
+        InvalidRequest: no address of HTTP.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None, patient: bool = False) -> None:
+        self.url, self._patient, self._has_key = _base(url), patient, api_key is not None
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        limits = httpx.Limits(max_connections=None)  # whoever asks knows how many requests are in flight
+        self._client = httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S), headers=headers, limits=limits)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._client.close()
+
+    def post(self, path: str, body: Body) -> tuple[str, dict[str, Any]]:
+        """The text of an answer that comes in one piece, and its first choice.
+
+        Args:
+            path: behind the base, as "chat/completions".
+            body: of the request.
+
+        Raises:
+            InvalidRequest: the server refuses this request.
+            ServerAway: it cannot be reached, or stays busy.
+            ModelError: it refuses the key, does not know the path or the model, or answers something else.
+        """
+        response, _ = self._send("POST", f"{self.url}/{path}", body)
+        try:
+            response.read()
+            choice = response.json()["choices"][0]
+            text = choice["text"] if "text" in choice else choice["message"]["content"]
+            if not isinstance(text, str):
+                raise TypeError("an answer that is no text")
+            return text, choice
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise ModelError(
+                f"endpoint={self.url!r}: no OpenAI-compatible answer ({error!r}): {response.text[:300]}"
+            ) from error
+        except httpx.TransportError as error:
+            raise ServerAway(f"endpoint={self.url!r}: the answer broke off: {_reason(error)}") from error
+        finally:
+            response.close()
+
+    @contextmanager
+    def stream(self, path: str, body: Body) -> Iterator[AnswerStream]:
+        """An answer piece by piece. Leaving the block before its end closes the connection, which cancels the request.
+
+        Raises:
+            InvalidRequest, ServerAway, ModelError: as `post`; the last also for a stream that breaks off.
+        """
+        asked = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        response, retries = self._send("POST", f"{self.url}/{path}", asked)
+        try:
+            yield AnswerStream(response, self.url, retries)
+        finally:
+            response.close()
+
+    def get(self, path: str, at_root: bool = False) -> httpx.Response:
+        """What lies at a path behind the base, or behind the server's root.
+
+        Raises:
+            InvalidRequest, ServerAway, ModelError: as `post`.
+        """
+        base = self.url.removesuffix("/v1") if at_root else self.url
+        response, _ = self._send("GET", f"{base}/{path}", None)
+        try:
+            response.read()
+        except httpx.TransportError as error:
+            raise ServerAway(f"endpoint={self.url!r}: the answer broke off: {_reason(error)}") from error
+        finally:
+            response.close()
+        return response
+
+    def probe(self, path: str, at_root: bool = False) -> httpx.Response | None:
+        """As `get`, for what a server need not have or show: None where it does not.
+
+        Raises:
+            ServerAway: it cannot be reached, or stays busy.
+        """
+        try:
+            return self.get(path, at_root)
+        except ServerAway:
+            raise
+        except (InvalidRequest, ModelError):
+            return None
+
+    def _send(self, method: str, url: str, body: Body | None) -> tuple[httpx.Response, int]:
+        """An open response of status 200, and how many times the server was busy."""
+        for attempt in range(ATTEMPTS):
+            pause, caught = FIRST_PAUSE_S * 2**attempt, None
+            try:
+                response = self._client.send(self._client.build_request(method, url, json=body), stream=True)
+            except httpx.TransportError as error:
+                if not self._patient:
+                    raise ServerAway(
+                        f"endpoint={self.url!r}: nobody answers ({_reason(error)}); is the server running, and are "
+                        "host and port right?"
+                    ) from error
+                said, caught = _reason(error), error
+            else:
+                if response.status_code == 200:
+                    return response, attempt
+                said = _said(response)
+                if response.status_code not in BUSY and not (self._patient and response.status_code >= 500):
+                    raise self._refusal(response.status_code, said)
+                pause = _retry_after(response, pause)
+            if attempt + 1 < ATTEMPTS:
+                sleep(min(pause, LONGEST_PAUSE_S))
+        raise ServerAway(f"endpoint={self.url!r}: {said}, {ATTEMPTS} times") from caught
+
+    def _refusal(self, status: int, said: str) -> Exception:
+        if status in REFUSALS:
+            return InvalidRequest(said)
+        if status in KEY_REFUSED:
+            wanted = "refuses the API key" if self._has_key else "wants an API key"
+            return ModelError(
+                f"endpoint={self.url!r}: {wanted}: {said}; give --api-key, or set OUTPACE_API_KEY in the environment"
+            )
+        if status in (404, 405):
+            return ModelError(
+                f"endpoint={self.url!r}: {said}; is this the base of an OpenAI-compatible API, as "
+                "http://host:8000/v1, and does the server have this model?"
+            )
+        return ModelError(f"endpoint={self.url!r}: {said}")
+
+
+def _base(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise InvalidRequest(f"endpoint={url!r}: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise InvalidRequest(f"endpoint={url!r}: give the base of the API, as http://host:8000/v1")
+    return url.rstrip("/") if parsed.path.strip("/") else f"{url.rstrip('/')}/v1"
+
+
+def _said(response: httpx.Response) -> str:
+    """Status and message of a refusal, which is read and closed."""
+    try:
+        response.read()
+        said = response.text[:300]
+        found = response.json()
+        error = found.get("error", found.get("detail")) if isinstance(found, dict) else None
+        message = error.get("message") if isinstance(error, dict) else error
+        said = message if isinstance(message, str) else said
+    except (ValueError, httpx.TransportError):
+        said = "" if not response.is_stream_consumed else response.text[:300]
+    finally:
+        response.close()
+    return f"HTTP {response.status_code}" + (f": {said}" if said else "")
+
+
+def _retry_after(response: httpx.Response, otherwise: float) -> float:
+    """Seconds that the server asks to wait; its other form, a date, is not read."""
+    said = response.headers.get("Retry-After", "")
+    return float(said) if said.isdigit() else otherwise
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

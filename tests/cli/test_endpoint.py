@@ -1,0 +1,143 @@
+"""`outpace bench --endpoint` and `outpace chat --url`, as a user runs them, against servers over real sockets."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from outpace import cli
+from outpace.core.errors import InvalidRequest, ModelError
+from tests.unit.bench.test_endpoint import honest
+from tests.unit.endpoint.fake import Reply, serving, streamed
+
+
+def _run(*arguments: str, lines: str | None = None) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments), input=lines)
+
+
+def _bench(url: str, *arguments: str) -> Result:
+    return _run("bench", "--endpoint", url, "-w", "builtin:4", "--max-new-tokens", "9", *arguments)
+
+
+def test_bench_prints_a_table_and_json_and_keeps_records(tmp_path: Path) -> None:
+    """Guards against a summary that differs from the records kept, and a run that asks again for what is kept."""
+    with serving(honest()) as seen:
+        result = _bench(seen.url, "--concurrency", "1,2", "--out", str(tmp_path / "run"))
+        assert result.exit_code == 0, result.output
+        asked = len(seen.bodies)
+        again = _bench(seen.url, "--concurrency", "1,2", "--out", str(tmp_path / "run"), "--json")
+        assert len(seen.bodies) == asked
+    (line,) = again.stdout.strip().splitlines()
+    levels = json.loads(line)["levels"]
+    assert levels == json.loads(result.stdout.strip().splitlines()[-1])["levels"]
+    assert [(row["concurrency"], row["equal"]) for row in levels] == [(1, 1.0), (2, 1.0)]
+    assert "tiny at http://" in result.stdout
+    assert len((tmp_path / "run" / "records.jsonl").read_text().splitlines()) == 4
+
+
+def test_options_of_a_model_here_are_refused() -> None:
+    """Guards against options that are ignored, as a dtype that the server does not have."""
+    for option in (["--dtype", "float32"], ["--phases"], ["--batch-size", "2"]):
+        error = _bench("http://127.0.0.1:1", *option).exception
+        assert isinstance(error, InvalidRequest)
+        assert "not where a server is measured" in str(error)
+    error = _run("chat", "--url", "http://127.0.0.1:1", "--exact").exception
+    assert isinstance(error, InvalidRequest)
+    assert "exact=True: not where a server answers" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["bench", "-w", "builtin"], "model: name one with --model, or a server with --endpoint"),
+        (["chat"], "model: name one with --model, or a server with --url"),
+        (["bench", "-m", "x", "-w", "builtin", "--concurrency", "1,2"], "several levels are for servers"),
+        (["bench", "-m", "x", "-w", "builtin", "--concurrency", "two"], "concurrency='two': give whole numbers"),
+    ],
+)
+def test_what_is_missing_or_too_much(arguments: list[str], said: str) -> None:
+    """Guards against a traceback where neither a model nor a server is named."""
+    error = _run(*arguments).exception
+    assert isinstance(error, InvalidRequest)
+    assert said in str(error)
+
+
+def test_chat_sends_the_conversation_and_prints_what_comes() -> None:
+    """Guards against turns that do not know of each other, and /reset that keeps the server's memory of them."""
+    with serving(honest()) as seen:
+        said = _run("chat", "--url", seen.url, "--system", "Be brief.", "--seed", "3", lines="Hi\nMore\n/reset\nHi\n")
+    assert said.exit_code == 0, said.output
+    talks = [[message["content"] for message in body["messages"]] for body in seen.bodies]
+    first, second, third = said.stdout.splitlines()
+    assert talks == [["Be brief.", "Hi"], ["Be brief.", "Hi", first, "More"], ["Be brief.", "Hi"]]
+    assert first == third != second
+    assert seen.bodies[0]["seed"] == 3
+    assert "outpace" not in seen.bodies[0]
+    assert said.stderr.count("4 tokens, ") == said.stderr.count("ended by stop") == 3
+
+
+def test_chat_with_a_server_of_ours_says_what_speculation_did() -> None:
+    """Guards against a method that is not sent, and a report that is not shown."""
+    report = {"tokens_per_step": 2.5, "reused_tokens": 6, "steps": 2}
+
+    def answer(path: str, body: dict[str, Any]) -> Reply:
+        pages = {"/v1/outpace/methods": {"default": "lookup"}, "/v1/outpace/info": {"model": "m"}}
+        return streamed(["Yes"], report=report) if body else Reply([pages[path]])
+
+    with serving(answer) as seen:
+        said = _run("chat", "--url", seen.url, "--method", "recycle", "--budget", "4", lines="Hi\n")
+    assert seen.bodies[0]["outpace"] == {"method": "recycle", "budget": 4, "report": True}
+    assert "2.50 tokens per step, 6 of 7 prompt tokens reused, ended by stop" in said.stderr
+
+
+def test_chat_goes_on_behind_an_answer_that_broke_off() -> None:
+    """Guards against half an answer that stays in the conversation, and a script that takes it for a whole one."""
+    replies = [streamed(["Yes"]), Reply([b""], headers={"Content-Type": "text/event-stream"}), streamed(["Yes"])]
+    with serving(lambda path, body: replies.pop(0) if body else Reply([{}], 404)) as seen:
+        said = _run("chat", "--url", seen.url, lines="Hi\nTwo\nThree\n")
+    assert said.exit_code == 2
+    assert "error: endpoint=" in said.stderr
+    assert [message["content"] for message in seen.bodies[-1]["messages"]] == ["Hi", "Yes", "Three"]
+
+
+def test_ctrl_c_cancels_the_request_and_not_the_conversation() -> None:
+    """Guards against a server that computes on for nobody: the connection is closed, and the next line is answered."""
+    gate = Event()
+    replies = [streamed(["Half", "of it"], gate=gate), streamed(["Yes"])]
+    command = [sys.executable, "-c", "from outpace.cli import main; main()", "chat", "--url"]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with serving(lambda path, body: replies.pop(0) if body else Reply([{}], 404)) as seen:
+        pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with subprocess.Popen([*command, seen.url], text=True, env=environment, **pipes) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            try:
+                process.stdin.write("Hi\n")
+                process.stdin.flush()
+                assert process.stdout.read(4) == "Half"
+                process.send_signal(signal.SIGINT)
+                assert seen.gone.wait(20), "the server still has its client"
+                out, notes = process.communicate("Two\n", timeout=20)
+            finally:
+                gate.set()
+                process.kill()
+    assert process.returncode == 0
+    assert out.splitlines()[-1] == "Yes"
+    assert "ended by cancelled" in notes
+    assert [message["content"] for message in seen.bodies[1]["messages"]] == ["Hi", "Half", "Two"]
+
+
+def test_a_wrong_key_is_one_line() -> None:
+    """Guards against a traceback where the first look at a server fails."""
+    with serving(lambda path, body: Reply([{"error": {"message": "who are you?"}}], 401)) as seen:
+        error = _run("chat", "--url", f"{seen.url}/x", "--api-key", "k").exception
+    assert isinstance(error, ModelError)
+    assert "refuses the API key" in str(error)
+    assert seen.keys == ["Bearer k"]

@@ -1,0 +1,108 @@
+"""What lies in deploy/, against the server that it is for."""
+
+import json
+import re
+import shlex
+from configparser import ConfigParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+from prometheus_client import generate_latest
+
+from outpace import cli
+from outpace.serve.metrics import Metrics
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DASHBOARD = json.loads((DEPLOY / "grafana" / "outpace.json").read_text())
+
+
+class Nobody:
+    """An engine without requests."""
+
+    def occupancy(self) -> tuple[int, int, float]:
+        return 0, 0, 0.0
+
+
+def _panels() -> list[dict[str, Any]]:
+    return [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+
+
+def test_the_dashboard_asks_for_metrics_that_the_server_has() -> None:
+    """Guards against panels that stay empty because a name was misspelt or has changed."""
+    page = generate_latest(Metrics("m", Nobody()).registry).decode()
+    # Counters that have labels of their own have no line before their first count: the type is there.
+    types = dict(re.findall(r"^# TYPE (\S+) (\w+)$", page, re.MULTILINE))
+    parts = {"histogram": ("_bucket", "_sum", "_count"), "counter": ("",), "gauge": ("",)}
+    there = {name + part for name, kind in types.items() for part in parts[kind]}
+    asked = {name for panel in _panels() for one in panel["targets"] for name in re.findall(r"vllm:\w+", one["expr"])}
+    asked |= set(re.findall(r"vllm:\w+", json.dumps(DASHBOARD["templating"])))
+    assert len(asked) > 20
+    assert asked <= there, asked - there
+
+
+def test_the_dashboard_is_whole() -> None:
+    """Guards against panels that lie on each other, share a number, or ask a source of somebody else's."""
+    places: set[tuple[int, int]] = set()
+    for panel in DASHBOARD["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & places, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        places |= cells
+    assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
+    for panel in _panels():
+        for target in panel["targets"]:
+            assert target["datasource"]["uid"] == "${source}"
+            assert target["expr"].count("(") == target["expr"].count(")")
+            # Division by the counters of two models would otherwise find no partner, and show nothing.
+            assert "$model" in target["expr"]
+
+
+def _options(command: list[str]) -> dict[str, Any]:
+    """What `outpace serve` understands by a command line."""
+    serve = typer.main.get_command(cli.app).commands["serve"]  # type: ignore[attr-defined]
+    params: dict[str, Any] = serve.make_context("serve", command).params
+    return params
+
+
+def test_the_unit_starts_a_server_and_lets_it_drain() -> None:
+    """Guards against options that do not exist any more, and a unit that kills before the server is done."""
+    unit = ConfigParser(strict=False, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(DEPLOY / "outpace.service")
+    service = unit["Service"]
+    program, command, *rest = shlex.split(service["ExecStart"])
+    assert (Path(program).name, command) == ("outpace", "serve")
+    options = _options(rest)
+    assert options["host"] == "127.0.0.1"
+    assert service["KillSignal"] == "SIGTERM"
+    assert float(service["TimeoutStopSec"]) >= options["drain_timeout"] + 10
+    assert shlex.split(service["ExecStartPre"]) == [program, "models", "pull", options["model"]]
+
+
+def test_the_image_starts_a_server() -> None:
+    """Guards against an image that stops at its first line, or one that listens where nobody can reach it."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    entry, command = (
+        json.loads(re.findall(rf"^{word} (\[.*\])$", text, re.MULTILINE)[0]) for word in ("ENTRYPOINT", "CMD")
+    )
+    assert entry[:2] == ["outpace", "serve"]
+    options = _options([*entry[2:], *command])
+    assert (options["host"], options["port"]) == ("0.0.0.0", 8000)
+    assert "USER outpace" in text
+    assert "127.0.0.1:8000/ready" in text
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/ready", "/metrics"])
+def test_the_page_says_what_the_server_has(path: str) -> None:
+    """Guards against a page on deployment that leaves out what is watched."""
+    assert path in (DEPLOY.parent / "docs" / "deploying.md").read_text()
+
+
+def test_prometheus_collects_from_where_the_server_listens() -> None:
+    """Guards against a configuration that Prometheus cannot read, or that asks another port."""
+    (job,) = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["127.0.0.1:8000"]}]

@@ -1,0 +1,263 @@
+"""Servers under load: real sockets, a server that keeps count of what it is asked."""
+
+import json
+from threading import Event, Lock
+from time import sleep
+from typing import Any
+
+import pytest
+
+from outpace.bench.endpoint import EndpointPlan, EndpointRun
+from outpace.bench.endpoint_report import endpoint_line, endpoint_table, summarise_endpoint
+from outpace.bench.workload import WorkItem
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import SamplingParams
+from outpace.endpoint.client import Endpoint
+from outpace.endpoint.server import Server
+from tests.unit.endpoint.fake import Answer, Reply, serving, streamed
+
+ITEMS = (
+    WorkItem("one", "d", ("Hi.",)),
+    WorkItem("talk", "d", ("First?", "And then?")),
+    WorkItem("raw", "d", ("def f(",), raw=True),
+    *(WorkItem(f"more-{number}", "d", (f"Say {number}.",)) for number in range(5)),
+)
+PARAMS = SamplingParams(max_new_tokens=9, seed=4)
+OURS, THEIRS = Server("tiny", "lookup", {}), Server("tiny", None, {"version": "1"})
+REPORT = {"steps": 2, "drafted": 4, "accepted": 1, "accepted_per_depth": [1, 0], "reused_tokens": 5}
+REPORT |= {"by_origin": {"matched": 1, "bonus": 2}}
+MACHINE = {"hardware": "a machine"}
+
+
+def words(body: dict[str, Any]) -> list[str]:
+    """A model that says four words, which depend on the whole conversation."""
+    said = body["messages"] if "messages" in body else body["prompt"]
+    return [f" w{sum(map(ord, json.dumps(said))) % (at + 90)}" for at in range(4)]
+
+
+def honest(delay: float = 0.0) -> Answer:
+    """A server of ours that drafts unless it is asked not to."""
+
+    def answer(path: str, body: dict[str, Any]) -> Reply:
+        if not body:
+            return Reply([{}], 404)
+        sleep(delay)
+        report = REPORT if body.get("outpace", {}).get("method") == "lookup" else REPORT | {"drafted": 0, "accepted": 0}
+        return streamed(words(body), "messages" in body, report=report if "outpace" in body else None)
+
+    return answer
+
+
+def measured(answer: Answer, server: Server, **options: Any) -> tuple[list[dict[str, Any]], Any]:
+    """The records of a run, and what the server saw."""
+    plan = EndpointPlan(ITEMS, PARAMS, **{"levels": (1, 2), **options})
+    with serving(answer) as seen, Endpoint(seen.url) as endpoint:
+        run = EndpointRun(endpoint, server, plan, MACHINE)
+        return [record for group in run.groups() for record in group], seen
+
+
+def test_a_record_for_each_prompt_and_method() -> None:
+    """Guards against prompts or methods that are left out, prompts that a server knows from the level before, and
+    options that are not sent."""
+    records, seen = measured(honest(), OURS, methods=("lookup:budget=8", "recycle"))
+    methods = ("plain", "lookup:budget=8", "recycle")
+    assert sorted((one["index"], one["method"]) for one in records) == sorted(
+        (index, method) for index in range(len(ITEMS)) for method in methods
+    )
+    levels = {one["index"]: one["concurrency"] for one in records}
+    assert [levels[index] for index in range(len(ITEMS))] == [1, 1, 1, 2, 2, 2, 2, 2]
+    assert {body["outpace"]["method"] for body in seen.bodies} == set(methods)
+    assert all(body["model"] == "tiny" and body["seed"] == 4 and body["outpace"]["report"] for body in seen.bodies)
+    asked = [body["outpace"]["method"] for body in seen.bodies if body["max_tokens"] == 9]
+    turns = 1 + len(ITEMS)
+    assert [asked.count(method) for method in methods] == [2 * turns, turns, turns], "plain once more, alone"
+    assert all(record["equal"] for record in records)
+
+
+def test_what_speculation_did_is_recorded_as_the_server_reports_it() -> None:
+    """Guards against counts of one turn taken for the prompt's, and of a record taken for the level's."""
+    records, _ = measured(honest(), OURS)
+    (talk,) = (one for one in records if one["id"] == "talk" and one["method"] == "lookup")
+    assert (talk["steps"], talk["drafted"], talk["accepted_per_depth"], talk["reused_tokens"]) == (4, 8, [2, 0], 10)
+    assert (talk["new_tokens"], talk["tokens_per_step"], talk["by_origin"]) == (8, 6 / 4, {"matched": 2, "bonus": 4})
+    plain, lookup = summarise_endpoint(records)[:2]
+    assert (plain["method"], lookup["method"], lookup["told_by"]) == ("plain", "lookup", "report")
+    assert (plain["accepted_per_drafted"], lookup["accepted_per_drafted"]) == (None, 0.25)
+    assert lookup["tokens_per_step"] == 3 / 2
+    assert (plain["speedup"], plain["throughput_ratio"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("level", [1, 5])
+def test_so_many_are_in_flight(level: int) -> None:
+    """Guards against levels that are never reached, or passed."""
+    lock, open_now, most, reached = Lock(), [0], [0], Event()
+
+    def waiting(path: str, body: dict[str, Any]) -> Reply:
+        if body and body["max_tokens"] == 9:
+            with lock:
+                open_now[0] += 1
+                most[0] = max(most[0], open_now[0])
+                if open_now[0] == level:
+                    reached.set()
+            assert reached.wait(20)
+            with lock:
+                open_now[0] -= 1
+        return honest()(path, body)
+
+    measured(waiting, THEIRS, levels=(level,), check=False)
+    assert most == [level]
+
+
+def test_clocks() -> None:
+    """Guards against a TTFT that waits for the answer's end, and throughput that adds up requests that ran together."""
+
+    def slow(path: str, body: dict[str, Any]) -> Reply:
+        return honest(0.1)(path, body)
+
+    records = [record for level in (1, 8) for record in measured(slow, THEIRS, levels=(level,))[0]]
+    one, eight = summarise_endpoint(records)
+    assert 100 <= one["ttft_ms"] <= eight["ttft_p99_ms"]
+    assert one["tpot_ms"] < 50
+    assert eight["tokens_per_second"] > 2 * one["tokens_per_second"]
+    assert one["tokens_per_second"] <= 4 / 0.1
+
+
+def test_a_server_whose_answers_change_under_load_is_seen() -> None:
+    """Guards against an equality column that compares a run with itself, and one that is full where none is asked."""
+    lock, now = Lock(), [0]
+
+    def moody(path: str, body: dict[str, Any]) -> Reply:
+        if not body:
+            return Reply([{}], 404)
+        with lock:
+            now[0] += 1
+        sleep(0.05)
+        with lock:
+            is_alone = now[0] == 1
+        sleep(0.05)
+        with lock:
+            now[0] -= 1
+        return streamed(words(body) if is_alone else ["else"], "messages" in body)
+
+    (alone,) = summarise_endpoint(measured(moody, THEIRS, levels=(1,))[0])
+    (together,) = summarise_endpoint(measured(moody, THEIRS, levels=(8,))[0])
+    (unchecked,) = summarise_endpoint(measured(moody, THEIRS, levels=(8,), check=False)[0])
+    assert alone["equal"] == 1
+    assert together["equal"] < 0.2
+    assert unchecked["equal"] is None
+
+
+def test_all_continue_the_first_methods_conversation() -> None:
+    """Guards against later turns that are compared though they answer another conversation."""
+
+    def different(path: str, body: dict[str, Any]) -> Reply:
+        if not body:
+            return Reply([{}], 404)
+        return streamed(words(body) if body["outpace"]["method"] == "plain" else ["else"], "messages" in body)
+
+    records, seen = measured(different, OURS)
+    said = {json.dumps(body["messages"]) for body in seen.bodies if len(body.get("messages", ())) == 3}
+    assert len(said) == 1
+    assert "else" not in said.pop()
+    assert {(record["method"], record["equal"]) for record in records} == {("plain", True), ("lookup", False)}
+    assert {tuple(one["different_turns"]) for one in records if one["method"] == "lookup"} == {(0,), (0, 1)}
+
+
+def page(drafted: int, accepted: int) -> Reply:
+    """Counters as vLLM's."""
+    lines = []
+    for name, value in (("draft", drafted), ("accepted", accepted)):
+        lines += [f"# TYPE vllm:spec_decode_num_{name}_tokens_total counter"]
+        lines += [f'vllm:spec_decode_num_{name}_tokens_total{{engine="0"}} {value}']
+    lines += ["# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter"]
+    lines += [f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine="0",position="0"}} {accepted}', ""]
+    return Reply(["\n".join(lines).encode()], headers={"Content-Type": "text/plain"})
+
+
+def test_acceptance_of_other_servers_is_what_their_counters_grew_by() -> None:
+    """Guards against counters since the server's start, or the warm-up's, taken for the run's."""
+    asked, lock = [0], Lock()
+
+    def counting(path: str, body: dict[str, Any]) -> Reply:
+        with lock:
+            asked[0] += bool(body)
+        return honest()(path, body) if body else page(1000 + 6 * asked[0], 500 + asked[0])
+
+    records, _ = measured(counting, THEIRS, levels=(2,))
+    (one,) = summarise_endpoint(records)
+    turns = 1 + len(ITEMS)
+    assert (one["told_by"], one["accepted_per_drafted"], one["accepted_per_depth"]) == ("metrics", 1 / 6, [turns])
+    assert one["tokens_per_step"] == 3 / 2  # of 3 tokens behind the first 1 was accepted: 2 steps
+    assert {record["steps"] for record in records} == {None}
+
+
+def test_a_server_that_counts_nothing() -> None:
+    """Guards against counts of nothing where nothing is counted, and figures that fail for it."""
+
+    def silent(path: str, body: dict[str, Any]) -> Reply:
+        return streamed(words(body), "messages" in body, has_usage=False) if body else Reply([{}], 404)
+
+    records, _ = measured(silent, THEIRS)
+    rows = summarise_endpoint(records)
+    assert {record["prompt_tokens"] for record in records} == {None}
+    assert [(row["counted_by"], row["tokens_per_step"], row["reused"]) for row in rows] == [
+        (["pieces"], None, None)
+    ] * 2
+    assert sum(row["new_tokens"] for row in rows) == 4 * (1 + len(ITEMS))
+    assert "server" in endpoint_line(rows)
+    assert endpoint_table(rows, "t").row_count == 2
+
+
+def test_a_run_goes_on_where_it_stopped() -> None:
+    """Guards against answers asked for twice."""
+    plan = EndpointPlan(ITEMS, PARAMS, (1, 2), ("lookup",))
+    with serving(honest()) as seen, Endpoint(seen.url) as endpoint:
+        whole = list(EndpointRun(endpoint, OURS, plan, MACHINE).groups())
+        asked = len(seen.bodies)
+        rest = list(EndpointRun(endpoint, OURS, plan, MACHINE).groups(whole[0]))
+        assert len(seen.bodies) - asked == 2 + 5 * 3, "the warm-up, and the second level"
+        assert list(EndpointRun(endpoint, OURS, plan, MACHINE).groups(whole[0] + rest[0])) == []
+    assert [record["id"] for record in rest[0]] == [record["id"] for record in whole[1]]
+
+
+def test_one_failure_ends_the_run() -> None:
+    """Guards against figures of the requests that worked, and a run that asks on for an hour."""
+
+    def failing(path: str, body: dict[str, Any]) -> Reply:
+        if body.get("prompt"):
+            return Reply([{"error": {"message": "no completions here"}}], 400)
+        return honest(0.01)(path, body)
+
+    with pytest.raises(InvalidRequest, match="no completions here"):
+        measured(failing, THEIRS, levels=(2,))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"levels": (0,)}, "concurrency='0'"),
+        ({"levels": (2, 2)}, "each once"),
+        ({"levels": (1, 8)}, r"concurrency='1,8': the workload has 8 prompts, .* at least 9"),
+    ],
+)
+def test_levels_that_cannot_be(options: dict[str, Any], said: str) -> None:
+    """Guards against a figure of 32 requests in flight where there were never more than 8."""
+    with pytest.raises(InvalidRequest, match=said):
+        EndpointPlan(ITEMS, PARAMS, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"methods": ("lookup",)}, "methods='lookup'"), ({"budget": 4}, "budget=4")]
+)
+def test_methods_of_servers_that_have_none(options: dict[str, Any], said: str) -> None:
+    """Guards against methods that a server of others would ignore, and a table that says it used them."""
+    with pytest.raises(InvalidRequest, match=f"{said}: the server at .* is not outpace's"):
+        measured(honest(), THEIRS, **options)
+
+
+def test_warm_prompts_are_asked_and_not_measured() -> None:
+    """Guards against warm prompts in the figures."""
+    warm = (WorkItem("warm", "d", ("Warm?", "Warmer?")),)
+    records, seen = measured(honest(), OURS, warm_items=warm, levels=(1,))
+    assert {record["id"] for record in records} == {item.id for item in ITEMS}
+    assert sum("Warm?" in json.dumps(body) for body in seen.bodies) == 4

@@ -1,0 +1,190 @@
+"""A client against servers over real sockets, well-behaved and otherwise."""
+
+import re
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.params import SamplingParams
+from outpace.endpoint import client
+from outpace.endpoint.client import Endpoint, ServerAway
+from outpace.endpoint.requests import sampling_fields
+from outpace.endpoint.server import find_server
+from tests.unit.endpoint.fake import Reply, event, serving, streamed
+
+PATH = "chat/completions"
+STREAM = {"Content-Type": "text/event-stream"}
+
+
+def _ask(url: str, **options: Any) -> str:
+    with Endpoint(url, **options) as endpoint, endpoint.stream(PATH, {"messages": []}) as stream:
+        return "|".join(stream)
+
+
+def test_an_answer_comes_piece_by_piece_with_its_facts() -> None:
+    """Guards against usage, finish reason or report that are lost in chunks without text."""
+    with serving(lambda path, body: streamed(["He", "llo"], report={"steps": 1})) as seen, Endpoint(seen.url) as one:
+        with one.stream(PATH, {"messages": []}) as stream:
+            assert list(stream) == ["He", "llo"]
+        assert (stream.text, stream.pieces, stream.finish_reason) == ("Hello", 2, "stop")
+        assert stream.usage["completion_tokens"] == 2
+        assert stream.report == {"steps": 1}
+    assert seen.bodies[0]["stream_options"] == {"include_usage": True}
+
+
+def test_thoughts_are_text_too() -> None:
+    """Guards against a model that thinks for a minute and seems to have a first token only then."""
+    chunks = [{"choices": [{"delta": {"reasoning_content": "Hm."}}]}, {"choices": [{"delta": {"content": "Yes"}}]}]
+    end = {"choices": [{"delta": {"content": None}, "finish_reason": "stop"}]}
+    with serving(lambda path, body: Reply([event(chunk) for chunk in [*chunks, end]], headers=STREAM)) as seen:
+        assert _ask(seen.url) == "Hm.|Yes"
+
+
+@pytest.mark.parametrize(
+    ("reply", "kind", "said"),
+    [
+        (
+            Reply([{"error": {"message": "Bad key"}}], 401),
+            ModelError,
+            "wants an API key: HTTP 401: Bad key; give --api",
+        ),
+        (Reply([{"detail": "Not Found"}], 404), ModelError, r"HTTP 404: Not Found; is this the base .*have this model"),
+        (Reply([{"error": {"message": "No 'x'", "param": "x"}}], 400), InvalidRequest, "^HTTP 400: No 'x'$"),
+        (Reply([{"error": {"message": "broken"}}], 500), ModelError, "HTTP 500: broken"),
+        (
+            Reply([b"<html>hello</html>"], headers={"Content-Type": "text/html"}),
+            ModelError,
+            "no OpenAI.*text/html.*hello",
+        ),
+        (Reply([{"choices": []}]), ModelError, "no OpenAI-compatible stream, but application/json"),
+        (Reply([event("nonsense")], headers=STREAM), ModelError, "no OpenAI-compatible chunk .*nonsense"),
+        (Reply([event(["a list"])], headers=STREAM), ModelError, "no OpenAI-compatible chunk .*a list"),
+        (Reply([event({"error": {"message": "out of memory"}})], headers=STREAM), ModelError, "out of memory"),
+        (streamed(["He", "llo"], breaks_off=True), None, ""),
+        (
+            Reply(streamed(["He"]).pieces[:2], headers=STREAM, breaks_off=True),
+            ModelError,
+            "broke off after 2 characters",
+        ),
+        (
+            Reply(streamed(["He"]).pieces[:2], headers=STREAM),
+            ModelError,
+            "after 2 characters: it ended without a finish",
+        ),
+    ],
+)
+def test_what_a_server_does_wrong_is_one_line(reply: Reply, kind: type[Exception] | None, said: str) -> None:
+    """Guards against tracebacks, and against half an answer taken for a whole one. Behind [DONE] nothing matters."""
+    with serving(lambda path, body: reply) as seen:
+        if kind is None:
+            assert _ask(seen.url) == "He|llo"
+        else:
+            with pytest.raises(kind, match=said):
+                _ask(seen.url)
+
+
+def test_a_busy_server_is_asked_again_when_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a 429 that ends a run, and against a client that does not wait as long as it is asked to."""
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.0)
+    busy = [Reply([{}], 429, {"Retry-After": "1"}), Reply([{}], 503)]
+    with serving(lambda path, body: busy.pop(0) if busy else streamed(["yes"])) as seen, Endpoint(seen.url) as endpoint:
+        start = perf_counter()
+        with endpoint.stream(PATH, {"messages": []}) as stream:
+            assert "".join(stream) == "yes"
+        assert stream.retries == 2
+    assert perf_counter() - start >= 1
+
+
+def test_a_server_that_stays_busy_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against waiting for ever."""
+    monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.0)
+    with serving(lambda path, body: Reply([{"error": {"message": "full"}}], 429)) as seen:
+        with pytest.raises(ServerAway, match="HTTP 429: full, 4 times"):
+            _ask(seen.url)
+        assert len(seen.bodies) == client.ATTEMPTS
+
+
+def test_nobody_there() -> None:
+    """Guards against a traceback of the HTTP library for a wrong port, and against waiting for it."""
+    with serving(lambda path, body: Reply([{}])) as seen:
+        pass
+    with pytest.raises(ServerAway, match=r"nobody answers .*is the server running"):
+        _ask(seen.url)
+
+
+@pytest.mark.parametrize("url", ["localhost:8000", "ftp://host/v1", "http://", "http://host:port/v1"])
+def test_addresses_that_are_none(url: str) -> None:
+    """Guards against a request that cannot be sent, and an error of the HTTP library for it."""
+    with pytest.raises(InvalidRequest, match=re.escape(f"endpoint={url!r}: ")):
+        Endpoint(url)
+
+
+def test_the_base_may_be_the_host_alone() -> None:
+    """Guards against 404 for the address that a server prints when it starts; other bases are taken as they are."""
+    assert Endpoint("http://host:8000").url == Endpoint("http://host:8000/").url == "http://host:8000/v1"
+    assert Endpoint("https://host/api/v3/").url == "https://host/api/v3"
+
+
+def test_the_key_is_sent_and_no_message_says_it() -> None:
+    """Guards against a key that is not sent, or that stands in a log."""
+    no = Reply([{"error": {"message": "no"}}], 403)
+    with serving(lambda path, body: no) as seen, pytest.raises(ModelError, match="refuses the API key") as raised:
+        _ask(seen.url, api_key="secret-1")
+    assert seen.keys == ["Bearer secret-1"]
+    assert "HTTP 403: no" in str(raised.value)
+    assert "secret-1" not in str(raised.value)
+
+
+def test_what_a_server_is() -> None:
+    """Guards against our extension sent to servers of others, and against a server of ours not known as one."""
+    pages = {"/v1/outpace/methods": {"default": "lookup", "methods": [{"name": "lookup"}]}}
+    pages |= {"/v1/outpace/info": {"model": "m"}, "/version": {"version": "1.0"}}
+
+    def answer(path: str, body: dict[str, Any]) -> Reply:
+        return Reply([pages[path]]) if path in pages else Reply([{"detail": "Not Found"}], 404)
+
+    with serving(answer) as seen, Endpoint(seen.url) as endpoint:
+        server = find_server(endpoint)
+        assert (server.model, server.default_method, server.facts) == ("m", "lookup", {"model": "m"})
+        del pages["/v1/outpace/methods"]
+        server = find_server(endpoint, "other")
+        assert (server.model, server.is_outpace, server.facts) == ("other", False, {"version": "1.0"})
+
+
+@pytest.mark.parametrize(
+    ("page", "kind", "said"),
+    [
+        (b"<html>", ModelError, "no OpenAI-compatible server, its /models says '<html>'"),
+        ({"data": "none"}, ModelError, "no OpenAI-compatible server"),
+        ({"data": [{"id": "a"}, {"id": "b"}]}, InvalidRequest, "the server has a, b; name one"),
+        ({"data": []}, InvalidRequest, "the server has none; name one"),
+    ],
+)
+def test_servers_that_do_not_say_their_model(page: Any, kind: type[Exception], said: str) -> None:
+    """Guards against a web page taken for a server of models, and against a model that nobody chose."""
+    answer = Reply([page])
+    with (
+        serving(lambda path, body: answer) as seen,
+        Endpoint(f"{seen.url}/api") as one,
+        pytest.raises(kind, match=said),
+    ):
+        find_server(one)
+
+
+def test_fields_at_their_defaults_are_not_sent() -> None:
+    """Guards against servers that refuse fields which the user did not set."""
+    assert sampling_fields(SamplingParams(9)) == {"max_tokens": 9, "temperature": 0.0}
+    params = SamplingParams(9, 0.5, 3, 0.9, 0.1, 7, stop=("x",), presence_penalty=1.0, ignore_eos=True)
+    assert sampling_fields(params) == {
+        "max_tokens": 9,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "seed": 7,
+        "stop": ("x",),
+        "presence_penalty": 1.0,
+        "ignore_eos": True,
+    }
