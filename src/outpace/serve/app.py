@@ -132,7 +132,9 @@ def _add_signs_of_life(app: FastAPI, service: Service) -> None:
 def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
-        request.scope["state"]["told"] |= {"error": error.body.message[:500]}
+        # Messages of 4xx repeat what was sent, of which the log must not tell.
+        said = error.body.message if error.status >= 500 or service.settings.log_prompts else error.body.code
+        request.scope["state"]["told"] |= {"error": said, "param": error.body.param}
         return JSONResponse(error.as_dict(), error.status, error.headers)
 
     @app.exception_handler(HTTPException)

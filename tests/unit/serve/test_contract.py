@@ -42,4 +42,4 @@ def test_generated_requests(case: Any, short: Served) -> None:
 
     That what fits the schema is accepted is not asked: fields exclude each other in ways that it cannot say.
     """
-    case.call_and_validate(base_url=short.url, excluded_checks=[positive_data_acceptance])
+    case.call_and_validate(base_url=short.url, timeout=120, excluded_checks=[positive_data_acceptance])

@@ -193,7 +193,9 @@ def test_ids_logs_and_prompts(model: Model) -> None:
     with serving(model) as one:
         assert one.post(secret, headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
         assert one.post(secret, headers={"x-request-id": "a b"}).headers["x-request-id"] != "a b"
-        wait_until(lambda: sum(line["event"] == "request" for line in one.log.lines) == 2)
+        one.post(CHAT | {"messages": [{"role": "user", "content": ["my secret"]}]})
+        one.post(CHAT | {"messages": "my secret"})
+        wait_until(lambda: sum(line["event"] == "request" for line in one.log.lines) == 4)
         (line,) = [line for line in one.log.lines if line.get("request_id") == "abc-1"]
         assert (line["path"], line["status"]) == ("/v1/chat/completions", 200)
         assert "secret" not in str(one.log.lines)

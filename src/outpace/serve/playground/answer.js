@@ -2,8 +2,8 @@
 
 export const ORIGINS = {
   drafted: { name: "drafted", about: "by a draft model or head" },
-  retrieved: { name: "retrieved", about: "from what the model ranked high before" },
-  matched: { name: "matched", about: "with text that stood there before" },
+  retrieved: { name: "retrieved", about: "its earlier runners-up" },
+  matched: { name: "matched", about: "repeats text from before" },
   forced: { name: "forced", about: "by the grammar" },
   bonus: { name: "the model's own", about: "said, not guessed" },
 };
