@@ -66,6 +66,19 @@ def test_a_drafter_that_nobody_trained(target: Path, random_drafter: Path) -> No
     assert found["drafter"].figures["taps"] == (1, 2)
 
 
+def test_the_memory_of_a_table_of_gates_is_said(target: Path, random_drafter: Path) -> None:
+    """Guards against gigabytes that nobody is told of, or is told wrongly."""
+    text = "domino:gate_table=on"
+    model = outpace.load(str(target), text, drafter=str(random_drafter), dtype="float32", device="cpu")
+    proposer: Any = model.proposer(text)
+    facts, plain = drafter_of(model, text), drafter_of(model, "domino")
+    assert facts is not None
+    assert plain is not None
+    assert (facts.table_bytes, plain.table_bytes) == (proposer.source._table.nbytes, 0)
+    said = drafter(replace(facts, table_bytes=930_000_000), race(model, text, read_workload("builtin:1"), 4).drafted)
+    assert "0.93 GB of gates in a table" in said.measured
+
+
 def test_a_model_without_a_chat_template(target: Path, random_drafter: Path, tmp_path: Path) -> None:
     """Guards against a doctor who cannot ask such a model, and a drafter used without what it was trained with."""
     folder = save_tiny_model(tmp_path / "bare", eos_token_id=None, generation_eos=None)

@@ -75,10 +75,10 @@ def counted(pair: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     run = PackedModel.run_tapped
 
-    def count(self: PackedModel, parts: Sequence[Part], taps: Any) -> Any:
+    def count(self: PackedModel, parts: Sequence[Part], taps: Any, captured: bool = True) -> Any:
         if self is pair.drafters.language_model():
             rows.append(sum(len(part.tokens) for part in parts))
-        return run(self, parts, taps)
+        return run(self, parts, taps, captured)
 
     monkeypatch.setattr(PackedModel, "run_tapped", count)
     return rows
