@@ -54,7 +54,8 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
         for index, verdict in verdicts.items():
             session = sessions[index]
             gained = [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]
-            retrieved = sum(node >= trees[index].drafted for node in verdict.path)
+            drafted = trees[index].drafted
+            retrieved = sum(node >= drafted for node in verdict.path)
             gains[index].emit(gained, logprobs(session, outputs[index], verdict.path, gained), retrieved)
     with phase("observe"):
         observe(sessions, trees, outputs, verdicts)
@@ -150,12 +151,14 @@ def keep_sound(
     Only nodes on the path count: plain decoding would never have looked at the others. NaN and infinity sort first,
     so the top logit tells.
     """
-    finite = torch.cat([torch.isfinite(output.top_logits[:, 0]) for output in outputs]).tolist()
+    is_finite = bool(torch.isfinite(torch.cat([output.top_logits[:, 0] for output in outputs])).all())
     sound: dict[int, Verdict] = {}
     for index, (gain, output, verdict) in enumerate(zip(gains, outputs, verdicts, strict=True)):
         session = gain.session
-        nodes, finite = finite[: len(output.top_logits)], finite[len(output.top_logits) :]
-        depth = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
+        depth = None
+        if not is_finite:
+            nodes = torch.isfinite(output.top_logits[:, 0]).tolist()
+            depth = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
         if depth is None and verdict.next_token != NO_TOKEN:
             sound[index] = verdict
         elif depth is None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from torch import device
+from torch import device, tensor
 
 from outpace.core.prices import Prices, shared
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
@@ -134,7 +134,12 @@ class Union:
 
     def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         started = perf_counter()
-        grown = self._without_trees(requests) or self._with_trees(states, requests)
+        if self._goes_without(requests):
+            self._draft_worth.pause()
+            for state in states:
+                state.named = ({},)
+            return [DraftTree.chain(tensor([request.ids[-1]], device=self._device)) for request in requests]
+        grown = self._with_trees(states, requests)
         graft_ms = (perf_counter() - started) * 1e3 - self._drafting_ms
         trees = []
         for index, state in enumerate(states):
@@ -142,15 +147,12 @@ class Union:
             trees.append(tree)
         return trees
 
-    def _without_trees(self, requests: Sequence[DraftRequest]) -> dict[int, Growth]:
-        """The pending tokens alone, where nothing else is worth its time; else nothing."""
-        self._drafting_ms = 0.0
+    def _goes_without(self, requests: Sequence[DraftRequest]) -> bool:
+        """Whether nothing is worth its time but the pending tokens."""
         prices = _prices_of(requests)
         if prices is None or any(request.prices is None for request in requests):
-            return {}
-        if self._round_worth.pays(len(requests), prices.rate / prices.pace):
-            return {}
-        return {index: Growth([request.ids[-1]]) for index, request in enumerate(requests)}
+            return False
+        return not self._round_worth.pays(len(requests), prices.rate / prices.pace)
 
     def _with_trees(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
         """By request, its tree."""
@@ -262,7 +264,8 @@ class Union:
         lessons = []
         for state, observation in zip(states, observations, strict=True):
             path, next_token = observation.verdict.path, observation.verdict.next_token
-            said = [*observation.tree.tokens[list(path[1:])].tolist(), next_token]
+            accepted = observation.tree.tokens.tolist() if len(path) > 1 else []
+            said = [*(accepted[node] for node in path[1:]), next_token]
             lessons.append(state.acceptance.lesson(state.named, path, said))
         learn_together([lesson for lesson in lessons if lesson is not None])
 

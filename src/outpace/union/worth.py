@@ -64,6 +64,11 @@ class DraftWorth:
         self._skipped: dict[int, int] = {}
         self._pays: dict[int, bool] = {}
         self._ms: dict[int, float] = {}  # by number of requests
+        self._goes_on = True
+
+    def pause(self) -> None:
+        """A round goes without a draft: the next one catches up with the target first, which others do not."""
+        self._goes_on = False
 
     def pays(self, without: Sequence[float], rate: float) -> bool:
         """Whether to draft for some requests together.
@@ -82,6 +87,8 @@ class DraftWorth:
         if self._pays[key]:
             return True
         self._skipped[key] = (self._skipped.get(key, 0) + 1) % _PROBED
+        if self._skipped[key]:
+            self.pause()
         return self._skipped[key] == 0
 
     def learn(self, without: Sequence[float], having: Sequence[float], ms: float) -> None:
@@ -96,7 +103,10 @@ class DraftWorth:
             size, brought = _size(less), max(more - less, 0.0)
             self._seen += 1
             self._brought[size] = averaged(self._brought.get(size), brought)
-        self._ms[len(without)] = averaged(self._ms.get(len(without)), ms)
+        known = self._ms.get(len(without))
+        if self._goes_on or known is None or ms < known:
+            self._ms[len(without)] = averaged(known, ms)
+        self._goes_on = True
 
     def _expected(self, size: int) -> float:
         """What a draft adds to a round; of a size that was not seen, what it adds to those of the nearest."""
