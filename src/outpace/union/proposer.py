@@ -107,7 +107,7 @@ class Union:
         self._plan, self._device = plan, device
         self.rejected = (rejected or sampled).copy()
         self._draft_worth, self._round_worth = DraftWorth(), RoundWorth()
-        self._drafting_ms = 0.0
+        self._drafting_ms = self._learning_ms = 0.0
         self._is_compiled = loaded_kernels() is not None
         self._worths: dict[int, float] = {}  # by request, of this round's trees without a draft
 
@@ -215,7 +215,7 @@ class Union:
         taken, worth = shared(list(priced.values()), [grown[index].gains for index in priced])
         for index, count in zip(priced, taken, strict=True):
             grown[index].cut(count)
-        self._round_worth.learn(len(requests), worth, (perf_counter() - started) * 1e3)
+        self._round_worth.learn(len(requests), worth, (perf_counter() - started) * 1e3 + self._learning_ms)
 
     def _new_text(self) -> TextMatch | NativeText:
         return NativeText() if self._is_compiled else TextMatch()
@@ -261,13 +261,14 @@ class Union:
     def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
         self.base.observe([state.of_base for state in states], observations)
         self.matrix.observe([state.matrix for state in states], observations)
-        lessons = []
+        started, lessons = perf_counter(), []
         for state, observation in zip(states, observations, strict=True):
             path, next_token = observation.verdict.path, observation.verdict.next_token
             accepted = observation.tree.tokens.tolist() if len(path) > 1 else []
             said = [*(accepted[node] for node in path[1:]), next_token]
             lessons.append(state.acceptance.lesson(state.named, path, said))
         learn_together([lesson for lesson in lessons if lesson is not None])
+        self._learning_ms = (perf_counter() - started) * 1e3
 
     def reset(self) -> None:
         self.base.reset()

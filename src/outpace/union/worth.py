@@ -20,7 +20,6 @@ class RoundWorth:
         self._ms: dict[int, float] = {}
         self._seen: dict[int, int] = {}
         self._skipped: dict[int, int] = {}
-        self._pays: dict[int, bool] = {}
 
     def pays(self, requests: int, rate: float) -> bool:
         """Whether to grow trees in this round.
@@ -32,9 +31,7 @@ class RoundWorth:
         seen = self._seen.get(requests, 0)
         if seen < _FIRST or seen % _FIRST:  # a look is some rounds long: texts are known by then
             return True
-        share = _STAYS if self._pays.get(requests, True) else 1.0
-        self._pays[requests] = self._brought[requests] > share * rate * self._ms[requests]
-        if self._pays[requests]:
+        if self._brought[requests] > rate * self._ms[requests]:
             return True
         self._skipped[requests] = (self._skipped.get(requests, 0) + 1) % _PROBED
         return self._skipped[requests] == 0
@@ -45,7 +42,7 @@ class RoundWorth:
         Args:
             requests: of the round.
             brought: rounds' gains beyond what the nodes cost.
-            ms: that it took to propose them.
+            ms: that it took to propose them, and to learn from those of the round before.
         """
         self._seen[requests] = self._seen.get(requests, 0) + 1
         self._brought[requests] = averaged(self._brought.get(requests), brought)

@@ -120,7 +120,8 @@ def test_it_does_not_change_its_mind_for_little() -> None:
 @pytest.mark.parametrize("times", [{"pass": 5.0, "row": 0.0}, {"pass": 5.0, "row": 0.7}, {"pass": 0.5, "row": 90.0}])
 def test_lossless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: dict[str, float], temperature: float) -> None:
     """Guards against an answer that follows the clock."""
-    monkeypatch.setattr(Pricing, "learn", lambda *args, **kwargs: None)  # a toy's passes take no time
+    for clock in (Pricing, RoundWorth):
+        monkeypatch.setattr(clock, "learn", lambda *args, **kwargs: None)  # a toy's passes take no time
     params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in range(len(PROMPTS))]
 
     def make_engine() -> Engine:
