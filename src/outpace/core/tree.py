@@ -145,7 +145,7 @@ class DraftTree:
     def __post_init__(self) -> None:
         if self.tokens.dtype != torch.int64 or self.tokens.ndim != 1:
             raise ValueError(f"tokens must be int64 [N], got {self.tokens.dtype} {tuple(self.tokens.shape)}")
-        if len(self.tokens) != len(self.topology):
+        if self.tokens.shape[0] != len(self.topology.parents):
             raise ValueError(f"{len(self.tokens)} tokens on a topology of {len(self.topology)} nodes")
         if not self.origins:
             object.__setattr__(self, "origins", origins_of("drafted", len(self.topology)))
@@ -166,7 +166,7 @@ class DraftTree:
         return DraftTree(tokens, Topology.chain(count), draft_probs, origins=origins_of(origin, count))
 
     def __len__(self) -> int:
-        return len(self.topology)
+        return len(self.topology.parents)
 
     def without_unsayable(self, ends: Collection[int], tokens: Sequence[int]) -> "DraftTree":
         """The tree without the nodes below a drafted token that ends the request: nobody will ever say them.

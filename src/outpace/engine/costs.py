@@ -21,6 +21,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Of the passes that are measured; times between them are on the line."""
 _REPEATS, _SECONDS = 5, 1.0  # each size at most so often, and once more only within so long
 _REMEMBERED = 31  # rounds whose median is believed
+_CREDIBLE, _BENT = 1.5, 0.05  # a round's time over what was expected, and how much of that is taken over
 _REFRESHED = 8  # rounds after which times are worked out again
 
 
@@ -74,10 +75,23 @@ class PassCosts:
             ms: that the pass took.
         """
         factors = self._factors.setdefault(context.bit_length(), deque(maxlen=_REMEMBERED))
-        factors.append(ms / self._base(rows))
+        base, factor = self._base(rows), median(factors) if factors else None
+        factors.append(ms / base)
+        if factor is not None:
+            self._bend(rows, ms / (base * factor))
         self._rounds += 1
         if self._rounds % _REFRESHED == 0:
             self._times.clear()
+
+    def _bend(self, rows: int, ratio: float) -> None:
+        """Correct what was measured for so many rows against other numbers of rows: a machine that was busy at the
+        first request makes rows cheaper or dearer than they are. Rounds that something else cut into do not count."""
+        if not 1 / _CREDIBLE < ratio < _CREDIBLE:
+            return
+        index = min(range(len(ROWS)), key=lambda place: abs(ROWS[place] - rows))
+        moved = self._measured[index] * ratio**_BENT
+        below, above = self._measured[:index], self._measured[index + 1 :]
+        self._measured = [*(min(ms, moved) for ms in below), moved, *(max(ms, moved) for ms in above)]
 
     def times(self, requests: int, context: int, nodes: int) -> PassTimes:
         """Times of passes of some requests with 0 to `nodes` drafted nodes of all together."""

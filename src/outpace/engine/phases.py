@@ -33,18 +33,20 @@ class Phases:
             gains: of the requests.
             trees: that they verified.
         """
+        took = [(f"{name}_ms", seconds * 1e3) for name, seconds in self._seconds.items()]
         for gain, tree in zip(gains, trees, strict=True):
-            metrics = gain.metrics
+            metrics, drafted = gain.metrics, len(tree) - 1
             metrics.steps += 1
-            metrics.drafted += len(tree) - 1
+            metrics.drafted += drafted
             metrics.retrieved += tree.retrieved
             metrics.forced += tree.forced
             metrics.draft_passes += tree.draft_passes
-            metrics.plain_steps += len(tree) == 1
+            metrics.plain_steps += drafted == 0
             metrics.graft_ms += tree.graft_ms
             if gain.session.constraint is not None:
                 metrics.grammar_ms += gain.session.constraint.take_ms()
-            for name, seconds in self._seconds.items():
-                setattr(metrics, f"{name}_ms", getattr(metrics, f"{name}_ms") + seconds * 1e3)
+            counted = vars(metrics)
+            for name, ms in took:
+                counted[name] += ms
             if gain.error is None:
                 metrics.decode_ms = gain.since_first_token(self._last)

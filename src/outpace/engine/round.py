@@ -165,12 +165,14 @@ def keep_sound(
     so the top logit tells. Where no token is left behind accepted drafts, the answer may have ended before: the last of
     them is then what this round ends with, and the next one, if it comes, finds no token.
     """
-    finite = torch.cat([torch.isfinite(output.top_logits[:, 0]) for output in outputs]).tolist()
+    is_finite = bool(torch.isfinite(torch.cat([output.top_logits[:, 0] for output in outputs])).all())
     sound: dict[int, Verdict] = {}
     for index, (gain, output, verdict) in enumerate(zip(gains, outputs, verdicts, strict=True)):
         session = gain.session
-        nodes, finite = finite[: len(output.top_logits)], finite[len(output.top_logits) :]
-        depth = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
+        depth = None
+        if not is_finite:
+            nodes = torch.isfinite(output.top_logits[:, 0]).tolist()
+            depth = next((depth for depth, node in enumerate(verdict.path) if not nodes[node]), None)
         if depth is None and verdict.next_token == NO_TOKEN and verdict.accepted_drafts:
             sound[index] = Verdict(verdict.path[:-1], tokens[index][verdict.path[-1]])
         elif depth is None and verdict.next_token != NO_TOKEN:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from outpace.core.events import RequestMetrics, StepEvent, TokenLogprob
@@ -106,9 +107,10 @@ class Session:
         """Tokens that may still be emitted."""
         return self.params.max_new_tokens - (len(self.ids) - len(self.prompt_ids))
 
-    @property
+    @cached_property
     def stream(self) -> Stream:
-        """The randomness for a tree rooted at the pending token: its successor goes to position len(ids)."""
+        """The randomness for a tree rooted at the pending token: its successor goes to position len(ids). It follows
+        the ids as they grow."""
         return Stream(
             self.params,
             self.seed,

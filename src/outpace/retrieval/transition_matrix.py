@@ -171,6 +171,9 @@ class MatrixLearner:
             above += [one.before, *(said[start + parent] for parent in one.tree.topology.parents[1:])]
         before = tokens.new_tensor(above)
         top_ids = [observation.outputs.top_ids for observation in observations]
+        if all(state is states[0] for state in states):
+            states[0].update(tokens, torch.cat(top_ids), before)
+            return
         _teach(states, tokens.split(sizes), top_ids, before.split(sizes))
 
     def reset(self) -> None:

@@ -14,7 +14,7 @@ from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.sampling.scores import Best, Pool
 from outpace.sources.best import awaited_by, best_ids, counts_scores_alone, own_scores_of
-from outpace.sources.block_state import BlockState
+from outpace.sources.block_state import BlockState, features_along
 from outpace.sources.native_head import HeadRows, HeadStep, NativeHead, Picked, native_head
 from outpace.sources.native_nets import native_block
 from outpace.sources.rollout.chains import Chains
@@ -110,15 +110,14 @@ class BlockSource(BaseSource):
         self.slots.kv.truncate(state.slot, length)
         missing = length - self.slots.kv.lengths[state.slot]
         state.waiting = [torch.cat(state.waiting)[:missing]] if missing and state.waiting else []
+        state.waiting_rows = sum(map(len, state.waiting))
         state.is_beyond = state.waiting_rows < missing
 
     def prefill(self, states: Sequence[BlockState], chunks: Sequence[PromptChunk]) -> None:
         self._take_in(states, [chunk.features for chunk in chunks])
 
     def observe(self, states: Sequence[BlockState], observations: Sequence[Observation]) -> None:
-        found = [observation.outputs.features for observation in observations]
-        paths = [torch.tensor(observation.verdict.path) for observation in observations]
-        self._take_in(states, [None if rows is None else rows[path] for rows, path in zip(found, paths, strict=True)])
+        self._take_in(states, [features_along(observation) for observation in observations])
 
     def begin(self, states: Sequence[BlockState], requests: Sequence[DraftRequest]) -> list[int]:
         for state, request in zip(states, requests, strict=True):
@@ -284,7 +283,8 @@ class BlockSource(BaseSource):
             count = state.waiting_rows + len(rows)
             state.is_beyond = state.is_beyond or self.slots.kv.lengths[state.slot] + count > self._limit
             if not state.is_beyond:
-                state.waiting = [*state.waiting, rows]
+                state.waiting.append(rows)
+                state.waiting_rows = count
             if count >= _WAITING:
                 many.append(state)
         self._absorb(many)
@@ -302,7 +302,7 @@ class BlockSource(BaseSource):
         else:
             self._append(fitting, rows, parts)
         for state in states:
-            state.waiting = []
+            state.waiting, state.waiting_rows = [], 0
 
     def _append(self, fitting: Sequence[tuple[int, Tensor]], rows: Tensor, parts: Sequence[Rows]) -> None:
         """The same by the net's own modules."""

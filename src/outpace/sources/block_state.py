@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.core.protocols import DraftRequest
+from outpace.core.protocols import DraftRequest, Observation
 
 
 @dataclass(eq=False)
@@ -25,6 +25,7 @@ class BlockState:
         rolled: [D] tokens and scores of a chain that was drafted in one go, if it was.
         paths: drafted tokens down to each of them, kept only for requests whose options look back.
         waiting: [n, taps * H] features of committed positions that are not yet context.
+        waiting_rows: how many positions that are.
         is_beyond: the context has outgrown the net; nothing is drafted any more.
     """
 
@@ -40,15 +41,19 @@ class BlockState:
     rolled: tuple[Tensor, Tensor] | None = None
     paths: list[list[int]] = field(default_factory=list)
     waiting: list[Tensor] = field(default_factory=list)
+    waiting_rows: int = 0
     is_beyond: bool = False
-
-    @property
-    def waiting_rows(self) -> int:
-        """Positions that are not yet context."""
-        return sum(map(len, self.waiting))
 
     @property
     def asked(self) -> DraftRequest:
         """The request of this round."""
         assert self.request is not None, "begin() comes before expand()"
         return self.request
+
+
+def features_along(observation: Observation) -> Tensor | None:
+    """[n, taps * H] the target's features at the nodes that were accepted; None where none were asked for."""
+    features, path = observation.outputs.features, observation.verdict.path
+    if features is None or len(path) == 1:
+        return None if features is None else features[:1]
+    return features[torch.tensor(path)]

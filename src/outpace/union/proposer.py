@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
-from torch import device
+from torch import device, tensor
 
 from outpace.core.prices import Prices, shared
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
@@ -107,7 +107,7 @@ class Union:
         self._plan, self._device = plan, device
         self.rejected = (rejected or sampled).copy()
         self._draft_worth, self._round_worth = DraftWorth(), RoundWorth()
-        self._drafting_ms = 0.0
+        self._drafting_ms = self._learning_ms = 0.0
         self._is_compiled = loaded_kernels() is not None
         self._worths: dict[int, float] = {}  # by request, of this round's trees without a draft
 
@@ -143,7 +143,12 @@ class Union:
 
     def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         started = perf_counter()
-        grown = self._without_trees(requests) or self._with_trees(states, requests)
+        if self._goes_without(requests):
+            self._draft_worth.pause()
+            for state in states:
+                state.named = ({},)
+            return [DraftTree.chain(tensor([request.ids[-1]], device=self._device)) for request in requests]
+        grown = self._with_trees(states, requests)
         graft_ms = (perf_counter() - started) * 1e3 - self._drafting_ms
         trees = []
         for index, state in enumerate(states):
@@ -151,15 +156,12 @@ class Union:
             trees.append(tree)
         return trees
 
-    def _without_trees(self, requests: Sequence[DraftRequest]) -> dict[int, Growth]:
-        """The pending tokens alone, where nothing else is worth its time; else nothing."""
-        self._drafting_ms = 0.0
+    def _goes_without(self, requests: Sequence[DraftRequest]) -> bool:
+        """Whether nothing is worth its time but the pending tokens."""
         prices = _prices_of(requests)
         if prices is None or any(request.prices is None for request in requests):
-            return {}
-        if self._round_worth.pays(len(requests), prices.rate / prices.pace):
-            return {}
-        return {index: Growth([request.ids[-1]]) for index, request in enumerate(requests)}
+            return False
+        return not self._round_worth.pays(len(requests), prices.rate / prices.pace)
 
     def _with_trees(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
         """By request, its tree."""
@@ -222,7 +224,7 @@ class Union:
         taken, worth = shared(list(priced.values()), [grown[index].gains for index in priced])
         for index, count in zip(priced, taken, strict=True):
             grown[index].cut(count)
-        self._round_worth.learn(len(requests), worth, (perf_counter() - started) * 1e3)
+        self._round_worth.learn(len(requests), worth, (perf_counter() - started) * 1e3 + self._learning_ms)
 
     def _new_text(self) -> TextMatch | NativeText:
         return NativeText() if self._is_compiled else TextMatch()
@@ -268,16 +270,16 @@ class Union:
     def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
         self.base.observe([state.of_base for state in states], observations)
         self.matrix.observe([state.matrix for state in states], observations)
-        lessons = []
+        started, lessons = perf_counter(), []
         for state, observation in zip(states, observations, strict=True):
             tree, path, next_token = observation.tree, observation.verdict.path, observation.verdict.next_token
-            said = [*tree.tokens[list(path[1:])].tolist(), next_token]
+            accepted = tree.tokens.tolist() if len(path) > 1 else []
+            said = [*(accepted[node] for node in path[1:]), next_token]
             numbers = tree.numbers or range(len(tree))
-            own = [
-                numbers[node] for node in path if numbers[node] != NEW_NODE
-            ]  # no node of a path stands below a new one
+            own = [numbers[node] for node in path if numbers[node] != NEW_NODE]  # new ones end a path
             lessons.append(state.acceptance.lesson(state.named, own, said[: len(own)]))
         learn_together([lesson for lesson in lessons if lesson is not None])
+        self._learning_ms = (perf_counter() - started) * 1e3
 
     def reset(self) -> None:
         self.base.reset()

@@ -20,7 +20,6 @@ class RoundWorth:
         self._ms: dict[int, float] = {}
         self._seen: dict[int, int] = {}
         self._skipped: dict[int, int] = {}
-        self._pays: dict[int, bool] = {}
 
     def pays(self, requests: int, rate: float) -> bool:
         """Whether to grow trees in this round.
@@ -32,9 +31,7 @@ class RoundWorth:
         seen = self._seen.get(requests, 0)
         if seen < _FIRST or seen % _FIRST:  # a look is some rounds long: texts are known by then
             return True
-        share = _STAYS if self._pays.get(requests, True) else 1.0
-        self._pays[requests] = self._brought[requests] > share * rate * self._ms[requests]
-        if self._pays[requests]:
+        if self._brought[requests] > rate * self._ms[requests]:
             return True
         self._skipped[requests] = (self._skipped.get(requests, 0) + 1) % _PROBED
         return self._skipped[requests] == 0
@@ -45,7 +42,7 @@ class RoundWorth:
         Args:
             requests: of the round.
             brought: rounds' gains beyond what the nodes cost.
-            ms: that it took to propose them.
+            ms: that it took to propose them, and to learn from those of the round before.
         """
         self._seen[requests] = self._seen.get(requests, 0) + 1
         self._brought[requests] = averaged(self._brought.get(requests), brought)
@@ -64,6 +61,11 @@ class DraftWorth:
         self._skipped: dict[int, int] = {}
         self._pays: dict[int, bool] = {}
         self._ms: dict[int, float] = {}  # by number of requests
+        self._goes_on = True
+
+    def pause(self) -> None:
+        """A round goes without a draft: the next one catches up with the target first, which others do not."""
+        self._goes_on = False
 
     def pays(self, without: Sequence[float], rate: float) -> bool:
         """Whether to draft for some requests together.
@@ -82,6 +84,8 @@ class DraftWorth:
         if self._pays[key]:
             return True
         self._skipped[key] = (self._skipped.get(key, 0) + 1) % _PROBED
+        if self._skipped[key]:
+            self.pause()
         return self._skipped[key] == 0
 
     def learn(self, without: Sequence[float], having: Sequence[float], ms: float) -> None:
@@ -96,7 +100,10 @@ class DraftWorth:
             size, brought = _size(less), max(more - less, 0.0)
             self._seen += 1
             self._brought[size] = averaged(self._brought.get(size), brought)
-        self._ms[len(without)] = averaged(self._ms.get(len(without)), ms)
+        known = self._ms.get(len(without))
+        if self._goes_on or known is None or ms < known:
+            self._ms[len(without)] = averaged(known, ms)
+        self._goes_on = True
 
     def _expected(self, size: int) -> float:
         """What a draft adds to a round; of a size that was not seen, what it adds to those of the nearest."""

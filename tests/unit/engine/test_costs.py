@@ -1,6 +1,7 @@
 """What passes cost: measured, kept, learned."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,18 @@ def test_learns_from_rounds(tmp_path: Path) -> None:
     assert costs.times(1, 2000, 9).ms == pytest.approx([2 * (11 + n) for n in range(10)])
     assert costs.times(1, 100, 9).ms == pytest.approx([11 + n for n in range(10)])
     assert costs.times(1, 5000, 9).ms == pytest.approx([2 * (11 + n) for n in range(10)])  # as the nearest there was
+
+
+def test_rows_cost_what_rounds_say(tmp_path: Path) -> None:
+    """Guards against rows that stay cheap because the machine was busy when few of them were measured: a batch then
+    drafts what does not pay."""
+    costs = known_costs(tmp_path)
+    for _ in range(300):
+        costs.learn(rows=16, context=100, ms=26.0)  # as measured
+        costs.learn(rows=32, context=100, ms=60.0)  # measured: 42
+    ms = costs.times(16, 100, 16).ms
+    assert ms[16] / ms[0] == pytest.approx(60 / 26, rel=0.05)
+    assert all(low <= high for low, high in pairwise(ms))
 
 
 def test_prices_are_for_who_asks(tmp_path: Path) -> None:

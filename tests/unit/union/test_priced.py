@@ -120,7 +120,8 @@ def test_it_does_not_change_its_mind_for_little() -> None:
 @pytest.mark.parametrize("times", [{"pass": 5.0, "row": 0.0}, {"pass": 5.0, "row": 0.7}, {"pass": 0.5, "row": 90.0}])
 def test_lossless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: dict[str, float], temperature: float) -> None:
     """Guards against an answer that follows the clock."""
-    monkeypatch.setattr(Pricing, "learn", lambda *args, **kwargs: None)  # a toy's passes take no time
+    for clock in (Pricing, RoundWorth):
+        monkeypatch.setattr(clock, "learn", lambda *args, **kwargs: None)  # a toy's passes take no time
     params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in range(len(PROMPTS))]
 
     def make_engine() -> Engine:
@@ -202,3 +203,18 @@ def test_a_round_without_trees_asks_nobody() -> None:
     union.observe(states, [Observation(tree, Verdict((0,), 1), outputs_of(1)) for tree in trees])
     assert len(base.told) == told + len(PROMPTS)
     assert all(len(tree) == 11 for tree in union.propose(states, wishes())), "a budget asks for trees"
+
+
+def test_what_a_draft_catches_up_with_is_not_its_price() -> None:
+    """Guards against a draft that is thought dear because it was left out: a look behind many rounds without one takes
+    in all that was said meanwhile."""
+    worth = DraftWorth()
+    for _ in range(10):
+        worth.learn([0.2], [0.9], 5.0)
+    assert worth.pays([0.2], rate=0.1)
+    worth.pause()
+    worth.learn([0.2], [0.9], 500.0)
+    assert worth.pays([0.2], rate=0.1)
+    for _ in range(20):
+        worth.learn([0.2], [0.9], 500.0)  # round for round it is
+    assert not worth.pays([0.2], rate=0.1)
