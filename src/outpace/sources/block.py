@@ -1,6 +1,7 @@
 """Block drafters as sources: DFlash's one pass for all depths, and Domino's causal correction on top of it."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -103,8 +104,10 @@ class BlockSource(BaseSource):
         return own
 
     def fork(self, state: BlockState, slot: int, length: int) -> BlockState:
+        forked = replace(state, slot=slot)  # what is left of a round is made anew by the next one
         self.slots.kv.copy(state.slot, slot, length)
-        return BlockState(slot, is_beyond=self.slots.kv.lengths[slot] < length)
+        self.rewind(forked, length)
+        return forked
 
     def rewind(self, state: BlockState, length: int) -> None:
         self.slots.kv.truncate(state.slot, length)
