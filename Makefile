@@ -8,20 +8,23 @@ PEERS := transformers,llama.cpp,openvino,vllm
 PROMPTS := builtin:4
 TOKENS := 128
 
-.PHONY: demo test test-more test-all lint docs bench peers clean
+.PHONY: demo test test-more test-all test-browser lint docs bench peers clean
 
 demo: $(READY) ## Race plain against speculative decoding on a real model
 	$(BIN)/outpace models pull smollm2-135m
 	$(BIN)/python -m outpace.bench.demo
 
 test: lint ## Lint, types, and a test of everything: every source, shape, retriever and rule, the real model included
-	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu and not thorough"
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu and not thorough and not browser"
 
 test-more: $(READY) ## What CI runs beside it: more cases of the same, statistics, several processes
-	$(BIN)/pytest $(PARALLEL) -m "thorough and not slow and not gpu"
+	$(BIN)/pytest $(PARALLEL) -m "thorough and not slow and not gpu and not browser"
 
 test-all: lint ## Everything a CPU can run, the long runs on the real model and the full matrix included
-	$(BIN)/pytest $(PARALLEL) -m "not gpu"
+	$(BIN)/pytest $(PARALLEL) -m "not gpu and not browser"
+
+test-browser: $(READY) ## The playground in headless Chromium: the system's, or playwright's; without one it fails
+	$(BIN)/pytest -m browser tests/browser
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""A tokenizer of a few tokens as grammars need it, with pieces of JSON among them: what is forced is rarely one token."""
+"""A tokenizer of a few tokens for grammars, pieces of JSON among them: what is forced is rarely one token."""
 
 from llguidance import LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper

@@ -92,9 +92,9 @@ class Model:
         def forget(slot: int | None) -> None:
             for proposer in {*self._proposers.values(), self.proposer(self.method)}:
                 proposer.reset()
-            self.engine.forget_prefixes()
 
         self.engine.between_steps(forget)
+        self.engine.forget_prefixes()
 
     @overload
     def generate(

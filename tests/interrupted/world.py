@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from llguidance import LLTokenizer
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
@@ -27,6 +28,7 @@ from outpace.testing import decode
 from outpace.testing.requests import no_draft_model
 from outpace.union.acceptance import AcceptanceModel, priors
 from outpace.union.proposer import Union, UnionPlan
+from tests.grammars import EOS, OBJECT, toy_tokenizer
 from tests.lossless.led import LedSource
 from tests.unit.engine.doubles import PairDetokenizer
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
@@ -61,6 +63,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"max_new_tokens": 8, "temperature": 0.7, "seed": 5},
     {"max_new_tokens": 10, "temperature": 0.9, "seed": 6, "repetition_penalty": 1.2},
     {"max_new_tokens": 7},
+    {"max_new_tokens": 12, "temperature": 0.6, "seed": 7, "grammar": OBJECT, "eos_token_ids": (EOS,)},
 ]
 
 
@@ -76,7 +79,12 @@ def _target() -> TransformersTarget:
 
 
 def _engine(target: TransformersTarget) -> Engine:
-    return Engine(target, PairDetokenizer, CHUNK)
+    return Engine(target, PairDetokenizer, CHUNK, grammar_tokenizer=_tokenizer)
+
+
+@cache
+def _tokenizer() -> LLTokenizer:
+    return toy_tokenizer(VOCAB)
 
 
 @dataclass(eq=False)

@@ -75,11 +75,11 @@ class Engine:
     @shares_prefixes.setter
     def shares_prefixes(self, shares: bool) -> None:
         self._roster.shares = shares
-        self._roster.forget()
+        self.forget_prefixes()
 
     def forget_prefixes(self) -> None:
-        """Forget what requests that have ended left in their slots."""
-        self._roster.forget()
+        """Forget what requests that have ended left in their slots; waits while other threads decode."""
+        self.between_steps(lambda slot: self._roster.forget())
 
     def add(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 from outpace.core.protocols import Proposer, Target
 
-LEAST_SHARED = 32
+LEAST_SHARED = 16
 """Ids of a common beginning that are worth a copy, or a step of waiting."""
 
 

@@ -111,19 +111,19 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
 
 def _add_signs_of_life(app: FastAPI, service: Service) -> None:
-    @app.get("/health")
+    @app.get("/health", response_class=PlainTextResponse)
     async def health() -> Response:
         """200 while the server lives."""
         return PlainTextResponse(
             "ok" if service.is_healthy else "the engine has stopped", 200 if service.is_healthy else 503
         )
 
-    @app.get("/ready")
+    @app.get("/ready", response_class=PlainTextResponse)
     async def ready() -> Response:
         """200 while it takes requests: the model is loaded and the server is not shutting down."""
         return PlainTextResponse("ready" if service.is_ready else "not ready", 200 if service.is_ready else 503)
 
-    @app.get("/metrics")
+    @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
@@ -132,7 +132,9 @@ def _add_signs_of_life(app: FastAPI, service: Service) -> None:
 def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
-        request.scope["state"]["told"] |= {"error": error.body.message[:500]}
+        # Messages of 4xx repeat what was sent, of which the log must not tell.
+        said = error.body.message if error.status >= 500 or service.settings.log_prompts else error.body.code
+        request.scope["state"]["told"] |= {"error": said, "param": error.body.param}
         return JSONResponse(error.as_dict(), error.status, error.headers)
 
     @app.exception_handler(HTTPException)

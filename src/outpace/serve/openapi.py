@@ -28,7 +28,10 @@ ERRORS = {
 def takes(kind: type[BaseModel]) -> dict[str, Any]:
     """The part of an endpoint's description that says what its body is."""
     content = {"application/json": {"schema": {"$ref": REFERENCE.format(model=kind.__name__)}}}
-    return {"requestBody": {"required": True, "content": content}}
+    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+    answers = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": event}}
+    said = {"200": {"description": "the answer; a stream of events with stream=true", "content": answers}}
+    return {"requestBody": {"required": True, "content": content}, "responses": said}
 
 
 def describe(app: FastAPI) -> None:

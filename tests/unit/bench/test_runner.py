@@ -156,3 +156,20 @@ def test_batches_that_cannot_be(model: Model, changes: dict[str, Any], complaint
     """Guards against requests that wait for a slot while their group is timed, and a batch that is none."""
     with pytest.raises(InvalidRequest, match=complaint):
         BenchRun(model, plan(**changes))
+
+
+def test_no_method_finds_the_prompt_of_another_written(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against times to the first token that flatter whoever decodes a prompt second: beginnings are shared
+    between requests, and methods take turns with the same prompts."""
+    reused = list[int]()
+
+    class Counting(Watched):
+        def change(self, method: str, answer: Generation) -> Generation:
+            reused.append(answer.metrics.reused_tokens)
+            return answer
+
+    model.engine.shares_prefixes = True
+    Counting(model, monkeypatch)
+    items = tuple(WorkItem(str(number), "letters", ("abcd" * 10 + str(number),), raw=True) for number in range(2))
+    BenchRun(model, plan(items=items)).records()
+    assert reused == [0] * len(METHODS) * len(items)

@@ -143,7 +143,7 @@ def test_samples_of_one_prompt_compute_it_once(method: str) -> None:
     engine, prompt = mindful(), [*SYSTEM, *SYSTEM[:25]]
     sessions = engine.add(prompt, SamplingParams(max_new_tokens=9, n=3, temperature=1.0, seed=2), named(method, VOCAB))
     run_all(engine, sessions)
-    assert written(engine) == len(prompt) + 2 * 17, "all but what is not worth a step"
+    assert written(engine) == len(prompt) + 2
     assert len({tuple(session.generated) for session in sessions}) == 3
     for session in sessions:
         assert_plain(session)

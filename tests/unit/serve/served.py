@@ -56,10 +56,8 @@ class Served:
         return httpx.Client(base_url=self.url, timeout=60)
 
     def client(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(
-            base_url=f"{self.url}/v1",
-            **({"api_key": "none", "max_retries": 0, "_strict_response_validation": True} | options),
-        )
+        given: dict[str, Any] = {"api_key": "none", "max_retries": 0, "_strict_response_validation": True} | options
+        return openai.OpenAI(base_url=f"{self.url}/v1", **given)
 
     def chat(self, text: str = "Hi", **options: Any) -> Any:
         """An answer by the openai package; greedy, 12 tokens, unless the options say otherwise. Of a stream, its

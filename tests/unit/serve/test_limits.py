@@ -8,14 +8,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
 from outpace.api import Model
-from tests.unit.serve.served import NAME, Served, serving, tiny_model
+from outpace.serve.run import Server
+from outpace.serve.service import Service
+from outpace.serve.settings import ServeSettings
+from tests.unit.serve.served import NAME, Lines, Served, serving, tiny_model
 from tests.unit.serve.test_refusals import CHAT, error_of
 
 LONG = CHAT | {"max_tokens": 4000, "ignore_eos": True}
@@ -175,7 +178,10 @@ def test_a_drain_has_an_end(model: Model) -> None:
 def test_a_bounded_number_of_methods_is_kept(model: Model) -> None:
     """Guards against strangers who fill the memory with proposers; a method by another spelling is the same."""
     with serving(model, max_methods=2) as one:
-        ask = lambda method: one.post(CHAT | {"outpace": {"method": method}})  # noqa: E731
+
+        def ask(method: str) -> httpx.Response:
+            return one.post(CHAT | {"outpace": {"method": method}})
+
         assert [ask(method).status_code for method in ("recycle", "plain", "recycle:", " plain")] == [200] * 4
         assert "--max-methods" in error_of(ask("lookup"))["message"]
         assert ask("outpace:draft=none").status_code == 200, "the default is no extra"
@@ -187,7 +193,9 @@ def test_ids_logs_and_prompts(model: Model) -> None:
     with serving(model) as one:
         assert one.post(secret, headers={"x-request-id": "abc-1"}).headers["x-request-id"] == "abc-1"
         assert one.post(secret, headers={"x-request-id": "a b"}).headers["x-request-id"] != "a b"
-        wait_until(lambda: sum(line["event"] == "request" for line in one.log.lines) == 2)
+        one.post(CHAT | {"messages": [{"role": "user", "content": ["my secret"]}]})
+        one.post(CHAT | {"messages": "my secret"})
+        wait_until(lambda: sum(line["event"] == "request" for line in one.log.lines) == 4)
         (line,) = [line for line in one.log.lines if line.get("request_id") == "abc-1"]
         assert (line["path"], line["status"]) == ("/v1/chat/completions", 200)
         assert "secret" not in str(one.log.lines)
@@ -269,20 +277,15 @@ def test_answers_of_every_method_are_plains_with_cancels_going_on(model: Model) 
         served.assert_idle()
 
 
-def test_loading_and_a_model_that_cannot_be_loaded(tmp_path: Path, model: Model) -> None:
+def test_loading_and_a_model_that_cannot_be_loaded(model: Model) -> None:
     """Guards against a server that says it is ready before it is, or stays up without a model."""
-    from outpace.serve.run import Server
-    from outpace.serve.service import Service
-    from outpace.serve.settings import ServeSettings
-    from tests.unit.serve.served import Lines
-
     may_go_on = threading.Event()
 
     def load() -> Model:
         may_go_on.wait(10)
-        raise outpace_error
+        raise failure
 
-    outpace_error = RuntimeError("no such model")
+    failure = RuntimeError("no such model")
     service = Service(ServeSettings((NAME,), port=0), Lines())
     server = Server(service, load)
     thread = threading.Thread(target=server.run)
@@ -295,4 +298,4 @@ def test_loading_and_a_model_that_cannot_be_loaded(tmp_path: Path, model: Model)
     may_go_on.set()
     thread.join(10)
     assert not thread.is_alive()
-    assert service.load_error is outpace_error
+    assert service.load_error is failure

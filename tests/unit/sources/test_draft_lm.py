@@ -156,7 +156,7 @@ def test_draft_rows_after_many_rounds_equal_a_fresh_prefill(pair: Model) -> None
             slot = stream._session.state.of_source.slot if "linear" not in method else stream._session.state.slot
             length = draft.length(slot)
             assert length >= len(prompt) + len(emitted) - 2, "at most a leaf and the pending token are missing"
-            fresh = 1 - slot
+            fresh = (slot + 1) % model.target.max_slots
             draft.rewind_slot(fresh, 0)
             draft.fill([fresh], [torch.tensor((prompt + emitted)[:length])])
             for rows in (draft.kv.keys, draft.kv.values):

@@ -2,8 +2,8 @@
 
 export const ORIGINS = {
   drafted: { name: "drafted", about: "by a draft model or head" },
-  retrieved: { name: "retrieved", about: "from what the model ranked high before" },
-  matched: { name: "matched", about: "with text that stood there before" },
+  retrieved: { name: "retrieved", about: "its earlier runners-up" },
+  matched: { name: "matched", about: "repeats text from before" },
   forced: { name: "forced", about: "by the grammar" },
   bonus: { name: "the model's own", about: "said, not guessed" },
 };
@@ -18,12 +18,18 @@ export class Answer {
     this.marks = []; // [milliseconds, tokens] after each chunk
     this.report = null;
     this.finish = null;
-    this.began = performance.now();
+    this.began = null; // when the server took the request: what it loads or compiles before is no decoding
     this.took = 0; // milliseconds until the last chunk with tokens
+  }
+
+  /** Milliseconds on the clock. */
+  get elapsed() {
+    return this.began === null ? 0 : performance.now() - this.began;
   }
 
   /** Take in one chunk; the tokens that are new, [] if there are none. */
   take(chunk) {
+    this.began ??= performance.now();
     const choice = chunk.choices?.[0];
     if (!choice) return [];
     if (choice.finish_reason) this.finish = choice.finish_reason;
@@ -40,7 +46,7 @@ export class Answer {
     }
     this.tokens.push(...fresh);
     if (fresh.length) {
-      this.took = performance.now() - this.began;
+      this.took = this.elapsed;
       this.marks.push([this.took, this.tokens.length]);
     }
     return fresh;

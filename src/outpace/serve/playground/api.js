@@ -74,14 +74,17 @@ async function refusal(response) {
   } catch {
     // not JSON, as a proxy's own page
   }
-  const told = error.message ? inWords(error.message) : `The server answered with status ${status}.`;
   const param = error.param ?? null;
+  const told = error.message ? inWords(error.message) : `The server answered with status ${status}.`;
   if (status === 401) return new ApiError("This server wants an API key. Enter it in the settings.", { status, param: "key" });
   if (status === 429) {
     const seconds = response.headers.get("Retry-After");
     return new ApiError(`The server is busy${seconds ? `; try again in ${seconds} s` : ""}. ${told}`, { status });
   }
-  if (status === 400 && param) return new ApiError(`The server refuses “${param}”. ${told}`, { status, param });
+  if (status === 400 && param && error.message) {
+    const named = error.message.startsWith(param) ? error.message : `${param}: ${error.message}`;
+    return new ApiError(inWords(`the server refuses ${named}`), { status, param });
+  }
   return new ApiError(told, { status, param });
 }
 

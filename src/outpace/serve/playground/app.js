@@ -26,7 +26,7 @@ async function connect() {
     const found = await describe(by("key").value);
     info = found.info;
     offerMethods(found.methods);
-    by("model").textContent = [info.model, info.drafter ? `drafter ${info.drafter}` : "no drafter", exactness()].join(" · ");
+    by("model").textContent = [info.model, info.drafter && `drafter ${info.drafter}`, exactness()].filter(Boolean).join(" · ");
     tell("");
   } catch (error) {
     by("model").textContent = "not connected";
@@ -63,12 +63,14 @@ async function send() {
     const lane = newLane(turn, place ? "plain decoding" : method);
     return { method, messages, body, lane, place };
   });
-  insight.follow(asked[0].lane);
   const ends = by("race").value === "both" ? await Promise.all(asked.map((one) => race(one))) : await inTurns(asked);
-  if (ends.includes("failed") && !asked.some(({ lane }) => lane.answer?.tokens.length)) by("prompt").value = question;
   setRunning(false);
   running = null;
-  judge(turn, asked, { ends, wereEqual, fields });
+  if (ends.includes("failed") && !asked.some(({ lane }) => lane.answer?.tokens.length)) {
+    takeBack(turn, question);
+  } else {
+    judge(turn, asked, { ends, wereEqual, fields });
+  }
 }
 
 async function inTurns([first, second]) {
@@ -91,7 +93,9 @@ async function race({ method, messages, body, lane, place }, rival = null) {
   try {
     for await (const chunk of answerOf(wish, by("key").value, running.signal)) {
       const isAtEnd = nearEnd();
+      const isFirst = !answer.tokens.length;
       lane.add(answer.take(chunk));
+      if (!place && isFirst && answer.tokens.length) insight.follow(lane);
       insight.refresh(lane);
       if (isAtEnd) toEnd();
     }
@@ -154,6 +158,16 @@ function newTurn(question) {
   by("turns").append(turn);
   toEnd();
   return turn;
+}
+
+/** A question that was refused goes back to where it was typed. */
+function takeBack(turn, question) {
+  turn.remove();
+  by("prompt").value = question;
+  fit(by("prompt"));
+  const isEmpty = !by("turns").children.length;
+  by("welcome").hidden = !isEmpty;
+  by("fresh").hidden = isEmpty;
 }
 
 function newLane(turn, title) {

@@ -24,7 +24,7 @@ export class Lane {
     this.#rival = rival;
     this.element.dataset.state = "running";
     this.#of(".ghost").hidden = !rival;
-    this.#timer = setInterval(() => this.#tick(performance.now() - answer.began), TICK);
+    this.#timer = setInterval(() => this.#tick(answer.elapsed), TICK);
   }
 
   /** Show tokens that have come. */
@@ -84,7 +84,7 @@ export class Lane {
   #told() {
     const { tokens, tokensPerStep, speed, report } = this.answer;
     const figures = [`${tokens.length} tokens`, `${tokensPerStep.toFixed(2)} per step`, `${speed.toFixed(0)} tokens/s`];
-    if (report?.ttft_ms !== undefined) figures.push(`first after ${report.ttft_ms.toFixed(0)} ms`);
+    if (report?.ttft_ms !== undefined) figures.push(`first in ${report.ttft_ms.toFixed(0)} ms`);
     this.#of(".figures").textContent = figures.join(" · ");
   }
 

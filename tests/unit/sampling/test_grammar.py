@@ -1,0 +1,224 @@
+"""Grammars along paths: what they allow and force, whatever was asked before."""
+
+import random
+import re
+import threading
+
+import pytest
+import torch
+
+from outpace.core.errors import InvalidRequest
+from outpace.core.grammar import Grammar
+from outpace.core.tree import Topology
+from outpace.sampling.grammar import GrammarConstraint, Grammars
+from tests.grammars import ANY_LETTERS, EOS, OBJECT, ToyTokens, toy_tokenizer
+
+V = 160
+ANSWER = '{"name": "abab", "age": 120, "kind": "nab"}'
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(lambda: toy_tokenizer(V))
+
+
+def constraint(grammars: Grammars, grammar: Grammar = OBJECT) -> GrammarConstraint:
+    return grammars.constraint(grammar, (EOS,))
+
+
+def allowed(one: GrammarConstraint, said: list[int]) -> list[int]:
+    mask = one.mask(said, V)
+    assert mask is not None
+    return [int(token) for token in mask.nonzero()]
+
+
+def test_one_by_one_is_the_mask(grammars: Grammars) -> None:
+    """Guards against a token that is let through on its own though the mask would have hidden it, or the other way
+    round: plain decoding draws with the one, and rejection with the other."""
+    one, ids = constraint(grammars), ToyTokens(V)(ANSWER)
+    for place in range(len(ids) + 1):
+        assert allowed(one, ids[:place]) == [token for token in range(V) if one.allows(ids[:place], token)]
+
+
+def test_the_past_does_not_matter(grammars: Grammars) -> None:
+    """Guards against matchers that are one token off after paths were walked and taken back: 60 answers at random, each
+    question asked of one that has been elsewhere, and of a new one."""
+    travelled, source, seen = constraint(grammars), random.Random(1), set()
+    for _ in range(60):
+        said: list[int] = []
+        while len(said) < 40:
+            want = allowed(constraint(grammars), said)
+            assert allowed(travelled, said) == want
+            assert travelled.forced_text(said) == constraint(grammars).forced_text(said)
+            token = source.choice(want)
+            if token == EOS:
+                break
+            said.append(token)
+        seen.add(tuple(said))
+    assert len(seen) > 50
+
+
+def test_an_exception_between_two_lines_is_made_up_for(grammars: Grammars) -> None:
+    """Guards against a matcher that has read a token of which nobody knows: Ctrl-C between reading and noting it."""
+    one, ids = constraint(grammars), ToyTokens(V)(ANSWER)
+    one.mask(ids[:4], V)
+
+    class Cut:
+        def __init__(self, matcher: object) -> None:
+            self._matcher = matcher
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._matcher, name)
+
+        def consume_tokens(self, tokens: list[int]) -> None:
+            self._matcher.consume_tokens(tokens)  # type: ignore[attr-defined]
+            raise KeyboardInterrupt
+
+    one._matcher = Cut(one._matcher)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        one.mask(ids[:6], V)
+    assert allowed(one, ids[:5]) == allowed(constraint(grammars), ids[:5])
+
+
+def test_an_answer_ends_only_where_it_may(grammars: Grammars) -> None:
+    """Guards against answers cut in the middle, ones that cannot end, and special tokens inside."""
+    one = constraint(grammars, Grammar.regex("a{1,2}"))
+    token = ToyTokens(V)("a")[0]
+    assert EOS not in allowed(one, [])
+    assert set(allowed(one, [token])) == {token, EOS}
+    assert allowed(one, [token, token]) == [EOS]
+    assert one.mask([token, EOS], V) is None, "behind the end anything may stand: nobody says it"
+    assert one.allows([token, EOS], 5)
+    assert not {0, 1} & set(allowed(constraint(grammars, Grammar.regex("(?s:.*)")), []))
+
+
+def test_own_eos_ids_end_it(grammars: Grammars) -> None:
+    """Guards against a request whose EOS ids are not the tokenizer's: theirs end it, also where they have a text."""
+    token, comma = ToyTokens(V)("a")[0], ToyTokens(V)(",")[0]
+    one = grammars.constraint(Grammar.regex("a{1,2},?"), (comma,))
+    assert set(allowed(one, [])) == {token}
+    assert set(allowed(one, [token])) == {token, comma}
+    assert EOS not in allowed(one, [token, token])
+
+
+def test_trees_are_explored_along_their_paths(grammars: Grammars) -> None:
+    """Guards against a node judged by a sibling's path, and forced text of another node."""
+    write = ToyTokens(V)
+    start, name, age, colon, quote = (write(text)[0] for text in ('{"', "name", "age", '": ', '"'))
+    tokens = [start, name, age, colon, colon, quote, 5]
+    topology = Topology.of([-1, 0, 0, 1, 2, 3, 5])
+    one = constraint(grammars)
+    may, forced = one.explore([start], topology, tokens, [True] * len(tokens))
+    assert may == [True, True, False, True, False, True, False]
+    assert {node: text.tokens for node, text in forced.items()} == {
+        0: (name, colon, quote), 1: (colon, quote), 3: (quote,),
+    }  # fmt: skip
+    assert allowed(one, [start, name]) == [colon]
+
+
+def test_forced_text_is_said(grammars: Grammars) -> None:
+    """Guards against forced tokens that the mask does not allow: they would be drafted in vain."""
+    one, source = constraint(grammars), random.Random(3)
+    for _ in range(30):
+        said: list[int] = []
+        while EOS not in said:
+            _, forced = one.explore([*said], Topology.chain(1), said[-1:] or [0], [True])
+            for text in forced.values():
+                for place, token in enumerate(text.tokens):
+                    may = allowed(one, [*said, *text.tokens[:place]])
+                    assert token in may
+                    assert place >= text.certain or may == [token]
+            said.append(source.choice(allowed(one, said)))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 3}), "minimum"),
+        (Grammar.json_schema(False), "Unsatisfiable"),
+        (Grammar.json_schema({"$ref": "#/nowhere"}), "does not exist"),
+        (Grammar.json_schema({"not": {"type": "string"}}), "Unimplemented"),
+        (Grammar.json_schema({"type": "string", "pattern": "(a"}), "unclosed group"),
+        (Grammar.regex("(a"), "unclosed group"),
+        (Grammar.regex("(?!x)y"), "look-around"),
+        (Grammar.regex(r"[^\s\S]"), "nothing that this model can say"),
+        (Grammar.regex("é"), "nothing that this model can say"),
+        (Grammar.lark("start: unknown"), "unknown name"),
+        (Grammar.lark("start: start"), "nothing that this model can say"),
+        (Grammar.lark(""), "Empty grammar"),
+        (Grammar.regex("a" * 1_000_001), "1,000,001 characters"),
+    ],
+)
+def test_what_cannot_be_compiled_or_satisfied_is_refused(grammars: Grammars, grammar: Grammar, said: str) -> None:
+    """Guards against a grammar whose fault is found while others are decoded, or that leaves a request without an end;
+    and against errors that do not say what is wrong, or show a parser's insides."""
+    with pytest.raises(InvalidRequest, match=re.escape(said)) as raised:
+        constraint(grammars, grammar)
+    assert str(raised.value).startswith("grammar=")
+    assert "<state>" not in str(raised.value)
+    assert len(str(raised.value)) < 700
+
+
+def test_an_answer_that_cannot_end_is_refused(grammars: Grammars) -> None:
+    """Guards against grammars for a model without EOS ids, whose answers would run into a dead end."""
+    with pytest.raises(InvalidRequest, match="eos_token_ids"):
+        grammars.constraint(OBJECT, ())
+
+
+def test_compiled_grammars_are_kept_and_bounded() -> None:
+    """Guards against compiling a grammar for each request, and against a server whose memory grows with every schema
+    that it has ever seen."""
+    made = []
+
+    def tokenizer() -> object:
+        made.append(1)
+        return toy_tokenizer(V)
+
+    grammars = Grammars(tokenizer)  # type: ignore[arg-type]
+    for number in range(100):
+        constraint(grammars, Grammar.regex(f"a{{1,{number + 1}}}"))
+    kept = grammars._compiled[Grammar.regex("a{1,100}")]
+    constraint(grammars, Grammar.regex("a{1,100}"))
+    assert grammars._compiled[Grammar.regex("a{1,100}")] is kept
+    assert (len(made), len(grammars._compiled)) == (1, 64)
+
+
+def test_too_much_for_the_library_ends_one_request(grammars: Grammars) -> None:
+    """Guards against limits of llguidance that come as an exception in the engine: the request allows nothing more and
+    says why; another one with the same grammar goes on."""
+    one, other, ids = constraint(grammars), constraint(grammars), ToyTokens(V)(ANSWER)
+    one.mask(ids[:2], V)
+    one._matcher.consume_token(9)  # not allowed: from here on the matcher is in its state of error
+    assert allowed(one, ids[:2]) == []
+    assert "doesn't satisfy" in str(one.error)
+    assert allowed(other, ids[:2]) != []
+    assert allowed(one, ids[:2]) == allowed(other, ids[:2]), "asked again it begins afresh"
+
+
+def test_other_threads_may_compile_meanwhile(grammars: Grammars) -> None:
+    """Guards against a matcher that is used while another thread copies what it was made of."""
+    want = [allowed(constraint(grammars, ANY_LETTERS), []), allowed(constraint(grammars), [])]
+    wrong: list[int] = []
+
+    def ask(number: int) -> None:
+        for _ in range(50):
+            grammar = (ANY_LETTERS, OBJECT)[number % 2]
+            if allowed(constraint(grammars, grammar), []) != want[number % 2]:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_masks_fit_any_vocabulary(grammars: Grammars) -> None:
+    """Guards against models with more ids than their tokenizer has tokens, or fewer."""
+    one = constraint(grammars, ANY_LETTERS)
+    narrow, wide = one.mask([], 90), one.mask([], 400)
+    assert narrow is not None
+    assert wide is not None
+    assert torch.equal(wide[:90], narrow)
+    assert not wide[V:].any()
