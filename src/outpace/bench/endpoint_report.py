@@ -116,7 +116,7 @@ def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     """The summary for people; docs/command-line.md says what the columns mean."""
     result = Table(title=title, title_justify="left")
     numbers = ["speedup", "95 %", "tok/s", "x plain", "TTFT ms", "p95", "p99", "TPOT ms", "p95", "p99", "reused"]
-    result.add_column("in flight", justify="right")
+    result.add_column("in flight", justify="right", no_wrap=True)
     result.add_column("method", overflow="fold")
     for column in [*numbers, "tok/step", "acc/drafted", "equal"]:
         result.add_column(column, justify="right", no_wrap=True)

@@ -73,8 +73,8 @@ def test_a_client_that_leaves_cancels_its_request(served: Served) -> None:
     )
     with Endpoint(served.url) as endpoint, endpoint.stream("chat/completions", body) as stream:
         for _ in stream:
+            assert not served.service.is_idle
             break
-        assert not served.service.is_idle
     until = monotonic() + 20
     while not served.service.is_idle and monotonic() < until:
         sleep(0.01)
