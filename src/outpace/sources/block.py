@@ -1,31 +1,27 @@
 """Block drafters as sources: DFlash's one pass for all depths, and Domino's causal correction on top of it."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from outpace.core.bases import BaseSource
 from outpace.core.drafting import Candidates, Frontier
-from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
+from outpace.core.protocols import DraftRequest
 from outpace.models.head import LmHead, SubsetHead
-from outpace.models.net_slots import NetPass, NetSlots, Rows, Sight
+from outpace.models.net_slots import Rows
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
 from outpace.sampling.scores import Best, Pool
 from outpace.sources.best import awaited_by, best_ids, counts_scores_alone, own_scores_of
-from outpace.sources.block_state import BlockState, features_along
+from outpace.sources.block_context import BlockContext
+from outpace.sources.block_state import BlockState
 from outpace.sources.native_head import HeadRows, HeadStep, NativeHead, Picked, native_head
-from outpace.sources.native_nets import native_block
 from outpace.sources.rollout.chains import Chains
 from outpace.sources.rollout.head import TritonHead, triton_head
 from outpace.sources.rollout.rollout import gate_table as table_of_gates
 
-_WAITING = 64  # positions of a request whose features wait at most
 
-
-class BlockSource(BaseSource):
+class BlockSource(BlockContext):
     """A DFlash or Domino net on slots of its own.
 
     A round costs one pass over the block and one product with the LM head for all depths. DFlash's candidates of a
@@ -55,7 +51,8 @@ class BlockSource(BaseSource):
         pool: int | None = None,
         gate_table: bool = False,
     ) -> None:
-        self.net, self._embed, self._head, self._noise = net, embed, head, noise
+        super().__init__(net, max_length, max_slots)
+        self._embed, self._head, self._noise = embed, head, noise
         # Ids that cannot be drafted need no correction.
         drafted = len(head.ids) if isinstance(head, SubsetHead) else head.vocab_size
         limit = min(pool or drafted, drafted)
@@ -71,56 +68,14 @@ class BlockSource(BaseSource):
             if self._causal is None and head.ids is not None:
                 self._ranked_rows = net.head.vocabulary_weight[head.ids]
         config = net.config
-        self.needs = Needs(taps=config.taps)
         self.depth = config.drafts_per_block(every_position)
-        weight = net.norm.weight
-        self._device, self._limit = weight.device, min(max_length, config.max_positions)
-        capacity = self._limit + config.block_size
-        self.slots = NetSlots(
-            config.layers,
-            max_slots,
-            config.kv_heads,
-            capacity=capacity,
-            head_dim=config.head_dim,
-            dtype=weight.dtype,
-            device=self._device,
-        )
-        self._native = native_block(net, self.slots)
         self.chains: Chains | None = None
         if isinstance(self._causal, TritonHead):
             corrected = [config.draft_step(depth).corrected for depth in range(1, self.depth + 1)]
             self.chains = Chains(self._causal.weights, embed, corrected, self._table)
-        sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
-        self._pass = NetPass(self.slots, lambda positions, attend, rows: (net.block(rows, positions, attend),), sights)
         self._scores = own_scores_of(head, self._device)
         positions = [config.draft_step(depth).position for depth in range(1, self.depth + 1)]
         self._positions = torch.tensor(positions, device=self._device)
-
-    def open(self, slot: int, alone: bool = False) -> BlockState:
-        self.slots.kv.truncate(slot, 0)
-        return BlockState(slot)
-
-    def can_fork(self, own: bool) -> bool:
-        return own
-
-    def fork(self, state: BlockState, slot: int, length: int) -> BlockState:
-        forked = replace(state, slot=slot)  # what is left of a round is made anew by the next one
-        self.slots.kv.copy(state.slot, slot, length)
-        self.rewind(forked, length)
-        return forked
-
-    def rewind(self, state: BlockState, length: int) -> None:
-        self.slots.kv.truncate(state.slot, length)
-        missing = length - self.slots.kv.lengths[state.slot]
-        state.waiting = [torch.cat(state.waiting)[:missing]] if missing and state.waiting else []
-        state.waiting_rows = sum(map(len, state.waiting))
-        state.is_beyond = state.waiting_rows < missing
-
-    def prefill(self, states: Sequence[BlockState], chunks: Sequence[PromptChunk]) -> None:
-        self._take_in(states, [chunk.features for chunk in chunks])
-
-    def observe(self, states: Sequence[BlockState], observations: Sequence[Observation]) -> None:
-        self._take_in(states, [features_along(observation) for observation in observations])
 
     def begin(self, states: Sequence[BlockState], requests: Sequence[DraftRequest]) -> list[int]:
         for state, request in zip(states, requests, strict=True):
@@ -274,46 +229,3 @@ class BlockSource(BaseSource):
         for state, own in zip(states, step.states.split(sizes), strict=True):
             state.causal = own
         return step
-
-    def _take_in(self, states: Sequence[BlockState], features: Sequence[Tensor | None]) -> None:
-        """Keep the target's features [n, taps * H] of newly committed positions. They become context when they are
-        drafted behind, or when there are many: requests that nothing is drafted for cost little, and many rows at once
-        less than one at a time."""
-        found = [rows for rows in features if rows is not None]
-        assert len(found) == len(states), "needs.taps asks for features at every position"
-        many = []
-        for state, rows in zip(states, found, strict=True):
-            count = state.waiting_rows + len(rows)
-            state.is_beyond = state.is_beyond or self.slots.kv.lengths[state.slot] + count > self._limit
-            if not state.is_beyond:
-                state.waiting.append(rows)
-                state.waiting_rows = count
-            if count >= _WAITING:
-                many.append(state)
-        self._absorb(many)
-
-    @torch.inference_mode()
-    def _absorb(self, states: Sequence[BlockState]) -> None:
-        """Turn features that wait into context, those of all requests at once."""
-        fitting = [(state.slot, torch.cat(state.waiting)) for state in states if state.waiting]
-        if not fitting:
-            return
-        parts = [Rows(slot, len(rows), torch.arange(len(rows))) for slot, rows in fitting]
-        rows = torch.cat([rows for _, rows in fitting]).to(self.net.norm.weight)
-        if self._native is not None:
-            self._native.absorb(rows, parts)
-        else:
-            self._append(fitting, rows, parts)
-        for state in states:
-            state.waiting, state.waiting_rows = [], 0
-
-    def _append(self, fitting: Sequence[tuple[int, Tensor]], rows: Tensor, parts: Sequence[Rows]) -> None:
-        """The same by the net's own modules."""
-        positions = self.slots.positions(parts).to(self._device)
-        sizes = [len(rows) for _, rows in fitting]
-        layers = [
-            list(zip(keys.split(sizes), values.split(sizes), strict=True))
-            for keys, values in self.net.context(rows, positions)
-        ]
-        for index, (slot, _) in enumerate(fitting):
-            self.slots.append(slot, [layer[index] for layer in layers])
