@@ -13,7 +13,7 @@ from outpace.core.protocols import Proposer
 from outpace.core.threads import tell_of_spinning
 from outpace.engine.costs import PassCosts
 from outpace.engine.engine import Engine
-from outpace.engine.margin import Margin, decision_margin
+from outpace.engine.margin import Margin, margin_of
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method, stored_proposer
@@ -211,15 +211,7 @@ class Model:
 
         The first `prompt_length` ids are the prompt.
         """
-        params = resolved(params, self.codec)
-
-        def compare(slot: int | None) -> Margin:
-            if slot is None:
-                raise InvalidRequest("all slots are taken: wait for a request to end or load with more max_num_seqs")
-            limits = self.engine.constraint(params)
-            return decision_margin(self.target, ids, params, tokens, prompt_length, slot=slot, constraint=limits)
-
-        return self.engine.between_steps(compare)
+        return margin_of(self.engine, ids, resolved(params, self.codec), tokens, prompt_length)
 
     def _add(
         self,
