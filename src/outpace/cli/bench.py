@@ -132,7 +132,7 @@ def bench(
         refuse_options(context, (*LOADED_WITH, *MEASURED_HERE), f"a server is measured, endpoint={endpoint!r}")
         from outpace.bench.endpoint import EndpointPlan
 
-        server_plan = EndpointPlan(items, params, levels or (1,), chosen, budget, warm_items, check)
+        server_plan = EndpointPlan(items, params, levels or (1,), chosen, budget, warm_items=warm_items, check=check)
         bench_endpoint(endpoint, api_key, model, server_plan, out, as_json)
         return
     if len(levels) > 1:

@@ -2,7 +2,7 @@
 
 A common beginning of prompts is computed once. A request that is given a slot takes over what another one has written
 of its beginning: one that runs, one that has ended and whose slot nobody has needed since, or a kept one. Whoever
-begins like a prompt that is just being written waits for that. It takes no more steps than to write it too, for all
+begins like a prompt that is just being written waits for that, which is at most a step more than to write it too: all
 prompts are written at the same pace.
 
 Under rejection nothing is shared: there what a method has learned has a say in what is said.
