@@ -1,6 +1,5 @@
 """What a step makes of a session, worked out beside it: a step happens as a whole or not at all."""
 
-from collections import Counter
 from collections.abc import Sequence
 from time import perf_counter
 
@@ -67,9 +66,10 @@ class Gain:
         metrics.accepted_retrieved += min(max(accepted - own, 0), retrieved)
         metrics.accepted_forced += max(accepted - own - retrieved, 0)
         if accepted:
-            counts = Counter(metrics.accepted_by_origin)  # a new one: the step may be taken back
-            counts.update(origins[:accepted])
-            metrics.accepted_by_origin = dict(counts)
+            counts = dict(metrics.accepted_by_origin)  # a new one: the step may be taken back
+            for origin in origins[:accepted]:
+                counts[origin] = counts.get(origin, 0) + 1
+            metrics.accepted_by_origin = counts
         depths = [*metrics.accepted_per_depth, *[0] * (accepted - len(metrics.accepted_per_depth))]
         metrics.accepted_per_depth = [count + (depth < accepted) for depth, count in enumerate(depths)]
         if self._from == len(self.session.prompt_ids):

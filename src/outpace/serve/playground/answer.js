@@ -2,7 +2,7 @@
 
 export const ORIGINS = {
   drafted: { name: "drafted", about: "by a draft model or head" },
-  retrieved: { name: "retrieved", about: "its earlier runners-up" },
+  retrieved: { name: "retrieved", about: "the model's runners-up" },
   matched: { name: "matched", about: "repeats text from before" },
   forced: { name: "forced", about: "by the grammar" },
   bonus: { name: "the model's own", about: "said, not guessed" },
