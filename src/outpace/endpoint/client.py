@@ -44,8 +44,9 @@ class Endpoint:
 
     def __init__(self, url: str, api_key: str | None = None, patient: bool = False) -> None:
         self.url, self._patient = _base(url), patient
-        headers = {"Authorization": f"Bearer {key}" for key in (api_key or "").split()[:1]}
-        self._has_key = bool(headers)
+        keys = (api_key or "").split()
+        self._has_key = bool(keys)
+        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         limits = httpx.Limits(max_connections=None)  # whoever asks knows how many requests are in flight
         self._client = httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S), headers=headers, limits=limits)
 
