@@ -13,7 +13,7 @@ from outpace.core.protocols import Proposer
 from outpace.core.threads import tell_of_spinning
 from outpace.engine.costs import PassCosts
 from outpace.engine.engine import Engine
-from outpace.engine.margin import Margin, decision_margin
+from outpace.engine.margin import Margin, margin_of
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, parse_method, stored_proposer
@@ -215,25 +215,7 @@ class Model:
 
         The first `prompt_length` ids are the prompt.
         """
-        params = resolved(params, self.codec)
-
-        def compare(slot: int | None) -> Margin:
-            if slot is None:
-                raise InvalidRequest("all slots are taken: wait for a request to end or load with more max_num_seqs")
-            seed, length = params.seed or 0, prompt_length
-            return decision_margin(
-                self.target,
-                ids,
-                params,
-                seed=seed,
-                sample_index=0,
-                tokens=tokens,
-                prompt_length=length,
-                slot=slot,
-                constraint=self.engine.constraint(params),
-            )
-
-        return self.engine.between_steps(compare)
+        return margin_of(self.engine, ids, resolved(params, self.codec), tokens, prompt_length)
 
     def _add(
         self,

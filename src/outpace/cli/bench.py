@@ -132,8 +132,8 @@ def bench(
         refuse_options(context, (*LOADED_WITH, *MEASURED_HERE), f"a server is measured, endpoint={endpoint!r}")
         from outpace.bench.endpoint import EndpointPlan
 
-        server_plan = EndpointPlan(items, params, levels or (1,), chosen, budget, warm_items, check=check)
-        bench_endpoint(endpoint, api_key, model, server_plan, out, as_json=as_json)
+        server_plan = EndpointPlan(items, params, levels or (1,), chosen, budget, warm_items=warm_items, check=check)
+        bench_endpoint(endpoint, api_key, model, server_plan, out, as_json)
         return
     if len(levels) > 1:
         raise InvalidRequest(f"concurrency={concurrency!r}: several levels are for servers, with --endpoint; give one")

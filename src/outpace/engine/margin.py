@@ -5,8 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
+from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, Constraint, Target
+from outpace.engine.engine import Engine
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.process import History, process
 from outpace.sampling.warp import cutoff_distance, warp
@@ -32,6 +34,33 @@ class Margin:
         """The smallest rounding error that could have changed the decision between the two tokens."""
         known = [value for value in (self.between, self.to_cutoff) if value is not None]
         return min(known) if known else float("inf")
+
+
+def margin_of(
+    engine: Engine, ids: Sequence[int], params: SamplingParams, tokens: tuple[int, int], prompt_length: int
+) -> Margin:
+    """`decision_margin` between the steps of an engine, in a slot that nobody needs.
+
+    Raises:
+        InvalidRequest: there is none.
+    """
+
+    def compare(slot: int | None) -> Margin:
+        if slot is None:
+            raise InvalidRequest("all slots are taken: wait for a request to end or load with more max_num_seqs")
+        return decision_margin(
+            engine.target,
+            ids,
+            params,
+            seed=params.seed or 0,
+            sample_index=0,
+            tokens=tokens,
+            prompt_length=prompt_length,
+            slot=slot,
+            constraint=engine.constraint(params),
+        )
+
+    return engine.between_steps(compare)
 
 
 @torch.inference_mode()
