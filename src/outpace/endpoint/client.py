@@ -31,7 +31,8 @@ class Endpoint:
 
     Args:
         url: base of the API, as "http://host:8000/v1"; where it has no path, /v1 is meant.
-        api_key: sent as a bearer token.
+        api_key: sent as a bearer token; of several with spaces between, as a server may read them from the same
+            variable, the first.
         patient: whether a server that cannot be reached or fails is asked again, as a busy one always is.
 
     Attributes:
@@ -42,8 +43,10 @@ class Endpoint:
     """
 
     def __init__(self, url: str, api_key: str | None = None, patient: bool = False) -> None:
-        self.url, self._patient, self._has_key = _base(url), patient, api_key is not None
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self.url, self._patient = _base(url), patient
+        keys = (api_key or "").split()
+        self._has_key = bool(keys)
+        headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
         limits = httpx.Limits(max_connections=None)  # whoever asks knows how many requests are in flight
         self._client = httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S), headers=headers, limits=limits)
 

@@ -1,6 +1,7 @@
 """A server over real sockets that speaks the OpenAI API as far as a test wants it to, faults included."""
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -94,7 +95,12 @@ def serving(answer: Answer) -> Iterator[Seen]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Quiet(ThreadingHTTPServer):
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exc_info()[1], ConnectionError):  # clients may leave
+                super().handle_error(request, client_address)
+
+    server = Quiet(("127.0.0.1", 0), Handler)
     seen = Seen(f"http://127.0.0.1:{server.server_port}/v1")
     thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()

@@ -101,5 +101,6 @@ def test_keys(served: Served) -> None:
     with serving(served.model, api_keys=("one", "two")) as locked:
         with Endpoint(locked.url) as endpoint, pytest.raises(ModelError, match="wants an API key: HTTP 401"):
             find_server(endpoint)
-        with Endpoint(locked.url, "two") as endpoint:
-            assert find_server(endpoint).model == NAME
+        for key in ("two", "one two"):
+            with Endpoint(locked.url, key) as endpoint:
+                assert find_server(endpoint).model == NAME
