@@ -27,7 +27,8 @@ LENGTHS = (30, 5, 41)
 
 
 def target_of(family: str, captures: bool, exact: bool = False) -> TransformersTarget:
-    model = stock_model(tiny_config(family), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1} if exact else {}
+    model = stock_model(tiny_config(family, **sizes), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
     target = TransformersTarget(model, 256, 4, (), tiled=True, exact=exact)
     target.captures = captures
     for storage in (target.kv.keys, target.kv.values):
@@ -61,15 +62,15 @@ def played(target: TransformersTarget, rounds: list[tuple[list[int], list[DraftT
     return found
 
 
-@pytest.mark.parametrize(("family", "exact"), [("llama", False), ("llama", True), ("gemma2", False)])
+@pytest.mark.parametrize("exact", [False, True])
 @torch.inference_mode()
-def test_rounds_have_the_bits_of_passes_without_buffers(family: str, exact: bool) -> None:
+def test_rounds_have_the_bits_of_passes_without_buffers(exact: bool) -> None:
     """Guards against padding that changes a bit of a real row, that is filed over a request's keys, or that is left
     over from the round before; and against answers that a later round writes over. In exact mode both have the same
     shapes; else the products of the tests' CPU sum a row alike among any number of rows, and those of a GPU do not."""
     rounds = random_rounds(1 if exact else 4)
-    expected = played(target_of(family, False, exact), rounds)
-    target = target_of(family, True, exact)
+    expected = played(target_of("llama", False, exact), rounds)
+    target = target_of("llama", True, exact)
     actual = played(target, rounds)
     assert (0, 2) in target._captured
     assert len(actual) == len(expected)
@@ -100,7 +101,7 @@ def test_attention_over_padded_tables(exact: bool, window: int | None) -> None:
     """Guards against tiles and items of padding that write into a real row's result, against padding that comes out as
     whatever lay in memory, and against tables larger than their bucket: contexts split and whole, scratch rows, blocks
     whose rows all see each other."""
-    for seed in range(2 if exact else 5):
+    for seed in range(1 if exact else 5):
         world = random_world(seed, torch.float32, 4, 2, 16, longest=400 if seed % 2 else 90)
         if exact:
             world.segments[:] = [one for one in world.segments if one.visible is not None or one.count == 1][:2]
