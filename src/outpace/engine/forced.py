@@ -81,7 +81,7 @@ def _fitted(tree: DraftTree, tokens: list[int], session: Session, room: int, pri
         kept = [node for node, one in enumerate(allowed) if one or (parents[node] in drawn and allowed[parents[node]])]
     budget = min(max(session.budget, len(tree) - 1), MAX_TREE_NODES - 1)
     may_displace = not drawn and not session.proposer.needs.whole_trees
-    return _chosen(tree, kept, odds, chains, budget, may_displace, prices)
+    return _chosen(tree, kept, odds, chains, budget, may_displace=may_displace, prices=prices)
 
 
 def _shares(tree: DraftTree) -> list[float]:
