@@ -155,7 +155,7 @@ class GrammarConstraint:
         matcher = self._follow(said)
         if matcher is not None:
             self._said = None
-            self._descend(matcher, 0, topology.children, tokens, asked, allowed, forced)
+            self._descend(matcher, 0, topology.children, tokens, asked, allowed=allowed, forced=forced)
             if self._is_sound(matcher):
                 self._said = list(said)
         self._seconds += perf_counter() - started
