@@ -46,4 +46,4 @@ def test_a_shared_system_prompt_changes_no_token(options: dict[str, Any]) -> Non
         which = prompts.index(session.prompt_ids)
         assert session.generated == plain[which][session.sample_index], session.proposer
     shared = sum(session.metrics.reused_tokens for session in sessions)
-    assert shared > 0.7 * sum(len(session.prompt_ids) for session in sessions)
+    assert shared > 0.5 * sum(len(session.prompt_ids) for session in sessions)
