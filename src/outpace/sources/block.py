@@ -20,7 +20,7 @@ from outpace.sources.native_nets import native_block
 from outpace.sources.rollout.chains import Chains
 from outpace.sources.rollout.head import TritonHead, triton_head
 
-_WAITING = 64  # positions of a request whose features wait at most
+_WAITING = 256  # positions of a request whose features wait at most
 
 
 class BlockSource(BaseSource):
