@@ -77,6 +77,8 @@ class GraftedProposer:
 
     def propose(self, states: Sequence[GraftedState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         bases, retrievers = [state.of_base for state in states], [state.of_retriever for state in states]
+        if not any(request.budget for request in requests):
+            return self.base.propose(bases, requests)
         offered = [
             replace(request, budget=request.budget - int(request.budget * self._reserved)) for request in requests
         ]

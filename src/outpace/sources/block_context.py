@@ -13,7 +13,7 @@ from outpace.nets.dflash import DFlashNet
 from outpace.sources.block_state import BlockState, features_along
 from outpace.sources.native_nets import native_block
 
-_WAITING = 64  # positions of a request whose features wait at most
+_WAITING = 256  # positions of a request whose features wait at most
 
 
 class BlockContext(BaseSource):

@@ -43,7 +43,7 @@ class PairState:
         return self.request
 
 
-_WAITING = 64  # features of a request that nothing is drafted for, which wait at most
+_WAITING = 256  # features of a request that nothing is drafted for, which wait at most
 S = TypeVar("S", bound=PairState)
 
 
