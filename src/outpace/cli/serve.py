@@ -50,6 +50,7 @@ def serve(
         list[str] | None,
         typer.Option(envvar="OUTPACE_API_KEY", help="A key that requests must bear; several times for several."),
     ] = None,
+    enable_prefix_caching: Annotated[bool, typer.Option(help="Compute a common beginning of prompts once.")] = True,
     max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more get 429.")] = 64,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a request may take, waiting included.")] = 600,
     send_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a client may not read or write.")] = 60,
@@ -95,6 +96,7 @@ def serve(
 
     def load() -> "Model":
         loaded = loading.load(method, max_num_seqs)
+        loaded.engine.shares_prefixes = enable_prefix_caching
         if template is not None:
             loaded.codec.tokenizer.chat_template = template
         return loaded
