@@ -20,11 +20,11 @@ from tests.unit.models.tiny import save_tiny_model
 
 METHODS = (
     "plain",
-    "lookup",
+    "lookup:budget=6",
     "recycle:budget=6",
     "samd:budget=6",
     "lookahead",
-    "dynatree:history=authors,depth=6",
+    "dynatree:history=authors,depth=6,budget=6",
     "outpace:draft=none,budget=6",
 )
 SAID = ("abc", "the cat", "0101", "abcabc", "xyz", "the dog")

@@ -7,7 +7,7 @@ import torch
 
 from outpace.core.protocols import NodeOutputs, Observation, PromptChunk, Verdict
 from outpace.core.tree import DraftTree
-from outpace.sources import block, pairs
+from outpace.sources import block_context, pairs
 from outpace.testing.requests import draft_request
 from tests.unit.models.tiny import random_ids, tiny_config, tiny_target
 from tests.unit.sources.learned import proposer_of, source_of
@@ -42,7 +42,7 @@ def drafted(kind: str, budgets: list[int], rewound: int = 0) -> tuple[Any, list[
 def test_drafts_behind_what_waited(kind: str, rewound: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against features that are dropped, taken in twice or in another order while nothing is drafted, against
     memory that grows with every round without a draft, and a rewind that forgets them or keeps them too long."""
-    for module in (block, pairs):
+    for module in (block_context, pairs):
         monkeypatch.setattr(module, "_WAITING", 64)
     always, (shape, _), _ = drafted(kind, [10] * ROUNDS, rewound)
     rarely, (same, length), waited = drafted(kind, [0] * (ROUNDS - 3) + [10] * 3, rewound)
