@@ -29,7 +29,7 @@ METHODS = (
 )
 SAID = ("abc", "the cat", "0101", "abcabc", "xyz", "the dog")
 ITEMS = tuple(WorkItem(str(number), "letters", (text, text[::-1]), raw=True) for number, text in enumerate(SAID))
-PLAN = BenchPlan(METHODS, ITEMS, SamplingParams(max_new_tokens=12), batch_size=2)
+PLAN = BenchPlan(METHODS, ITEMS, SamplingParams(max_new_tokens=12), batch_size=2, budget=6)
 COUNTS = (
     "id",
     "method",
