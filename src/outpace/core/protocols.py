@@ -93,7 +93,7 @@ class PromptChunk:
 
     Attributes:
         tokens: [C] int64.
-        top_ids: [C, k] if the proposer needs them.
+        top_ids: [C, k] if the proposer needs them, and they are worth their time.
         features: [C, taps * H] if the proposer needs them.
         before: the id before the first of them; NO_TOKEN at the beginning of a prompt.
     """

@@ -107,8 +107,7 @@ class Engine:
         Raises:
             InvalidRequest: the prompt is empty, has ids outside the vocabulary, or leaves no room for a token; an
                 option names such ids, or needs a tokenizer; several samples of a conversation; a grammar that cannot
-                be compiled or satisfied. `resume` stays as it
-                was.
+                be compiled or satisfied. `resume` stays as it was.
         """
         prompt = self._checked_prompt(prompt_ids, params)
         # Under rejection a tree has a say in what is said, so that it must not follow a clock.

@@ -8,6 +8,7 @@ from outpace.core.protocols import Proposer, Target, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.costs import PassCosts
 from outpace.engine.phases import Phases
+from outpace.engine.rates import RoundRates
 from outpace.engine.session import Session
 from outpace.engine.sizing import Sizing
 
@@ -32,10 +33,12 @@ class Pricing:
         self._pace: float | None = None  # of all
         self._sizings: WeakKeyDictionary[Proposer, Sizing] = WeakKeyDictionary()
         self._budgets: list[int] = []  # of the round
+        self._rates, self._drafts = RoundRates(), True  # whether this round does
 
     def prices(self, target: Target, sessions: Sequence[Session]) -> list[Prices | None]:
         """Prices of a round of these requests: one for each, None for those that follow none."""
-        if not any(session.is_priced for session in sessions):
+        self._drafts = not _shares(sessions) or self._rates.drafts(len(sessions))
+        if not self._drafts or not any(session.is_priced for session in sessions):
             return [None] * len(sessions)
         count, times = len(sessions), self._times(target, sessions)
         each = count / self._ms.get(count, times.ms[0])
@@ -48,7 +51,10 @@ class Pricing:
         """Nodes that each request's tree may have in a round of these: its own budget, or fewer where it shares the
         round, its method follows no prices by itself, and more are not worth their time."""
         budgets = [session.budget for session in sessions]
-        if _follows(sessions):
+        if not self._drafts:
+            follow = [session.is_priced or session.is_sized for session in sessions]
+            budgets = [0 if one else budget for one, budget in zip(follow, budgets, strict=True)]
+        elif _follows(sessions):
             for proposer, members in _sized(sessions).items():
                 times = self._times(target, sessions)
                 rate = sum(self._paces_of(sessions)) / self._ms.get(len(sessions), times.ms[0])
@@ -57,6 +63,10 @@ class Pricing:
                     budgets[index] = nodes
         self._budgets = budgets
         return budgets
+
+    def pays(self, count: int) -> bool:
+        """Whether drafting pays among so many requests, as far as is known."""
+        return count == 1 or self._rates.pays(count)
 
     def learn(
         self,
@@ -77,8 +87,10 @@ class Pricing:
         """
         if not _follows(sessions):
             return
+        if _shares(sessions) and (self._drafts or all(len(tree) == 1 for tree in trees)):
+            self._rates.learn(len(sessions), sum(tokens), phase.ms())
         self.learn_times(sessions, sum(map(len, trees)), phase.ms("forward", "verify"), phase.ms(), tokens)
-        groups = _sized(sessions)
+        groups = _sized(sessions) if self._drafts else {}
         for proposer, members in groups.items():
             found = [verdicts.get(index) for index in members]
             ms = phase.ms("draft") if len(members) == len(sessions) else None
@@ -114,6 +126,11 @@ class Pricing:
     def _paces_of(self, sessions: Sequence[Session]) -> list[float]:
         """Tokens that each gains per round."""
         return [self._paces.get(session, self._pace or 1.0) for session in sessions]
+
+
+def _shares(sessions: Sequence[Session]) -> bool:
+    """Whether requests share a round, and anything in it follows prices."""
+    return len(sessions) > 1 and _follows(sessions)
 
 
 def _follows(sessions: Sequence[Session]) -> bool:

@@ -60,7 +60,8 @@ class Steps:
         filling = [gain for gain in gains if gain.session.is_filling]
         decoding = [gain for gain in gains if not gain.session.is_filling]
         if filling:
-            run_prefill(self._target, filling, self._prefill_chunk)
+            is_crowded = self._pricing is not None and not self._pricing.pays(len(gains))
+            run_prefill(self._target, filling, self._prefill_chunk, is_crowded)
         if decoding:
             run_round(self._target, decoding, self._pricing)
         for gain in gains:

@@ -156,10 +156,11 @@ class MatrixLearner:
         pass  # what follows a token was true wherever it stood
 
     def prefill(self, states: Sequence[TransitionMatrix], chunks: Sequence[PromptChunk]) -> None:
-        seen = [chunk.top_ids for chunk in chunks if chunk.top_ids is not None]
-        assert len(seen) == len(chunks), "needs.top_k asks for top ids at every prompt position"
-        before = [_with(chunk.before, chunk.tokens[:-1]) for chunk in chunks]
-        _teach(states, [chunk.tokens for chunk in chunks], seen, before)
+        told = [(state, chunk) for state, chunk in zip(states, chunks, strict=True) if chunk.top_ids is not None]
+        if told:
+            before = [_with(chunk.before, chunk.tokens[:-1]) for _, chunk in told]
+            seen = [chunk.top_ids for _, chunk in told if chunk.top_ids is not None]
+            _teach([state for state, _ in told], [chunk.tokens for _, chunk in told], seen, before)
 
     def observe(self, states: Sequence[TransitionMatrix], observations: Sequence[Observation]) -> None:
         trees = [observation.tree for observation in observations]
