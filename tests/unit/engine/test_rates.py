@@ -83,9 +83,9 @@ def test_crowded_prompts_teach_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     """Guards against a tenth of every prompt's time spent on best ids that no draft is made from, and against prompts
     that teach nothing to requests whose budgets were given, or whose trees have a say in what is said."""
     monkeypatch.setattr(RoundRates, "pays", lambda rates, count: False)
-    target, sampled = Told(), {"temperature": 1.0, "seed": 2}
+    target = Told()
     engine = Engine(target, costs=costs_of(tmp_path, STEEP))
-    rejected = SamplingParams(max_new_tokens=4, verification="rejection", **sampled)
+    rejected = SamplingParams(max_new_tokens=4, verification="rejection", temperature=1.0, seed=2)
     asked = ((1, SamplingParams(), None), (2, SamplingParams(), 3), (3, rejected, None))
     sessions = [engine.add([first, 5, 5], params, PROPOSER, budget) for first, params, budget in asked]
     engine.step()
