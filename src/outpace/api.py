@@ -257,7 +257,7 @@ def load(
         model: a local folder or GGUF file, a pulled model (`outpace models pull smollm2-135m`), or a hub id.
         method: how to draft: a name of `outpace methods`, with options as in "recycle:budget=8";
             `outpace.method("recycle", budget=8)`; or a proposer of one's own. None is the profile's, or the best for
-            the drafter that is named, or ships for this model (`outpace models list`), or for none.
+            the drafter that is named, or for none; without compiled kernels for one that ships (`outpace models list`).
         drafter: folder or hub id of a trained drafter, or the name of one that ships ("smollm2-135m/domino"); for
             "linear", "fixed", "dynatree" and "svip" a draft model of the same tokenizer, or "early-exit:LAYERS" for the
             target's own first layers. None takes what ships for model and method, or the first layers.

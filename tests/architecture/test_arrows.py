@@ -119,3 +119,12 @@ def test_files_and_functions_stay_readable() -> None:
             if isinstance(node, ast.FunctionDef):
                 length = (node.end_lineno or 0) - node.body[0].lineno + 1
                 assert length <= 80, f"{path.relative_to(SOURCE)}:{node.name} has {length} lines"
+
+
+def test_every_room_is_drawn_and_described() -> None:
+    """Guards against a room that the architecture's table and figure do not know."""
+    docs = SOURCE.parents[1] / "docs"
+    figure, text = (docs / "figures" / "rooms.svg").read_text(), (docs / "architecture.md").read_text()
+    rooms = set(ARROWS) - {"__main__"}
+    assert not [room for room in rooms if f">{room}</text>" not in figure]
+    assert not [room for room in rooms if f"`{room}`" not in text]

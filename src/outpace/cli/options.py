@@ -32,7 +32,7 @@ Method = Annotated[
     str | None,
     typer.Option(
         help="A name of `outpace methods`, with options as in recycle:budget=8. By default what `outpace tune` found "
-        "here, else outpace, with the drafter that is named or ships, or without any."
+        "here, else outpace, with the drafter that is named, or without any."
     ),
 ]
 Drafter = Annotated[
@@ -74,7 +74,12 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 Exact = Annotated[
     bool, typer.Option("--exact", help="On a GPU: passes of fixed shapes, so that no answer depends on its company.")
 ]
-MaxModelLen = Annotated[int | None, typer.Option(help="Tokens per request, prompt and answer together.")]
+MaxModelLen = Annotated[
+    int | None,
+    typer.Option(
+        help="Tokens per request, prompt and answer together; by default what the model allows, at most 4096."
+    ),
+]
 Workload = Annotated[
     list[str], typer.Option("--workload", "-w", help="JSON-lines FILE or FILE:LIMIT; 'builtin' or 'builtin:LIMIT'.")
 ]

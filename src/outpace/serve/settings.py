@@ -19,7 +19,7 @@ class ServeSettings:
         max_body: bytes of a request.
         max_methods: different methods that requests may name while the server runs; each is kept with its state.
         drain_timeout: seconds that running requests have to end after SIGTERM.
-        log_prompts: whether prompts and answers are logged.
+        log_prompts: whether requests' bodies are logged.
     """
 
     names: tuple[str, ...]

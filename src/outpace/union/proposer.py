@@ -158,10 +158,9 @@ class Union:
 
     def _goes_without(self, requests: Sequence[DraftRequest]) -> bool:
         """Whether nothing is worth its time but the pending tokens."""
-        prices = _prices_of(requests)
         if not any(request.budget for request in requests):
             return True
-        if prices is None or any(request.prices is None for request in requests):
+        if (prices := _prices_of(requests)) is None or any(request.prices is None for request in requests):
             return False
         return not self._round_worth.pays(len(requests), prices.rate / prices.pace)
 
