@@ -23,8 +23,6 @@ from outpace.core.errors import InvalidRequest
 if TYPE_CHECKING:
     from outpace.api import Model
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
 
 def serve(
     model: Annotated[str, typer.Argument(help="Folder, GGUF file, pulled name or hub id.")],
@@ -61,7 +59,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP as OpenAI does: chat, completions, streams, metrics."""
     from outpace.serve.run import serve as run
-    from outpace.serve.settings import ServeSettings
+    from outpace.serve.settings import LOOPBACK, ServeSettings
 
     loading = Loading(
         model,

@@ -174,8 +174,13 @@ class Engine:
         return self._grammars.constraint(params.grammar, eos)
 
     def release(self, kept: KeptSlot) -> None:
-        """Close a kept slot that will not be resumed. Does nothing to one that is closed or in use again."""
-        self._roster.release(kept)
+        """Close a kept slot that will not be resumed. Does nothing to one that is closed or in use again.
+
+        A step that another thread makes is waited for: what is left in the slot is noted for others, which must not
+        come when one of them is in it already.
+        """
+        while kept.is_open and not self._turns.take(lambda: self._roster.release(kept)):
+            pass
 
     def step(self, only: Sequence[Session] | None = None) -> None:
         """Admit what fits, write one prompt chunk per new request, run one round for the others.

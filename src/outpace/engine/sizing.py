@@ -69,10 +69,11 @@ class Sizing:
             verdict, size = verdicts[place], budgets[place]
             if verdict is None:
                 continue
-            accepted = np.zeros(size)
-            accepted[[node - 1 for node in verdict.path[1:]]] = 1
+            tree, accepted = trees[place], np.zeros(size)
+            own = len(tree) - tree.forced  # nodes that a grammar forces are none of the method's
+            accepted[[node - 1 for node in verdict.path[1:] if node <= size and node < own]] = 1
             self._seen[:size] = np.minimum(self._seen[:size] + 1, _REMEMBERED)
-            self._filled[:size] += ((np.arange(size) < len(trees[place]) - 1) - self._filled[:size]) / self._seen[:size]
+            self._filled[:size] += ((np.arange(size) < own - 1) - self._filled[:size]) / self._seen[:size]
             self._accepted[:size] += (accepted - self._accepted[:size]) / self._seen[:size]
 
     def _forget(self) -> None:

@@ -7,8 +7,9 @@ back, so that one matcher serves all paths of a tree.
 import json
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
-from threading import Lock
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
+from threading import Lock, stack_size
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 _COMPILED = 64  # grammars that are kept
 _CANONICAL = 4096  # forced texts whose tokens are kept
-_MOST_CHARACTERS = 1_000_000  # of a grammar
+_MOST_CHARACTERS = 200_000  # of a grammar
+_STACK = 1 << 30  # bytes, of which only those in use take memory: llguidance calls itself for each rule of a chain
 _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
@@ -77,7 +79,8 @@ class Grammars:
                 self._tokenizer = tokenizer
             matcher = self._compiled.get(grammar)
             if matcher is None:
-                matcher = self._compiled[grammar] = _compile(grammar, self._tokenizer)
+                matcher = _in_deep_stack(partial(_compile, grammar, self._tokenizer))
+                self._compiled[grammar] = matcher
                 if len(self._compiled) > _COMPILED:
                     self._compiled.popitem(last=False)
             self._compiled.move_to_end(grammar)
@@ -238,6 +241,17 @@ def _only(matcher: "LLMatcher") -> tuple[int, ...]:
     """The next tokens where there is no choice: of a forced text its usual ones, as far as they do not depend on what
     follows it. The mask then allows the first of them alone."""
     return tuple(matcher.compute_ff_tokens()) if matcher.compute_ff_bytes() else ()
+
+
+def _in_deep_stack(work: "Callable[[], LLMatcher]") -> "LLMatcher":
+    """Do something in a thread whose stack a grammar of the largest size cannot fill; one caller at a time, for sizes
+    of stacks are the process's. In a usual one a chain of some 2,000 rules ends the process."""
+    before = stack_size(_STACK)
+    try:
+        with ThreadPoolExecutor(1) as deep:
+            return deep.submit(work).result()  # the thread starts within submit()
+    finally:
+        stack_size(before)
 
 
 def _compile(grammar: Grammar, tokenizer: "LLTokenizer") -> "LLMatcher":

@@ -39,6 +39,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation."""
+        service.check_room(1)  # before anything is read, encoded or compiled for it
         body = parsed(ChatRequest, await request.body())
         order = await ordered(service, body)
         _note(request, service, body, order)
@@ -48,6 +49,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/v1/completions", openapi_extra=takes(CompletionRequest))
     async def completions(request: Request) -> Response:
         """What follows a text."""
+        service.check_room(1)
         body = parsed(CompletionRequest, await request.body())
         order = await ordered(service, body)
         _note(request, service, body, order)

@@ -49,7 +49,8 @@ class EngineThread:
 
     def sessions(self) -> list[Session]:
         """Those that have not ended, as far as the thread has told."""
-        jobs = [*self._jobs, *self._new]
+        with self._changed:
+            jobs = [*self._jobs, *self._new]
         return [session for job in jobs for session in job.sessions if not session.has_ended]
 
     def watch(self, job: Job) -> None:
@@ -117,6 +118,7 @@ class EngineThread:
             if is_over:
                 outcome = fault if fault is not None else self._outcome(session)
                 job.has_ended[index] = True
+                self._waiting.discard(session)
                 self._watcher.ended(session, outcome)
                 news.append((job.first_choice + index, outcome))
         return news

@@ -10,6 +10,8 @@ from outpace.core.errors import InvalidRequest, OutpaceError
 
 SHOWN = 80
 """Most characters of a bad value that an error repeats."""
+MOST_FAULTS = 256
+"""Faults of a body that are looked at one by one: each takes a kilobyte."""
 PUBLIC_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_ids": "stop_token_ids"}
 """What the API calls fields of `SamplingParams`."""
 OWN_FIELDS = ("method", "budget", "verification")
@@ -92,6 +94,9 @@ def from_validation(error: ValidationError, body: Any) -> ApiError:
         error: of pydantic.
         body: what was given, to tell names of fields from names of a union's members; None if it was no JSON.
     """
+    if error.error_count() > MOST_FAULTS:
+        said = f"the body has {error.error_count():,} faults: compare it with /openapi.json"
+        return ApiError(400, said, code="invalid_body")
     complaints = [(_path(item["loc"], body, str(item["type"])), item) for item in error.errors()]
     if complaints[0][1]["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON in UTF-8: {complaints[0][1]['msg']}", code="invalid_json")

@@ -35,8 +35,10 @@ class Inbox:
             deadline: as the loop's clock shows it.
 
         Raises:
-            TimeoutError: it is past, and there is nothing to read.
+            TimeoutError: it is past: who reads a little at a time holds a place no longer than others.
         """
+        if self._loop.time() >= deadline:
+            raise TimeoutError
         if not self._news.empty():
             return self._news.get_nowait()
         async with asyncio.timeout_at(deadline):

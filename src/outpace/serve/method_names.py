@@ -58,7 +58,8 @@ class MethodNames:
 def _check_files(name: str, spec: MethodSpec) -> None:
     for option in OF_FILES:
         value = getattr(spec.options, option, None)
-        if option in spec.options.model_fields_set and value not in (None, "all"):
+        is_no_file = value is None or (option == "vocabulary" and value == "all")
+        if option in spec.options.model_fields_set and not is_no_file:
             raise InvalidRequest(
                 f"method={name!r}: {option} names a file of the server; it can only be given when it is started"
             )

@@ -50,6 +50,8 @@ async def ordered(service: Service, body: SharedFields) -> Order:
     options = body.options
     if options.trace and not body.stream:
         raise refused("outpace.trace", "only with stream=true")
+    if options.trace and (body.n or 1) > 1:
+        raise refused("outpace.trace", "of one answer at a time: n=1")
     method, proposer = await service.prepared(partial(service.methods.proposer, options.method))
     prompts = await service.prepared(partial(_prompts, model, body))
     limit = _limit(body, prompts, model.target.max_length)

@@ -95,8 +95,9 @@ class Service:
         Raises:
             ApiError: 503.
         """
-        if self.is_draining or self._model is None:
+        if self.is_draining or self._model is None or not self.is_healthy:
             what = "is shutting down" if self.is_draining else "is loading the model"
+            what = what if self.is_healthy else "has lost its engine: it must be started again"
             raise ApiError(
                 503, f"the server {what}", code="unavailable", kind="server_error", headers={"Retry-After": "5"}
             )
@@ -141,7 +142,7 @@ class Service:
         Raises:
             ApiError: the queue is full, or the engine refuses a prompt or an option.
         """
-        self._check_room(order.samples)
+        self.check_room(order.samples)
         self._admitted += order.samples
         inbox, jobs = Inbox(), []  # type: Inbox, list[Job]
         began = time.monotonic()
@@ -156,6 +157,7 @@ class Service:
 
     async def prepared(self, work: Any) -> Any:
         """Do something that takes a while, such as encoding a prompt, beside the event loop."""
+        _ = self.model  # nothing is begun while the server shuts down
         try:
             return await asyncio.get_running_loop().run_in_executor(self._preparing, work)
         except Exception as error:
@@ -173,7 +175,7 @@ class Service:
         for job in jobs:
             thread.watch(job)
 
-    def _check_room(self, samples: int) -> None:
+    def check_room(self, samples: int) -> None:
         """Refuse what the queue has no place for."""
         limit = self.model.target.max_slots + self.settings.max_queue
         if samples > limit:

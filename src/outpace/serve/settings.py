@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 MEGABYTE = 1 << 20
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,14 @@ import re
 from secrets import token_hex
 from time import perf_counter
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outpace.serve.errors import ApiError
-from outpace.serve.settings import ServeSettings
+from outpace.serve.settings import LOOPBACK, ServeSettings
 
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 
@@ -76,6 +77,8 @@ class Shield:
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:
         """Why a request is turned away at the door."""
+        if (foreign := self._foreign(headers)) is not None:
+            return foreign
         if scope["path"].startswith("/v1/") and not self._bears_key(headers.get("authorization", "")):
             return ApiError(
                 401,
@@ -89,12 +92,39 @@ class Shield:
             return _too_large(self._settings)
         return None
 
+    def _foreign(self, headers: Headers) -> ApiError | None:
+        """Why a page of another site may not ask: without this, any page that is open in a browser beside a server
+        without keys could let it work, and, by a name that leads here, read what it says."""
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if origin is not None and _netloc(origin) != host.lower():
+            return ApiError(403, f"origin={origin[:80]!r}: pages of other sites may not ask", code="cross_origin")
+        is_own = _hostname(host) in {*LOOPBACK, None}
+        if self._settings.host in LOOPBACK and not self._settings.api_keys and not is_own:
+            said = f"host={host[:80]!r}: this server answers to {', '.join(LOOPBACK)} alone; with --api-key to any name"
+            return ApiError(403, said, code="bad_host")
+        return None
+
     def _bears_key(self, authorization: str) -> bool:
         scheme, _, given = authorization.partition(" ")
         keys = self._settings.api_keys
         # All are compared, so that the time tells nothing of them.
         matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
         return not keys or (scheme.lower() == "bearer" and any(matches))
+
+
+def _netloc(origin: str) -> str | None:
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return None
+
+
+def _hostname(host: str) -> str | None:
+    """Of a Host header; None where it is empty, as HTTP/1.0 allows."""
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return ""
 
 
 class _Limited:

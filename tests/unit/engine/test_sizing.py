@@ -140,3 +140,20 @@ def test_drafting_is_paid_for() -> None:
     later = rounds(sizing, times, 0.3, accepted=3, count=2000, drafting_ms=1.0)
     assert sum(map(sum, later[:127])) <= 8, "a look is one request's"
     assert later[-1] == [3, 3]
+
+
+def test_trees_larger_than_their_budgets() -> None:
+    """Guards against an index beyond the budget where a proposer lends slots or a grammar fills them."""
+    sizing, larger = Sizing(4), DraftTree.chain(torch.zeros(9, dtype=torch.int64))
+    for _ in range(50):
+        sizing.learn([2, 2], [larger, larger], [Verdict(tuple(range(9)), 5)] * 2, 0.0)
+    assert sizing.budgets(2, times_of(10, 0.5, 16), 0.3) != [0, 0]
+
+
+def test_what_a_grammar_forces_is_nobodys_draft() -> None:
+    """Guards against forced nodes that are accepted and pass for what drafting brought."""
+    sizing, drafted = Sizing(8), DraftTree.chain(torch.zeros(5, dtype=torch.int64))
+    tree = drafted.with_forced([1, 1], [0, 5])
+    for _ in range(300):
+        sizing.learn([8, 8], [tree, tree], [Verdict((0, 5, 6), 5)] * 2, 0.0)
+    assert sizing.budgets(2, times_of(10, 0.5, 16), 0.3) == [0, 0]

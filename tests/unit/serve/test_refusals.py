@@ -167,3 +167,49 @@ def test_the_server_goes_on(served: Served) -> None:
         error_of(served.post(COMPLETION | change, "/v1/completions"))
     assert served.chat().choices[0].message.content
     served.assert_idle()
+
+
+def chain_of(levels: int) -> dict[str, Any]:
+    """A schema of small size that nests deeply, each level in a definition of its own."""
+    deeper = {f"a{level}": {"type": "array", "items": {"$ref": f"#/$defs/a{level + 1}"}} for level in range(levels)}
+    return {"$ref": "#/$defs/a0", "$defs": deeper | {f"a{levels}": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize("kind", ["schema", "grammar"])
+def test_deep_grammars_do_not_end_the_server(served: Served, kind: str) -> None:
+    """Guards against a body of a hundred kilobytes whose rules call each other until the process has no stack left."""
+    rules = "\n".join(f"r{rule}: r{rule + 1}" for rule in range(6000))
+    wish: dict[str, Any] = (
+        {"json": chain_of(2500)} if kind == "schema" else {"grammar": f'start: r0\n{rules}\nr6000: "a"'}
+    )
+    response = served.post(CHAT | {"structured_outputs": wish, "max_tokens": 1})
+    assert response.status_code in (200, 400)
+    assert served.post(CHAT).status_code == 200
+
+
+def test_bodies_of_many_faults(served: Served) -> None:
+    """Guards against a gigabyte of complaints about one body, and an event loop that writes them for seconds."""
+    for body in (COMPLETION | {"prompt": [-1] * 50_000}, CHAT | {"messages": [0] * 50_000}):
+        error = error_of(served.post(body, "/v1/completions" if "prompt" in body else "/v1/chat/completions"))
+        assert error["code"] == "invalid_body"
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"host": "localhost"}, 200),
+        ({"host": "[::1]:8000"}, 200),
+        ({"host": "elsewhere.example"}, 403),
+        ({"host": "elsewhere.example:80", "origin": "http://elsewhere.example:80"}, 403),
+        ({"origin": "http://elsewhere.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "http://[half"}, 403),
+        ({"host": "127.0.0.1:1", "origin": "http://127.0.0.1:1"}, 200),
+    ],
+)
+def test_pages_of_other_sites_may_not_ask(served: Served, headers: dict[str, str], status: int) -> None:
+    """Guards against a page that lets a server of the reader's own machine work for it, or reads its answers through a
+    name that leads there."""
+    assert served.post(CHAT, headers=headers).status_code == status
+    assert served.http.get("/", headers=headers).status_code == status

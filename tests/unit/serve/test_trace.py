@@ -52,7 +52,7 @@ def test_text_that_no_bytes_explain_goes_to_the_last_token() -> None:
     assert texts(step(b"\xff\xfe", "��"), step(b"ab", "ab")) == [["", "��"], ["a", "b"]]
 
 
-@pytest.mark.parametrize("method", ["outpace:draft=none", "plain"])
+@pytest.mark.parametrize("method", ["outpace:draft=none,budget=8", "plain"])
 def test_a_trace_is_of_the_answer(served: Served, method: str) -> None:
     """Guards against tokens, texts and rounds that are not those of the answer, and reports that count others."""
     wish = {"method": method, "trace": True, "report": True}
