@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -115,6 +116,8 @@ def test_ctrl_c_cancels_the_request_and_not_the_conversation() -> None:
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with serving(lambda path, body: replies.pop(0) if body else Reply([{}], 404)) as seen:
         pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        # What starts the tests may ignore Ctrl-C, as jobs in the background do; a child would, too.
+        pipes["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
         with subprocess.Popen([*command, seen.url], text=True, env=environment, **pipes) as process:
             assert process.stdin is not None
             assert process.stdout is not None
