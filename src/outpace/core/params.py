@@ -85,7 +85,8 @@ class SamplingParams:
         trace: report every round's tree, who named its tokens and which were accepted (`StepEvent.rounds`).
         grammar: what the answer must match. A token may be chosen only if the grammar allows it after those before it,
             and an EOS id only where the answer may end; bans, penalties and truncation act on what is left.
-        draft_forced: whether what the grammar forces is drafted. It changes the speed, never the answer.
+        draft_forced: whether what the grammar forces is drafted. It changes the speed, never the answer; under
+            rejection, never its distribution.
     """
 
     max_new_tokens: int = 128

@@ -19,7 +19,7 @@ def run_prefill(target: Target, gains: Sequence[Gain], size: int, is_crowded: bo
         gains: of requests whose prompts are not written yet.
         size: tokens of a chunk at most.
         is_crowded: drafting does not pay among so many requests. Methods that follow prices then learn nothing from the
-            target's best ids in a prompt: they take a tenth of its time.
+            target's best ids in a prompt, which are a product with the whole vocabulary at every position.
     """
     sessions, chunks = [gain.session for gain in gains], []
     for gain in gains:

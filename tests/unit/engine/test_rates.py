@@ -80,7 +80,7 @@ def test_numbers_between_are_judged_by_their_neighbours() -> None:
 
 
 def test_crowded_prompts_teach_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a tenth of every prompt's time spent on best ids that no draft is made from, and against prompts
+    """Guards against time of every prompt spent on best ids that no draft is made from, and against prompts
     that teach nothing to requests whose budgets were given, or whose trees have a say in what is said."""
     monkeypatch.setattr(RoundRates, "pays", lambda rates, count: False)
     target = Told()
