@@ -7,6 +7,7 @@ batches, tensor and data parallelism and compilation are vLLM's.
 
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM
+from vllm.platforms import current_platform
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.nets.checkpoint import Checkpoint
@@ -55,6 +57,8 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         self.head = DominoHead(config)
         if ids is not None:  # no other id is drafted, so no other needs a correction
             self.head.embed_proj[2] = nn.Linear(config.emb_dim, len(ids), bias=False)
+        if current_platform.is_cpu():
+            self.model._normalize_context_k = partial(_normed_by_layer, self.model)
         self._anchors: Tensor | None = None
         self._rows: Tensor | None = None
 
@@ -131,6 +135,16 @@ def is_domino(hf_config: Any) -> bool:
     projector = inner.get("projector_type") or getattr(hf_config, "projector_type", None)
     named = getattr(hf_config, "architectures", None) or []
     return projector == PROJECTOR or any(name.endswith(DOMINO_ARCHITECTURE) for name in named)
+
+
+def _normed_by_layer(model: Any, keys: Tensor) -> Tensor:
+    """Keys [L, T, heads, D] of the context by the norm of their own layer.
+
+    vLLM asks one kernel for all layers, and the one for CPUs takes the first layer's weight for each.
+    """
+    normed = nn.functional.rms_norm(keys, keys.shape[-1:], eps=model._rms_norm_eps)
+    weights: Tensor = model._k_norm_weights  # [L, D]
+    return normed * weights[:, None, None]
 
 
 def _of_head(name: str) -> bool:
