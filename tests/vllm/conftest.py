@@ -16,8 +16,8 @@ os.environ |= {name: os.environ.get(name, value) for name, value in VARIABLES.it
 import pytest
 from transformers import AutoTokenizer
 
-from outpace.bench.peers.weights import export
 from outpace.bench.workload import read_workload
+from outpace.models.export import export
 from outpace.models.registry import pull
 from outpace.models.shipped import shipped_folder
 from tests.vllm.tiny import Tiny, write_tiny
