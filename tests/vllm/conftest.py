@@ -1,18 +1,7 @@
 """Models, drafters and settings for real vLLM on the CPU: what `make test-vllm` runs."""
 
-import os
 from pathlib import Path
 
-VARIABLES = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GB
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process, where tests can look into it
-    "VLLM_NO_USAGE_STATS": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
-os.environ |= {name: os.environ.get(name, value) for name, value in VARIABLES.items()}
-
-# isort: split
 import pytest
 from transformers import AutoTokenizer
 
@@ -20,6 +9,7 @@ from outpace.bench.workload import read_workload
 from outpace.models.export import export
 from outpace.models.registry import pull
 from outpace.models.shipped import shipped_folder
+from tests.vllm import engines  # noqa: F401  sets what vLLM reads when it is imported
 from tests.vllm.tiny import Tiny, write_tiny
 
 TARGET = "smollm2-135m"

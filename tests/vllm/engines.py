@@ -1,12 +1,21 @@
 """Real vLLM engines inside this process, and what they said."""
 
 import gc
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+VARIABLES = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",  # GB
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine in this process, where tests can look into it
+    "VLLM_NO_USAGE_STATS": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+}
+"""Of the environment, where it does not say otherwise; set before anything imports vLLM."""
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",  # where no rounding decides between two tokens, with whatever company
     "enforce_eager": True,
@@ -22,6 +31,9 @@ SETTINGS: dict[str, Any] = {
 def speculative(method: str, drafter: Path | str, drafts: int, **more: Any) -> dict[str, Any]:
     """vLLM's `speculative_config`."""
     return {"method": method, "model": str(drafter), "num_speculative_tokens": drafts, **more}
+
+
+os.environ |= {name: os.environ.get(name, value) for name, value in VARIABLES.items()}
 
 
 @dataclass

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from outpace.models.frozen import FrozenTarget
 from outpace.models.text import TextCodec
+from outpace.nets.checkpoint import write_index
 from outpace.nets.convert import DTYPES, KINDS
 from outpace.nets.layouts.weights import filled
 from outpace.sources.frequency import FILE_NAME, save_vocabulary
@@ -113,3 +114,4 @@ class Objective(nn.Module, ABC):
         """Keep the ids that the drafter was trained for beside it; it drafts no others by default."""
         if self.vocabulary.ranked is not None:
             save_vocabulary(folder / FILE_NAME, self.vocabulary.ranked.cpu(), self.target.vocab_size)
+            write_index(folder)  # or vLLM and SGLang would take the ids for a weight
