@@ -15,13 +15,13 @@ demo: $(READY) ## Race plain against speculative decoding on a real model
 	$(BIN)/python -m outpace.bench.demo
 
 test: lint ## Lint, types, and a test of everything: every source, shape, retriever and rule, the real model included
-	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu and not thorough and not browser"
+	$(BIN)/pytest $(PARALLEL) -m "not slow and not gpu and not thorough and not browser and not vllm"
 
 test-more: $(READY) ## What CI runs beside it: more cases of the same, statistics, several processes
-	$(BIN)/pytest $(PARALLEL) -m "thorough and not slow and not gpu and not browser"
+	$(BIN)/pytest $(PARALLEL) -m "thorough and not slow and not gpu and not browser and not vllm"
 
 test-all: lint ## Everything a CPU can run, the long runs on the real model and the full matrix included
-	$(BIN)/pytest $(PARALLEL) -m "not gpu and not browser"
+	$(BIN)/pytest $(PARALLEL) -m "not gpu and not browser and not vllm"
 
 test-browser: $(READY) ## The playground in headless Chromium: the system's, or playwright's; without one it fails
 	$(BIN)/pytest -m browser tests/browser

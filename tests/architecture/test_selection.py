@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 def chosen(*paths: str) -> list[str]:
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=", *paths]
-    command += ["-m", "not slow and not gpu and not thorough"]
+    command += ["-m", "not slow and not gpu and not thorough and not vllm"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return [line for line in done.stdout.splitlines() if "::" in line]
 

@@ -1,0 +1,108 @@
+"""A random target small enough to load in a moment, and random drafters for it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outpace.nets.dflash import DFlashConfig, DFlashNet
+from outpace.nets.domino import DominoConfig, DominoNet
+from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.nets.layouts.dflash import write_dflash
+from outpace.nets.layouts.domino import write_domino
+from outpace.nets.layouts.eagle3_export import write_eagle3
+
+VOCAB, HIDDEN, LAYERS, BLOCK = 512, 256, 4, 5
+SIZES: dict[str, Any] = {
+    "hidden_size": HIDDEN,
+    "intermediate_size": 256,
+    "heads": 8,  # which 2 and 4 workers share alike
+    "kv_heads": 4,
+    "head_dim": 32,
+    "rope_theta": 1e4,
+    "max_positions": 512,
+    "vocab_size": VOCAB,
+    "target_hidden_size": HIDDEN,
+}
+BLOCKS: dict[str, Any] = {
+    **SIZES,
+    "layers": 2,
+    "target_layers": LAYERS,
+    "block_size": BLOCK,
+    "mask_token_id": 3,
+    "target_layer_ids": (0, 2),
+    "layer_types": ("full_attention",) * 2,
+}
+HEAD: dict[str, Any] = {"emb_dim": 24, "gru_hidden_dim": 40, "pure_draft_prefix_len": 1}
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """Folders.
+
+    Attributes:
+        target: a Llama.
+        dflash, eagle3: drafters for it.
+        domino: its labels are not shifted, as in the drafter that ships; the layout is the authors'.
+        shifted: a Domino drafter whose labels are shifted, in SGLang's layout.
+    """
+
+    target: Path
+    dflash: Path
+    eagle3: Path
+    domino: Path
+    shifted: Path
+
+
+def write_tiny(folder: Path) -> Tiny:
+    """Write them all.
+
+    Args:
+        folder: an empty one.
+    """
+    made = Tiny(*(folder / name for name in ("target", "dflash", "eagle3", "domino", "shifted")))
+    write_target(made.target)
+    write_dflash(randomised(DFlashNet(DFlashConfig(**BLOCKS)), 1), made.dflash, "z-lab")
+    write_eagle3(randomised(Eagle3Net(eagle3_config()), 2), made.eagle3, "midlayer")
+    write_domino(randomised(DominoNet(domino_config(shift_label=False)), 3), made.domino, "domino")
+    write_domino(randomised(DominoNet(domino_config(shift_label=True)), 4), made.shifted, "sglang")
+    return made
+
+
+def domino_config(**changes: Any) -> DominoConfig:
+    """Of the drafters here."""
+    return DominoConfig(**{**BLOCKS, **HEAD, "shift_label": False, **changes})
+
+
+def eagle3_config() -> Eagle3Config:
+    """Of the drafter here."""
+    return Eagle3Config(**SIZES, rms_eps=1e-5, draft_vocab_size=VOCAB, own_head=True, taps=(1, 2, 3))
+
+
+def randomised(net: Any, seed: int) -> Any:
+    """A net with weights wide enough that what is left out or swapped shows."""
+    source = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in net.named_parameters():
+            value = torch.randn(weight.shape, generator=source) * (
+                0.1 if weight.dim() == 1 else weight.shape[1] ** -0.5
+            )
+            weight.copy_(value + 1 if "norm" in name else value)
+    return net
+
+
+def write_target(folder: Path, seed: int = 0, **changes: Any) -> None:
+    """A random Llama, far from ties."""
+    settings = {"num_hidden_layers": LAYERS, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32}
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": 256, "vocab_size": VOCAB, "max_position_embeddings": 512}
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": False}
+    torch.manual_seed(seed)
+    config = LlamaConfig(**{**settings, **sizes, **ids, **changes})
+    model = LlamaForCausalLM(config).float()
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.1)
+    model.save_pretrained(folder)
