@@ -26,7 +26,7 @@ ARROWS: dict[str, set[str]] = {
     "api": {"core", "arguments", "models", "engine", "methods", "chat"},
     "plugins": {"core", "models", "engine", "methods"},
     "bench": {"core", "endpoint", "models", "methods", "api"},
-    "vllm": {"core", "models", "nets", "retrieval", "shaping", "methods"},
+    "vllm": {"core", "models", "nets", "sources", "retrieval", "shaping", "methods"},
     "doctor": {"core", "models", "methods", "api", "bench"},
     "serve": {"core", "models", "methods", "engine", "arguments", "api"},
     "train": {"core", "endpoint", "models", "nets", "sources", "engine", "api", "bench"},

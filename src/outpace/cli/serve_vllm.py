@@ -19,7 +19,6 @@ ONLY_OURS = (
     "drain_timeout",
     "log_prompts",
 )
-OF_RANK_0 = ("host", "port", "api_key")
 
 
 def serve_with_vllm(context: typer.Context, names: tuple[str, ...], keys: tuple[str, ...]) -> NoReturn:
@@ -48,8 +47,6 @@ def serve_with_vllm(context: typer.Context, names: tuple[str, ...], keys: tuple[
         address=given["master_addr"],
         port=given["master_port"],
     )
-    if nodes.is_headless:
-        refuse_options(context, OF_RANK_0, f"node_rank={nodes.rank} only computes, and rank 0 answers")
     if len(keys) > 1:
         raise InvalidRequest(f"api_key: {len(keys)} keys, and vLLM reads one; give several as -- --api-key KEY KEY")
     server = VllmServer(

