@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -104,7 +105,7 @@ def test_the_benchs_curve(domino: Endpoint, tmp_path: Path) -> None:
 def test_answers_for_training(domino: Endpoint, tmp_path: Path) -> None:
     """Guards against answers to train on that the target did not give: the ids are those of our own engine."""
     prompts = tmp_path / "prompts.jsonl"
-    turns = [{"id": "two", "dataset": "x", "turns": ["Name three colours.", "And three more."]}]
+    turns: list[dict[str, Any]] = [{"id": "two", "dataset": "x", "turns": ["Name three colours.", "And three more."]}]
     turns.append({"id": "raw", "dataset": "x", "turns": ["Once upon a time"], "raw": True})
     prompts.write_text("".join(json.dumps(one) + "\n" for one in turns))
     found = []

