@@ -3,13 +3,36 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from outpace.models.draft import DraftModel
-from outpace.models.packed import PackedModel
+from outpace.models.head import LmHead
 from outpace.sources.frequency import EVERY_ID, load_vocabulary
+
+
+class Drafted(Protocol):
+    """What trained drafters take of the target that they draft for: ours, or one inside another engine.
+
+    Attributes:
+        config: of its decoder, transformers'.
+        vocab_size, max_length, max_slots: as a `Target`'s.
+        embedding: ids [T] to [T, H].
+        head: hidden states to logits.
+    """
+
+    config: Any
+    vocab_size: int
+    max_length: int
+    max_slots: int
+
+    @property
+    def embedding(self) -> nn.Embedding: ...
+
+    @property
+    def head(self) -> LmHead: ...
 
 
 @dataclass(frozen=True)
@@ -29,7 +52,7 @@ class BuildContext:
     vocab_size: int
     device: torch.device
     draft_model: Callable[[], DraftModel]
-    target: PackedModel | None = None
+    target: Drafted | None = None
     net: Callable[[], nn.Module] | None = None
     vocabulary: Path | None = None
     fingerprint: Callable[[], str] | None = None

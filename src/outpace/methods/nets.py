@@ -5,9 +5,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from outpace.core.errors import InvalidRequest, ModelError
-from outpace.methods.build_context import BuildContext
+from outpace.methods.build_context import BuildContext, Drafted
 from outpace.methods.method import said_of
-from outpace.models.packed import PackedModel
 from outpace.nets.dart import DartNet
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
@@ -30,7 +29,7 @@ def kind_of(net: nn.Module) -> str:
     return next(kind for kind, one in NETS.items() if isinstance(net, one))
 
 
-def trained_net(kind: type[N], context: BuildContext, method: str) -> tuple[N, PackedModel]:
+def trained_net(kind: type[N], context: BuildContext, method: str) -> tuple[N, Drafted]:
     """The trained drafter in the target's dtype and on its device, and the target.
 
     Args:

@@ -1,0 +1,127 @@
+"""vLLM's target as trained drafters see it: its embedding, its head and its sizes. No weight is copied on one rank."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core.errors import InvalidRequest, ModelError, UnsupportedModel
+from outpace.methods.build_context import BuildContext
+from outpace.methods.catalog import MethodSpec
+from outpace.methods.nets import NETS, kind_of
+from outpace.models.draft import DraftModel
+from outpace.models.head import LmHead
+from outpace.models.prepare import layers_for
+from outpace.models.shipped import find_drafter
+from outpace.nets.load import load_net, locate
+from outpace.sources.frequency import FILE_NAME
+from outpace.sources.packing import pack_net
+
+
+class BorrowedTarget:
+    """The embedding and the head of a vLLM model.
+
+    With tensor parallelism each rank holds a part of both; they are gathered once, at load, and take V * H numbers each
+    on every rank, once if they are tied.
+
+    Args:
+        model: vLLM's.
+        config: of the text model, transformers'.
+        max_length: tokens of a request.
+        max_slots: requests at a time.
+        ranks: of tensor parallelism.
+
+    Raises:
+        UnsupportedModel: they are not where vLLM's models have them, are quantised, or are scaled in ways that drafters
+            do not know.
+    """
+
+    def __init__(self, model: Any, config: Any, max_length: int, max_slots: int, ranks: int) -> None:
+        self.config, self.max_length, self.max_slots = config, max_length, max_slots
+        self.vocab_size = int(config.vocab_size)
+        name = type(model).__name__
+        scale = getattr(getattr(model, "logits_processor", None), "scale", 1.0)
+        if scale != 1.0 or str(config.model_type).startswith("gemma"):
+            raise UnsupportedModel(
+                f"{name}: its embeddings or logits are scaled (model_type={config.model_type}, scale={scale}), which a "
+                "drafter inside vLLM does not know; choose a method without a drafter"
+            )
+        table = _weight(model, "model.embed_tokens", name)
+        head = _weight(model, "lm_head", name)
+        is_tied = head is table or head.data_ptr() == table.data_ptr()
+        table = self._whole(table, ranks)
+        head = table if is_tied else self._whole(head, ranks)
+        self.embedding = nn.Embedding.from_pretrained(table, freeze=True)
+        layer = nn.Linear(head.shape[1], head.shape[0], bias=False, device="meta")
+        layer.weight = nn.Parameter(head, requires_grad=False)
+        bias = getattr(model.lm_head, "bias", None)
+        if bias is not None:
+            layer.bias = nn.Parameter(self._whole(bias.detach(), ranks), requires_grad=False)
+        softcap = getattr(model.logits_processor, "soft_cap", None)
+        self.head = LmHead(layer, softcap, layers_for(head.dtype, head.device))
+
+    def _whole(self, part: Tensor, ranks: int) -> Tensor:
+        """[V, ...] of all ranks, without padding."""
+        if ranks > 1:
+            from vllm.distributed import tensor_model_parallel_all_gather
+
+            part = tensor_model_parallel_all_gather(part.contiguous(), dim=0)
+        return part[: self.vocab_size]
+
+
+def _weight(model: Any, path: str, name: str) -> Tensor:
+    """[V / ranks, H] of a layer of a vLLM model."""
+    module = model
+    for part in path.split("."):
+        module = getattr(module, part, None)
+    weight = getattr(module, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2 or not weight.is_floating_point() or not weight.numel():
+        raise UnsupportedModel(
+            f"{name}: {path}.weight is no matrix of real numbers in vLLM, and this method's drafter reads it; choose a "
+            "method without a drafter"
+        )
+    return weight.detach()
+
+
+def build_context(spec: MethodSpec, drafter: str | None, target: Any, device: torch.device) -> BuildContext:
+    """What a method may ask for inside vLLM.
+
+    Args:
+        spec: the method.
+        drafter: folder, hub id or shipped name of its drafter.
+        target: a `BorrowedTarget`, or what has a `vocab_size` where there is no drafter.
+        device: of the model.
+
+    Raises:
+        InvalidRequest: a drafter that is missing, not needed, or of another kind.
+        ModelError: it cannot be read.
+    """
+    if spec.drafter is None:
+        if drafter is not None:
+            raise InvalidRequest(f"drafter={drafter!r}: method {spec} drafts without one; leave it out")
+        return BuildContext(target.vocab_size, device, _no_language_model)
+    if drafter is None:
+        raise InvalidRequest(
+            f"method {spec} needs a trained drafter of kind {spec.drafter}: name its folder, "
+            f'additional_config={{"outpace": {{"drafter": "..."}}}}'
+        )
+    name = find_drafter(drafter)
+    net = load_net(name)
+    if not isinstance(net, NETS[spec.drafter]):
+        raise InvalidRequest(f"drafter={drafter!r} is of kind {kind_of(net)}, and method {spec} needs {spec.drafter}")
+    weight = target.embedding.weight
+    net = net.to(device, weight.dtype).eval()
+    pack_net(net)
+    ranked = locate(name, ("config.json", FILE_NAME), "drafter") / FILE_NAME
+    return BuildContext(
+        target.vocab_size,
+        device,
+        _no_language_model,
+        target=target,
+        net=lambda: net,
+        vocabulary=ranked if ranked.is_file() else None,
+    )
+
+
+def _no_language_model() -> DraftModel:
+    raise ModelError("draft models are vLLM's own business: speculative_config={'method': 'draft_model', ...}")

@@ -1,0 +1,167 @@
+"""What vLLM's passes say beside tokens: hidden states and best ids, taken where the model is called.
+
+vLLM shows `custom_class` proposers nothing of a pass. So two methods of the model's instance are wrapped: `forward`,
+whose hidden states are kept until the round is over, and `compute_logits`, whose best ids are read before the sampler
+changes the logits. Layers hand out their states by vLLM's own `set_aux_hidden_state_layers`, set before the model is
+compiled. Nothing of vLLM is patched, and what the model returns is what it would return.
+
+A fault here only loses what was to be learned: it is kept in `fault` for the proposer to find, and never raised.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.core.errors import UnsupportedModel
+from outpace.core.protocols import Needs
+
+_ROWS_AT_ONCE = 64  # a full prompt's logits would take gigabytes
+
+
+@dataclass(frozen=True, eq=False)
+class TargetPass:
+    """One pass of the target, of R rows of the batch side by side.
+
+    Attributes:
+        starts: [R + 1] where each row's query begins; the last one is T.
+        positions: [R] of each row's first query token.
+        tokens: [T] ids that went in.
+        hidden: [T, H] what the head reads.
+        features: [T, taps * H] tapped hidden states side by side; None if none were asked for.
+        top_ids: [L, k] best ids behind the tokens whose logits vLLM asked for: of each row the last one's, and those of
+            as many before it as it had drafts; None if none were asked for.
+    """
+
+    starts: Sequence[int]
+    positions: Sequence[int]
+    tokens: Sequence[int]
+    hidden: Tensor
+    features: Tensor | None
+    top_ids: Tensor | None
+
+
+class Capture:
+    """Wraps a vLLM model.
+
+    Args:
+        needs: of the proposer; taps are numbered as vLLM's, i is what layer i - 1 puts out.
+        layers: of the target.
+
+    Attributes:
+        fault: what went wrong while looking on; None if nothing did.
+    """
+
+    def __init__(self, needs: Needs, layers: int) -> None:
+        self._needs, self._layers = needs, layers
+        self._aux = tuple(sorted({tap for tap in needs.taps if tap < layers}))
+        self.fault: Exception | None = None
+        self._last: dict[str, Any] | None = None
+        self._compute: Callable[[Tensor], Tensor | None] | None = None
+
+    def install(self, target: Any) -> None:
+        """Wrap a model.
+
+        Raises:
+            UnsupportedModel: it cannot hand out hidden states, and they are needed.
+        """
+        if self._aux:
+            if not hasattr(target, "set_aux_hidden_state_layers"):
+                raise UnsupportedModel(
+                    f"{type(target).__name__} in vLLM cannot hand out hidden states (no SupportsEagle3), which this "
+                    "method's drafter reads; choose one without a drafter, such as outpace.vllm.proposer.Recycle"
+                )
+            target.set_aux_hidden_state_layers(self._aux)
+        forward, compute = target.forward, target.compute_logits
+        self._compute = compute
+
+        def forward_seen(input_ids: Any = None, positions: Any = None, *args: Any, **kwargs: Any) -> Any:
+            output = forward(input_ids, positions, *args, **kwargs)
+            hidden, aux = output if isinstance(output, tuple) else (output, [])
+            self._note(input_ids, hidden, aux)
+            return hidden
+
+        def compute_seen(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+            logits = compute(hidden, *args, **kwargs)
+            self._note_best(logits)
+            return logits
+
+        target.forward, target.compute_logits = forward_seen, compute_seen
+
+    def take(self) -> TargetPass | None:
+        """The last pass, once; None where there was none that could be read."""
+        last, self._last = self._last, None
+        if last is None or self.fault is not None:
+            return None
+        return TargetPass(**last)
+
+    @torch.inference_mode()
+    def best_ids(self, hidden: Tensor) -> Tensor:
+        """[M, k] best ids behind hidden states [M, H]: a product with the head."""
+        assert self._compute is not None, "install() comes first"
+        found = []
+        for rows in hidden.split(_ROWS_AT_ONCE):
+            logits = self._compute(rows)
+            assert logits is not None, "best ids of prompts are asked of one rank alone"
+            found.append(self._best(logits))
+        return torch.cat(found)
+
+    def _best(self, logits: Tensor) -> Tensor:
+        return logits.topk(self._needs.top_k, dim=-1).indices.cpu()
+
+    def _note(self, input_ids: Any, hidden: Any, aux: Sequence[Tensor]) -> None:
+        """Keep a pass, unless it is one of vLLM's own trials, which have no requests."""
+        self._last = None
+        if self.fault is not None:
+            return
+        try:
+            rows = _rows_of_pass()
+            if rows is None or input_ids is None:
+                return
+            starts, lengths = rows
+            count = starts[-1]
+            sizes = [end - start for start, end in zip(starts, starts[1:])]
+            self._last = {
+                "starts": starts,
+                "positions": [length - size for length, size in zip(lengths, sizes)],
+                "tokens": input_ids[:count].tolist(),
+                "hidden": hidden[:count],
+                "features": self._features(hidden[:count], aux, count),
+                "top_ids": None,
+            }
+        except Exception as error:
+            self.fault = error
+
+    def _features(self, hidden: Tensor, aux: Sequence[Tensor], count: int) -> Tensor | None:
+        if not self._needs.taps:
+            return None
+        if len(aux) != len(self._aux):
+            raise RuntimeError(f"the model handed out {len(aux)} hidden states, not the {len(self._aux)} asked for")
+        of_tap = dict(zip(self._aux, aux)) | {self._layers: hidden}
+        return torch.cat([of_tap[tap][:count] for tap in self._needs.taps], dim=-1).clone()  # vLLM reuses its buffers
+
+    def _note_best(self, logits: Tensor | None) -> None:
+        """Keep the best ids of the pass's own logits: later calls of a step are for log-probabilities of prompts."""
+        if not self._needs.top_k or self._last is None or self._last["top_ids"] is not None or logits is None:
+            return
+        try:
+            self._last["top_ids"] = self._best(logits)
+        except Exception as error:
+            self.fault = error
+
+
+def _rows_of_pass() -> tuple[list[int], list[int]] | None:
+    """Of the pass that runs, where each row's query begins, T at the end, and how long each row is with it; None of
+    passes without requests."""
+    from vllm.forward_context import get_forward_context
+
+    metadata = get_forward_context().attn_metadata
+    if not isinstance(metadata, dict):
+        return None  # none, or micro-batches
+    for layer in metadata.values():
+        starts, lengths = getattr(layer, "query_start_loc", None), getattr(layer, "seq_lens", None)
+        if starts is not None and lengths is not None:
+            return starts.tolist(), lengths.tolist()
+    return None

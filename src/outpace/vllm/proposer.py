@@ -1,0 +1,206 @@
+"""Our methods inside vLLM, as its `custom_class` proposers: one adapter, and a class for each method's name.
+
+    vllm serve MODEL --speculative-config '{"method": "custom_class", "model": "outpace.vllm.proposer.Graft",
+        "num_speculative_tokens": 7}' --additional-config '{"outpace": {"drafter": "run/eagle3"}}'
+
+| class | method | needs |
+|---|---|---|
+| `Recycle` | the transition matrix: what the target ranked high behind the same tokens | nothing |
+| `Lookup` | prompt lookup: what followed the same words | nothing |
+| `Automaton` | a suffix automaton: what followed the longest match | nothing |
+| `Retrieval` | the union of matrix and automaton | nothing |
+| `Graft` | EAGLE-3, pruned in doubt, and transitions | an EAGLE-3 drafter |
+| `DynaTree` | EAGLE-3 in DynaTree's shape | an EAGLE-3 drafter |
+| `Union` | Domino's block, transitions and matches, the likeliest first | a Domino drafter |
+| `Method` | any that has a linear form, named in the settings | its drafter |
+
+Settings are the object "outpace" of vLLM's `additional_config` (`vllm.settings.ProposerSettings`): `method` replaces the
+class's own, with options as everywhere ("graft:retrieve=both"); `drafter`, `least_gain`, `slots`, `learn_prompts`. vLLM
+takes that object to every worker and node, and into the key of its compiled models.
+
+vLLM verifies chains only, so of each tree its best chain is drafted, as long as a further token pays, and none where
+none does (`shaping.linear_form`). Drafts are chosen, not drawn: vLLM accepts them with the target's own probability, so
+what is said is distributed as without them. What drafts are made of follows from the ids alone and from rounds before,
+never from clocks, so all ranks of tensor parallelism draft the same; vLLM verifies those of the first.
+
+If anything fails while serving, one error is logged and decoding goes on without drafts.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+
+from outpace.core.errors import InvalidRequest
+from outpace.core.protocols import Needs
+from outpace.methods.catalog import build_proposer
+from outpace.shaping.linear_form import LinearForm
+from outpace.vllm.borrowed import BorrowedTarget, build_context
+from outpace.vllm.capture import Capture
+from outpace.vllm.rounds import Rounds
+from outpace.vllm.settings import KEY, linear_method, read_settings
+
+MOST_SLOTS = 64
+"""Of a trained drafter, which keeps keys and values for each, unless `slots` says otherwise."""
+
+
+class Method:
+    """A proposer as vLLM calls it.
+
+    Args:
+        vllm_config: vLLM's whole configuration.
+
+    Raises:
+        InvalidRequest: a setting or a method that is unknown or cannot draft here, or a way of running that hides what
+            it needs to see; with the remedy.
+    """
+
+    method: ClassVar[str | None] = None
+    """The method where the settings name none."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        self._config = vllm_config
+        self._settings = read_settings(vllm_config.additional_config)
+        text = self._settings.method or self.method
+        if text is None:
+            raise InvalidRequest('name a method: additional_config={"outpace": {"method": "..."}}')
+        self._spec = linear_method(text)
+        _check_parallel(vllm_config)
+        self._capture: Capture | None = None
+        self._rounds: Rounds | None = None
+
+    def load_model(self, target_model: Any) -> None:
+        """Make the drafter, and wrap the target where its passes are wanted.
+
+        Raises:
+            InvalidRequest, ModelError, UnsupportedModel: the drafter is missing, does not fit, or cannot read the
+                target; vLLM then does not start.
+        """
+        config, settings, spec = self._config, self._settings, self._spec
+        model, text_config = config.model_config, config.model_config.hf_text_config
+        ranks = config.parallel_config.tensor_parallel_size
+        requests = config.scheduler_config.max_num_seqs
+        slots = min(settings.slots or (requests if spec.drafter is None else MOST_SLOTS), requests)
+        device = next(target_model.parameters()).device
+        target: Any = text_config
+        if spec.drafter is not None:
+            target = BorrowedTarget(target_model, text_config, model.max_model_len, slots, ranks)
+        proposer = LinearForm(
+            build_proposer(spec, build_context(spec, settings.drafter, target, device)), settings.least_gain
+        )
+        _check_graphs(config, proposer.needs)
+        self._capture = capture = Capture(proposer.needs, text_config.num_hidden_layers)
+        capture.install(target_model)
+        if proposer.needs.taps:  # a model that was compiled without them must not be found again
+            config.additional_config[f"{KEY}_taps"] = list(proposer.needs.taps)
+        learns = settings.learn_prompts and ranks == 1  # else ranks would have to agree on when to ask
+        self._rounds = Rounds(
+            proposer,
+            slots,
+            model.max_model_len,
+            config.speculative_config.num_speculative_tokens,
+            _ending_ids(text_config),
+            capture.best_ids if learns else None,
+        )
+
+    def propose(
+        self,
+        sampled_token_ids: Sequence[Sequence[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """Drafts of each row of the batch, which may be none. Called by vLLM behind each step.
+
+        Args:
+            sampled_token_ids: new ids of each row; none of one whose prompt is being written.
+            num_tokens_no_spec: [rows] ids of each row, the new ones included.
+            token_ids_cpu: [rows, max_model_len] these ids.
+            slot_mappings: not read.
+        """
+        none: list[list[int]] = [[] for _ in sampled_token_ids]
+        if self._rounds is None or self._capture is None:
+            return none
+        try:
+            seen = self._capture.take()
+            if self._capture.fault is not None:
+                raise self._capture.fault
+            return self._rounds.step(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, seen)
+        except Exception:
+            self._rounds = None  # what is half done is not gone on with
+            _log_failure(str(self._spec))
+            return none
+
+
+class Recycle(Method):
+    """The transition matrix (Token Recycling)."""
+
+    method = "recycle:shape=chain"
+
+
+class Lookup(Method):
+    """Prompt lookup."""
+
+    method = "lookup"
+
+
+class Automaton(Method):
+    """A suffix automaton of the request's own text."""
+
+    method = "outpace:draft=none,retrieve=suffix"
+
+
+class Retrieval(Method):
+    """The union of matrix and automaton."""
+
+    method = "outpace:draft=none"
+
+
+class Graft(Method):
+    """Graft on EAGLE-3."""
+
+    method = "graft"
+
+
+class DynaTree(Method):
+    """EAGLE-3 in DynaTree's shape."""
+
+    method = "eagle3:shape=dynatree"
+
+
+class Union(Method):
+    """The union, with Domino."""
+
+    method = "outpace"
+
+
+def _check_parallel(config: Any) -> None:
+    """Refuse pipelines: a rank of one sees neither the first hidden states nor the last."""
+    stages = config.parallel_config.pipeline_parallel_size
+    if stages > 1:
+        raise InvalidRequest(
+            f"pipeline_parallel_size={stages}: {KEY}'s proposers need the whole model on a rank; use tensor_parallel_size"
+        )
+
+
+def _check_graphs(config: Any, needs: Needs) -> None:
+    """Refuse graphs of whole passes, which are replayed without calling the model."""
+    mode = getattr(config.compilation_config, "cudagraph_mode", None)
+    is_full = torch.cuda.is_available() and mode is not None and mode.has_full_cudagraphs()
+    if is_full and (needs.taps or needs.top_k):
+        raise InvalidRequest(
+            f"cudagraph_mode={mode.name}: this method reads what passes compute, and whole graphs hide it; run vLLM with "
+            "--compilation-config '{\"cudagraph_mode\": \"PIECEWISE\"}'"
+        )
+
+
+def _ending_ids(config: Any) -> tuple[int, ...]:
+    """Behind which nothing is drafted."""
+    found = getattr(config, "eos_token_id", None)
+    return tuple(found) if isinstance(found, list | tuple) else () if found is None else (int(found),)
+
+
+def _log_failure(method: str) -> None:
+    from vllm.logger import init_logger
+
+    init_logger(__name__).exception("outpace: method %s failed; decoding goes on without drafts", method)

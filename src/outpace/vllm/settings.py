@@ -1,0 +1,70 @@
+"""What a user may tell our proposers inside vLLM."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from outpace.core.errors import InvalidRequest
+from outpace.methods.catalog import MethodSpec, parse_method
+from outpace.methods.options import first_complaint
+from outpace.shaping.linear_form import LEAST_GAIN
+
+KEY = "outpace"
+_ELSEWHERE = "vLLM runs draft models itself: speculative_config={'method': 'draft_model', 'model': ...}"
+REFUSED = {
+    "plain": "it drafts nothing; leave speculative_config out",
+    "lookahead": "it learns from a window of nodes that no chain can hold; vLLM verifies chains only",
+}
+"""Methods without a linear form, and why."""
+
+
+class ProposerSettings(BaseModel):
+    """The object under "outpace" in vLLM's `additional_config`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    method: str | None = Field(default=None, description="method and options, as `outpace methods` has them")
+    drafter: str | None = Field(default=None, description="folder, hub id or shipped name of the trained drafter")
+    least_gain: float = Field(
+        default=LEAST_GAIN,
+        ge=0,
+        le=1,
+        description="drafted tokens end where a further one is accepted with a lower probability than this",
+    )
+    slots: int | None = Field(
+        default=None,
+        ge=1,
+        description="requests that are drafted for at a time; None for max_num_seqs, with a trained drafter 64 at most",
+    )
+    learn_prompts: bool = Field(
+        default=True,
+        description="transitions are learned from prompts, too, which is a product with the vocabulary at every "
+        "position; never with tensor parallelism",
+    )
+
+
+def read_settings(additional_config: Any) -> ProposerSettings:
+    """The settings in vLLM's `additional_config`.
+
+    Raises:
+        InvalidRequest: an unknown or bad one, by name.
+    """
+    given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+    try:
+        return ProposerSettings.model_validate(given)
+    except ValidationError as error:
+        raise InvalidRequest(f"additional_config[{KEY!r}]: {first_complaint(error)}") from error
+
+
+def linear_method(text: str) -> MethodSpec:
+    """A method that has a linear form.
+
+    Raises:
+        InvalidRequest: an unknown one, a bad option, or one without, by name.
+    """
+    spec = parse_method(text)
+    reason = REFUSED.get(spec.name) or (_ELSEWHERE if spec.uses_draft_model else None)
+    if reason is not None:
+        raise InvalidRequest(f"method={text!r} cannot draft inside vLLM: {reason}")
+    return spec
