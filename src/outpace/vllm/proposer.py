@@ -26,6 +26,7 @@ never from clocks, so all ranks of tensor parallelism draft the same; vLLM verif
 If anything fails while serving, one error is logged and decoding goes on without drafts.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -40,6 +41,7 @@ from outpace.vllm.capture import Capture
 from outpace.vllm.rounds import Rounds
 from outpace.vllm.settings import KEY, linear_method, read_settings
 
+LOG = logging.getLogger("vllm.outpace")  # below vLLM's own, which it has set up
 MOST_SLOTS = 64
 """Of a trained drafter, which keeps keys and values for each, unless `slots` says otherwise."""
 
@@ -128,7 +130,7 @@ class Method:
             return self._rounds.step(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, seen)
         except Exception:
             self._rounds = None  # what is half done is not gone on with
-            _log_failure(str(self._spec))
+            LOG.exception("outpace: method %s failed; decoding goes on without drafts", self._spec)
             return none
 
 
@@ -199,8 +201,3 @@ def _ending_ids(config: Any) -> tuple[int, ...]:
     found = getattr(config, "eos_token_id", None)
     return tuple(found) if isinstance(found, list | tuple) else () if found is None else (int(found),)
 
-
-def _log_failure(method: str) -> None:
-    from vllm.logger import init_logger
-
-    init_logger(__name__).exception("outpace: method %s failed; decoding goes on without drafts", method)
