@@ -118,7 +118,7 @@ def _read_line(name: str, number: int, line: str) -> WorkItem:
     where = f"workload {name!r}, line {number}"
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and nesting as deep
         raise InvalidRequest(f"{where}: not JSON: {error}") from error
     turns = row.get("turns") if isinstance(row, dict) else None
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):

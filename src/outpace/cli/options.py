@@ -168,7 +168,7 @@ def _config(text: str | None) -> dict[str, Any] | None:
         return None
     try:
         config = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest(f"speculative_config={text!r}: not JSON: {error}") from error
     if not isinstance(config, dict):
         raise InvalidRequest(f"speculative_config={text!r}: must be a JSON object")

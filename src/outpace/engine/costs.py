@@ -5,6 +5,7 @@ them are. What is measured is the first, behind a short text; the second is lear
 """
 
 import json
+import math
 from bisect import bisect
 from collections import deque
 from pathlib import Path
@@ -129,6 +130,7 @@ def _read(file: Path | None) -> list[float]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         times = [float(ms) for ms in found["ms"]]
-        return times if tuple(found["rows"]) == ROWS and len(times) == len(ROWS) and min(times) > 0 else []
-    except (ValueError, KeyError, TypeError, OSError):
+        is_whole = tuple(found["rows"]) == ROWS and len(times) == len(ROWS)
+        return times if is_whole and all(0 < ms < math.inf for ms in times) else []
+    except (ValueError, KeyError, TypeError, OSError, OverflowError, RecursionError):
         return []

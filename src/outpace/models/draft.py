@@ -152,7 +152,8 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
         return early_exit(target, int(layers) if layers else None)
     assert name is not None
     source = resolve(name)
-    config = read_config(source).get_text_config()
+    whole = read_config(source)
+    config = whole.get_text_config()
     check_supported(config)
     limit = min(config.max_position_embeddings, target.max_length)
     if is_bare(config, name):
@@ -161,7 +162,7 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
         draft = DraftModel(decoder, target.head, config, limit, target.max_slots)
     else:
         check_same_vocabulary(codec, read_tokenizer(source), name)
-        model = read_model(source, target.dtype, target.device, ATTENTION_NAME)
+        model = read_model(source, whole, target.dtype, target.device, ATTENTION_NAME)
         draft = draft_model_of(model, limit, target.max_slots)
     warn_if_shorter(name, limit, target.max_length)
     return draft

@@ -32,7 +32,7 @@ def export(model: str, folder: Path) -> Path:
     said = {"model": source.path}
     if is_ready(made, said):
         return made
-    loaded = read_model(source, torch.bfloat16, torch.device("cpu"), "sdpa")
+    loaded = read_model(source, read_config(source), torch.bfloat16, torch.device("cpu"), "sdpa")
     weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in loaded.state_dict().items()}
     config = loaded.config
     if config.tie_word_embeddings:

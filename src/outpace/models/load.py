@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -20,13 +19,19 @@ from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import refuse_bare
 from outpace.models.compiled import loaded_kernels, why_none
+from outpace.models.complete import check_complete, check_count, refuse_incomplete
+from outpace.models.config_bounds import check_fields
 from outpace.models.families import check_supported
+from outpace.models.gguf_header import Header, read_header
 from outpace.models.gpu.backend import runs_triton
+from outpace.models.held import find_file, held_by
+from outpace.models.hub import ask_hub, first_line
 from outpace.models.kernel_linear import QUANTIZATIONS
 from outpace.models.linear import can_pack
 from outpace.models.registry import BUILT_IN, pulled
 from outpace.models.target import TransformersTarget
 from outpace.models.text import TextCodec
+from outpace.nets.checkpoint import read_object
 
 DTYPES = {
     "float64": torch.float64,
@@ -37,16 +42,16 @@ DTYPES = {
 # The short names that vLLM and common usage accept for the same dtypes.
 DTYPE_ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 DEFAULT_MAX_LENGTH = 4096
-HUB_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model is read from: arguments for transformers' `from_pretrained`."""
+    """Where a model is read from: arguments for transformers' `from_pretrained`, and a GGUF file's header."""
 
     name: str
     path: str
     options: dict[str, Any]
+    header: Header | None = None
 
 
 def resolve(name: str) -> Source:
@@ -61,8 +66,7 @@ def resolve(name: str) -> Source:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"{name}: no such GGUF file")
-        _check_gguf(path)
-        return Source(name, str(path.parent), {"gguf_file": path.name})
+        return Source(name, str(path.parent), {"gguf_file": path.name}, read_header(path))
     if name in pulled():
         return Source(name, str(pulled()[name]), {})
     if name in BUILT_IN:
@@ -144,27 +148,49 @@ def read_config(source: Source) -> PretrainedConfig:
         ModelError: there is none under that name, or the hub cannot be asked.
     """
     if not Path(source.path).exists():
-        _ask_hub(source.name)
+        ask_hub(source.name)
     try:
+        if source.header is not None:
+            check_fields(source.header.values, source.name)
+        elif (file := find_file(source.path, CONFIG_NAME)) is not None:
+            check_fields(read_object(file), source.name)
         config: PretrainedConfig = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
+    except ModelError:
+        raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
-        raise ModelError(f"{source.name}: no model found: {reason}") from error
+        raise ModelError(f"{source.name}: no model found: {first_line(error)}") from error
     return config
 
 
-def read_model(source: Source, dtype: torch.dtype, device: torch.device, attention: str) -> PreTrainedModel:
+def read_model(
+    source: Source, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str
+) -> PreTrainedModel:
     """Read weights in a dtype without running any code of the checkpoint's; the model is in its `compute_dtype`.
 
+    Args:
+        source: of the weights.
+        config: of `read_config`.
+        dtype, device: of the model.
+        attention: name of the implementation.
+
     Raises:
-        ModelError: nothing readable under that name.
+        ModelError: nothing readable under that name, or weights that are not those of its config.
     """
+    options = source.options | {"attn_implementation": attention, "trust_remote_code": False}
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            source.path, dtype=dtype, attn_implementation=attention, trust_remote_code=False, **source.options
+        if source.header is None:
+            check_complete(config, held_by(source.path, source.name), source.name)
+        else:
+            check_count(config, source.header.elements, source.name)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.path, config=config, dtype=dtype, output_loading_info=True, **options
         )
+    except ModelError:
+        raise
     except Exception as error:
-        raise ModelError(f"{source.name}: cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ModelError(f"{source.name}: cannot be loaded: {first_line(error)}") from error
+    model: PreTrainedModel = loaded[0]
+    refuse_incomplete(loaded[1], source.name)
     model.to(device, compute_dtype(dtype, device))  # type: ignore[arg-type]
     model.eval()
     return model
@@ -232,7 +258,7 @@ def load_target(
     limit = config.get_text_config().max_position_embeddings
     if max_model_len is not None and not 1 <= max_model_len <= limit:
         raise InvalidRequest(f"max_model_len={max_model_len}: {name} has positions for 1 to {limit} tokens")
-    model = read_model(source, chosen_dtype, where, ATTENTION_NAME)
+    model = read_model(source, config, chosen_dtype, where, ATTENTION_NAME)
     codec = read_tokenizer(source)
     eos = _eos_token_ids(model.generation_config, model.config, codec)
     length = max_model_len or min(limit, DEFAULT_MAX_LENGTH)
@@ -265,30 +291,3 @@ def _eos_token_ids(generation: GenerationConfig | None, config: PretrainedConfig
         if ids is not None:
             return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
     return ()
-
-
-def _ask_hub(name: str) -> None:
-    """Ask once for a model that is no file here. Transformers would ask a hub that is out of reach for 40 seconds."""
-    try:
-        if not isinstance(try_to_load_from_cache(name, CONFIG_NAME), str):
-            get_hf_file_metadata(hf_hub_url(name, CONFIG_NAME), timeout=HUB_TIMEOUT_S)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        known = ", ".join(sorted({*pulled(), *BUILT_IN}))
-        raise ModelError(
-            f"{name}: no model found: no folder or GGUF file of this name, no pulled or built-in model ({known}), none "
-            f"in the hub's cache, and {constants.ENDPOINT} was asked: {reason}"
-        ) from error
-
-
-def _check_gguf(path: Path) -> None:
-    """A GGUF names the place of each tensor; a file cut off half-way is told before any weight is read."""
-    from gguf import GGUFReader
-
-    try:
-        GGUFReader(path)
-    except Exception as error:
-        size = path.stat().st_size
-        raise ModelError(
-            f"{path}: not a complete GGUF file ({size} bytes): {type(error).__name__}: {error}; download it again"
-        ) from error

@@ -11,7 +11,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
-from outpace.models.load import DTYPES, choose_device, read_model, resolve
+from outpace.models.load import DTYPES, choose_device, read_config, read_model, resolve
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class TransformersReference:
     """
 
     def __init__(self, name: str, dtype: str, device: str) -> None:
-        self._model = read_model(resolve(name), DTYPES[dtype], choose_device(device), "sdpa")
+        source = resolve(name)
+        self._model = read_model(source, read_config(source), DTYPES[dtype], choose_device(device), "sdpa")
 
     @torch.inference_mode()
     def generate(self, ids: Sequence[int], params: SamplingParams, eos_token_ids: Sequence[int]) -> ReferenceRun:

@@ -6,14 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import is_zipfile
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.core.errors import ModelError
+from outpace.nets.torch_file import read_torch
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -77,20 +76,20 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
             return _read_safetensors(path, [file])
     for file in (TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS):
         if (path / file).is_file():
-            return _read_torch(path / file)
+            return read_torch(path / file)
     raise ModelError(f"{path}: no {WEIGHTS}, {INDEX} or {TORCH_WEIGHTS} there; save the weights as safetensors")
 
 
-def weight_map(path: Path) -> dict[str, str]:
+def weight_map(path: Path, index: str = INDEX) -> dict[str, str]:
     """The shard of each tensor, from the index in a folder.
 
     Raises:
         ModelError: an index that is malformed, or points out of its folder.
     """
-    shards = read_object(path / INDEX).get("weight_map")
+    shards = read_object(path / index).get("weight_map")
     # A shard is a file of this folder: an index that points elsewhere is damaged, or not meant well.
     if not isinstance(shards, dict) or any(Path(str(file)).name != file for file in shards.values()):
-        raise ModelError(f"{path / INDEX}: weight_map must give a file name of this folder for each tensor")
+        raise ModelError(f"{path / index}: weight_map must give a file name of this folder for each tensor")
     return shards
 
 
@@ -135,18 +134,6 @@ def _read_safetensors(path: Path, files: Sequence[str]) -> dict[str, Tensor]:
                     raise ModelError(f"{path / name}: holds {key}, and so does another shard; download it again")
                 tensors[key] = file.get_tensor(key)
     return tensors
-
-
-def _read_torch(path: Path) -> dict[str, Tensor]:
-    try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
-    except Exception as error:
-        raise ModelError(
-            f"{path}: cannot be read as tensors alone: {type(error).__name__}: {error}; save it as safetensors"
-        ) from error
-    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
-        raise ModelError(f"{path}: must hold a dictionary of tensors and nothing else")
-    return {str(name): tensor for name, tensor in loaded.items()}
 
 
 def write_checkpoint(

@@ -5,6 +5,7 @@ slots, training from a mask over whole sequences, a test from a plain matrix pro
 that a file did not provide cannot pass unseen.
 """
 
+import math
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
@@ -24,7 +25,9 @@ Keys and values are those of the rows themselves; what else a row sees is the fu
 # Beyond what any drafter has, and small enough that no product of two overflows: a damaged config is refused before
 # memory is asked for.
 LARGEST_SIZE, MOST_LAYERS = 2**26, 1024
+LARGEST_HEAD = 2**14  # a table of angles is made for it before any tensor is compared
 Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
+HeadSize = Annotated[int, Field(ge=1, le=LARGEST_HEAD)]
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 
 M = TypeVar("M", bound=nn.Module)
@@ -46,7 +49,7 @@ class LayerConfig(BaseModel):
     intermediate_size: Size
     heads: Size
     kv_heads: Size
-    head_dim: Size
+    head_dim: HeadSize
     rope_theta: float = Field(gt=0)
     rope_scaling: dict[str, Any] | None = None
     max_positions: Size
@@ -88,6 +91,17 @@ class GatedMLP(nn.Module):
         return out
 
 
+def _scaled(kind: str, settings: dict[str, Any], parameters: dict[str, Any]) -> tuple[Tensor, float]:
+    """Frequencies [D/2] of a scaled rotation, and the factor of its angles' tables, as transformers works them out."""
+    try:
+        config = PretrainedConfig(**settings, rope_parameters=parameters)  # type: ignore[call-arg]
+        with torch.device("cpu"):  # a net built without memory still needs to know its angles
+            frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        return frequencies, float(factor)
+    except Exception as error:  # keys that are missing, values of other types, divisions by zero
+        raise ModelError(f"rope_scaling={parameters}: cannot be worked out: {type(error).__name__}: {error}") from error
+
+
 class Rotary(nn.Module):
     """Rotary position embedding over the whole head dimension, halves rotated against each other (Llama, Qwen).
 
@@ -98,7 +112,8 @@ class Rotary(nn.Module):
         max_positions: `max_position_embeddings`, which some kinds read.
 
     Raises:
-        ModelError: a kind whose rotation depends on the longest position, or an unknown one.
+        ModelError: a kind whose rotation depends on the longest position, or an unknown one; keys that are missing, or
+            values that make no angles.
     """
 
     def __init__(self, head_dim: int, theta: float, scaling: dict[str, Any] | None, max_positions: int) -> None:
@@ -111,12 +126,14 @@ class Rotary(nn.Module):
             parameters = {**(scaling or {}), "rope_type": kind, "rope_theta": theta}
             settings: dict[str, Any] = {"head_dim": head_dim, "max_position_embeddings": max_positions}
             settings |= {"hidden_size": head_dim, "num_attention_heads": 1}  # yarn reads them even beside a head_dim
-            config = PretrainedConfig(**settings, rope_parameters=parameters)  # type: ignore[call-arg]
-            with torch.device("cpu"):  # a net built without memory still needs to know its angles
-                frequencies, self.factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+            frequencies, self.factor = _scaled(kind, settings, parameters)
         else:
             raise ModelError(
                 f"rope_scaling={scaling}: kind {kind!r} is not supported; use linear, llama3, yarn or none"
+            )
+        if not bool(frequencies.isfinite().all()) or not math.isfinite(self.factor):
+            raise ModelError(
+                f"rope_theta={theta}, rope_scaling={scaling}: make angles that are not finite; correct them"
             )
         self.exact = tuple(frequencies.tolist())
         self.frequencies: Tensor

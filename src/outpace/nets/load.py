@@ -56,8 +56,8 @@ def is_net(name: str) -> bool:
     """Whether a local folder holds a drafter net rather than a language model."""
     file = Path(name).expanduser() / "config.json"
     try:
-        config = json.loads(file.read_text()) if file.is_file() else {}
-    except ValueError:
+        config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError, RecursionError):
         return False  # whoever reads it will say so
     return isinstance(config, dict) and kind_of(config) is not None
 

@@ -162,7 +162,7 @@ def test_broken_checkpoints_are_told_apart(tmp_path: Path) -> None:
     weights = folder / "model.safetensors"
     whole = weights.read_bytes()
     weights.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ModelError, match="m: cannot be loaded: "):
+    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read, maybe cut off"):
         outpace.load(str(folder))
     weights.write_bytes(whole)
     for tokenizer in folder.glob("tokenizer*"):

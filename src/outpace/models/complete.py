@@ -1,0 +1,134 @@
+"""Whether a checkpoint's weights are those its config asks for, known before memory is asked for or a weight is read.
+
+Transformers makes what is missing from random numbers and passes over what is left, with a warning. Here its own loader
+runs once over tensors without numbers, so that names are matched by its rules, and what it reports is refused.
+"""
+
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
+from transformers.utils import logging as library
+
+from outpace.core.errors import ModelError
+from outpace.models.held import Held
+
+_FLOATS = ("F64", "F32", "BF16", "F16", "torch.float64", "torch.float32", "torch.bfloat16", "torch.float16")
+# What old checkpoints hold beside weights: tables that models work out by themselves.
+_TABLES = re.compile(r"(^|\.)(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|position_ids)$")
+_MOST_NAMED = 12
+# A GGUF file's tensors have other names, so their weights are counted: within this, what is missing is told by name.
+_SLACK = 2
+
+
+def check_complete(config: PretrainedConfig, held: Mapping[str, Held], name: str) -> None:
+    """Refuse a checkpoint whose tensors are not those of its model: buffers, tied weights and known tables aside.
+
+    Args:
+        config: of the model.
+        held: its tensors.
+        name: of the checkpoint, for errors.
+
+    Raises:
+        ModelError: tensors that are missing, left over, of other sizes or no floats; all of them are named.
+    """
+    weights = {key: one for key, one in held.items() if not _TABLES.search(key)}
+    check_widths(config, max((max(one.shape, default=1) for one in weights.values()), default=0), name)
+    kinds = {key: one.dtype for key, one in weights.items() if one.dtype not in _FLOATS}
+    complaints = [f"{key} holds {dtype}, not floats" for key, dtype in kinds.items()]
+    tensors = {key: torch.empty(one.shape, device="meta") for key, one in weights.items()}
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with _silence():
+        _, report = family.from_pretrained(
+            None,
+            config=config,
+            state_dict=tensors,
+            device_map="meta",
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    refuse_incomplete(report, name, complaints)
+
+
+def refuse_incomplete(report: Mapping[str, Any], name: str, complaints: Sequence[str] = ()) -> None:
+    """Refuse what transformers' loader reports.
+
+    Args:
+        report: of `from_pretrained` with `output_loading_info`.
+        name: of the checkpoint, for errors.
+        complaints: more of them.
+
+    Raises:
+        ModelError: there are any; the first dozen is named.
+    """
+    said = [*complaints, *(f"missing {key}" for key in report["missing_keys"])]
+    said += [f"unexpected {key}" for key in report["unexpected_keys"] if not _TABLES.search(key)]
+    for key, have, want in report["mismatched_keys"]:
+        said.append(f"{key} has shape {list(have)}, its config says {list(want)}")
+    said = sorted([*said, *map(str, report["error_msgs"])])
+    if said:
+        more = f"; and {len(said) - _MOST_NAMED} more" if len(said) > _MOST_NAMED else ""
+        raise ModelError(
+            f"{name}: its weights do not fit its config: {'; '.join(said[:_MOST_NAMED])}{more}; download it again, or "
+            "correct its config"
+        )
+
+
+def check_widths(config: PretrainedConfig, largest: int, name: str) -> None:
+    """Refuse widths that no tensor has: tables of positions would be made for them before any tensor is compared.
+
+    Args:
+        config: of the model.
+        largest: size of a tensor in the file, along any dimension.
+        name: of the checkpoint, for errors.
+
+    Raises:
+        ModelError: naming field, value and remedy.
+    """
+    text = config.get_text_config()
+    for field in ("hidden_size", "head_dim"):
+        value = getattr(text, field, None)
+        if value is not None and not (type(value) is int and 1 <= value <= largest):
+            raise ModelError(
+                f"{name}: {field}={value!r}: no tensor of its file is as wide, the largest size is {largest}; download "
+                "it again"
+            )
+
+
+def check_count(config: PretrainedConfig, elements: Mapping[str, int], name: str) -> None:
+    """Refuse a config that asks for far more weights than a file holds.
+
+    Args:
+        config: of the model.
+        elements: weights of each tensor of the file.
+        name: of the checkpoint, for errors.
+
+    Raises:
+        ModelError: it does. What is missing of fewer is told by name when they are read.
+    """
+    check_widths(config, max(elements.values()), name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    wanted = sum(weight.numel() for weight in model.parameters())
+    there = sum(elements.values())
+    if wanted > _SLACK * there:
+        raise ModelError(f"{name}: its config asks for {wanted} weights and the file holds {there}; download it again")
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """What transformers would print of a run over tensors without numbers."""
+    said, draws = library.get_verbosity(), library.is_progress_bar_enabled()
+    library.set_verbosity(logging.CRITICAL)
+    library.disable_progress_bar()
+    try:
+        yield
+    finally:
+        library.set_verbosity(said)
+        if draws:
+            library.enable_progress_bar()
