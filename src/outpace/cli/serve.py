@@ -18,6 +18,7 @@ from outpace.cli.options import (
     SpeculativeConfig,
     notes,
 )
+from outpace.core.checks import check_range
 from outpace.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -72,12 +73,14 @@ def serve(
         speculative_config=speculative_config,
         exact=exact,
     )
-    template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
+    template = None if chat_template is None else _text_of(chat_template)
+    for name, seconds in (("timeout", timeout), ("send_timeout", send_timeout), ("drain_timeout", drain_timeout)):
+        check_range(name, seconds, 0.0, float("inf"), "a finite number of seconds")
     keys = tuple(api_key or ())
     if any(not key.strip() for key in keys):
         raise InvalidRequest("api_key='': an empty key would let everybody in; leave the option out instead")
     if host not in LOOPBACK and not keys:
-        notes.print(f"[yellow]anybody who can reach {host}:{port} can use this server: give --api-key[/yellow]")
+        notes.print(f"anybody who can reach {host}:{port} can use this server: give --api-key", style="yellow")
     settings = ServeSettings(
         names=tuple(served_model_name or (Path(model).name if Path(model).exists() else model,)),
         host=host,
@@ -100,3 +103,10 @@ def serve(
         return loaded
 
     run(load, settings)
+
+
+def _text_of(template: Path) -> str:
+    try:
+        return template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"chat_template={str(template)!r}: cannot be read as UTF-8 text: {error}") from error

@@ -119,6 +119,6 @@ def _trained(folder: Path | None) -> dict[str, Any]:
     """What a drafter's provenance says of its training; nothing where there is none that can be read."""
     try:
         run = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))["run"] if folder else {}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return run if isinstance(run, dict) else {}
