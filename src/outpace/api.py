@@ -1,11 +1,23 @@
 """The front door: load a model, generate, stream. The composition root of the library."""
 
 from collections.abc import Mapping, Sequence
+from os import PathLike
 from threading import Lock
 from typing import Any, overload
 
-from outpace.arguments import Batch, Prompt, as_batch, checked_budget, checked_params, encoded, resolved
+from outpace.arguments import (
+    Batch,
+    Prompt,
+    as_batch,
+    checked_budget,
+    checked_drafting,
+    checked_loading,
+    checked_params,
+    encoded,
+    resolved,
+)
 from outpace.chat import Chat
+from outpace.core.checks import check_flags
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
@@ -18,7 +30,6 @@ from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method, stored_proposer
 from outpace.methods.profile import choose
-from outpace.methods.speculative_config import from_speculative_config
 from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
 from outpace.models.load import load_target
@@ -191,10 +202,7 @@ class Model:
 
         Args:
             system: a system message that opens it.
-            params: sampling parameters of every answer; or give them as keyword options, as for `generate`.
-            method: the method, by default the model's.
-            budget: drafted nodes per round, by default the method's.
-            **options: fields of `SamplingParams`.
+            params, method, budget, **options: of every answer, as for `generate`.
 
         Raises:
             InvalidRequest: a bad option, or a model without a chat template.
@@ -236,16 +244,16 @@ class Model:
 
 
 def load(
-    model: str,
+    model: str | PathLike[str],
     method: MethodLike | None = None,
     *,
-    drafter: str | None = None,
+    drafter: str | PathLike[str] | None = None,
     budget: int | None = None,
     speculative_config: Mapping[str, Any] | None = None,
     profile: bool = True,
-    dtype: str = "auto",
+    dtype: Any = "auto",
     quantize: str = "none",
-    device: str = "auto",
+    device: Any = "auto",
     max_model_len: int | None = None,
     max_num_seqs: int = 8,
     exact: bool = False,
@@ -264,7 +272,7 @@ def load(
         budget: drafted nodes per round; None takes the method's default for the device.
         speculative_config: vLLM's, instead of method, drafter and budget.
         profile: whether what `outpace tune` found for this model here is taken where no method and no drafter is named.
-        dtype: "auto" (bfloat16 where the hardware computes in it), "float32", "bfloat16" or "float16".
+        dtype: "auto" (bfloat16 where the hardware computes in it), "float32", "bfloat16" or "float16"; or torch's own.
         quantize: "none", or "int8": products of whole numbers, on a CPU; lossless against the same quantised model.
         device: "auto", "cpu" or "cuda".
         max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
@@ -278,14 +286,12 @@ def load(
         UnsupportedModel: its architecture cannot be decoded losslessly.
         InvalidRequest: a bad option.
     """
-    if speculative_config is not None:
-        method, drafter = from_speculative_config(speculative_config, method=method, drafter=drafter, budget=budget)
-    if isinstance(method, str):
-        parse_method(method)
-    checked_budget(budget)
-    target, codec = load_target(model, dtype, device, max_model_len, max_num_seqs, quantize, exact=exact)
+    method, named = checked_drafting(method, drafter, budget, speculative_config)
+    options = checked_loading(model, max_model_len, max_num_seqs, dtype, device, quantize)
+    check_flags(profile=profile, exact=exact, enable_prefix_caching=enable_prefix_caching)
+    target, codec = load_target(**options, exact=exact)
     if target.device.type == "cpu":
         tell_of_spinning()
-    loaded = Model(model, target, codec, method, budget, drafter, profile=profile)
+    loaded = Model(options["name"], target, codec, method, budget, named, profile=profile)
     loaded.engine.shares_prefixes = enable_prefix_caching
     return loaded

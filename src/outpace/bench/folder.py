@@ -20,14 +20,14 @@ class RunFolder:
         settings: what the records depend on; must be JSON.
 
     Raises:
-        InvalidRequest: its records were made with other settings, or say nothing of them.
+        InvalidRequest: its records were made with other settings, or say nothing of them; a file that cannot be read.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
         self.path = folder
         wanted = json.loads(json.dumps(settings))
         if (folder / SETTINGS).is_file():
-            made = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+            made = _read_object(folder / SETTINGS)
             for field in dict.fromkeys([*wanted, *made]):
                 if made.get(field) != wanted.get(field):
                     raise InvalidRequest(
@@ -47,18 +47,42 @@ class RunFolder:
             sizes: records of each group, in the order in which they are written.
         """
         path = self.path / RECORDS
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        try:
+            text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise _unreadable(path, error) from error
         lines = text.split("\n")[:-1]  # behind the last line break stands nothing, or a line that was cut off
         whole = max((end for end in accumulate(sizes) if end <= len(lines)), default=0)
         kept = "".join(line + "\n" for line in lines[:whole])
         if kept != text:
             _write_whole(path, kept)
-        return [json.loads(line) for line in lines[:whole]]
+        return [_object_of(path, line) for line in lines[:whole]]
 
     def append(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Add the records of a group."""
         with (self.path / RECORDS).open("a", encoding="utf-8") as file:
             file.write("".join(json.dumps(record) + "\n" for record in records))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        return _object_of(path, path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _object_of(path: Path, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(found, dict):
+        raise _unreadable(path, f"an object is expected, not {type(found).__name__}")
+    return found
+
+
+def _unreadable(path: Path, reason: object) -> InvalidRequest:
+    return InvalidRequest(f"{path}: cannot be read: {reason}; choose a new folder")
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -8,7 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from outpace.core.checks import as_count, check_flags
 from outpace.core.errors import InvalidRequest
+from outpace.core.paths import path_of
 
 BUILT_IN = "builtin"
 
@@ -50,14 +52,14 @@ def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
         InvalidRequest: no such file, no prompts, or a malformed line, which is named.
     """
     name, _, ending = spec.rpartition(":")
-    if ending.isdigit():
-        limit = int(ending)
-    else:
+    if (count := as_count(ending)) is None:
         name = spec
+    else:
+        limit = count
     if name == BUILT_IN:
         text = (files("outpace") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
     else:
-        path = Path(name).expanduser()
+        path = path_of(name)
         if not path.is_file():
             raise InvalidRequest(f"workload {name!r}: no such file; give a JSON-lines file or '{BUILT_IN}'")
         try:
@@ -123,5 +125,6 @@ def _read_line(name: str, number: int, line: str) -> WorkItem:
     turns = row.get("turns") if isinstance(row, dict) else None
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise InvalidRequest(f"{where}: needs 'turns', a list of non-empty strings")
+    check_flags(**{f"{where}: raw": row.get("raw", False)})
     dataset = str(row.get("dataset", Path(name).stem))
-    return WorkItem(str(row.get("id", f"{dataset}-{number}")), dataset, tuple(turns), bool(row.get("raw", False)))
+    return WorkItem(str(row.get("id", f"{dataset}-{number}")), dataset, tuple(turns), row.get("raw", False))

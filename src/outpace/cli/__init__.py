@@ -14,7 +14,7 @@ from outpace.cli.doctor import doctor
 from outpace.cli.generate import generate
 from outpace.cli.methods import methods
 from outpace.cli.models import models_app
-from outpace.cli.options import notes
+from outpace.cli.options import complain
 from outpace.cli.rank_vocabulary import rank_vocabulary
 from outpace.cli.serve import serve
 from outpace.cli.tokenize_corpus import tokenize_corpus
@@ -77,13 +77,15 @@ def main() -> None:
     try:
         app()
     except OutpaceError as error:
-        notes.print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+        complain(error)
+        sys.exit(2)
+    except OSError as error:  # a folder that cannot be written, a disk that is full
+        complain(error)
         sys.exit(2)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         extra = EXTRAS.get(missing)
         if extra is None:
             raise
-        hint = f"pip install 'outpace\\[{extra}]'"
-        notes.print(f"[red]error:[/red] this command needs {missing}: {hint}", highlight=False)
+        complain(f"this command needs {missing}: pip install 'outpace[{extra}]'")
         sys.exit(2)

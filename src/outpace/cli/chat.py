@@ -26,8 +26,8 @@ from outpace.cli.options import (
     Temperature,
     TopK,
     TopP,
+    aside,
     model_for,
-    notes,
     refuse_options,
 )
 from outpace.core.params import SamplingParams
@@ -102,12 +102,10 @@ def _answer(conversation: "Chat", text: str) -> None:
     assert stream.result is not None
     metrics = stream.result.metrics
     rate = 1e3 / metrics.tpot_ms if metrics.tpot_ms else 0.0
-    notes.print(
-        f"[dim]{metrics.new_tokens} tokens, {rate:.1f} tokens/s, {metrics.tokens_per_step:.2f} tokens per step, "
+    aside(
+        f"{metrics.new_tokens} tokens, {rate:.1f} tokens/s, {metrics.tokens_per_step:.2f} tokens per step, "
         f"{metrics.reused_tokens} of {metrics.prompt_tokens} prompt tokens reused, "
-        f"ended by {stream.result.finish_reason}[/dim]",
-        highlight=False,
-        soft_wrap=True,
+        f"ended by {stream.result.finish_reason}"
     )
 
 

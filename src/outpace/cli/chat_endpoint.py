@@ -4,7 +4,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from outpace.cli.conversation import converse
-from outpace.cli.options import notes
+from outpace.cli.options import aside
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 
@@ -66,7 +66,7 @@ def _answer(conversation: "RemoteChat", text: str) -> None:
             finally:
                 print(flush=True)
     except KeyboardInterrupt:  # before the server said anything
-        notes.print("[dim]ended by cancelled[/dim]", highlight=False)
+        aside("ended by cancelled")
         return
     tokens = stream.usage.get("completion_tokens", stream.pieces)
     rate = (tokens - 1) / (last - first) if last > first else 0.0
@@ -75,6 +75,4 @@ def _answer(conversation: "RemoteChat", text: str) -> None:
     if stream.report:
         facts.append(f"{stream.report['tokens_per_step']:.2f} tokens per step")
         facts.append(f"{stream.report['reused_tokens']} of {stream.usage.get('prompt_tokens')} prompt tokens reused")
-    notes.print(
-        f"[dim]{', '.join([*facts, f'ended by {stream.finish_reason}'])}[/dim]", highlight=False, soft_wrap=True
-    )
+    aside(", ".join([*facts, f"ended by {stream.finish_reason}"]))

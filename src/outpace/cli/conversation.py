@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import typer
-from rich.markup import escape
 
-from outpace.cli.options import notes
+from outpace.cli.options import aside, complain, notes
 from outpace.core.errors import OutpaceError
 
 HELP = "/reset begins a new conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer and leaves at the prompt."
@@ -26,7 +25,7 @@ def converse(answer: Callable[[str], None], reset: Callable[[], None]) -> None:
     """
     has_failed = False
     if sys.stdin.isatty():
-        notes.print(f"[dim]{HELP}[/dim]", highlight=False)
+        aside(HELP)
     while (line := _read_line()) is not None:
         command = re.fullmatch(r"/\w+", line)
         if line in ("/exit", "/quit"):
@@ -34,13 +33,13 @@ def converse(answer: Callable[[str], None], reset: Callable[[], None]) -> None:
         if line == "/reset":
             reset()
         elif command:
-            notes.print(f"[dim]{'' if line == '/help' else f'no command {line}: '}{HELP}[/dim]", highlight=False)
+            aside(f"{'' if line == '/help' else f'no command {line}: '}{HELP}")
         elif line:
             try:
                 answer(line)
             except OutpaceError as error:
                 has_failed = True
-                notes.print(f"[red]error:[/red] {escape(str(error))}", highlight=False, soft_wrap=True)
+                complain(error)
     if has_failed and not sys.stdin.isatty():
         raise typer.Exit(2)  # a script must see it; a person has
 

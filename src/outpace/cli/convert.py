@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from outpace.cli.options import AsJson, console, notes, quieten_transformers
+from outpace.cli.options import AsJson, console, quieten_transformers, working
 
 
 def convert(
@@ -40,7 +40,7 @@ def convert(
     as_json: AsJson = False,
 ) -> None:
     """Write a drafter in another layout, read it back and compare: exit status 1, and no OUT, if it differs."""
-    with notes.status(f"converting {source}"):
+    with working(f"converting {source}"):
         quieten_transformers()
         from outpace.models.shipped import find_drafter
         from outpace.nets.convert import convert as convert_files

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from outpace.cli.options import ModelName, Workload, notes, tokenized_turns
+from outpace.cli.options import ModelName, Workload, tokenized_turns, working
 
 
 def count_ngrams(
@@ -18,7 +18,7 @@ def count_ngrams(
     """Count the n-grams of a workload, up to three tokens long, for DART's option ngrams=FILE."""
     from outpace.sources import ngrams
 
-    with notes.status("counting n-grams"):
+    with working("counting n-grams"):
         texts, vocab_size, _ = tokenized_turns(model, workload)
         table = ngrams.count_ngrams(texts, vocab_size, keep)
     ngrams.save_ngrams(out, table)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
+from rich.text import Text
 
 from outpace import __version__
 from outpace.cli.options import (
@@ -19,7 +19,7 @@ from outpace.cli.options import (
     Method,
     Quantize,
     console,
-    notes,
+    working,
 )
 from outpace.core.errors import InvalidRequest
 
@@ -69,9 +69,9 @@ def _unwell(findings: "Iterable[Finding]") -> list[str]:
 def _shown(title: str, findings: "Iterable[Finding]", as_json: bool) -> "list[Finding]":
     """The findings, printed as they come unless they are for a machine."""
     if not as_json:
-        console.print(f"\n[bold]{escape(title)}[/bold]", highlight=False)
+        console.print(f"\n{title}", style="bold", highlight=False)
     kept = []
-    with notes.status(f"examining {escape(title)}"):
+    with working(f"examining {title}"):
         for one in findings:
             kept.append(one)
             if not as_json:
@@ -81,7 +81,7 @@ def _shown(title: str, findings: "Iterable[Finding]", as_json: bool) -> "list[Fi
 
 def _print(one: "Finding") -> None:
     color = "green" if one.is_fine else "yellow"
-    line = f"  [{color}]{one.verdict:9}[/{color}]  {one.name}: {escape(one.measured)}"
+    line = Text.assemble("  ", (f"{one.verdict:9}", color), f"  {one.name}: {one.measured}")
     console.print(line, highlight=False, soft_wrap=True)
     if one.remedy:
-        console.print(f"             -> {escape(one.remedy)}", highlight=False, soft_wrap=True)
+        console.print(f"             -> {one.remedy}", highlight=False, soft_wrap=True)

@@ -34,8 +34,8 @@ from outpace.cli.options import (
     Temperature,
     TopK,
     TopP,
+    aside,
     grammar_of,
-    notes,
 )
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample
@@ -133,9 +133,9 @@ def generate(
     assert stream.result is not None
     metrics = stream.result.metrics
     rate = 1e3 / metrics.tpot_ms if metrics.tpot_ms else 0.0
-    notes.print(
-        f"[dim]{metrics.new_tokens} tokens, {rate:.1f} tokens/s, {metrics.tokens_per_step:.2f} tokens per step, "
-        f"first token after {metrics.ttft_ms:.0f} ms, ended by {stream.result.finish_reason}[/dim]"
+    aside(
+        f"{metrics.new_tokens} tokens, {rate:.1f} tokens/s, {metrics.tokens_per_step:.2f} tokens per step, "
+        f"first token after {metrics.ttft_ms:.0f} ms, ended by {stream.result.finish_reason}"
     )
 
 

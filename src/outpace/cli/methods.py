@@ -24,7 +24,7 @@ def methods(
     from outpace.methods.catalog import methods as known
     from outpace.methods.model_options import ModelOptions
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if name is None:
         rows = [{"name": key, "needs": method.needs, "summary": method.summary} for key, method in known().items()]
         if as_json:

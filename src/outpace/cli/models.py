@@ -5,8 +5,9 @@ from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
-from outpace.cli.options import AsJson, console, notes, quieten_transformers
+from outpace.cli.options import AsJson, console, quieten_transformers, working
 
 models_app = typer.Typer(no_args_is_help=True, help="Models that can be loaded by name.")
 
@@ -17,8 +18,8 @@ def models_pull(name: Annotated[str, typer.Argument(help="A built-in model, such
     quieten_transformers()
     from outpace.models.registry import pull
 
-    with notes.status(f"pulling {name}") as status:
-        folder = pull(name, lambda message: status.update(f"{name}: {message}"))
+    with working(f"pulling {name}") as status:
+        folder = pull(name, lambda message: status.update(Text(f"{name}: {message}")))
     print(folder)
 
 

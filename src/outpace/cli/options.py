@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.status import Status
+from rich.text import Text
 
+from outpace.core.checks import shown
 from outpace.core.errors import InvalidRequest
 from outpace.core.grammar import Grammar
 
 if TYPE_CHECKING:
     from outpace.api import Model
 
-console, notes = Console(), Console(stderr=True)
+# Names of files and errors have brackets, which are no markup.
+console, notes = Console(markup=False), Console(stderr=True, markup=False)
 
 ModelName = Annotated[str, typer.Option("--model", "-m", help="Folder, GGUF file, pulled name or hub id.")]
 OptionalModelName = Annotated[
@@ -126,7 +130,7 @@ class Loading:
     def _load(self, method: str | None, methods: Sequence[str] | None, slots: int) -> "Model":
         """`outpace.load`, with a line on standard error that says how exact the model is on this machine."""
         config = _config(self.speculative_config)
-        with notes.status(f"loading {self.model}"):
+        with working(f"loading {self.model}"):
             quieten_transformers()
             from outpace.api import load
 
@@ -145,10 +149,9 @@ class Loading:
                 max_num_seqs=slots,
                 exact=self.exact,
             )
-        notes.print(f"[dim]{loaded.exactness}[/dim]", highlight=False, soft_wrap=True)
+        aside(str(loaded.exactness))
         if "profile" in loaded.method_from:
-            said = f"method {loaded.method_name}, {loaded.method_from}"
-            notes.print(said, style="dim", highlight=False, markup=False, soft_wrap=True)
+            aside(f"method {loaded.method_name}, {loaded.method_from}")
         return loaded
 
     def _check_drafter(self, methods: Sequence[str]) -> None:
@@ -169,9 +172,9 @@ def _config(text: str | None) -> dict[str, Any] | None:
     try:
         config = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"speculative_config={text!r}: not JSON: {error}") from error
+        raise InvalidRequest(f"speculative_config={shown(text)}: not JSON: {error}") from error
     if not isinstance(config, dict):
-        raise InvalidRequest(f"speculative_config={text!r}: must be a JSON object")
+        raise InvalidRequest(f"speculative_config={shown(text)}: must be a JSON object")
     return config
 
 
@@ -241,10 +244,32 @@ def quieten_transformers() -> None:
     logging.disable_progress_bar()
 
 
+def complain(error: object) -> None:
+    """What is wrong, in one line on standard error. What a terminal would obey is escaped."""
+    line = "".join(one if one.isprintable() else repr(one)[1:-1] for one in " ".join(str(error).split()))
+    notes.print(Text.assemble(("error:", "red"), f" {line}"), soft_wrap=True)
+
+
+def aside(text: str) -> None:
+    """A line on standard error that nobody has to read."""
+    notes.print(text, style="dim", highlight=False, soft_wrap=True)
+
+
+def working(text: str) -> Status:
+    """A spinner on a terminal, beside what is being done."""
+    return notes.status(Text(text))
+
+
 @contextmanager
 def progress_bar(label: str, total: int) -> Iterator[Callable[[], None]]:
     """A bar on a terminal; in a log file, a line at every tenth of the way."""
-    columns = (SpinnerColumn(), TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn(label),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as progress:
         task, done = progress.add_task(label, total=total), 0
 

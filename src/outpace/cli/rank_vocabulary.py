@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from outpace.cli.options import ModelName, Workload, notes, tokenized_turns
+from outpace.cli.options import ModelName, Workload, tokenized_turns, working
 
 
 def rank_vocabulary(
@@ -18,7 +18,7 @@ def rank_vocabulary(
     """Count the tokens of a workload and keep the most frequent, for the option vocabulary=FILE (FR-Spec)."""
     from outpace.sources.frequency import count_tokens, rank_tokens, save_vocabulary
 
-    with notes.status("counting tokens"):
+    with working("counting tokens"):
         texts, vocab_size, eos = tokenized_turns(model, workload)
         counts = count_tokens(texts, vocab_size)
     ids = rank_tokens(counts, keep, eos)

@@ -20,6 +20,7 @@ from outpace.cli.options import (
     refuse_options,
 )
 from outpace.cli.serve_vllm import serve_with_vllm
+from outpace.core.checks import check_range
 from outpace.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def serve(
     from outpace.serve.settings import LOOPBACK
 
     if host not in LOOPBACK and not keys:
-        notes.print(f"[yellow]anybody who can reach {host}:{port} can use this server: give --api-key[/yellow]")
+        notes.print(f"anybody who can reach {host}:{port} can use this server: give --api-key", style="yellow")
     names = tuple(served_model_name or (Path(model).name if Path(model).exists() else model,))
     if engine == VLLM:
         serve_with_vllm(context, names, keys)
@@ -127,7 +128,9 @@ def serve(
         speculative_config=speculative_config,
         exact=exact,
     )
-    template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
+    template = None if chat_template is None else _text_of(chat_template)
+    for name, seconds in (("timeout", timeout), ("send_timeout", send_timeout), ("drain_timeout", drain_timeout)):
+        check_range(name, seconds, 0.0, float("inf"), "a finite number of seconds")
     settings = ServeSettings(
         names=names,
         host=host,
@@ -150,3 +153,10 @@ def serve(
         return loaded
 
     run(load, settings)
+
+
+def _text_of(template: Path) -> str:
+    try:
+        return template.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"chat_template={str(template)!r}: cannot be read as UTF-8 text: {error}") from error

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from outpace.cli.options import ModelName, Workload, notes, tokenized_turns
+from outpace.cli.options import ModelName, Workload, tokenized_turns, working
 
 
 def tokenize_corpus(
@@ -17,7 +17,7 @@ def tokenize_corpus(
     """Write the turns of a workload as ids, for SAM-Decoding's option corpus=FILE."""
     from outpace.retrieval import corpus
 
-    with notes.status("tokenizing"):
+    with working("tokenizing"):
         texts, vocab_size, _ = tokenized_turns(model, workload)
         kept = corpus.save_corpus(out, texts, vocab_size)
     print(json.dumps({"file": str(out), "kept": kept, "of": vocab_size}))

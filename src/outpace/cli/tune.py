@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from outpace import __version__
 from outpace.cli.options import (
@@ -86,7 +87,7 @@ def tune(
     else:
         precision = profile.dtype if quantize == "none" else f"{profile.dtype}, {quantize}"
         title = f"{model}, {profile.hardware}, {profile.threads} threads, {precision}, greedy"
-        Console(width=max(console.width, 120)).print(_table(outcome, title))
+        Console(width=max(console.width, 120), markup=False).print(_table(outcome, title))
         lines = [f"left out: {method}: {why}" for method, why in left_out.items()]
         lines += [f"REFUSED {trial.method}: {trial.refusal}; see `outpace verify`" for trial in outcome.refused]
         lines.append(f"{profile.method}: {outcome.why}")
@@ -141,7 +142,7 @@ def _table(outcome: "Outcome", title: str) -> Table:
     for trial in outcome.trials:
         interval = trial.interval
         table.add_row(
-            f"[bold]{trial.method}[/bold]" if trial is outcome.chosen else trial.method,
+            Text(trial.method, "bold" if trial is outcome.chosen else ""),
             str(len(trial.speedups)),
             f"{trial.speedup:.2f}x",
             f"{interval[0]:.2f}-{interval[1]:.2f}" if interval else "-",

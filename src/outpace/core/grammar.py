@@ -50,7 +50,7 @@ class Grammar:
         if isinstance(text, str):
             try:
                 schema = json.loads(text)
-            except (json.JSONDecodeError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:
                 raise InvalidRequest(f"grammar: the JSON schema {_shown(text)} is not JSON: {error}") from error
         if not isinstance(schema, dict | bool):
             raise InvalidRequest(f"grammar: a JSON schema must be an object, found {type(schema).__name__}")

@@ -3,12 +3,26 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from outpace.core.checks import as_bias_pairs, as_id_sequences, as_strings, check_int, check_range
+from outpace.core.checks import (
+    as_bias_pairs,
+    as_id_sequences,
+    as_ids,
+    as_strings,
+    check_flags,
+    check_int,
+    check_range,
+    shown,
+)
 from outpace.core.errors import InvalidRequest
 from outpace.core.grammar import Grammar
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20
+LEAST_TEMPERATURE = 1e-8
+"""Below it a request is greedy. Logits of float32 that differ at all differ by more than noise could make up for, and
+quotients by it would keep no digits for the noise, or leave float32."""
+MAX_TEMPERATURE = 1e6
+"""Beyond it nothing is left of the logits but rounding."""
 
 # Options of transformers and vLLM that change the output and that this engine does not implement yet.
 # They are refused by name: an ignored option is a wrong answer that looks right.
@@ -57,14 +71,15 @@ class SamplingParams:
 
     Attributes:
         max_new_tokens: upper limit on generated tokens, at least 0.
-        temperature: 0 is greedy; above 0 the logits are divided by it.
+        temperature: from 0 to 1e6. 0 is greedy, and so is whatever lies below 1e-8; from there on the logits are
+            divided by it.
         top_k: keep the k most likely tokens; 0 keeps all. Ties with the k-th stay, as in transformers.
         top_p: keep the smallest set of tokens whose probability reaches this value; 1 keeps all.
         min_p: drop tokens whose probability is below this fraction of the most likely one's; 0 keeps all.
         seed: key of the request's noise; None lets the engine pick one, which the result reports.
         n: samples per prompt; sample i differs from the others by its index in the noise key.
         stop: strings that end the text; the text stops before the first of them.
-        eos_token_ids: ids that end the request; None means the model's own.
+        eos_token_ids: an id, or several, that end the request; None means the model's own.
         verification: "match" (same tokens as plain decoding, seed for seed) or "rejection" (same distribution). There
             the tree has a say in what is said. A sampled request that is verified by rejection therefore shares nothing
             with others by which its trees would change, learns for itself from nothing, and starts every turn of a
@@ -113,60 +128,63 @@ class SamplingParams:
     draft_forced: bool = True
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", as_strings(self.stop))
+        self._set(stop=as_strings("stop", self.stop, "stop string"))
         if self.eos_token_ids is not None:
-            object.__setattr__(self, "eos_token_ids", tuple(self.eos_token_ids))
-        check_int("max_new_tokens", self.max_new_tokens, 0)
-        check_int("top_k", self.top_k, 0)
-        check_int("n", self.n, 1)
-        check_range("temperature", self.temperature, 0.0, float("inf"), "a finite number >= 0 (0 is greedy)")
-        check_range("top_p", self.top_p, 0.0, 1.0, "a number in (0, 1]", open_low=True)
-        check_range("min_p", self.min_p, 0.0, 1.0, "a number in [0, 1]")
-        if self.seed is not None:
-            check_int("seed", self.seed, 0, MAX_SEED)
-        if any(not isinstance(text, str) or not text for text in self.stop):
-            raise InvalidRequest(f"stop={self.stop!r}: every stop string must be a non-empty string")
-        if self.verification not in ("match", "rejection"):
-            raise InvalidRequest(f"verification={self.verification!r}: choose 'match' or 'rejection'")
+            self._set(eos_token_ids=as_ids("eos_token_ids", self.eos_token_ids))
+        wanted = f"a number from 0 to {MAX_TEMPERATURE:g} (below {LEAST_TEMPERATURE:g} is greedy)"
+        self._set(
+            max_new_tokens=check_int("max_new_tokens", self.max_new_tokens, 0),
+            top_k=check_int("top_k", self.top_k, 0),
+            n=check_int("n", self.n, 1),
+            temperature=check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE, wanted),
+            top_p=check_range("top_p", self.top_p, 0.0, 1.0, "a number in (0, 1]", open_low=True),
+            min_p=check_range("min_p", self.min_p, 0.0, 1.0, "a number in [0, 1]"),
+            seed=None if self.seed is None else check_int("seed", self.seed, 0, MAX_SEED),
+        )
+        if not isinstance(self.verification, str) or self.verification not in ("match", "rejection"):
+            raise InvalidRequest(f"verification={shown(self.verification)}: choose 'match' or 'rejection'")
         self._check_grammar()
         self._check_processors()
+
+    def _set(self, **values: Any) -> None:
+        """Fields in their normal forms."""
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
     def _check_grammar(self) -> None:
         if not isinstance(self.grammar, Grammar | None):
             raise InvalidRequest(
-                f"grammar={self.grammar!r}: must be a Grammar: outpace.Grammar.json_schema({{...}}), "
+                f"grammar={shown(self.grammar)}: must be a Grammar: outpace.Grammar.json_schema({{...}}), "
                 ".json_object(), .regex(text), .lark(text) or .choice([...])"
             )
         if self.grammar is not None and self.ignore_eos:
             raise InvalidRequest("grammar with ignore_eos=True: an answer ends where its grammar does; leave out one")
-        if not isinstance(self.draft_forced, bool):
-            raise InvalidRequest(f"draft_forced={self.draft_forced!r}: must be True or False")
+        check_flags(draft_forced=self.draft_forced)
 
     def _check_processors(self) -> None:
-        object.__setattr__(self, "logit_bias", as_bias_pairs("logit_bias", self.logit_bias))
-        object.__setattr__(self, "bad_words", as_strings(self.bad_words))
-        object.__setattr__(self, "bad_words_ids", as_id_sequences("bad_words_ids", self.bad_words_ids))
         wanted = "a finite number > 0 (1 is none)"
-        check_range("repetition_penalty", self.repetition_penalty, 0.0, float("inf"), wanted, open_low=True)
-        check_range("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number in [-2, 2]")
-        check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number in [-2, 2]")
-        if any(not isinstance(word, str) or not word for word in self.bad_words):
-            raise InvalidRequest(f"bad_words={self.bad_words!r}: every bad word must be a non-empty string")
-        check_int("min_new_tokens", self.min_new_tokens, 0)
+        self._set(
+            logit_bias=as_bias_pairs("logit_bias", self.logit_bias),
+            bad_words=as_strings("bad_words", self.bad_words, "bad word"),
+            bad_words_ids=as_id_sequences("bad_words_ids", self.bad_words_ids),
+            repetition_penalty=check_range(
+                "repetition_penalty", self.repetition_penalty, 0.0, float("inf"), wanted, open_low=True
+            ),
+            presence_penalty=check_range("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number in [-2, 2]"),
+            frequency_penalty=check_range(
+                "frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number in [-2, 2]"
+            ),
+            min_new_tokens=check_int("min_new_tokens", self.min_new_tokens, 0),
+            logprobs=None if self.logprobs is None else check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS),
+        )
         if self.min_new_tokens > self.max_new_tokens:
-            raise InvalidRequest(
-                f"min_new_tokens={self.min_new_tokens}: must be at most max_new_tokens={self.max_new_tokens}"
-            )
-        if not isinstance(self.ignore_eos, bool):
-            raise InvalidRequest(f"ignore_eos={self.ignore_eos!r}: must be True or False")
-        if self.logprobs is not None:
-            check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
-        if not isinstance(self.trace, bool):
-            raise InvalidRequest(f"trace={self.trace!r}: must be True or False")
+            least, most = shown(self.min_new_tokens), shown(self.max_new_tokens)
+            raise InvalidRequest(f"min_new_tokens={least}: must be at most max_new_tokens={most}")
+        check_flags(ignore_eos=self.ignore_eos, trace=self.trace)
 
     @property
     def is_greedy(self) -> bool:
-        return self.temperature == 0.0
+        return self.temperature < LEAST_TEMPERATURE
 
     @property
     def is_rejection(self) -> bool:
@@ -199,10 +217,15 @@ class SamplingParams:
             InvalidRequest: naming the option and the id.
         """
         banned = (token for sequence in self.bad_words_ids for token in sequence)
-        for name, tokens in (("logit_bias", (token for token, _ in self.logit_bias)), ("bad_words_ids", banned)):
+        named = {
+            "logit_bias": (token for token, _ in self.logit_bias),
+            "bad_words_ids": banned,
+            "eos_token_ids": self.eos_token_ids or (),
+        }
+        for name, tokens in named.items():
             outside = next((token for token in tokens if token >= vocab_size), None)
             if outside is not None:
-                raise InvalidRequest(f"{name}: token id {outside} is outside the vocabulary of {vocab_size}")
+                raise InvalidRequest(f"{name}: token id {shown(outside)} is outside the vocabulary of {vocab_size}")
 
     @classmethod
     def from_options(cls, **options: Any) -> "SamplingParams":
@@ -214,11 +237,12 @@ class SamplingParams:
         known = {f.name for f in fields(cls)}
         for alias, name in ALIASES.items():
             if alias in options and name in options:
-                raise InvalidRequest(f"{alias}={options[alias]!r}: another name of {name}; give one of them")
+                raise InvalidRequest(f"{alias}={shown(options[alias])}: another name of {name}; give one of them")
         options = {ALIASES.get(name, name): value for name, value in options.items()}
         for name, value in options.items():
             if name in KNOWN_UNSUPPORTED:
-                raise InvalidRequest(f"{name}={value!r}: not supported by this version; leave it out")
+                raise InvalidRequest(f"{name}={shown(value)}: not supported by this version; leave it out")
             if name not in known:
-                raise InvalidRequest(f"{name}={value!r}: unknown option; known options are {', '.join(sorted(known))}")
+                listed = ", ".join(sorted(known))
+                raise InvalidRequest(f"{name}={shown(value)}: unknown option; known options are {listed}")
         return cls(**options)

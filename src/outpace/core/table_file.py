@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.paths import path_of
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def new_file(file: str | Path) -> Path:
     Raises:
         InvalidRequest: the file exists, or its folder does not.
     """
-    path = Path(file).expanduser()
+    path = path_of(file)
     if path.exists() or not path.parent.is_dir():
         raise InvalidRequest(f"{path}: exists already, or its folder does not; name a new file")
     return path
@@ -95,7 +96,7 @@ def load_table(file: str | Path, kind: TableKind, vocab_size: int) -> dict[str, 
 
 def load_described(file: str | Path, kind: TableKind, vocab_size: int) -> tuple[dict[str, Tensor], dict[str, str]]:
     """As `load_table`, and what the file says of itself."""
-    path = Path(file).expanduser()
+    path = path_of(file)
     try:
         with safe_open(path, framework="pt") as opened:
             about, names = opened.metadata() or {}, set(opened.keys())

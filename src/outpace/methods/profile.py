@@ -10,6 +10,7 @@ from platformdirs import user_cache_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from outpace.core.errors import InvalidRequest, OutpaceError
+from outpace.core.paths import path_of
 from outpace.methods.catalog import MethodLike, default_method, parse_method, stored_proposer
 from outpace.methods.drafter_store import DrafterStore
 from outpace.models.costs_file import identity
@@ -80,7 +81,7 @@ def profile_file(target: TransformersTarget, name: str) -> Path:
 
 def found_anywhere(name: str) -> str:
     """The name of a model or drafter, from whatever folder it is looked for: a path that there is as a whole one."""
-    path = Path(name).expanduser()
+    path = path_of(name)
     return str(path.resolve()) if path.exists() else name
 
 

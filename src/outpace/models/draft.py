@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
+from outpace.core.checks import as_count
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import is_bare, read_bare
@@ -147,9 +148,9 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
     """
     kind, _, layers = (name or EARLY_EXIT).partition(":")
     if kind == EARLY_EXIT:
-        if layers and not layers.isdigit():
+        if layers and as_count(layers) is None:
             raise InvalidRequest(f"drafter={name!r}: give the number of layers, as in '{EARLY_EXIT}:8'")
-        return early_exit(target, int(layers) if layers else None)
+        return early_exit(target, as_count(layers))
     assert name is not None
     source = resolve(name)
     whole = read_config(source)

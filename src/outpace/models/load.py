@@ -16,6 +16,7 @@ from transformers import (
 from transformers.utils import CONFIG_NAME
 
 from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.paths import path_of
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import refuse_bare
 from outpace.models.compiled import loaded_kernels, why_none
@@ -60,7 +61,7 @@ def resolve(name: str) -> Source:
     Raises:
         ModelError: a built-in model that was not pulled yet, a local path that does not exist, a GGUF cut off.
     """
-    path = Path(name).expanduser()
+    path = path_of(name)
     if path.is_dir():
         return Source(name, str(path), {})
     if path.suffix == ".gguf":

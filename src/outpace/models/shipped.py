@@ -7,6 +7,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from outpace.core.errors import ModelError
+from outpace.core.paths import path_of
 from outpace.models import registry
 
 
@@ -43,7 +44,7 @@ def shipped_for(target: str) -> dict[str, Path]:
         target: the name it is loaded by. A pulled name stands for weights that were checked; a folder or file can hold
             any others, and gets none.
     """
-    if Path(target).expanduser().is_dir() or target not in registry.BUILT_IN:
+    if path_of(target).is_dir() or target not in registry.BUILT_IN:
         return {}
     return {name.partition("/")[2]: folder for name, folder in shipped().items() if name.partition("/")[0] == target}
 
@@ -54,7 +55,7 @@ def find_drafter(name: str) -> str:
     Raises:
         ModelError: a built-in target's name with a kind that does not ship for it.
     """
-    if Path(name).expanduser().is_dir():
+    if path_of(name).is_dir():
         return name
     if name in shipped():
         return str(shipped()[name])

@@ -2,12 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
+from outpace.core.checks import check_text, shown
 from outpace.core.errors import InvalidRequest, ModelError
 
 ChatMessage = dict[str, Any]
@@ -38,7 +39,12 @@ class TextCodec:
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, with the special tokens the tokenizer adds by itself."""
+        """Ids of plain text, with the special tokens the tokenizer adds by itself.
+
+        Raises:
+            InvalidRequest: it is no text.
+        """
+        check_text("prompt", text)
         return list(self.tokenizer(text)["input_ids"])
 
     def encode_word(self, word: str) -> list[tuple[int, ...]]:
@@ -68,11 +74,10 @@ class TextCodec:
         if not self.tokenizer.chat_template:
             raise InvalidRequest(f"{self.name} has no chat template: pass plain text or token ids instead of messages")
         for message in messages:
-            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-                raise InvalidRequest(f"chat message {message!r}: must be a dict with 'role' and 'content'")
+            _check_message(message)
         try:
             rendered: Any = self.tokenizer.apply_chat_template(
-                list(messages),
+                [dict(message) for message in messages],
                 tools=list(tools) if tools else None,
                 add_generation_prompt=True,
                 tokenize=True,
@@ -89,6 +94,21 @@ class TextCodec:
 
     def new_detokenizer(self) -> "StreamDetokenizer":
         return StreamDetokenizer(self)
+
+
+def _check_message(message: Any) -> None:
+    """A template would write whatever it is given, None for what is missing among it."""
+    if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
+        raise InvalidRequest(f"chat message {shown(message)}: must be a dict with 'role' and 'content'")
+    role, content = message["role"], message["content"]
+    check_text("role", role)
+    if isinstance(content, str):
+        check_text("content", content)
+    elif not (isinstance(content, list) or (content is None and message.get("tool_calls"))):
+        raise InvalidRequest(
+            f"chat message of {shown(role)}: content={shown(content)} is a {type(content).__name__}; give text, or a "
+            "list of parts where the model's template knows them"
+        )
 
 
 class StreamDetokenizer:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.paths import path_of
 from outpace.nets.dart import DartNet
 from outpace.nets.dflash import DFlashNet
 from outpace.nets.domino import DominoNet
@@ -108,7 +109,7 @@ def convert(
             target's weights that are needed and not given, or the reverse.
         ModelError: the source or the target's head cannot be read, or the layout cannot say it.
     """
-    folder, read = Path(out).expanduser(), Path(source).expanduser()
+    folder, read = path_of(out), path_of(source)
     if read.exists() and folder.resolve() == read.resolve():
         raise InvalidRequest(f"out={str(out)!r}: is the folder to be read; choose a new one")
     if folder.exists() or folder.is_symlink():

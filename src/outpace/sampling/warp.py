@@ -48,7 +48,7 @@ def _distribution(logits: Tensor, params: SamplingParams, is_draft: bool) -> Ten
     if params.is_greedy:
         best = logits.argmax(dim=-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter_(-1, best, 0.0)
-    log_probs = torch.log_softmax(logits / params.temperature, dim=-1)
+    log_probs = _tempered(logits, params)
     if 0 < params.top_k < logits.shape[-1]:
         kth = log_probs.topk(params.top_k, dim=-1).values[:, -1:]
         log_probs = _keep(log_probs, log_probs >= kth)
@@ -58,6 +58,12 @@ def _distribution(logits: Tensor, params: SamplingParams, is_draft: bool) -> Ten
         floor = log_probs.amax(dim=-1, keepdim=True) + torch.log(torch.tensor(params.min_p)).item()
         log_probs = _keep(log_probs, log_probs >= floor)
     return log_probs
+
+
+def _tempered(logits: Tensor, params: SamplingParams) -> Tensor:
+    """[R, V] log-probabilities at the request's temperature. Distances from the largest logit are divided, not logits,
+    whose quotients by a small temperature keep fewer digits and may be infinite."""
+    return torch.log_softmax((logits - logits.amax(dim=-1, keepdim=True)) / params.temperature, dim=-1)
 
 
 def cutoff_distance(logits: Tensor, params: SamplingParams, token: int, history: History | None = None) -> float:
@@ -78,7 +84,7 @@ def cutoff_distance(logits: Tensor, params: SamplingParams, token: int, history:
     logits = _processed(logits[None], params, None if history is None else [history])[0]
     if params.is_greedy:
         return distance
-    log_probs = torch.log_softmax(logits[None] / params.temperature, dim=-1)
+    log_probs = _tempered(logits[None], params)
     if 0 < params.top_k < log_probs.shape[-1]:
         kth, next_best = log_probs.topk(params.top_k + 1, dim=-1).values[0, -2:]
         distance = min(distance, _to_other_side(log_probs[0, token], kth, next_best))

@@ -15,7 +15,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from outpace.core.grammar import Grammar
-from outpace.core.params import MAX_LOGPROBS, MAX_SEED
+from outpace.core.params import MAX_LOGPROBS, MAX_SEED, MAX_TEMPERATURE
 
 MAX_STOPS, MAX_STOP_LENGTH, MAX_SAMPLES = 16, 1000, 128
 
@@ -114,7 +114,7 @@ class SharedFields(Strict):
     stream_options: StreamOptions | None = None
     n: int | None = Field(default=1, ge=1, le=MAX_SAMPLES)
     max_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=1.0, ge=0, le=1e6)
+    temperature: float | None = Field(default=1.0, ge=0, le=MAX_TEMPERATURE)
     top_p: float | None = Field(default=1.0, gt=0, le=1)
     seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
     stop: Stops | None = None

@@ -154,7 +154,8 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
     }
     params = SamplingParams(max_new_tokens=limit, **{key: value for key, value in given.items() if value is not None})
     if body.stop_token_ids:
-        params = replace(params, eos_token_ids=(*model.target.eos_token_ids, *body.stop_token_ids))
+        own = (token for token in model.target.eos_token_ids if 0 <= token < model.target.vocab_size)
+        params = replace(params, eos_token_ids=(*own, *body.stop_token_ids))
     params.check_vocabulary(model.target.vocab_size)
     if (found := grammar_of(body)) is None:
         return params

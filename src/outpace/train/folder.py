@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.paths import path_of
 
 ABOUT = "about.json"
 
@@ -26,7 +27,7 @@ class PartFolder:
     """
 
     def __init__(self, folder: str | Path, contents: str) -> None:
-        self.path, self.contents = Path(folder).expanduser(), contents
+        self.path, self.contents = path_of(folder), contents
         self.format = f"outpace.{contents}"
 
     def parts(self) -> list[Path]:
@@ -70,7 +71,7 @@ class PartFolder:
         where = f"{self.contents}={str(self.path)!r}"
         try:
             about = json.loads((self.path / ABOUT).read_text())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ModelError(f"{where}: no readable {ABOUT} in it ({error})") from error
         if not isinstance(about, dict) or about.get("format") != self.format:
             raise ModelError(f"{where}: {ABOUT} is not that of a folder of {self.contents}")
@@ -114,7 +115,7 @@ def opened(part: Path) -> Iterator[tuple[Any, list[str]]]:
             if not isinstance(names, list):
                 raise contradiction(part)
             yield file, names
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{part}: cannot be read ({error}); delete it and run the same command again") from error
 
 

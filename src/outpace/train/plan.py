@@ -2,7 +2,6 @@
 
 import resource
 from collections.abc import Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -12,6 +11,7 @@ from outpace.api import load
 from outpace.bench.workload import WorkItem, read_workloads
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.core.paths import path_of
 from outpace.models.text import TextCodec
 from outpace.train.data import Deal, Examples, SampleSet, collate_examples
 from outpace.train.objectives.base import Objective
@@ -38,7 +38,7 @@ def plan(run: Run) -> dict[str, Any]:
     target, codec = frozen_target(run, run.device)
     longest, held_out = min(run.settings.data.max_length, target.max_length), run.settings.data.held_out
     if run.answers is not None:
-        samples = join(items, Path(run.answers).expanduser(), codec, target.vocab_size, longest)
+        samples = join(items, path_of(run.answers), codec, target.vocab_size, longest)
         kept = samples.without(samples.held_out(held_out))
         scale, count = 1.0, len(kept)
     else:

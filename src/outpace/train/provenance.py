@@ -79,7 +79,7 @@ def claim(folder: Path, depends: Mapping[str, Any], notes: Mapping[str, Any]) ->
     if path.is_file():
         try:
             found = json.loads(path.read_text(encoding="utf-8"))["run"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise ModelError(f"{path}: cannot be read ({error}); choose a new folder") from error
         different = sorted(_differences(found, wanted, ""))
         if different:

@@ -15,6 +15,7 @@ from outpace.api import load
 from outpace.bench.workload import WorkItem, read_workloads
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.core.paths import path_of
 from outpace.models.frozen import FrozenTarget
 from outpace.models.load import choose_device, choose_dtype, load_target, load_vocabulary_facts
 from outpace.models.text import TextCodec
@@ -132,7 +133,7 @@ def capture_features(run: Run, dtype: str, said: Callable[[str], None], done: Ca
         OutpaceError: as `train`; a method that reads no features.
     """
     assert run.answers is not None, "the command asks for them"
-    items, answers = read_workloads(list(run.prompts)), Path(run.answers).expanduser()
+    items, answers = read_workloads(list(run.prompts)), path_of(run.answers)
     target, codec = frozen_target(run, str(choose_device(run.device)))
     longest = min(run.settings.data.max_length, target.max_length)
     samples = join(items, answers, codec, target.vocab_size, longest)
@@ -164,7 +165,7 @@ def answers_of(
         InvalidRequest: several processes would have to make them.
     """
     if run.answers is not None:
-        return Path(run.answers).expanduser()
+        return path_of(run.answers)
     if processes > 1:
         raise InvalidRequest(
             "answers: several processes train together, but answers are made by one; make them first with `outpace "

@@ -7,8 +7,10 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
+from outpace.core.checks import shown
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import MAX_SEED
+from outpace.core.paths import path_of
 
 
 class Section(BaseModel):
@@ -143,8 +145,8 @@ def _read(file: str | Path | None) -> Mapping[str, Any]:
     if file is None:
         return {}
     try:
-        content = yaml.safe_load(Path(file).expanduser().read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = yaml.safe_load(path_of(file).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise InvalidRequest(f"config={str(file)!r}: cannot be read as YAML: {error}") from error
     if content is None:
         return {}
@@ -157,18 +159,18 @@ def _parse(override: str) -> tuple[str, Mapping[str, Any]]:
     name, equals, text = override.partition("=")
     path = name.split(".")
     if not equals or len(path) != 2 or not all(path):
-        raise InvalidRequest(f"{override!r}: settings are given as section.field=value, as in training.epochs=3")
+        raise InvalidRequest(f"{shown(override)}: settings are given as section.field=value, as in training.epochs=3")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise InvalidRequest(f"{override!r}: the value is not YAML: {error}") from error
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InvalidRequest(f"{shown(override)}: the value is not YAML: {error}") from error
     return override, {path[0]: {path[1]: value}}
 
 
 def _merge(into: dict[str, Any], values: Mapping[str, Any], source: str) -> None:
     for section, fields in values.items():
         if not isinstance(fields, Mapping):
-            raise InvalidRequest(f"{source}: {section} must be a section with fields, not {fields!r}")
+            raise InvalidRequest(f"{source}: {section} must be a section with fields, not {shown(fields)}")
         into[section] = {**into.get(section, {}), **fields}
 
 
@@ -180,4 +182,4 @@ def _complaint(kind: type[BaseModel], detail: Any) -> str:
             model = model.model_fields[part].annotation
         return f"{'.'.join(where)}: no such setting; there are {', '.join(sorted(model.model_fields))}"
     message = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{'.'.join(where)}={detail['input']!r}: {message[0].lower()}{message[1:]}"
+    return f"{'.'.join(where)}={shown(detail['input'])}: {message[0].lower()}{message[1:]}"

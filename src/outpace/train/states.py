@@ -70,7 +70,7 @@ def read_counters(state: Path) -> dict[str, Any]:
     try:
         counters = json.loads((state / COUNTERS).read_text())
         counters["step"] + 0
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ModelError(
             f"{state}: a damaged state ({error}); delete it, and the run goes on from the one before"
         ) from error

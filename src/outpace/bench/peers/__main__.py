@@ -147,5 +147,5 @@ if __name__ == "__main__":
     try:
         typer.run(main)
     except OutpaceError as error:
-        Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False, soft_wrap=True)
+        Console(stderr=True, markup=False).print(f"error: {error}", highlight=False, soft_wrap=True)
         sys.exit(2)
