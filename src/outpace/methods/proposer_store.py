@@ -1,5 +1,8 @@
 """The proposers of one model: each built once, found again as long as anybody has it, and a bounded number kept."""
 
+import ctypes
+import gc
+import sys
 from collections import OrderedDict
 from threading import Lock
 from weakref import WeakValueDictionary
@@ -40,13 +43,25 @@ class ProposerStore:
                 proposer = stored_proposer(spec, self._drafters)
             self._alive[spec] = self._recent[spec] = proposer
             self._recent.move_to_end(spec)
-            while len(self._recent) > MOST_KEPT:
+            if len(self._recent) > MOST_KEPT:
                 self._recent.popitem(last=False)
+                _return_memory()
         return proposer
 
     def reset(self) -> None:
         """Let go of those that nobody has; the others forget what they learned. No step may be under way."""
         with self._building:
             self._recent.clear()
+            _return_memory()
             for proposer in list(self._alive.values()):
                 proposer.reset()
+
+
+def _return_memory() -> None:
+    """Give memory that nobody has any more back to the system. Nets have cycles, which wait for the collector, and
+    glibc keeps most of what is freed in pieces of megabytes."""
+    gc.collect()
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others have none
+        if trim is not None:
+            trim(0)
