@@ -66,7 +66,7 @@ def compare(model: outpace.Model, method: str, system: str, questions: Sequence[
         kind: {True: [], False: []} for kind in ("one after another", "at once", "samples")
     }
     seconds: dict[bool, list[float]] = {True: [], False: []}
-    different = 0
+    different, held = 0, model.proposer(method)  # and not built anew after each reset
     for number in range(rounds):
         said: dict[bool, list[tuple[int, ...]]] = {}
         for shares in (True, False) if number % 2 else (False, True):
@@ -86,6 +86,7 @@ def compare(model: outpace.Model, method: str, system: str, questions: Sequence[
             times["samples"][shares].append(max(sample.metrics.ttft_ms for sample in several))
             said[shares] = [sample.token_ids for sample in [*samples, *together, *several]]
         different += sum(one != other for one, other in zip(said[True], said[False], strict=True))
+    del held
     kinds = {
         kind: {
             "shared_ms": median(own[True]),

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from threading import Lock
 from typing import Any, overload
 
 from outpace.arguments import (
@@ -28,8 +27,10 @@ from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, margin_of
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
-from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method, stored_proposer
+from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method
 from outpace.methods.profile import choose
+from outpace.methods.proposer_store import ProposerStore
+from outpace.methods.speculative_config import from_speculative_config
 from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
 from outpace.models.load import load_target
@@ -74,13 +75,14 @@ class Model:
         )
         self.exactness = probe(target)
         self._budget = checked_budget(budget)
-        self._proposers: dict[str | MethodSpec, Proposer] = {}
-        self._building = Lock()
-        self.proposer(self.method)
+        self._proposers = ProposerStore(self.drafters)
+        self._default = self.proposer(self.method)  # which is always kept
 
     def proposer(self, method: MethodLike) -> Proposer:
-        """The proposer of a method such as "recycle:budget=8", built once and kept, with what it has learned; one made
-        by hand as it is.
+        """The proposer of a method such as "recycle:budget=8", with what it has learned; one made by hand as it is.
+
+        It is the same object as long as anybody has it, as open requests do. The default's is always kept, and the last
+        16 that were asked for are until `reset`.
 
         Raises:
             InvalidRequest: an unknown method or option, a bad value, or an object that proposes nothing.
@@ -90,22 +92,18 @@ class Model:
                 what = f"method={method!r} is a {type(method).__name__}"
                 raise InvalidRequest(f"{what}: give a name, outpace.method(...) or an object with propose()")
             return method
-        with self._building:  # by one thread, or a draft model would be read twice
-            if method not in self._proposers:
-                spec = parse_method(method) if isinstance(method, str) else method
-                built = self._proposers.get(spec) or stored_proposer(spec, self.drafters)
-                self._proposers[method] = self._proposers[spec] = built
-        return self._proposers[method]
+        return self._proposers.get(parse_method(method) if isinstance(method, str) else method)
 
     def reset(self) -> None:
-        """Make every method forget what it learned from earlier requests, and the engine their prompts."""
+        """Make every method forget what it learned from earlier requests, and the engine their prompts; methods that no
+        open request has, other than the default, are given up with their memory."""
 
         def forget(slot: int | None) -> None:
-            for proposer in {*self._proposers.values(), self.proposer(self.method)}:
-                proposer.reset()
+            self._default.reset()  # one made by hand, too
+            self._proposers.reset()
 
+        self.engine.forget_prefixes()  # first, for what is left in slots holds proposers
         self.engine.between_steps(forget)
-        self.engine.forget_prefixes()
 
     @overload
     def generate(
@@ -182,12 +180,16 @@ class Model:
         budget: int | None = None,
         **options: Any,
     ) -> TokenStream:
-        """Generate one answer piece by piece; closing the stream early cancels the request.
+        """Generate one answer piece by piece; closing or dropping the stream early cancels the request.
 
         Arguments are those of `generate`, for one prompt and n = 1.
         """
         (session,) = self._add(prompt, params, method, budget, options, only_one=True)
-        return TokenStream(self.engine, session)
+        try:
+            return TokenStream(self.engine, session)
+        except BaseException:  # whose traceback may hold it for long
+            session.is_cancelled = True
+            raise
 
     def chat(
         self,

@@ -42,15 +42,15 @@ class Chat:
         self._proposer, self._budget = proposer, budget
         self._opening: list[ChatMessage] = [] if system is None else [{"role": "system", "content": system}]
         self._kept: KeptSlot | None = None
-        self._stream: TokenStream | None = None
+        self._open: tuple[Session, list[ChatMessage]] | None = None  # the answer that may still run, to what was said
         codec.encode_chat([*self._opening, {"role": "user", "content": "?"}])  # told now, not at the first message
         self.messages = list(self._opening)
 
     def send(self, text: str) -> TokenStream:
         """Say something and stream the answer.
 
-        The turn joins `messages` when its answer ends. An answer that is stopped or closed early stays as far as it
-        came; an answer that is still running is closed by the next call.
+        The turn joins `messages` when its answer ends. An answer that is stopped, closed or dropped early stays as far
+        as it came; an answer that is still running is closed by the next call.
 
         Args:
             text: what the user says.
@@ -71,16 +71,14 @@ class Chat:
                 "one with reset(), in the terminal /reset, or load with a larger max_model_len"
             )
 
-        said = list(self.messages)
-
-        def finish(session: Session) -> None:
-            self._kept = session.kept
-            if session.error is None:
-                self.messages = [*said, asked, {"role": "assistant", "content": session.stopper.text}]
-
         (session,) = self._engine.add(prompt, self._params, self._proposer, self._budget, keep=True, resume=self._kept)
-        self._stream = stream = TokenStream(self._engine, session, finish)
-        self._kept = None
+        try:
+            stream = TokenStream(self._engine, session, self._finish)
+            self._kept = None
+            self._open = session, [*self.messages, asked]
+        except BaseException:  # whose traceback may hold it for long
+            session.is_cancelled = True
+            raise
         return stream
 
     def reset(self) -> None:
@@ -101,7 +99,19 @@ class Chat:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
+    def _finish(self, session: Session) -> None:
+        """Take in an answer that has ended."""
+        if self._open is None or self._open[0] is not session:
+            return
+        said = self._open[1]
+        self._kept = session.kept
+        if session.error is None:
+            self.messages = [*said, {"role": "assistant", "content": session.stopper.text}]
+        self._open = None  # last: until then it can be done again
+
     def _close_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.abandon()
-            self._stream = None
+        """End an answer that still runs. Its stream, which may be gone, is not held."""
+        if self._open is not None:
+            session, _ = self._open
+            self._engine.cancel(session)
+            self._finish(session)

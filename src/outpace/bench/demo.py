@@ -61,6 +61,7 @@ def _race(console: Console, model: Model, item: WorkItem) -> int:
     params = SamplingParams(max_new_tokens=tokens)
     for method in methods:  # drafters are read, kernels warm up
         model.generate(prompt, SamplingParams(max_new_tokens=WARM_UP_TOKENS), method=method)
+    held = [model.proposer(method) for method in methods]  # and not built anew after each reset
     times: dict[str, list[float]] = {method: [] for method in methods}
     runs = {}
     for _ in range(rounds):
@@ -88,6 +89,7 @@ def _race(console: Console, model: Model, item: WorkItem) -> int:
             f"{runs[method].metrics.tokens_per_step:.2f}",
             _verdict(finding, runs[method].metrics.new_tokens),
         )
+    del held
     console.print(table)
     console.print(
         f"Medians of {rounds} interleaved rounds, at most {tokens} tokens each. This model's default is "

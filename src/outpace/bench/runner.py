@@ -13,6 +13,7 @@ from outpace.bench.warm import warm_up
 from outpace.bench.workload import WorkItem, fingerprint, in_groups
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.core.protocols import Proposer
 from outpace.methods.catalog import parse_method
 from outpace.methods.learned import learns
 from outpace.models.reference import TransformersReference
@@ -87,6 +88,7 @@ class BenchRun:
         self.model, self.plan = model, plan
         self._certifier = Certifier(model)
         self._references: dict[int, TransformersReference] = {}
+        self._proposers: list[Proposer] = []
         self._held_mb: dict[str, float] = {}
         self._groups = in_groups(plan.items, plan.batch_size)
         self._shared = environment(model.target.device, model.target.dtype, model.target.quantize) | {
@@ -124,6 +126,8 @@ class BenchRun:
         first_new = len({record["group"]["number"] for record in done})
         if first_new == len(self._groups):
             return
+        # Held, so that none of them is built anew after the reset, in the time of its first prompt.
+        self._proposers = [self.model.proposer(method) for method in plan.methods if method != TRANSFORMERS]
         first = [self.model.encode(item.prompt(0, [])) for item in self._groups[0]]
         short = SamplingParams(max_new_tokens=WARM_UP_TOKENS)
         for method in plan.methods:

@@ -23,6 +23,7 @@ LEAST_TEMPERATURE = 1e-8
 quotients by it would keep no digits for the noise, or leave float32."""
 MAX_TEMPERATURE = 1e6
 """Beyond it nothing is left of the logits but rounding."""
+MAX_SAMPLES = 4096
 
 # Options of transformers and vLLM that change the output and that this engine does not implement yet.
 # They are refused by name: an ignored option is a wrong answer that looks right.
@@ -77,7 +78,7 @@ class SamplingParams:
         top_p: keep the smallest set of tokens whose probability reaches this value; 1 keeps all.
         min_p: drop tokens whose probability is below this fraction of the most likely one's; 0 keeps all.
         seed: key of the request's noise; None lets the engine pick one, which the result reports.
-        n: samples per prompt; sample i differs from the others by its index in the noise key.
+        n: samples per prompt, at most 4096; sample i differs from the others by its index in the noise key.
         stop: strings that end the text; the text stops before the first of them.
         eos_token_ids: an id, or several, that end the request; None means the model's own.
         verification: "match" (same tokens as plain decoding, seed for seed) or "rejection" (same distribution). There
@@ -135,7 +136,7 @@ class SamplingParams:
         self._set(
             max_new_tokens=check_int("max_new_tokens", self.max_new_tokens, 0),
             top_k=check_int("top_k", self.top_k, 0),
-            n=check_int("n", self.n, 1),
+            n=check_int("n", self.n, 1, MAX_SAMPLES),
             temperature=check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE, wanted),
             top_p=check_range("top_p", self.top_p, 0.0, 1.0, "a number in (0, 1]", open_low=True),
             min_p=check_range("min_p", self.min_p, 0.0, 1.0, "a number in [0, 1]"),

@@ -81,11 +81,13 @@ def race(model: Model, method: str, items: Sequence[WorkItem], tokens: int) -> R
     model.engine.shares_prefixes = False
     for name in methods:
         model.generate(prompts[0], SamplingParams(max_new_tokens=WARM_UP_TOKENS), method=name)
+    held = [model.proposer(name) for name in methods]  # and not built anew after the reset
     model.reset()
     said: dict[str, list[Generation]] = {name: [] for name in methods}
     for number, prompt in enumerate(prompts):
         for name in methods[:: 1 if number % 2 == 0 else -1]:
             said[name].append(model.generate(prompt, SamplingParams(max_new_tokens=tokens), method=name))
+    del held
     pairs = zip(said[PLAIN], said[method], strict=True)
     different = sum(one.token_ids != other.token_ids for one, other in pairs)
     return Race(method, len(prompts), different, totals(said[PLAIN]), totals(said[method]))

@@ -6,6 +6,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any, TypeVar
 
+from outpace.core.checks import check_int
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
@@ -115,8 +116,7 @@ class Engine:
         is_priced = has_prices and proposer.needs.prices > 0
         if budget is None:
             budget = proposer.needs.prices if is_priced else proposer.budget
-        if budget < 0:
-            raise InvalidRequest(f"budget={budget}: must be 0 or more drafted nodes")
+        check_int("budget", budget, 0)
         eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
         if params.stop and self._new_detokenizer is None:
             raise InvalidRequest(f"stop={params.stop!r}: stop strings need a tokenizer; use eos_token_ids")
@@ -132,32 +132,37 @@ class Engine:
             detokenizer = self._new_detokenizer() if self._new_detokenizer else None
             return StopChecker(limit, () if params.ignore_eos else eos, params.stop, detokenizer)
 
-        request_id, sessions = next(self._request_ids), []
-        for sample_index in range(params.n):
-            session = Session(
-                request_id,
-                sample_index,
-                prompt,
-                params=params,
-                seed=seed,
-                proposer=proposer,
-                budget=budget,
-                new_stopper=new_stopper,
-                eos_token_ids=tuple(eos),
-                constraint=self.constraint(params),
-                is_priced=is_priced,
-                is_sized=has_prices and not is_priced and budget > 0,
-            )
-            session.metrics.prompt_tokens = len(prompt)
-            session.admitted_at = perf_counter()
-            session.keep, session.resume = keep and not params.is_rejection, resume
-            if limit == 0:
-                gain = Gain(session)
-                gain.end(Stop("length"))
-                gain.leave_slot()
-                gain.enter()
-            sessions.append(session)
-        self._roster.add(sessions)
+        request_id, sessions = next(self._request_ids), list[Session]()
+        try:
+            for sample_index in range(params.n):
+                session = Session(
+                    request_id,
+                    sample_index,
+                    prompt,
+                    params=params,
+                    seed=seed,
+                    proposer=proposer,
+                    budget=budget,
+                    new_stopper=new_stopper,
+                    eos_token_ids=tuple(eos),
+                    constraint=self.constraint(params),
+                    is_priced=is_priced,
+                    is_sized=has_prices and not is_priced and budget > 0,
+                )
+                session.metrics.prompt_tokens = len(prompt)
+                session.admitted_at = perf_counter()
+                session.keep, session.resume = keep and not params.is_rejection, resume
+                if limit == 0:
+                    gain = Gain(session)
+                    gain.end(Stop("length"))
+                    gain.leave_slot()
+                    gain.enter()
+                sessions.append(session)
+            self._roster.add(sessions)
+        except BaseException:  # whose traceback may hold them for long
+            for session in sessions:
+                session.is_cancelled = True
+            raise
         return sessions
 
     def constraint(self, params: SamplingParams) -> GrammarConstraint | None:

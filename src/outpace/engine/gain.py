@@ -36,7 +36,7 @@ class Gain:
         self.error: Exception | None = None
         self.kept: KeptSlot | None = None
         self._first_token_at = session.first_token_at
-        self._from, self._announced = len(session.ids), len(session.events)
+        self._from, self._announced = session.length, len(session.events)
 
     def emit(
         self,
@@ -101,7 +101,8 @@ class Gain:
     def enter(self) -> None:
         """Write it into the session. May be done again: each line says what will be there, not what is added."""
         session = self.session
-        session.ids[self._from :] = self.tokens
+        if self.tokens:
+            session.ids[self._from :] = self.tokens
         session.logprobs[self._from - len(session.prompt_ids) :] = self.logprobs
         session.prefilled, session.metrics = self.prefilled, self.metrics
         session.first_token_at = self._first_token_at

@@ -1,6 +1,7 @@
 """Which requests there are, and who is in which slot."""
 
 from collections.abc import Sequence
+from itertools import count
 from weakref import ref
 
 from outpace.engine.kept import LEAST_SHARED, KeptSlot, Written
@@ -24,24 +25,28 @@ class Roster:
 
     def __init__(self, slots: int) -> None:
         self._slots, self.shares = range(slots), True
-        self._sessions: list[ref[Session]] = []  # in order of arrival; other threads may add to it at any time
+        self._arrivals, self._most = count(), 0
+        self._sessions: dict[int, ref[Session]] = {}  # by arrival; other threads may add to it at any time
         self._kept: list[ref[KeptSlot]] = []  # oldest first
         self._left: dict[int, Written] = {}  # by slot, the one that was not used for longest first
 
     def add(self, sessions: Sequence[Session]) -> None:
-        self._sessions += [ref(session) for session in sessions]
+        if len(self._sessions) > self._most:  # where no step is made, nobody else forgets those that were dropped
+            self.prune()
+            self._most = 2 * len(self._sessions) + 64
+        self._sessions |= {next(self._arrivals): ref(session) for session in sessions}
 
     def running(self) -> list[Session]:
         """The requests that have not ended, those that wait for a slot included, in order of arrival."""
-        found = [reference() for reference in list(self._sessions)]
+        found = [reference() for reference in list(self._sessions.values())]
         return [session for session in found if session is not None and not session.has_ended]
 
     def prune(self) -> None:
-        """Forget requests that have ended."""
-        for reference in list(self._sessions):
+        """Forget requests that have ended, or that nobody waits for any more."""
+        for arrival, reference in list(self._sessions.items()):
             session = reference()
             if session is None or session.has_ended:
-                self._sessions.remove(reference)
+                self._sessions.pop(arrival, None)
 
     def kept(self) -> list[KeptSlot]:
         """The kept slots that can be resumed. They are a cache: any of them may be given up at any time."""

@@ -75,9 +75,13 @@ class Session:
     is_cancelled: bool = False
     events: list[StepEvent] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        self.ids = list(self.prompt_ids)
-        self.restart_stopper()
+    def __getattr__(self, name: str) -> Any:
+        """`ids` and `stopper` are made when they are first asked for: of thousands of samples few run at a time."""
+        if name == "ids":
+            return self.__dict__.setdefault(name, list(self.prompt_ids))  # one, whichever threads ask
+        if name == "stopper":
+            return self.__dict__.setdefault(name, self.new_stopper())
+        raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def restart_stopper(self) -> None:
         """A stopper that has seen just what was generated, whatever the one before has seen."""
@@ -97,6 +101,11 @@ class Session:
     def written(self) -> int:
         """How many of `ids` have their KV in the slot: the prompt as far as it is filled, then all but the last."""
         return self.prefilled if self.is_filling else len(self.ids) - 1
+
+    @property
+    def length(self) -> int:
+        """Of `ids`, which are not made for it."""
+        return len(vars(self).get("ids", self.prompt_ids))
 
     @property
     def is_filling(self) -> bool:

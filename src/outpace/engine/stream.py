@@ -40,6 +40,10 @@ class TokenStream(Iterator[StepEvent]):
         """End the answer before the next step; what was generated stays. Safe to call from a signal handler."""
         self._session.is_cancelled = True
 
+    def __del__(self) -> None:
+        if hasattr(self, "_session"):  # it is made whole
+            self._session.is_cancelled = True  # somebody else may hold it: a conversation does
+
     def close(self) -> None:
         """Cancel the request if it is still running and free its slot.
 

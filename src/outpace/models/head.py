@@ -1,5 +1,7 @@
 """The LM head: logits in the compute dtype, top candidates re-scored in float32."""
 
+from weakref import WeakValueDictionary
+
 import torch
 from torch import Tensor, nn
 
@@ -93,8 +95,8 @@ class LmHead:
         return self._capped(nn.functional.linear(hidden.to(weight.dtype), weight, bias))
 
     def restricted(self, ids: Tensor) -> "SubsetHead":
-        """A head that scores only `ids` [K]."""
-        return SubsetHead(
+        """A head that scores only `ids` [K], the same for all who ask for them."""
+        return subset_head(
             self._weight, ids, ids, vocab_size=self.vocab_size, bias=self._bias, softcap=self._softcap, make=self._make
         )
 
@@ -131,6 +133,7 @@ class SubsetHead:
         softcap: float | None = None,
         make: Make | None = None,
     ) -> None:
+        whole = weight
         if rows is not None:
             weight, bias = weight[rows.to(weight.device)], None if bias is None else bias[rows.to(weight.device)]
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
@@ -139,6 +142,7 @@ class SubsetHead:
             layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
         self.ids, self.vocab_size = ids.to(weight.device), vocab_size
         self._head = LmHead(layer, softcap, make)
+        self._whole = whole  # so that as long as this head is there no other weight has its address
 
     @torch.inference_mode()
     def scores(self, hidden: Tensor) -> Tensor:
@@ -150,3 +154,26 @@ class SubsetHead:
     def own_scores(self, hidden: Tensor) -> Tensor:
         """[R, K] of `ids` alone, in their order."""
         return self._head.scores(hidden)
+
+
+_SUBSETS: WeakValueDictionary[tuple[object, ...], SubsetHead] = WeakValueDictionary()
+
+
+def subset_head(
+    weight: Tensor,
+    rows: Tensor | None,
+    ids: Tensor,
+    vocab_size: int,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    make: Make | None = None,
+) -> SubsetHead:
+    """A `SubsetHead`, the same object for the same arguments as long as anybody has it: methods that differ in their
+    budgets alone share it."""
+    numbers = [None if one is None else one.cpu().numpy().tobytes() for one in (rows, ids)]
+    place = weight.device, weight.data_ptr(), weight.shape, weight.dtype
+    key = (*place, *numbers, vocab_size, bias is None, softcap, make is None)
+    found = _SUBSETS.get(key)
+    if found is None:
+        found = _SUBSETS[key] = SubsetHead(weight, rows, ids, vocab_size, bias=bias, softcap=softcap, make=make)
+    return found

@@ -21,7 +21,7 @@ class MethodNames:
 
     def __init__(self, model: Model, limit: int) -> None:
         self._model, self._limit = model, limit
-        self._kept: set[str] = set()
+        self._kept: dict[str, Proposer] = {}  # held, so that the model keeps all of them
         self._adding = Lock()
 
     @property
@@ -49,10 +49,8 @@ class MethodNames:
                         f"method={name!r}: this server keeps {self._limit} methods and has them: use "
                         f"{', '.join(sorted(self._kept))}, or start it with a larger --max-methods"
                     )
-                proposer = self._model.proposer(spec)
-                self._kept.add(said)  # after it could be built
-                return said, proposer
-        return said, self._model.proposer(spec)
+                self._kept[said] = self._model.proposer(spec)
+            return said, self._kept[said]
 
 
 def _check_files(name: str, spec: MethodSpec) -> None:

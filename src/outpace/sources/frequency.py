@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.table_file import TableKind, as_ids, load_table, save_table
-from outpace.models.head import LmHead, SubsetHead
+from outpace.models.head import LmHead, SubsetHead, subset_head
 from outpace.models.prepare import layers_for
 from outpace.sampling.scores import Pool
 
@@ -105,8 +105,8 @@ def head_of(weight: Tensor, own: Tensor, vocabulary: Tensor | None, vocab_size: 
     """
     make = layers_for(weight.dtype, weight.device)
     if vocabulary is None:
-        return SubsetHead(weight, None, own, vocab_size, make=make)
+        return subset_head(weight, None, own, vocab_size, make=make)
     rows = torch.isin(own, vocabulary.to(own.device)).nonzero()[:, 0]
     if not len(rows):
         raise ModelError("vocabulary: it has no id in common with the drafter's own reduced vocabulary")
-    return SubsetHead(weight, rows, own[rows], vocab_size, make=make)
+    return subset_head(weight, rows, own[rows], vocab_size, make=make)

@@ -192,7 +192,7 @@ def _check_graphs(config: Any, needs: Needs) -> None:
     if is_full and (needs.taps or needs.top_k):
         raise InvalidRequest(
             f"cudagraph_mode={mode.name}: this method reads what passes compute, and whole graphs hide it; run vLLM with "
-            "--compilation-config '{\"cudagraph_mode\": \"PIECEWISE\"}'"
+            '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\''
         )
 
 
@@ -200,4 +200,3 @@ def _ending_ids(config: Any) -> tuple[int, ...]:
     """Behind which nothing is drafted."""
     found = getattr(config, "eos_token_id", None)
     return tuple(found) if isinstance(found, list | tuple) else () if found is None else (int(found),)
-

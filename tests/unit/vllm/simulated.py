@@ -101,7 +101,9 @@ class Witness(BaseProposer):
             if self.needs.taps:
                 assert len(state.features) == len(ids) - 1, "features of all but the pending token"
                 sums = [row[1] for row in state.features]
-                steps = [(now - before) / (state.offset + place + 1) for place, (before, now) in enumerate(pairs(sums), 1)]
+                steps = [
+                    (now - before) / (state.offset + place + 1) for place, (before, now) in enumerate(pairs(sums), 1)
+                ]
                 assert steps == ids[1:-1], "features of the same tokens"
             tokens = [ids[-1]]
             for _ in range(min(request.budget, request.max_depth)):
@@ -229,7 +231,10 @@ class Simulated:
             query = [*request.ids[first : first + self._chunk], *drafts]
             text = [*request.ids[:first], *query]
             logits = len(drafts) + 1
-            top += [best(*([NO_TOKEN, *text][len(text) - logits + one : len(text) - logits + one + 2])) for one in range(logits)]
+            top += [
+                best(*([NO_TOKEN, *text][len(text) - logits + one : len(text) - logits + one + 2]))
+                for one in range(logits)
+            ]
             features += [feature(text[: first + one + 1]) for one in range(len(query))]
             tokens += query
             starts.append(len(tokens))
