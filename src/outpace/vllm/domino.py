@@ -65,6 +65,8 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
     def forward(self, input_ids: Tensor, positions: Tensor, inputs_embeds: Tensor | None = None) -> Tensor:
         """Outputs [T, H] of the blocks; row k of a block is where vLLM looks for its k-th draft."""
         self._anchors = input_ids
+        if self.ids is not None and self._rows is None and self._has_plain_head():
+            self._rows = _rows_of(self.lm_head, self.ids)  # at the first pass, which no graph records
         hidden: Tensor = super().forward(input_ids, positions, inputs_embeds)
         # With shifted labels the row before predicts it.
         return hidden.roll(1, dims=0) if self.domino.shift_label else hidden
@@ -106,12 +108,10 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         if self.ids is None:
             whole: Tensor = self.logits_processor(self.lm_head, hidden)
             return whole
-        if self._rows is None and self._has_plain_head():
-            self._rows = _rows_of(self.lm_head, self.ids)
-        if self._rows is None:
-            part: Tensor = self.logits_processor(self.lm_head, hidden)[:, self.ids]
-            return part
-        return nn.functional.linear(hidden, self._rows)
+        if self._rows is not None:
+            return nn.functional.linear(hidden, self._rows)
+        part: Tensor = self.logits_processor(self.lm_head, hidden)[:, self.ids]
+        return part
 
     def _has_plain_head(self) -> bool:
         """Whether scores are products with rows of a weight and nothing else."""
