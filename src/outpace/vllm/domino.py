@@ -79,7 +79,7 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         anchors = self._anchors[: count * (1 + self.drafts) : 1 + self.drafts]  # [B]
         base = self._base_logits(hidden_states).view(count, self.drafts, -1)
         embed = self.model.embed_tokens
-        logits = corrected_chain(self.domino, self.head, base, hidden, anchors, embed, self.ids).flatten(0, 1)
+        logits = corrected_chain(self.head, base, hidden, anchors, embed, self.ids).flatten(0, 1)
         if self.ids is None:
             return logits
         whole = logits.new_full((logits.shape[0], self.domino.vocab_size), -torch.inf)

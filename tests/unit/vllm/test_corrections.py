@@ -19,7 +19,7 @@ def chain(net: DominoNet, base: Tensor, hidden: Tensor, anchor: int, table: Tens
         scores = base[depth - 1].clone()
         if step.corrected:
             assert step.seen == len(tokens)
-            _, state = net.head.prefix_gru(table[tokens][None])
+            _, state = net.head.get_submodule("prefix_gru")(table[tokens][None])
             scores += net.head.correction(hidden[None, depth - 1], state[0])[0, ids]
         logits.append(scores)
         tokens.append(int(ids[scores.argmax()]))
@@ -42,7 +42,7 @@ def test_every_depth_is_the_papers(is_shifted: bool, prefix: int, is_ranked: boo
         net.head.embed_proj[2] = torch.nn.Linear(rows.shape[1], len(ids), bias=False, dtype=rows.dtype)
         net.head.embed_proj[2].weight.data.copy_(rows)
     found = corrected_chain(
-        net.config, net.head, base.clone(), hidden, anchors, lambda some: table[some], ids if is_ranked else None
+        net.head, base.clone(), hidden, anchors, lambda some: table[some], ids if is_ranked else None
     )
     assert torch.allclose(found, torch.stack([torch.stack(rows) for rows in wanted]), atol=1e-10)
     assert not torch.allclose(found, base, atol=0.1)
