@@ -39,8 +39,9 @@ def test_every_depth_is_the_papers(is_shifted: bool, prefix: int, is_ranked: boo
     wanted = [chain(net, base[row], hidden[row], int(anchors[row]), table, ids) for row in range(COUNT)]
     if is_ranked:
         rows = net.head.vocabulary_weight[ids]
-        net.head.embed_proj[2] = torch.nn.Linear(rows.shape[1], len(ids), bias=False, dtype=rows.dtype)
-        net.head.embed_proj[2].weight.data.copy_(rows)
+        narrow = torch.nn.Linear(rows.shape[1], len(ids), bias=False, dtype=rows.dtype)
+        narrow.weight.data.copy_(rows)
+        net.head.embed_proj[2] = narrow
     found = corrected_chain(
         net.head, base.clone(), hidden, anchors, lambda some: table[some], ids if is_ranked else None
     )
