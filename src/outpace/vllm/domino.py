@@ -7,6 +7,7 @@ batches, tensor and data parallelism and compilation are vLLM's.
 
 import json
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from vllm.distributed import tensor_model_parallel_all_reduce
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM
+from vllm.platforms import current_platform
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.nets.checkpoint import Checkpoint
@@ -55,12 +57,16 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         self.head = DominoHead(config)
         if ids is not None:  # no other id is drafted, so no other needs a correction
             self.head.embed_proj[2] = nn.Linear(config.emb_dim, len(ids), bias=False)
+        if current_platform.is_cpu():
+            self.model._normalize_context_k = partial(_normed_by_layer, self.model)
         self._anchors: Tensor | None = None
         self._rows: Tensor | None = None
 
     def forward(self, input_ids: Tensor, positions: Tensor, inputs_embeds: Tensor | None = None) -> Tensor:
         """Outputs [T, H] of the blocks; row k of a block is where vLLM looks for its k-th draft."""
         self._anchors = input_ids
+        if self.ids is not None and self._rows is None and self._has_plain_head():
+            self._rows = _rows_of(self.lm_head, self.ids)  # at the first pass, which no graph records
         hidden: Tensor = super().forward(input_ids, positions, inputs_embeds)
         # With shifted labels the row before predicts it.
         return hidden.roll(1, dims=0) if self.domino.shift_label else hidden
@@ -102,12 +108,10 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         if self.ids is None:
             whole: Tensor = self.logits_processor(self.lm_head, hidden)
             return whole
-        if self._rows is None and self._has_plain_head():
-            self._rows = _rows_of(self.lm_head, self.ids)
-        if self._rows is None:
-            part: Tensor = self.logits_processor(self.lm_head, hidden)[:, self.ids]
-            return part
-        return nn.functional.linear(hidden, self._rows)
+        if self._rows is not None:
+            return nn.functional.linear(hidden, self._rows)
+        part: Tensor = self.logits_processor(self.lm_head, hidden)[:, self.ids]
+        return part
 
     def _has_plain_head(self) -> bool:
         """Whether scores are products with rows of a weight and nothing else."""
@@ -131,6 +135,16 @@ def is_domino(hf_config: Any) -> bool:
     projector = inner.get("projector_type") or getattr(hf_config, "projector_type", None)
     named = getattr(hf_config, "architectures", None) or []
     return projector == PROJECTOR or any(name.endswith(DOMINO_ARCHITECTURE) for name in named)
+
+
+def _normed_by_layer(model: Any, keys: Tensor) -> Tensor:
+    """Keys [L, T, heads, D] of the context by the norm of their own layer.
+
+    vLLM asks one kernel for all layers, and the one for CPUs takes the first layer's weight for each.
+    """
+    normed = nn.functional.rms_norm(keys, keys.shape[-1:], eps=model._rms_norm_eps)
+    weights: Tensor = model._k_norm_weights  # [L, D]
+    return normed * weights[:, None, None]
 
 
 def _of_head(name: str) -> bool:

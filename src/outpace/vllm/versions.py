@@ -32,6 +32,7 @@ class Hook:
 DFLASH = "vllm.model_executor.models.qwen3_dflash"
 DOMINO_HOOKS = (
     Hook("vllm.model_executor.models.registry", "_ModelRegistry.register_model", ("model_arch", "model_cls")),
+    Hook(DFLASH, "DFlashQwen3Model._normalize_context_k", ("all_k",)),
     Hook(DFLASH, "DFlashQwen3ForCausalLM.__init__", ("vllm_config", "prefix")),
     Hook(DFLASH, "DFlashQwen3ForCausalLM.forward", ("input_ids", "positions", "inputs_embeds")),
     Hook(DFLASH, "DFlashQwen3ForCausalLM.compute_logits", ("hidden_states",)),

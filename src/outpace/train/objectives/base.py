@@ -109,9 +109,10 @@ class Objective(nn.Module, ABC):
         net = filled(build, cast, str(folder))
         KINDS[kind].write(net, folder, self.layout, None)
         self.write_vocabulary(folder)
+        if (folder / FILE_NAME).exists():
+            write_index(folder)  # or vLLM and SGLang would take the ids for a weight
 
     def write_vocabulary(self, folder: Path) -> None:
         """Keep the ids that the drafter was trained for beside it; it drafts no others by default."""
         if self.vocabulary.ranked is not None:
             save_vocabulary(folder / FILE_NAME, self.vocabulary.ranked.cpu(), self.target.vocab_size)
-            write_index(folder)  # or vLLM and SGLang would take the ids for a weight
