@@ -179,7 +179,7 @@ def _speculative(server: VllmServer, exports: Path, is_compiled_otherwise: bool)
             if getattr(server, name) is not None:
                 raise InvalidRequest(f"{name}={getattr(server, name)!r}: speculative_config says it; leave one out")
         return ["--speculative-config", server.speculative_config]
-    found = speculation(server.model, server.method, server.drafter, server.budget, exports)
+    found = speculation(server.model, server.method, server.drafter, server.budget, exports, server.nodes.tensor)
     said = [] if found.config is None else ["--speculative-config", json.dumps(found.config)]
     if found.additional is None:
         return said

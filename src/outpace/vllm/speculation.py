@@ -36,7 +36,9 @@ class Speculation:
     additional: dict[str, Any] | None = None
 
 
-def speculation(model: str, method: str | None, drafter: str | None, budget: int | None, exports: Path) -> Speculation:
+def speculation(
+    model: str, method: str | None, drafter: str | None, budget: int | None, exports: Path, workers: int = 1
+) -> Speculation:
     """How vLLM drafts as a method does here, as far as chains can.
 
     A chain of a trained drafter or a draft model, and prompt lookup, are vLLM's own methods; all else is drafted by our
@@ -48,6 +50,7 @@ def speculation(model: str, method: str | None, drafter: str | None, budget: int
         drafter: folder, hub id or shipped name.
         budget: drafted tokens per step, where the method does not say.
         exports: a folder for models that vLLM cannot read as they are.
+        workers: that share each layer.
 
     Raises:
         InvalidRequest: a method, an option or a drafter that does not go with vLLM, by name.
@@ -70,6 +73,7 @@ def speculation(model: str, method: str | None, drafter: str | None, budget: int
     if spec.name == "linear":
         target = export(model, exports / Path(model).name)
         found = str(export_draft(found, target, exports / Path(model).name / Path(found).name))
+    _check_shares(found, workers)
     length = _length(spec, found, tokens)
     return Speculation({"method": MODELS[spec.name], "model": found, "num_speculative_tokens": length})
 
@@ -122,6 +126,18 @@ def _is_chain(spec: MethodSpec) -> bool:
     """Whether a method is asked for nothing that vLLM's own does not do."""
     asked = {name: getattr(spec.options, name) for name in spec.options.model_fields_set - {"budget"}}
     return not asked or asked == {"shape": "chain"}
+
+
+def _check_shares(drafter: str, workers: int) -> None:
+    """Refuse a drafter whose layers cannot be cut into so many parts: vLLM cuts it as it cuts the target."""
+    config = _config_of(drafter)
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        size = config.get(name)
+        if isinstance(size, int) and size % workers and not (name == "num_key_value_heads" and workers % size == 0):
+            raise InvalidRequest(
+                f"tensor_parallel_size={workers}: the drafter's {name}={size} is no multiple; take another size, a drafter "
+                "of other sizes, or a method without one"
+            )
 
 
 def _length(spec: MethodSpec, drafter: str, tokens: int | None) -> int:

@@ -61,13 +61,13 @@ def test_every_option_arrives(model: str, started: list[Command], tmp_path: Path
     asked = ["--method", "domino:budget=5", "--drafter", DOMINO, "--dtype", "float32", "--max-model-len", "512"]
     asked += ["--max-num-seqs", "3", "--served-model-name", "a", "--served-model-name", "b", "--host", "::1"]
     asked += ["--port", "81", "--api-key", "secret", "--no-enable-prefix-caching", "--chat-template", str(template)]
-    asked += ["--tensor-parallel-size", "4", "--pipeline-parallel-size", "2", "--data-parallel-size", "3"]
+    asked += ["--tensor-parallel-size", "1", "--pipeline-parallel-size", "2", "--data-parallel-size", "3"]
     asked += ["--nnodes", "2", "--node-rank", "0", "--master-addr", "10.0.0.1", "--master-port", "29"]
     result = _serve(model, *asked, "--", "--enforce-eager", "--seed=1")
     (line,) = started
     said = " ".join(line.arguments)
     for part in (
-        f"serve {model} --served-model-name a b --tensor-parallel-size 4 --pipeline-parallel-size 2",
+        f"serve {model} --served-model-name a b --pipeline-parallel-size 2",
         "--data-parallel-size 3 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29 --host ::1 --port 81",
         f"--dtype float32 --max-model-len 512 --max-num-seqs 3 --chat-template {template} --no-enable-prefix-caching",
     ):
@@ -131,6 +131,10 @@ def test_methods_in_vllms_words(
         (["--method", "plain", "--", "--host", "0.0.0.0"], "--host: stands among vLLM's arguments too"),
         (["--method", "plain", "--", "--served_model_name=x"], "--served-model-name: stands among"),
         (["--method", "lookahead"], "lookahead"),
+        (
+            ["--drafter", DOMINO, "--tensor-parallel-size", "3"],
+            "tensor_parallel_size=3: the drafter's intermediate_size=512",
+        ),
         (["--method", "recycle", "--pipeline-parallel-size", "2"], "pipeline_parallel_size=2: this method needs"),
         (["--method", "domino"], "needs a drafter of kind domino: name it with --drafter"),
         (["--method", "domino", "--drafter", EAGLE], "is a drafter of kind eagle3, and method 'domino' needs"),
