@@ -10,7 +10,7 @@ from tests.vllm.tiny import Tiny
 
 PROMPTS = [[5, 9, 14, 200, 31, 5, 9, 14], [7, 7, 300, 7, 7], [11, 12, 13, 11, 12], list(range(20, 60))]
 CLASSES = {
-    "Recycle": None,
+    "Matrix": None,
     "Lookup": None,
     "Automaton": None,
     "Retrieval": None,
