@@ -83,16 +83,20 @@ class Engine:
         return int(drafted or 0), int(accepted or 0)
 
     def record(self) -> list[Proposed]:
-        """A list that grows by what is drafted from now on."""
+        """A list that grows by what is drafted from now on. A step is filed when the next one drafts: only then has the
+        runner noted the tokens that the drafts stand behind."""
         runner, recorded = self.runner, self.proposed
-        propose = runner.drafter.propose
+        propose, last = runner.drafter.propose, dict[str, list[int]]()
 
         def recording(*args: Any, **kwargs: Any) -> Any:
-            drafts = propose(*args, **kwargs)
             batch = runner.input_batch
-            lengths = batch.num_tokens_no_spec[: batch.num_reqs]
-            known = [batch.token_ids_cpu[row, :length].tolist() for row, length in enumerate(lengths)]
-            recorded.append(Proposed(known, drafts.tolist()))
+            rows = {name: batch.req_id_to_index[name] for name in last if name in batch.req_id_to_index}
+            lengths = {name: int(batch.num_tokens_no_spec[row]) for name, row in rows.items()}
+            known = {name: batch.token_ids_cpu[row, : lengths[name]].tolist() for name, row in rows.items()}
+            recorded.append(Proposed(list(known.values()), [last[name] for name in known]))
+            drafts = propose(*args, **kwargs)
+            last.clear()
+            last.update(zip(batch.req_ids, drafts.tolist(), strict=True))
             return drafts
 
         runner.drafter.propose = recording

@@ -108,6 +108,24 @@ def opened(path: Path) -> Iterator[Any]:
         raise ModelError(f"{path}: cannot be read, maybe cut off: {error}; download it again") from error
 
 
+def write_index(folder: str | Path) -> None:
+    """List the tensors of a folder's weights file, so that a reader takes no other safetensors file there for weights,
+    as vLLM and SGLang do without a list.
+
+    Args:
+        folder: written by `write_checkpoint`.
+
+    Raises:
+        ModelError: the weights cannot be read.
+    """
+    path = Path(folder)
+    with opened(path / WEIGHTS) as file:
+        names = sorted(file.keys())
+    size = (path / WEIGHTS).stat().st_size
+    listed = {"metadata": {"total_size": size}, "weight_map": dict.fromkeys(names, WEIGHTS)}
+    (path / INDEX).write_text(json.dumps(listed, indent=2) + "\n")
+
+
 def _read_safetensors(path: Path, files: Sequence[str]) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for name in files:

@@ -1,5 +1,28 @@
 """Outpace inside vLLM: what `vllm.general_plugins` calls in every process of vLLM's."""
 
+import logging
+
+ARCHITECTURES = ("DominoDraftModel", "DFlashDominoDraftModel", "DFlashDraftModel")
+"""Names of Domino drafters: in our layout, what vLLM makes of it, and in SGLang's layout, where plain DFlash has it
+too and stays vLLM's."""
+MODEL = "outpace.vllm.domino:DominoForCausalLM"
+
 
 def register() -> None:
-    """Make our drafters known to vLLM. Called again, it changes nothing."""
+    """Make Domino drafters known to vLLM, and guard its sampling on CPUs. Called again, it changes nothing.
+
+    With a vLLM that this was not tested with it registers nothing and says so: Domino drafters are then refused by
+    vLLM itself, and everything else is as without this plugin.
+    """
+    from outpace.vllm.cpu_sampling import guard
+    from outpace.vllm.versions import refusal
+
+    guard()
+    reason = refusal()
+    if reason is not None:
+        logging.getLogger("vllm.outpace").error("outpace registers nothing: %s", reason)
+        return
+    from vllm import ModelRegistry
+
+    for name in ARCHITECTURES:
+        ModelRegistry.register_model(name, MODEL)

@@ -47,7 +47,25 @@ def read_domino(checkpoint: Checkpoint) -> DominoNet:
     Raises:
         ModelError: another kind of drafter; fields or tensors missing, unexpected or inconsistent.
     """
-    fields = Fields(checkpoint.config, f"{checkpoint.name}: config.json")
+    config = read_domino_config(checkpoint.config, checkpoint.name)
+    tensors = with_every_row(checkpoint.tensors, config.vocab_size, checkpoint.name)
+    tensors = _net_names(tensors, checkpoint.name)
+    _explain_head(config, tensors, checkpoint.name)
+    check_block_weights(config, tensors, checkpoint.name)
+    return filled(lambda: DominoNet(config), tensors, checkpoint.name)
+
+
+def read_domino_config(values: Mapping[str, Any], name: str) -> DominoConfig:
+    """Sizes and conventions of a Domino drafter from its config.json, in any of the public layouts.
+
+    Args:
+        values: config.json.
+        name: of the checkpoint, for errors.
+
+    Raises:
+        ModelError: another kind of drafter; fields missing, unknown or inconsistent.
+    """
+    fields = Fields(values, f"{name}: config.json")
     inner = fields.inside("dflash_config")
     check_architecture(fields, (DOMINO_ARCHITECTURE, ARCHITECTURE))
     projector = agreed("projector_type", fields, inner)
@@ -56,14 +74,9 @@ def read_domino(checkpoint: Checkpoint) -> DominoNet:
     if projector != PROJECTOR:
         legacy = " (a projector of an early, internal generation)" if projector == "causal_v5" else ""
         raise ModelError(f"{inner.where}: projector_type={projector!r}{legacy}: only {PROJECTOR!r} is supported")
-    values = dflash_values(fields, PROJECTOR_FIELDS)
-    values |= {key: needed(key, fields, inner) for key in PROJECTOR_FIELDS if key != "projector_type"}
-    config = build(DominoConfig, values, fields.where)
-    tensors = with_every_row(checkpoint.tensors, config.vocab_size, checkpoint.name)
-    tensors = _net_names(tensors, checkpoint.name)
-    _explain_head(config, tensors, checkpoint.name)
-    check_block_weights(config, tensors, checkpoint.name)
-    return filled(lambda: DominoNet(config), tensors, checkpoint.name)
+    found = dflash_values(fields, PROJECTOR_FIELDS)
+    found |= {key: needed(key, fields, inner) for key in PROJECTOR_FIELDS if key != "projector_type"}
+    return build(DominoConfig, found, fields.where)
 
 
 def _net_names(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

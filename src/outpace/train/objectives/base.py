@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from outpace.models.frozen import FrozenTarget
 from outpace.models.text import TextCodec
+from outpace.nets.checkpoint import write_index
 from outpace.nets.convert import DTYPES, KINDS
 from outpace.nets.layouts.weights import filled
 from outpace.sources.frequency import FILE_NAME, save_vocabulary
@@ -108,6 +109,8 @@ class Objective(nn.Module, ABC):
         net = filled(build, cast, str(folder))
         KINDS[kind].write(net, folder, self.layout, None)
         self.write_vocabulary(folder)
+        if (folder / FILE_NAME).exists():
+            write_index(folder)  # or vLLM and SGLang would take the ids for a weight
 
     def write_vocabulary(self, folder: Path) -> None:
         """Keep the ids that the drafter was trained for beside it; it drafts no others by default."""

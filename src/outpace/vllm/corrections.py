@@ -1,0 +1,45 @@
+"""Domino's chain over logits: what vLLM's parallel drafter is given instead of its base logits."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from outpace.nets.domino import DominoConfig, DominoHead
+
+
+def corrected_chain(
+    config: DominoConfig,
+    head: DominoHead,
+    base: Tensor,
+    hidden: Tensor,
+    anchors: Tensor,
+    embed: Callable[[Tensor], Tensor],
+    ids: Tensor | None,
+) -> Tensor:
+    """Logits along the greedy chain of each request: those of a depth are corrected by the drafts before it.
+
+    The GRU cell is written out as products, since a CUDA graph can hold those and not cuDNN's.
+
+    Args:
+        config: of the drafter.
+        head: of the drafter; its W2 has rows for `ids` alone where there are any.
+        base: [B, K, V] base logits of the drafts, or of `ids` alone; they are overwritten.
+        hidden: [B, K, H] outputs of the block positions that predict them.
+        anchors: [B], each request's last committed id.
+        embed: the target's embedding, ids [B] -> [B, H].
+        ids: [V] the target's ids of the columns; None for all of them.
+
+    Returns:
+        [B, K, V].
+    """
+    of_input, _ = head.gate_weights()
+    tokens, state = anchors, hidden.new_zeros(hidden.shape[0], config.gru_hidden_dim)  # [B], [B, G]
+    for depth in range(1, base.shape[1] + 1):
+        logits = base[:, depth - 1]  # [B, V]
+        state = head.follow(state, torch.nn.functional.linear(embed(tokens), of_input))
+        if config.draft_step(depth).corrected:
+            logits += head.correction(hidden[:, depth - 1], state)
+        best = logits.argmax(dim=-1)
+        tokens = best if ids is None else ids[best]
+    return base

@@ -1,0 +1,130 @@
+"""Sampling with speculation on a CPU: a fault of vLLM's (#55005) is looked for, mended where it is, else refused.
+
+Before it verifies drafts, vLLM spreads each request's temperature, top-k and top-p over its drafted tokens. On a CPU
+the kernel for it was given a converted copy to write to, so what is read is memory that nobody wrote: answers sampled
+with any kind of speculation then follow another distribution than the model's.
+"""
+
+import logging
+from functools import wraps
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from packaging.specifiers import SpecifierSet
+from torch import Tensor
+
+from outpace.vllm.versions import SAMPLING_HOOKS, installed_version, missing_hooks
+
+LOGGER = logging.getLogger("vllm.outpace")
+ISSUE = "https://github.com/vllm-project/vllm/issues/55005"
+FAULTY = SpecifierSet(">=0.32,<0.34")
+"""Versions known to have the fault. What is done depends on what they do; from others it comes as a surprise."""
+
+
+def guard() -> None:
+    """Let no engine that speculates start on this CPU before its sampling was looked at. Elsewhere nothing is done.
+
+    When a sampler is made vLLM has its kernels in place, and only engines that speculate make one.
+
+    Raises:
+        RuntimeError: there is no sampler where it is looked for.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    missing = missing_hooks(SAMPLING_HOOKS)
+    if missing:
+        raise RuntimeError(
+            f"outpace: vLLM {installed_version()} on a CPU: whether sampling with speculation is right ({ISSUE}) "
+            f"cannot be told: {'; '.join(missing)}. Install another vLLM, or leave this plugin out: VLLM_PLUGINS=''"
+        )
+    from vllm.v1.sample import rejection_sampler
+
+    make = rejection_sampler.RejectionSampler.__init__
+    if hasattr(make, "__wrapped__"):  # by an earlier call
+        return
+
+    @wraps(make)
+    def checked(*args: Any, **kwargs: Any) -> None:
+        mend(rejection_sampler)
+        make(*args, **kwargs)
+
+    rejection_sampler.RejectionSampler.__init__ = checked
+
+
+def mend(sampler: Any) -> None:
+    """Mend a sampler that is at fault; one that is right stays as it is.
+
+    Args:
+        sampler: the module `vllm.v1.sample.rejection_sampler`, its kernels in place.
+
+    Raises:
+        RuntimeError: the mend does not take.
+    """
+    if is_right(sampler):
+        return
+    version = installed_version()
+    sampler.expand_batch_to_tokens = expand
+    if not is_right(sampler):
+        raise RuntimeError(
+            f"outpace: vLLM {version} samples wrongly on a CPU where it speculates ({ISSUE}), and the mend does not "
+            "take; leave out the speculative config, or install another vLLM"
+        )
+    level = logging.INFO if FAULTY.contains(version, prereleases=True) else logging.WARNING
+    LOGGER.log(level, "outpace mended sampling with speculation of vLLM %s on this CPU (%s)", version, ISSUE)
+
+
+def expand(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: float = 0, replace_to: float = 0) -> Tensor:
+    """A value of each request for each of its tokens, in place of vLLM's function of this signature.
+
+    Args:
+        x: [B].
+        cu_num_tokens: [B], tokens of the requests up to each one, itself included.
+        num_tokens: T, of all.
+        replace_from, replace_to: a value that is replaced, and by what.
+
+    Returns:
+        [T], of the dtype of `x`.
+    """
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
+    return replaced.repeat_interleave(counts, output_size=num_tokens)
+
+
+def is_right(sampler: Any) -> bool:
+    """Whether a sampler's values arrive where they belong: by its function alone, then by the logits that it makes.
+
+    Args:
+        sampler: the module `vllm.v1.sample.rejection_sampler`.
+    """
+    counts = torch.tensor([2, 5, 6], dtype=torch.int32)
+    owners = torch.tensor([0, 0, 1, 1, 1, 2])
+    for scale in (1.0, 2.0, 4.0):  # memory that nobody wrote may hold what was right the last time
+        for values in (torch.tensor([0.7, 0.0, 1.3]) * scale, torch.tensor([3, 0, 9], dtype=torch.int32) * int(scale)):
+            wanted = torch.where(values == 0, torch.full_like(values, 5), values)[owners]
+            found = sampler.expand_batch_to_tokens(values.as_subclass(_Poisoned), counts, 6, 0, 5)
+            if not torch.equal(found.as_subclass(Tensor), wanted):
+                return False
+    return _constrains(sampler, counts, owners)
+
+
+def _constrains(sampler: Any, counts: Tensor, owners: Tensor) -> bool:
+    """Whether logits are divided by temperatures and cut to top-k and top-p, request by request."""
+    temperatures, top_k = torch.tensor([0.5, 0.0, 2.0]), torch.tensor([2, 4, 1], dtype=torch.int32)
+    asked = {"all_greedy": False, "all_random": False, "temperature": temperatures, "top_k": top_k}
+    metadata = SimpleNamespace(**asked, top_p=torch.ones(3))
+    logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).expand(6, -1).contiguous()
+    wanted = logits / torch.where(temperatures == 0, 1.0, temperatures)[owners, None]
+    kept = logits.argsort(dim=-1, descending=True).argsort(dim=-1) < top_k[owners, None]
+    found = sampler.apply_sampling_constraints(logits.clone(), counts, metadata)
+    return torch.allclose(found, wanted.masked_fill(~kept, -torch.inf))
+
+
+class _Poisoned(Tensor):
+    """Values whose `new_empty` holds numbers that are certainly wrong, so that what is not written shows."""
+
+    def new_empty(self, *size: Any, **options: Any) -> Tensor:
+        plain = self.as_subclass(Tensor).new_empty(*size, **options)
+        return plain.fill_(-77)
