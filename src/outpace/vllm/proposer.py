@@ -34,14 +34,12 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any, ClassVar
 
-import torch
-
 from outpace.core.errors import InvalidRequest
-from outpace.core.protocols import Needs
 from outpace.methods.catalog import build_proposer
 from outpace.shaping.linear_form import LEAST_GAIN, LinearForm
 from outpace.vllm.borrowed import BorrowedTarget, build_context
 from outpace.vllm.capture import Capture, TargetPass
+from outpace.vllm.host import check_graphs, check_host, check_parallel, ending_ids
 from outpace.vllm.price import RowPrice
 from outpace.vllm.rounds import Rounds
 from outpace.vllm.settings import KEY, linear_method, read_settings
@@ -60,6 +58,7 @@ class Method:
     Raises:
         InvalidRequest: a setting or a method that is unknown or cannot draft here, or a way of running that hides what
             it needs to see; with the remedy.
+        ModelError: a vLLM that this was not tested with.
     """
 
     method: ClassVar[str | None] = None
@@ -72,7 +71,8 @@ class Method:
         if text is None:
             raise InvalidRequest('name a method: additional_config={"outpace": {"method": "..."}}')
         self._spec = linear_method(text)
-        _check_parallel(vllm_config)
+        check_parallel(vllm_config)
+        check_host()
         self._capture: Capture | None = None
         self._rounds: Rounds | None = None
         self._proposer: LinearForm | None = None
@@ -98,7 +98,7 @@ class Method:
         least_gain = LEAST_GAIN if settings.least_gain is None else settings.least_gain
         self._proposer = proposer = LinearForm(built, least_gain)
         self._price = RowPrice() if settings.least_gain is None and ranks == 1 else None
-        _check_graphs(config, proposer.needs)
+        check_graphs(config, proposer.needs)
         self._capture = capture = Capture(proposer.needs, text_config.num_hidden_layers)
         capture.install(target_model)
         if proposer.needs.taps:  # a model that was compiled without them must not be found again
@@ -109,7 +109,7 @@ class Method:
             slots,
             model.max_model_len,
             config.speculative_config.num_speculative_tokens,
-            _ending_ids(text_config),
+            ending_ids(text_config),
             capture.best_ids if learns else None,
         )
 
@@ -195,29 +195,3 @@ class Union(Method):
     """The union, with Domino."""
 
     method = "outpace"
-
-
-def _check_parallel(config: Any) -> None:
-    """Refuse pipelines: a rank of one sees neither the first hidden states nor the last."""
-    stages = config.parallel_config.pipeline_parallel_size
-    if stages > 1:
-        raise InvalidRequest(
-            f"pipeline_parallel_size={stages}: our proposers need the whole model on a rank; use tensor_parallel_size"
-        )
-
-
-def _check_graphs(config: Any, needs: Needs) -> None:
-    """Refuse graphs of whole passes, which are replayed without calling the model."""
-    mode = getattr(config.compilation_config, "cudagraph_mode", None)
-    is_full = torch.cuda.is_available() and mode is not None and mode.has_full_cudagraphs()
-    if mode is not None and is_full and (needs.taps or needs.top_k):
-        raise InvalidRequest(
-            f"cudagraph_mode={mode.name}: this method reads what passes compute, and whole graphs hide it; run with "
-            '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\''
-        )
-
-
-def _ending_ids(config: Any) -> tuple[int, ...]:
-    """Behind which nothing is drafted."""
-    found = getattr(config, "eos_token_id", None)
-    return tuple(found) if isinstance(found, list | tuple) else () if found is None else (int(found),)

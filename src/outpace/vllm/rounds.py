@@ -204,7 +204,7 @@ class Rounds:
         for index, (row, text) in enumerate(texts):
             depth = min(self._most, self._max_length - text.length - 1)
             is_behind = self._sees_features and text.written < text.length - 1
-            if not row.sampled or depth < 1 or is_behind or text.tokens[-1] in self._ending_ids:
+            if not row.sampled or depth < 1 or is_behind:
                 continue
             stream = Stream(_PARAMS, 0, 0, text.tokens, eos_token_ids=self._ending_ids)
             asked.append((index, text))

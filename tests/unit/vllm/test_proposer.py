@@ -15,6 +15,12 @@ from outpace.vllm.rounds import Rounds
 from tests.unit.vllm.simulated import Witness
 
 
+@pytest.fixture(autouse=True)
+def without_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here needs one."""
+    monkeypatch.setattr(classes, "check_host", lambda: None)
+
+
 def config(settings: Any = None, **parallel: int) -> Any:
     """What our proposers read of vLLM's configuration."""
     return SimpleNamespace(
