@@ -25,6 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "endpoint": {"core"},
     "api": {"core", "arguments", "models", "engine", "methods", "chat"},
     "plugins": {"core", "models", "engine", "methods"},
+    "vllm": {"core", "nets", "sources"},
     "bench": {"core", "endpoint", "models", "methods", "api"},
     "doctor": {"core", "models", "methods", "api", "bench"},
     "serve": {"core", "models", "methods", "engine", "arguments", "api"},
