@@ -93,7 +93,7 @@ class Rounds:
 
     @torch.inference_mode()
     def step(
-        self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: Any, seen: TargetPass | None
+        self, sampled: Sequence[Sequence[int]], lengths: Any, token_ids: Any, seen: TargetPass | None
     ) -> list[list[int]]:
         """Take in what became of a step, and draft for the next one.
 
@@ -204,7 +204,7 @@ class Rounds:
         for index, (row, text) in enumerate(texts):
             depth = min(self._most, self._max_length - text.length - 1)
             is_behind = self._sees_features and text.written < text.length - 1
-            if not row.sampled or depth < 1 or is_behind or text.tokens[-1] in self._ending_ids:
+            if not row.sampled or depth < 1 or is_behind:
                 continue
             stream = Stream(_PARAMS, 0, 0, text.tokens, eos_token_ids=self._ending_ids)
             asked.append((index, text))
@@ -218,9 +218,7 @@ class Rounds:
         return drafts
 
 
-def _rows(
-    sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: Any, seen: TargetPass | None
-) -> list[Row]:
+def _rows(sampled: Sequence[Sequence[int]], lengths: Any, token_ids: Any, seen: TargetPass | None) -> list[Row]:
     """The rows of a step."""
     rows, best = [], 0
     matches = seen is not None and len(seen.positions) == len(sampled)

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -102,7 +103,7 @@ class Witness(BaseProposer):
                 assert len(state.features) == len(ids) - 1, "features of all but the pending token"
                 sums = [row[1] for row in state.features]
                 steps = [
-                    (now - before) / (state.offset + place + 1) for place, (before, now) in enumerate(pairs(sums), 1)
+                    (now - before) / (state.offset + place + 1) for place, (before, now) in enumerate(pairwise(sums), 1)
                 ]
                 assert steps == ids[1:-1], "features of the same tokens"
             tokens = [ids[-1]]
@@ -141,11 +142,6 @@ class Witness(BaseProposer):
         where = [row[0] for row in [*state.features[-1:], *rows]]
         assert where == [where[0] + step for step in range(len(where))], "positions follow each other"
         state.features += rows
-
-
-def pairs(values: Sequence[float]) -> list[tuple[float, float]]:
-    """Each value with the next one."""
-    return list(zip(values, values[1:], strict=False))
 
 
 def _check_best(before: int, tokens: Sequence[int], top_ids: Tensor) -> None:
