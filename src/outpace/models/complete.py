@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as library
 
@@ -76,6 +77,27 @@ def refuse_incomplete(report: Mapping[str, Any], name: str, complaints: Sequence
         raise ModelError(
             f"{name}: its weights do not fit its config: {'; '.join(said[:_MOST_NAMED])}{more}; download it again, or "
             "correct its config"
+        )
+
+
+def refuse_infinite(model: nn.Module, name: str) -> None:
+    """Refuse weights that are no numbers, by one sum over each: about a hundredth of the time of loading.
+
+    Args:
+        model: as it was read.
+        name: of the checkpoint, for errors.
+
+    Raises:
+        ModelError: naming the first dozen.
+    """
+    # A sum in float16 has the range of float16; the others are as wide as their weights, and faster as they are.
+    wide = {torch.float16: torch.float32}
+    sums = {key: one.detach().sum(dtype=wide.get(one.dtype)).float() for key, one in model.named_parameters()}
+    if sums and not bool(torch.stack([one.cpu() for one in sums.values()]).isfinite().all()):
+        wrong = [key for key, one in sums.items() if not bool(one.isfinite())]
+        raise ModelError(
+            f"{name}: has weights that are NaN or infinite in {next(iter(model.parameters())).dtype}: "
+            f"{', '.join(wrong[:_MOST_NAMED])}; download it again, or load with dtype='float32'"
         )
 
 

@@ -3,12 +3,18 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from outpace.core.checks import is_number
 from outpace.core.errors import ModelError
 from outpace.nets.layers import MOST_LAYERS
 
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "block_count")
-# Transformers writes a name for each label of a classifier; decoders have none.
-_MOST_LABELS = 10_000
+# Least and most of whole numbers. Transformers makes something for each layer, and for each label of a classifier.
+_COUNTS = dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "block_count"), (1, MOST_LAYERS)) | {
+    "num_labels": (0, 10_000),
+    "max_position_embeddings": (1, 2**40),
+    "n_positions": (1, 2**40),
+    "context_length": (1, 2**40),
+}
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layer_norm_rms_epsilon")
 _REFUSED = {
     "quantization_config": "its weights are not plain floats; take the unquantised checkpoint, with quantize='int8', "
     "or a GGUF file",
@@ -32,10 +38,12 @@ def check_fields(config: Mapping[str, Any], name: str) -> None:
             continue
         if key in _REFUSED:
             raise ModelError(f"{name}: {key}: {_REFUSED[key]}")
-        if key.rpartition(".")[2] in _LAYERS and not (type(value) is int and 1 <= value <= MOST_LAYERS):
-            raise ModelError(f"{name}: {key}={value!r}: must be from 1 to {MOST_LAYERS}; download it again")
-        if key == "num_labels" and not (type(value) is int and 0 <= value <= _MOST_LABELS):
-            raise ModelError(f"{name}: {key}={value!r}: must be from 0 to {_MOST_LABELS}; remove it")
+        field = key.rpartition(".")[2]
+        if field in _COUNTS and not (type(value) is int and _COUNTS[field][0] <= value <= _COUNTS[field][1]):
+            least, most = _COUNTS[field]
+            raise ModelError(f"{name}: {key}={value!r}: must be a whole number from {least} to {most}; correct it")
+        if field in _EPSILONS and not (is_number(value) and 0 <= value < 1):
+            raise ModelError(f"{name}: {key}={value!r}: must be a number from 0 to 1; correct it")
 
 
 def _fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

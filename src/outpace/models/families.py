@@ -131,5 +131,5 @@ def _check_rotation(text: PretrainedConfig) -> None:
                 f"rope_type={scaling!r}: its rotation depends on the longest position in the batch, so a draft tree "
                 f"would change its neighbours; instead of this checkpoint use {remedy}"
             )
-        if scaling not in _STATIC_ROTATIONS:
+        if not isinstance(scaling, str) or scaling not in _STATIC_ROTATIONS:
             raise UnsupportedModel(f"rope_type={scaling!r}: not supported; {', '.join(sorted(_STATIC_ROTATIONS))} are")

@@ -129,8 +129,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: object) -> dict[str, i
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"general.alignment={alignment!r} must be a power of two")
     elements: dict[str, int] = {}
-    ends: dict[str, int] = {}
-    total = 0
+    end = 0  # of the tensors so far: each begins at the next aligned place behind the one before
     for _ in range(count):
         name = cursor.text("a tensor's name")
         if name in elements:
@@ -144,12 +143,14 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: object) -> dict[str, i
         block, width = GGML_QUANT_SIZES[kind]
         if kind in _INTEGERS or prod(shape) < 1 or shape[0] % block:
             raise ValueError(f"tensor {name} is {kind.name} {shape[::-1]}, which are no weights")
-        elements[name], ends[name] = prod(shape), place + prod(shape) // block * width
-        total += prod(shape) // block * width
-    begin = -(-cursor.place // alignment) * alignment
-    for name, end in ends.items():
-        if begin + end > cursor.size:
-            raise ValueError(f"tensor {name} ends at byte {begin + end}")
-    if total > cursor.size:
-        raise ValueError(f"its tensors overlap: together they take {total} bytes")
+        if place != _aligned(end, alignment):
+            raise ValueError(f"tensor {name} is at {place}, and those before it end at {end}")
+        elements[name], end = prod(shape), place + prod(shape) // block * width
+    left = cursor.size - _aligned(cursor.place, alignment) - end
+    if not 0 <= left < alignment:
+        raise ValueError(f"behind its header {cursor.size - cursor.place} bytes are left, and its tensors take {end}")
     return elements
+
+
+def _aligned(place: int, alignment: int) -> int:
+    return -(-place // alignment) * alignment

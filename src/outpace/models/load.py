@@ -15,12 +15,13 @@ from transformers import (
 )
 from transformers.utils import CONFIG_NAME
 
+from outpace.core.checks import is_int
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.paths import path_of
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import refuse_bare
 from outpace.models.compiled import loaded_kernels, why_none
-from outpace.models.complete import check_complete, check_count, refuse_incomplete
+from outpace.models.complete import check_complete, check_count, refuse_incomplete, refuse_infinite
 from outpace.models.config_bounds import check_fields
 from outpace.models.families import check_supported
 from outpace.models.gguf_header import Header, read_header
@@ -193,6 +194,7 @@ def read_model(
     model: PreTrainedModel = loaded[0]
     refuse_incomplete(loaded[1], source.name)
     model.to(device, compute_dtype(dtype, device))  # type: ignore[arg-type]
+    refuse_infinite(model, source.name)
     model.eval()
     return model
 
@@ -290,5 +292,8 @@ def _eos_token_ids(generation: GenerationConfig | None, config: PretrainedConfig
     found = generation.eos_token_id if generation else None
     for ids in (found, config.get_text_config().eos_token_id, codec.tokenizer.eos_token_id):
         if ids is not None:
-            return tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+            listed = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+            if not all(is_int(one) and one >= 0 for one in listed):
+                raise ModelError(f"{codec.name}: eos_token_id={ids!r}: must be ids; correct its generation_config.json")
+            return listed
     return ()
