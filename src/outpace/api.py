@@ -9,7 +9,6 @@ from outpace.arguments import (
     Batch,
     Prompt,
     as_batch,
-    checked_budget,
     checked_drafting,
     checked_loading,
     checked_params,
@@ -29,6 +28,7 @@ from outpace.engine.margin import Margin, margin_of
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method, stored_proposer
+from outpace.methods.options import checked_budget
 from outpace.methods.profile import choose
 from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
