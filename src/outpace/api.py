@@ -8,7 +8,6 @@ from outpace.arguments import (
     Batch,
     Prompt,
     as_batch,
-    checked_budget,
     checked_drafting,
     checked_loading,
     checked_params,
@@ -28,9 +27,9 @@ from outpace.engine.margin import Margin, margin_of
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method
+from outpace.methods.options import checked_budget
 from outpace.methods.profile import choose
 from outpace.methods.proposer_store import ProposerStore
-from outpace.methods.speculative_config import from_speculative_config
 from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
 from outpace.models.load import load_target

@@ -9,7 +9,7 @@ from outpace.core.checks import check_int, is_int, items_of, shown
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.methods.catalog import MethodLike, parse_method
-from outpace.methods.options import MAX_BUDGET
+from outpace.methods.options import checked_budget
 from outpace.methods.speculative_config import from_speculative_config
 from outpace.models.text import ChatMessage, TextCodec
 
@@ -50,15 +50,6 @@ def resolved(params: SamplingParams, codec: TextCodec) -> SamplingParams:
         return params
     banned = [ids for word in params.bad_words for ids in codec.encode_word(word)]
     return replace(params, bad_words=(), bad_words_ids=(*params.bad_words_ids, *banned))
-
-
-def checked_budget(budget: Any) -> int | None:
-    """A budget in nodes, None for the method's own; InvalidRequest where it is none, or out of bounds."""
-    if budget is None:
-        return None
-    if not is_int(budget) or not 0 <= budget <= MAX_BUDGET:
-        raise InvalidRequest(f"budget={shown(budget)}: must be from 0 to {MAX_BUDGET} drafted nodes, a whole number")
-    return int(budget)
 
 
 def checked_name(field: str, name: Any) -> str:

@@ -25,7 +25,6 @@ ARROWS: dict[str, set[str]] = {
     "endpoint": {"core"},
     "api": {"core", "arguments", "models", "engine", "methods", "chat"},
     "plugins": {"core", "models", "engine", "methods"},
-    "vllm": {"core", "nets", "sources"},
     "bench": {"core", "endpoint", "models", "methods", "api"},
     "vllm": {"core", "models", "nets", "sources", "retrieval", "shaping", "methods"},
     "doctor": {"core", "models", "methods", "api", "bench"},

@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from outpace.core.checks import shown
 from outpace.core.errors import InvalidRequest
 from outpace.core.plugins import plugins
 from outpace.core.protocols import Proposer
@@ -97,10 +98,12 @@ def method_named(name: str) -> Method:
     Raises:
         InvalidRequest: there is none of that name.
     """
+    if not isinstance(name, str):
+        raise InvalidRequest(f"method={shown(name)}: is a {type(name).__name__}; give a name, as in 'recycle:budget=8'")
     if name not in methods():
         near = get_close_matches(name, methods(), n=1)
         hint = f"did you mean {near[0]!r}? There are" if near else "choose one of"
-        raise InvalidRequest(f"method={name!r}: unknown; {hint} {', '.join(methods())}")
+        raise InvalidRequest(f"method={shown(name)}: unknown; {hint} {', '.join(methods())}")
     return methods()[name]
 
 
@@ -119,7 +122,7 @@ def parse_method(text: str) -> MethodSpec:
     Raises:
         InvalidRequest: unknown method or option, or a bad value.
     """
-    name, _, rest = text.strip().partition(":")
+    name, _, rest = text.strip().partition(":") if isinstance(text, str) else (text, "", "")
     kind = method_named(name).options
     items = [item.partition("=") for item in filter(None, rest.split(","))]
     shape = next((value for option, _, value in items if option == "shape"), None)

@@ -4,6 +4,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from outpace.core.checks import is_int, shown
+from outpace.core.errors import InvalidRequest
+
 MAX_BUDGET = 511
 
 
@@ -100,6 +103,15 @@ class RetrievalOptions(MatrixOptions, Options):
         return self
 
 
+def checked_budget(budget: Any) -> int | None:
+    """A budget in nodes, None for the method's own; InvalidRequest where it is none, or out of bounds."""
+    if budget is None:
+        return None
+    if not is_int(budget) or not 0 <= budget <= MAX_BUDGET:
+        raise InvalidRequest(f"budget={shown(budget)}: must be from 0 to {MAX_BUDGET} drafted nodes, a whole number")
+    return int(budget)
+
+
 def idle_option(options: BaseModel, name: str, because: str, remedy: str) -> str:
     """The complaint about an option that would change nothing."""
     return f"{name}={getattr(options, name)}: does nothing with {because}; {remedy}"
@@ -110,7 +122,8 @@ def first_complaint(error: ValidationError) -> str:
     details = error.errors()[0]
     message = str(details["msg"]).removeprefix("Value error, ")
     field = ".".join(str(part) for part in details["loc"])
-    return f"{field}={details['input']}: {message[0].lower()}{message[1:]}" if field else message
+    said = details["input"] if isinstance(details["input"], str) else shown(details["input"])
+    return f"{field}={said}: {message[0].lower()}{message[1:]}" if field else message
 
 
 def described(kind: type[BaseModel]) -> list[tuple[str, str, Any, str]]:

@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.generation.configuration_utils import GenerationConfig
 from transformers.generation.logits_process import LogitsProcessorList
 from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from outpace.core.checks import check_flags, shown
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Proposer
@@ -20,17 +21,18 @@ from outpace.core.threads import tell_of_spinning
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.methods.build_context import BuildContext
-from outpace.methods.catalog import build_proposer, parse_method
-from outpace.methods.options import MAX_BUDGET
+from outpace.methods.catalog import MethodSpec, build_proposer, parse_method
+from outpace.methods.options import checked_budget
 from outpace.models.borrow import borrow_draft_model, borrow_target
 from outpace.models.draft import DraftModel, early_exit
 from outpace.models.target import TransformersTarget
+from outpace.plugins.rows import Row, Rows
 from outpace.plugins.translation import check_config, params_of, stops_of, unpadded_rows
 
 
 def custom_generate(
     *,
-    method: str = "recycle",
+    method: str | MethodSpec = "recycle",
     drafter: PreTrainedModel | None = None,
     budget: int | None = None,
     seed: int | None = None,
@@ -64,16 +66,29 @@ class CustomGenerate:
     """The callable behind `custom_generate`, called by transformers once inputs and options are prepared."""
 
     def __init__(
-        self, *, method: str, drafter: PreTrainedModel | None, budget: int | None, seed: int | None, pack: bool
+        self,
+        *,
+        method: str | MethodSpec,
+        drafter: PreTrainedModel | None,
+        budget: int | None,
+        seed: int | None,
+        pack: bool,
     ) -> None:
-        self._method, self._budget, self._seed, self._pack = parse_method(method), budget, seed, pack
+        self._method = method if isinstance(method, MethodSpec) else parse_method(method)
+        self._budget, self._seed, self._pack = checked_budget(budget), SamplingParams(seed=seed).seed, pack
         self._drafter = drafter
         if drafter is not None and not self._method.uses_draft_model:
-            raise InvalidRequest(f"drafter={type(drafter).__name__}: method {method!r} uses no draft model")
-        if budget is not None and not 0 <= budget <= MAX_BUDGET:
-            raise InvalidRequest(f"budget={budget}: must be from 0 to {MAX_BUDGET} drafted nodes")
-        SamplingParams(seed=seed)  # checks it
+            raise InvalidRequest(f"drafter={type(drafter).__name__}: method {shown(method)} uses no draft model")
+        if not isinstance(drafter, PreTrainedModel | None):
+            raise InvalidRequest(f"drafter={shown(drafter)}: must be a transformers model, loaded")
+        check_flags(pack=pack)
         self._proposers: dict[tuple[int, torch.device], Proposer] = {}
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """What `generate` looks at for arguments of ours; when it does, the tokenizer is brought back (see below)."""
+        _bring_tokenizer_back()
+        return inspect.signature(self.__call__)
 
     def __call__(
         self,
@@ -84,9 +99,11 @@ class CustomGenerate:
         generation_config: GenerationConfig,
         synced_gpus: bool = False,
         streamer: BaseStreamer | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Decode prompts [B, P], padded on the left; returns [B, P + N] as `generate` does."""
+        """Decode prompts [B, P], padded on the left; returns [B, P + N] as `generate` does. The tokenizer is for
+        `generate`, which makes a criterion of stop strings with it."""
         arguments = _left_behind()
         streamer = streamer or arguments.get("streamer")
         if synced_gpus or arguments.get("synced_gpus"):
@@ -99,14 +116,15 @@ class CustomGenerate:
             raise InvalidRequest("pad_token_id=None: rows that end early need one")
         options = params_of(logits_processor, bool(generation_config.do_sample), input_ids.shape[1]) | {
             # transformers counts padding too, and always generates one token.
-            "max_new_tokens": max(stops.max_length - input_ids.shape[1], 1),
-            "eos_token_ids": stops.eos_token_ids,
+            "max_new_tokens": max(stops.max_length - input_ids.shape[1], 1)
         }
-        requests = self._requests(prompts, options)
         longest = max(map(len, prompts)) + options["max_new_tokens"]
         target = borrow_target(model, longest, len(prompts), self._pack)
         if target.device.type == "cpu":
             tell_of_spinning()
+        # Ids that the model does not have end nothing, here as in stock `generate`.
+        options["eos_token_ids"] = tuple(token for token in stops.eos_token_ids if 0 <= token < target.vocab_size)
+        requests = self._requests(prompts, options)
         engine = Engine(target)
         proposer = self._proposer(target)
         rows: dict[int, Session] = {}
@@ -114,8 +132,8 @@ class CustomGenerate:
             for members, params in requests:
                 sessions = engine.add(prompts[members[0]], params, proposer, self._budget)
                 rows |= zip(members, sessions, strict=True)
-            ordered = [rows[row] for row in range(len(prompts))]
-            new = _decode(engine, ordered, 0 if pad is None else int(pad), streamer)
+            ordered = [Row(rows[row], ids, stops.strings) for row, ids in enumerate(input_ids)]
+            new = Rows(ordered, int(pad) if pad is not None and stops.eos_token_ids else None, streamer).decode(engine)
         finally:
             for session in rows.values():
                 engine.cancel(session)
@@ -157,30 +175,6 @@ class CustomGenerate:
         return self._proposers[key]
 
 
-def _decode(engine: Engine, rows: Sequence[Session], pad: int, streamer: BaseStreamer | None) -> Tensor:
-    """[B, N] new ids, rows that ended early filled up; streamed a column at a time, as soon as all rows have it."""
-    streamed = 0
-    while not engine.is_idle:
-        engine.step()
-        if streamer is not None:
-            running = [len(row.generated) for row in rows if row.finish_reason is None]
-            table = _rectangle(rows, pad)
-            ready = min(running) if running else table.shape[1]
-            for column in range(streamed, ready):
-                streamer.put(table[:, column])
-            streamed = max(streamed, ready)
-    for row in rows:
-        engine.result(row)  # raises if the target failed
-    if streamer is not None:
-        streamer.end()
-    return _rectangle(rows, pad)
-
-
-def _rectangle(rows: Sequence[Session], pad: int) -> Tensor:
-    width = max(len(row.generated) for row in rows)
-    return torch.tensor([row.generated + [pad] * (width - len(row.generated)) for row in rows], dtype=torch.int64)
-
-
 def _left_behind() -> dict[str, Any]:
     """Arguments of `generate` that matter here but that it does not pass on to a callable.
 
@@ -192,3 +186,18 @@ def _left_behind() -> dict[str, Any]:
     if caller is None or caller.f_code.co_name != "generate" or "custom_generate" not in caller.f_locals:
         return {}
     return {name: caller.f_locals.get(name) for name in ("streamer", "assistant_model", "synced_gpus")}
+
+
+def _bring_tokenizer_back() -> None:
+    """Put `tokenizer=` back among the arguments from which `generate` takes what a callable asks for.
+
+    Up to transformers 5.17 at least it is taken out before, lost for callables, and then missed: stop strings would be
+    refused for want of it.
+    """
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_name != "_extract_generation_mode_kwargs":
+        frame = frame.f_back
+    found = {} if frame is None else frame.f_locals
+    tokenizer = found.get("generation_mode_kwargs", {}).get("tokenizer")
+    if tokenizer is not None:
+        found["kwargs"].setdefault("tokenizer", tokenizer)

@@ -20,7 +20,12 @@ from transformers.generation.logits_process import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria
+from transformers.generation.stopping_criteria import (
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    StoppingCriteria,
+    StopStringCriteria,
+)
 
 from outpace.core.errors import InvalidRequest
 
@@ -46,10 +51,12 @@ RETURNED = ("output_scores", "output_logits", "output_attentions", "output_hidde
 
 @dataclass(frozen=True)
 class Stops:
-    """Where answers end: width of the whole rectangle, padding included, and the ids that end a row."""
+    """Where answers end: width of the whole rectangle, padding included, and the ids and the criteria of stop strings
+    that end a row."""
 
     max_length: int
     eos_token_ids: tuple[int, ...]
+    strings: tuple[StopStringCriteria, ...] = ()
 
 
 def check_config(model: PreTrainedModel, config: GenerationConfig, assistant: object | None) -> None:
@@ -114,20 +121,23 @@ def stops_of(criteria: Iterable[StoppingCriteria]) -> Stops:
     """The limits that stopping criteria stand for.
 
     Raises:
-        InvalidRequest: a criterion other than a length and EOS ids, or no length at all.
+        InvalidRequest: a criterion other than a length, EOS ids and stop strings, or no length at all.
     """
     lengths: list[int] = []
     eos: list[int] = []
+    strings: list[StopStringCriteria] = []
     for criterion in criteria:
         if type(criterion) is MaxLengthCriteria:
             lengths.append(criterion.max_length)
         elif type(criterion) is EosTokenCriteria:
             eos += criterion.eos_token_id.tolist()
+        elif type(criterion) is StopStringCriteria:
+            strings.append(criterion)
         else:
             raise InvalidRequest(f"{type(criterion).__name__}: this stopping criterion is not supported; leave it out")
     if not lengths:
         raise InvalidRequest("no length limit: give max_new_tokens or max_length")
-    return Stops(min(lengths), tuple(eos))
+    return Stops(min(lengths), tuple(eos), tuple(strings))
 
 
 def unpadded_rows(input_ids: Tensor, arguments: dict[str, Any]) -> list[list[int]]:
