@@ -160,9 +160,11 @@ class Model:
             own = [session for group in sessions for session in group]
             self.engine.run_until(lambda: all(session.has_ended for session in own), own)
         except BaseException:
-            for group in sessions:
-                for session in group:
-                    self.engine.cancel(session)
+            open_ones = [session for group in sessions for session in group]
+            for session in open_ones:  # all of them before the first step, which a second Ctrl-C may cut short
+                session.is_cancelled = True
+            for session in open_ones:
+                self.engine.cancel(session)
             raise
         generations = [
             Generation(tuple(group[0].prompt_ids), tuple(self.engine.result(session) for session in group))

@@ -159,11 +159,11 @@ class Engine:
                     gain.enter()
                 sessions.append(session)
             self._roster.add(sessions)
+            return sessions
         except BaseException:  # whose traceback may hold them for long
             for session in sessions:
                 session.is_cancelled = True
             raise
-        return sessions
 
     def constraint(self, params: SamplingParams) -> GrammarConstraint | None:
         """What a request with such parameters may say; None for anything.

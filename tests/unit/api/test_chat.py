@@ -1,5 +1,6 @@
 """Conversations: the answers of single requests, a history that can be trusted, slots that come back."""
 
+import gc
 from typing import Any
 
 import pytest
@@ -113,6 +114,25 @@ def test_an_answer_stopped_early_is_part_of_the_conversation(model: outpace.Mode
         assert third.result is not None
         assert third.result.metrics.reused_tokens > 0
     assert_nothing_runs(model)
+
+
+def test_an_answer_that_is_dropped_ends(model: outpace.Model) -> None:
+    """Guards against an answer that runs on because the conversation holds it, and against a conversation that is only
+    let go by the garbage collector."""
+    gc.disable()
+    try:
+        conversation = model.chat(max_new_tokens=500, eos_token_ids=())
+        next(conversation.send("Hi"))
+        model.generate("x", max_new_tokens=2)
+        assert model.engine.is_idle
+        assert said(conversation, "Go on").metrics.reused_tokens > 0
+        assert [message["role"] for message in conversation.messages] == ["user", "assistant"] * 2
+        stream = conversation.send("And?")
+        next(stream)
+        del conversation, stream
+        assert_nothing_runs(model)
+    finally:
+        gc.enable()
 
 
 def test_a_full_context_is_said_and_survived(model: outpace.Model) -> None:

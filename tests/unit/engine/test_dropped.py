@@ -1,0 +1,105 @@
+"""Requests that nobody waits for any more: they end, whoever dropped them and however, and leave nothing."""
+
+
+import pytest
+
+from outpace.core.errors import InvalidRequest
+from outpace.core.params import MAX_SAMPLES, SamplingParams
+from outpace.engine.engine import Engine
+from outpace.engine.session import Session
+from outpace.engine.stream import TokenStream
+from outpace.shaping.proposer import EmptyDraft
+from tests.interrupted.injector import Injector, Interrupt, Shot
+from tests.unit.engine.doubles import PROMPT, toy_engine
+
+PLAIN = EmptyDraft()
+
+
+def opened(engine: Engine, **options: int) -> list[Session]:
+    return engine.add(PROMPT, SamplingParams(**({"max_new_tokens": 50} | options)), PLAIN)
+
+
+def noted(engine: Engine) -> int:
+    """Requests that the engine has taken note of, those that have ended and those that are gone included."""
+    return len(engine._roster._sessions)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 5])
+def test_a_stream_that_is_dropped_frees_its_slot(steps: int) -> None:
+    """Guards against streams that run on although nobody can read them, also those that nobody has begun to read."""
+    engine = toy_engine(text=True, max_slots=2)
+    (session,) = opened(engine)
+    stream = TokenStream(engine, session)
+    del session
+    for _ in range(steps):
+        next(stream)
+    del stream
+    assert engine.is_idle
+    assert engine.free_slots == 2
+    assert engine.step() is None
+    assert noted(engine) == 0
+
+
+def test_a_stream_whose_session_somebody_holds_ends_too() -> None:
+    """Guards against an answer of a conversation that runs on because the conversation holds it."""
+    engine = toy_engine(text=True)
+    (session,) = opened(engine)
+    stream = TokenStream(engine, session)
+    next(stream)
+    del stream
+    engine.step()
+    assert session.finish_reason == "cancelled"
+    assert engine.free_slots == engine.target.max_slots
+
+
+def test_who_comes_and_goes_without_a_step_is_forgotten() -> None:
+    """Guards against a list of requests that grows as long as no step is made."""
+    engine = toy_engine()
+    for _ in range(2000):
+        opened(engine)
+    assert noted(engine) < 200
+
+
+def test_samples_have_a_limit() -> None:
+    """Guards against one request that takes gigabytes before its first step, as n=10**8 did."""
+    for count in (MAX_SAMPLES + 1, 10**8):
+        with pytest.raises(InvalidRequest, match=f"n={count}: must be an integer from 1 to {MAX_SAMPLES}"):
+            SamplingParams(n=count)
+    assert SamplingParams(n=MAX_SAMPLES).n == MAX_SAMPLES
+
+
+def test_samples_that_wait_are_light() -> None:
+    """Guards against a copy of the prompt for each of thousands of samples, of which few run at a time."""
+    engine = toy_engine(text=True, max_slots=3)
+    sessions = opened(engine, n=MAX_SAMPLES, max_new_tokens=4)
+    for _ in range(3):
+        engine.step()
+    made = [session for session in sessions if {"ids", "stopper"} & vars(session).keys()]
+    assert len(made) == 3
+    assert [session.length for session in sessions[:4]] == [len(PROMPT) + 3] * 3 + [len(PROMPT)]
+    assert sessions[-1].ids == PROMPT
+    del sessions, made
+    assert engine.is_idle
+
+
+def test_an_interrupt_while_samples_are_made_leaves_none() -> None:
+    """Guards against orphans: samples that run on because the traceback of Ctrl-C holds them, as in a terminal, which
+    keeps the last one."""
+    dry, engine = Injector(), toy_engine()
+    with dry:
+        opened(engine, n=40)
+    cut = [Shot(line, count, Interrupt) for line, count in sorted(dry.seen.items()) if "engine" in line[0]]
+    assert len(cut) > 25
+    for shot in cut:
+        engine, injector = toy_engine(), Injector()
+        injector.arm(shot)
+        held: BaseException | None = None
+        try:
+            with injector:
+                opened(engine, n=40)
+        except Interrupt as error:
+            held = error
+        assert held is not None, shot
+        engine.step()
+        assert engine.is_idle, shot
+        assert engine.free_slots == engine.target.max_slots

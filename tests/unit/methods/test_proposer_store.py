@@ -1,0 +1,102 @@
+"""How many methods a model keeps, for how long, and what they share."""
+
+import gc
+from pathlib import Path
+from weakref import WeakSet
+
+import pytest
+import torch
+
+import outpace
+from outpace.methods.proposer_store import MOST_KEPT
+from outpace.models.head import LmHead
+from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
+from outpace.nets.layouts.eagle3_export import write_eagle3
+from outpace.retrieval.transition_matrix import TransitionMatrix
+from tests.unit.models.tiny import save_tiny_model
+from tests.unit.sources.learned import SIZES, random_net
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("target"), max_position_embeddings=512)
+
+
+def loaded(folder: Path, **options: str) -> outpace.Model:
+    return outpace.load(str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=2, **options)
+
+
+def matrices() -> int:
+    """Transition matrices in memory: each recycling method has one."""
+    return sum(type(found) is TransitionMatrix for found in gc.get_objects())
+
+
+def test_a_bounded_number_of_methods_is_kept(folder: Path) -> None:
+    """Guards against methods that are kept for ever: 60 budgets of a method took 191 MiB, of one with a drafter
+    gigabytes."""
+    model, before = loaded(folder), matrices()
+    for budget in range(1, 61):
+        model.generate("Hello there, hello there", method=f"recycle:budget={budget}", max_new_tokens=4)
+    # What an ended request left in a slot knows its method.
+    assert MOST_KEPT - 1 <= matrices() - before <= MOST_KEPT + model.target.max_slots
+    model.reset()
+    assert matrices() == before
+    assert model.generate("Hello", max_new_tokens=4).metrics.new_tokens == 4
+
+
+def test_a_method_in_use_is_neither_dropped_nor_built_twice(folder: Path) -> None:
+    """Guards against a second proposer, with slots of its own, beside that of an open request."""
+    model = loaded(folder)
+    proposer = model.proposer("recycle:budget=3")
+    stream = model.stream("Hello there", method="recycle:budget=3", max_new_tokens=9)
+    used = WeakSet([proposer])
+    del proposer
+    for budget in range(4, 40):
+        model.proposer(f"recycle:budget={budget}")
+    model.reset()
+    assert list(used) == [model.proposer("recycle:budget=3")]
+    plain = model.generate("Hello there", max_new_tokens=9).token_ids
+    assert tuple(token for event in stream for token in event.tokens) == plain
+
+
+def test_spellings_of_a_method_are_one(folder: Path) -> None:
+    """Guards against a proposer per text: a method may be written in thousands of ways."""
+    model = loaded(folder)
+    first = model.proposer("recycle:budget=8")
+    spellings = (" recycle:budget=8", "recycle:budget=08", "recycle:budget=8,", "recycle:budget= 8")
+    assert {model.proposer(text) for text in spellings} == {first}
+    assert model.proposer(outpace.method("recycle", budget=8)) is first
+
+
+def test_the_last_ones_asked_for_are_kept(folder: Path) -> None:
+    """Guards against a method that is given up although it was just used, with what it has learned."""
+    model = loaded(folder)
+    kept = WeakSet([model.proposer("recycle:budget=1"), model.proposer("recycle:budget=2")])
+    for budget in range(3, 3 + MOST_KEPT):
+        model.proposer("recycle:budget=1")
+        model.proposer(f"recycle:budget={budget}")
+    gc.collect()
+    assert list(kept) == [model.proposer("recycle:budget=1")]
+
+
+def test_methods_that_differ_in_budget_share_net_and_head(folder: Path, tmp_path: Path) -> None:
+    """Guards against a copy of the drafter's vocabulary layer for each budget: 18 MB of SmolLM2's."""
+    net = random_net(Eagle3Net(Eagle3Config(**SIZES | {"vocab_size": 264}, taps=(0, 1, 2), draft_vocab_size=264)))
+    write_eagle3(net, tmp_path, "midlayer")
+    model = loaded(folder, drafter=str(tmp_path))
+    one, other = (model.proposer(f"eagle3:budget={budget}").source for budget in (3, 5))  # type: ignore[attr-defined]
+    assert one is not other
+    assert one.net is other.net
+    assert one._head is other._head
+
+
+def test_parts_of_a_head_are_shared_where_they_are_the_same() -> None:
+    """Guards against one vocabulary drafted from the rows of another, and copies that outlive whoever used them."""
+    head, another = (LmHead(torch.nn.Linear(8, 30, bias=False)) for _ in range(2))
+    ids, rows = torch.tensor([3, 5, 7]), torch.randn(2, 8)
+    part = head.restricted(ids)
+    assert head.restricted(ids.clone()) is part
+    for other, which in ((head, torch.tensor([3, 5, 8])), (another, ids)):
+        scores = other.restricted(which).own_scores(rows)
+        assert torch.allclose(scores, other.scores(rows)[:, which])
+        assert other.restricted(which) is not part
