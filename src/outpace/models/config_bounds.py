@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from outpace.core.checks import is_number
 from outpace.core.errors import ModelError
 from outpace.nets.layers import MOST_LAYERS
 
@@ -42,7 +41,7 @@ def check_fields(config: Mapping[str, Any], name: str) -> None:
         if field in _COUNTS and not (type(value) is int and _COUNTS[field][0] <= value <= _COUNTS[field][1]):
             least, most = _COUNTS[field]
             raise ModelError(f"{name}: {key}={value!r}: must be a whole number from {least} to {most}; correct it")
-        if field in _EPSILONS and not (is_number(value) and 0 <= value < 1):
+        if field in _EPSILONS and not (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1):
             raise ModelError(f"{name}: {key}={value!r}: must be a number from 0 to 1; correct it")
 
 
