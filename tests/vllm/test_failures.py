@@ -98,8 +98,8 @@ def test_a_plugin_that_throws_is_heard(tiny: Tiny, fresh: pytest.MonkeyPatch) ->
 
 
 def test_sampling_that_cannot_be_mended_starts_no_engine_that_speculates(tiny: Tiny, fresh: pytest.MonkeyPatch) -> None:
-    """Guards against wrong answers at T > 0 where the mend does not take, by whatever method: here plain DFlash, vLLM's own.
-    Without speculation nothing is wrong, and the engine starts."""
+    """Guards against wrong answers at T > 0 where the mend does not take, by whatever method: here plain DFlash,
+    vLLM's own. Without speculation nothing is wrong, and the engine starts."""
     fresh.setattr(cpu_sampling, "expand", lambda x, counts, total, *replaced: x.new_empty(total))
     stock = speculative("dflash", tiny.dflash, BLOCK - 1)
     with pytest.raises(RuntimeError, match="samples wrongly on a CPU"), engine(tiny.target, stock):
