@@ -1,14 +1,18 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+VLLM := build/vllm/env/bin
+VLLM_READY := build/vllm/.ready
 # Tests of a file share fixtures; more workers want more memory, about 2 GB each.
 PARALLEL := --numprocesses 2 --dist loadfile
 # Of `make peers`: who races, on what (FILE, FILE:LIMIT or builtin:LIMIT, several of them with spaces between), how long.
 PEERS := transformers,llama.cpp,openvino,vllm
 PROMPTS := builtin:4
 TOKENS := 128
+# Of `make test-vllm`: which tests; "not slow" leaves out several workers and nodes, and long runs on the real model.
+TESTS := vllm
 
-.PHONY: demo test test-more test-all test-browser lint docs bench peers clean
+.PHONY: demo test test-more test-all test-browser test-vllm lint docs bench peers clean
 
 demo: $(READY) ## Race plain against speculative decoding on a real model
 	$(BIN)/outpace models pull smollm2-135m
@@ -25,6 +29,10 @@ test-all: lint ## Everything a CPU can run, the long runs on the real model and 
 
 test-browser: $(READY) ## The playground in headless Chromium: the system's, or playwright's; without one it fails
 	$(BIN)/pytest -m browser tests/browser
+
+test-vllm: $(READY) $(VLLM_READY) ## Our drafters inside real vLLM, in an environment of its own; the first time builds it
+	$(BIN)/outpace models pull smollm2-135m
+	$(VLLM)/python -m pytest -m "$(TESTS)" tests/vllm
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -48,6 +56,11 @@ $(READY): pyproject.toml constraints/cpu.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --constraint constraints/cpu.txt --editable ".[bench,dev]"
 	@touch $(READY)
+
+$(VLLM_READY): pyproject.toml constraints/peers/vllm.txt scripts/vllm_environment.py | $(READY)
+	@echo "setting up build/vllm: vLLM for the CPU, a minute or two"
+	$(BIN)/python scripts/vllm_environment.py
+	@touch $(VLLM_READY)
 
 clean:
 	rm -rf .venv runs .mypy_cache .ruff_cache .pytest_cache

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from outpace import cli
 from outpace.core.errors import InvalidRequest
 from outpace.train.answers import read_about, read_answers
+from tests.unit.endpoint.fake import Reply, serving
 from tests.unit.models.tiny import save_tiny_model
 
 
@@ -88,3 +89,18 @@ def test_an_endpoint_takes_no_method(folder: Path, prompts: Path, tmp_path: Path
     """Guards against an option that is ignored."""
     with pytest.raises(InvalidRequest, match="method='lookup'"):
         run(folder, str(prompts), tmp_path / "x", "--endpoint", "http://127.0.0.1:9/v1", "--method", "lookup")
+
+
+def test_a_server_with_a_key_answers_under_its_own_name(folder: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a key that the error asks for and no option takes, and a folder's path sent as the model's name."""
+
+    def answer(path: str, body: dict[str, Any]) -> Reply:
+        assert path == "/v1/chat/completions" or not body
+        choice = {"message": {"content": "Hi."}, "finish_reason": "stop", "token_ids": [5, 6]}
+        return Reply([{"choices": [choice]}]) if body else Reply([{}], 404)
+
+    with serving(answer) as seen:
+        report = run(folder, str(prompts), tmp_path / "x", "--endpoint", seen.url, "--api-key", "secret")
+    assert report["answered"] == 5
+    assert {body["model"] for body in seen.bodies} == {"tiny"}
+    assert set(seen.keys) == {"Bearer secret"}

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from outpace.bench.peers.weights import export
 from outpace.bench.workload import read_workload
+from outpace.models.export import export
 from outpace.models.registry import pull
 from outpace.models.shipped import shipped_folder
 from tests.vllm import engines  # noqa: F401  sets what vLLM reads when it is imported

@@ -17,15 +17,50 @@ from outpace.cli.options import (
     Quantize,
     SpeculativeConfig,
     notes,
+    refuse_options,
 )
+from outpace.cli.serve_vllm import serve_with_vllm
 from outpace.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outpace.api import Model
 
+OURS, VLLM = "outpace", "vllm"
+ONLY_IN_VLLM = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "nnodes",
+    "node_rank",
+    "master_addr",
+    "master_port",
+    "vllm_arguments",
+)
+PANEL = "With --engine vllm"
+TensorParallel = Annotated[int, typer.Option(min=1, rich_help_panel=PANEL, help="GPUs that share each layer.")]
+PipelineParallel = Annotated[
+    int, typer.Option(min=1, rich_help_panel=PANEL, help="GPUs that share the stack of layers.")
+]
+DataParallel = Annotated[
+    int, typer.Option(min=1, rich_help_panel=PANEL, help="Copies of the model, each with requests of its own.")
+]
+Nodes = Annotated[
+    int, typer.Option(min=1, rich_help_panel=PANEL, help="Machines. Each runs this command, with its rank.")
+]
+NodeRank = Annotated[int | None, typer.Option(min=0, rich_help_panel=PANEL, help="Of this machine; rank 0 answers.")]
+MasterAddress = Annotated[str | None, typer.Option(rich_help_panel=PANEL, help="Where rank 0 is.")]
+MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, rich_help_panel=PANEL, help="Where ranks meet.")]
+
 
 def serve(
+    context: typer.Context,
     model: Annotated[str, typer.Argument(help="Folder, GGUF file, pulled name or hub id.")],
+    vllm_arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- VLLM...]", help="vLLM's own options, with --engine vllm.")
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="outpace, or vllm: vLLM with our drafters, for several GPUs and machines.")
+    ] = OURS,
     method: Method = None,
     drafter: Drafter = None,
     budget: Budget = None,
@@ -56,10 +91,30 @@ def serve(
     max_methods: Annotated[int, typer.Option(min=0, help="Different methods that requests may name.")] = 16,
     drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds to finish in after SIGTERM.")] = 30,
     log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log what is asked.")] = False,
+    tensor_parallel_size: TensorParallel = 1,
+    pipeline_parallel_size: PipelineParallel = 1,
+    data_parallel_size: DataParallel = 1,
+    nnodes: Nodes = 1,
+    node_rank: NodeRank = None,
+    master_addr: MasterAddress = None,
+    master_port: MasterPort = None,
 ) -> None:
     """Serve a model over HTTP as OpenAI does: chat, completions, streams, metrics."""
+    keys = tuple(api_key or ())
+    if any(not key.strip() for key in keys):
+        raise InvalidRequest("api_key='': an empty key would let everybody in; leave the option out instead")
+    from outpace.serve.settings import LOOPBACK
+
+    if host not in LOOPBACK and not keys:
+        notes.print(f"[yellow]anybody who can reach {host}:{port} can use this server: give --api-key[/yellow]")
+    names = tuple(served_model_name or (Path(model).name if Path(model).exists() else model,))
+    if engine == VLLM:
+        serve_with_vllm(context, names, keys)
+    if engine != OURS:
+        raise InvalidRequest(f"engine={engine!r}: choose {OURS} or {VLLM}")
+    refuse_options(context, ONLY_IN_VLLM, f"{OURS} serves by itself, --engine {VLLM} would take it")
     from outpace.serve.run import serve as run
-    from outpace.serve.settings import LOOPBACK, ServeSettings
+    from outpace.serve.settings import ServeSettings
 
     loading = Loading(
         model,
@@ -73,13 +128,8 @@ def serve(
         exact=exact,
     )
     template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
-    keys = tuple(api_key or ())
-    if any(not key.strip() for key in keys):
-        raise InvalidRequest("api_key='': an empty key would let everybody in; leave the option out instead")
-    if host not in LOOPBACK and not keys:
-        notes.print(f"[yellow]anybody who can reach {host}:{port} can use this server: give --api-key[/yellow]")
     settings = ServeSettings(
-        names=tuple(served_model_name or (Path(model).name if Path(model).exists() else model,)),
+        names=names,
         host=host,
         port=port,
         api_keys=keys,

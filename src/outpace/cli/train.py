@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from outpace.cli.options import (
+    ApiKey,
     Device,
     Dtype,
     Loading,
@@ -56,7 +57,10 @@ def regenerate(
     dtype: Dtype = "auto",
     device: Device = "auto",
     endpoint: Annotated[str | None, typer.Option(help="Ask this OpenAI-compatible server, as http://host/v1.")] = None,
-    endpoint_model: Annotated[str | None, typer.Option(help="The target's name there; by default --target.")] = None,
+    endpoint_model: Annotated[
+        str | None, typer.Option(help="The target's name there; by default the server's only model.")
+    ] = None,
+    api_key: ApiKey = None,
 ) -> None:
     """Let the target answer prompts: token ids by prompt id, resumable."""
     from outpace.bench.workload import read_workloads
@@ -80,9 +84,13 @@ def regenerate(
         )
         answerer = EngineAnswerer(model, params, method)
     else:
+        from outpace.endpoint.client import Endpoint
+        from outpace.endpoint.server import find_server
         from outpace.train.endpoint import EndpointAnswerer
 
-        answerer = EndpointAnswerer(endpoint, endpoint_model or target, codec, eos, params, batch_size)
+        with Endpoint(endpoint, api_key, patient=True) as asked:
+            name = find_server(asked, endpoint_model).model
+        answerer = EndpointAnswerer(endpoint, name, codec, eos, params, concurrency=batch_size, api_key=api_key)
     before, made, tokens, started = len(store.done), 0, 0, perf_counter()
     with progress_bar("answers", len({item.id for item in items} - store.done)) as advance:
         for conversation in regenerate(items, store, answerer):

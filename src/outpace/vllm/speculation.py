@@ -1,0 +1,153 @@
+"""Methods of ours in vLLM's words: the speculative config that drafts alike there."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, parse_method
+from outpace.methods.method import LANGUAGE_MODEL, said_of
+from outpace.models.export import export, export_draft
+from outpace.models.shipped import find_drafter, shipped_for, shipped_names
+from outpace.nets.checkpoint import Checkpoint, read_object
+from outpace.nets.layouts.domino import is_domino
+from outpace.nets.load import kind_of, locate
+from outpace.retrieval.lookup import CONTINUATION
+from outpace.vllm.settings import KEY, linear_method
+
+PROPOSER = "outpace.vllm.proposer.Method"
+MODELS = {"domino": "dflash", "dflash": "dflash", "eagle3": "eagle3", "linear": "draft_model"}
+"""Methods that vLLM runs itself, as the kinds it calls them. Domino is DFlash's with the model of our plugin."""
+PASSES = 3  # drafted tokens where each is a pass of the drafter, and no budget says how many
+LONGEST = 8  # tokens of our proposers' chains, which end sooner by themselves
+LOOKUP = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # the lengths that prompt lookup tries here
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """What vLLM is told.
+
+    Attributes:
+        config: for `--speculative-config`; None for none.
+        additional: for `--additional-config`: what our own proposers draft with.
+    """
+
+    config: dict[str, Any] | None
+    additional: dict[str, Any] | None = None
+
+
+def speculation(
+    model: str, method: str | None, drafter: str | None, budget: int | None, exports: Path, workers: int = 1
+) -> Speculation:
+    """How vLLM drafts as a method does here, as far as chains can.
+
+    A chain of a trained drafter or a draft model, and prompt lookup, are vLLM's own methods; all else is drafted by our
+    proposers.
+
+    Args:
+        model: the target, as for `outpace.load`.
+        method: with its options; None for the chain of the drafter that is named or ships, else what needs none.
+        drafter: folder, hub id or shipped name.
+        budget: drafted tokens per step, where the method does not say.
+        exports: a folder for models that vLLM cannot read as they are.
+        workers: that share each layer.
+
+    Raises:
+        InvalidRequest: a method, an option or a drafter that does not go with vLLM, by name.
+        ModelError: there is no such drafter.
+    """
+    named = None if drafter is None else find_drafter(drafter)
+    spec = parse_method(method or _method_for(model, named))
+    if budget is not None and spec.budget is not None:
+        raise InvalidRequest(f"budget={budget} and method={str(spec)!r} were both given: leave one of them out")
+    tokens = spec.budget if budget is None else budget
+    found = _drafter_for(spec, model, named)
+    if spec.name == "plain" or tokens == 0:
+        return Speculation(None)
+    if spec.name == "lookup":
+        return Speculation({"method": "ngram", "num_speculative_tokens": tokens or CONTINUATION, **LOOKUP})
+    if found is None or spec.name not in MODELS or not _is_chain(spec):
+        linear_method(str(spec))
+        config = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens or LONGEST}
+        return Speculation(config, {KEY: {"method": str(spec)} | ({} if found is None else {"drafter": found})})
+    if spec.name == "linear":
+        target = export(model, exports / Path(model).name)
+        found = str(export_draft(found, target, exports / Path(model).name / Path(found).name))
+    _check_shares(found, workers)
+    length = _length(spec, found, tokens)
+    return Speculation({"method": MODELS[spec.name], "model": found, "num_speculative_tokens": length})
+
+
+def _method_for(model: str, drafter: str | None) -> str:
+    """The method where none is named: the chain of the drafter, else what needs none."""
+    if drafter is None:
+        shipped = shipped_for(model)
+        return next((name for name in MODELS if name in shipped), WITHOUT_DRAFTER)
+    kind = _kind_of(drafter)
+    name = "linear" if kind == LANGUAGE_MODEL else kind
+    if name not in MODELS:
+        raise InvalidRequest(f"drafter={drafter!r} is {said_of(kind)}: name a method that drafts with one")
+    return name
+
+
+def _drafter_for(spec: MethodSpec, model: str, named: str | None) -> str | None:
+    """Folder or hub id of what a method drafts with: the one that was named, or what ships; None if it needs none."""
+    wanted = spec.drafter
+    if wanted is None:
+        if named is not None:
+            raise InvalidRequest(f"drafter={named!r}: method {str(spec)!r} needs none; leave it out")
+        return None
+    if named is None:
+        if wanted not in shipped_for(model):
+            raise InvalidRequest(
+                f"method={str(spec)!r}: needs {said_of(wanted)}: name it with --drafter; {shipped_names()}"
+            )
+        return str(shipped_for(model)[wanted])
+    if spec.name in MODELS and _kind_of(named) != wanted:
+        raise InvalidRequest(
+            f"drafter={named!r} is {said_of(_kind_of(named))}, and method {spec.name!r} needs {said_of(wanted)} in vLLM"
+        )
+    return named
+
+
+def _config_of(drafter: str) -> dict[str, Any]:
+    return read_object(locate(drafter, ("config.json",), "drafter") / "config.json")
+
+
+def _kind_of(drafter: str) -> str:
+    """What a drafter's config.json describes."""
+    config = _config_of(drafter)
+    if kind_of(config) == "dflash" and is_domino(Checkpoint(drafter, config, {})):
+        return "domino"
+    return kind_of(config) or LANGUAGE_MODEL
+
+
+def _is_chain(spec: MethodSpec) -> bool:
+    """Whether a method is asked for nothing that vLLM's own does not do."""
+    asked = {name: getattr(spec.options, name) for name in spec.options.model_fields_set - {"budget"}}
+    return not asked or asked == {"shape": "chain"}
+
+
+def _check_shares(drafter: str, workers: int) -> None:
+    """Refuse a drafter whose layers cannot be cut into so many parts: vLLM cuts it as it cuts the target."""
+    config = _config_of(drafter)
+    for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        size = config.get(name)
+        if isinstance(size, int) and size % workers and not (name == "num_key_value_heads" and workers % size == 0):
+            raise InvalidRequest(
+                f"tensor_parallel_size={workers}: the drafter's {name}={size} is no multiple; take another size, a drafter "
+                "of other sizes, or a method without one"
+            )
+
+
+def _length(spec: MethodSpec, drafter: str, tokens: int | None) -> int:
+    """Drafted tokens per step; of a block as many as it was trained for, if no budget says less."""
+    if spec.name not in ("dflash", "domino"):
+        return tokens or PASSES
+    config = _config_of(drafter)
+    block = config.get("block_size") or (config.get("dflash_config") or {}).get("block_size")
+    if not isinstance(block, int):
+        raise ModelError(f"{drafter}: config.json: block_size={block!r}: must be a whole number")
+    if tokens is not None and tokens >= block:
+        raise InvalidRequest(f"budget={tokens}: the drafter's block holds {block - 1} tokens; give {block - 1} or less")
+    return tokens or block - 1

