@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.vllm import cpu_sampling
-from outpace.vllm.cpu_sampling import expand, is_right, mend
+from outpace.vllm.cpu_sampling import expand, is_right, mend, takes_none
 
 
 def unwritten(
@@ -85,3 +85,22 @@ def test_values_go_to_all_tokens_of_their_request() -> None:
     """Guards against requests without drafts that shift everybody else's values, and greedy ones divided by zero."""
     found = expand(torch.tensor([0.5, 2.0, 0.0]), torch.tensor([2, 2, 5], dtype=torch.int32), 5, 0, 1)
     assert found.tolist() == [0.5, 0.5, 1.0, 1.0, 1.0]
+
+
+def test_steps_without_drafts_are_mended_where_they_end_the_engine() -> None:
+    """Guards against an engine that one request with top-k ends: vLLM's sampler asks for the largest top-k of no tokens.
+    Logits of some are treated as ever."""
+    module = sampler(expand)
+    right = module.apply_sampling_constraints
+
+    def faulty(logits: Tensor, counts: Tensor, metadata: Any) -> Tensor:
+        metadata.top_k[: 0 if not len(logits) else None].max()
+        return Tensor(right(logits, counts, metadata))
+
+    module.apply_sampling_constraints = faulty
+    assert not takes_none(module)
+    mend(module)
+    assert takes_none(module)
+    assert is_right(module)
+    mend(module)
+    assert module.expand_batch_to_tokens is expand
