@@ -18,6 +18,8 @@ _COUNTS = dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "block_co
 }
 _ALIKE = ("gpt2", "gpt_neox")  # families with as many heads of keys as of queries
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layer_norm_rms_epsilon")
+_DIVISORS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
+_NUMBERS = dict.fromkeys(_EPSILONS, (0.0, 1.0)) | dict.fromkeys(_DIVISORS, (1e-6, 1e6))
 _REFUSED = {
     "quantization_config": "its weights are not plain floats; take the unquantised checkpoint, with quantize='int8', "
     "or a GGUF file",
@@ -45,8 +47,9 @@ def check_fields(config: Mapping[str, Any], name: str) -> None:
         if field in _COUNTS and not (type(value) is int and _COUNTS[field][0] <= value <= _COUNTS[field][1]):
             least, most = _COUNTS[field]
             raise ModelError(f"{name}: {key}={value!r}: must be a whole number from {least} to {most}; correct it")
-        if field in _EPSILONS and not (is_number(value) and 0 <= value < 1):
-            raise ModelError(f"{name}: {key}={value!r}: must be a number from 0 to 1; correct it")
+        if field in _NUMBERS and not (is_number(value) and _NUMBERS[field][0] <= value <= _NUMBERS[field][1]):
+            low, high = _NUMBERS[field]
+            raise ModelError(f"{name}: {key}={value!r}: must be a number from {low:g} to {high:g}; correct it")
 
 
 def check_sizes(config: PretrainedConfig, largest: int, name: str) -> None:
