@@ -45,23 +45,27 @@ class Campaign:
         except OutpaceError as error:
             self.refused += 1
             if not str(error).strip():
-                self.faults.append(f"{what}: refused without a word")
+                self._fault(f"{what}: refused without a word")
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             last = traceback.extract_tb(error.__traceback__)[-1]
-            self.faults.append(
+            self._fault(
                 f"{what}: TRACEBACK {type(error).__name__}: {str(error)[:120]} at {last.filename}:{last.lineno}"
             )
         else:
             self.equal += found == wanted
             self.other += found != wanted
             if found != wanted and not may_differ:
-                self.faults.append(f"{what}: SILENT ACCEPT {str(found)[:80]}")
+                self._fault(f"{what}: SILENT ACCEPT {str(found)[:80]}")
         took = time.process_time() - began
         self._slowest = max(self._slowest, took)
         if took > self._seconds:
-            self.faults.append(f"{what}: took {took:.1f} s")
+            self._fault(f"{what}: took {took:.1f} s")
+
+    def _fault(self, said: str) -> None:
+        print(f"{self.name}: {said}", flush=True)  # a campaign of hours says at once what it finds
+        self.faults.append(said)
 
     def finish(self, least_refused: int = 1) -> None:
         """Print the counts, and fail for any fault, for memory, or where too little was refused to have tested much."""

@@ -25,7 +25,8 @@ ALONE = {
     "num_attention_heads", "n_head", "num_key_value_heads", "head_dim", "sliding_window", "use_sliding_window",
     "max_window_layers", "layer_types", "no_rope_layers", "no_rope_layer_interval", "num_experts_per_tok",
     "norm_topk_prob", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
-    "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "use_parallel_residual", "eos_token_id", "model_type", "architectures",
+    "scale_attn_weights", "scale_attn_by_inverse_layer_idx", "use_parallel_residual", "eos_token_id", "model_type",
+    "architectures", "max_position_embeddings",
 }  # fmt: skip
 MORE = ("rope_scaling", "sliding_window", "num_labels", "quantization_config", "text_config", "layer_types", "auto_map",
         "transformers_weights", "fusion_config", "head_dim", "attention_bias", "dtype", "id2label", "pruned_heads",

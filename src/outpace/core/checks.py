@@ -50,7 +50,7 @@ def check_range(name: str, value: Any, low: float, high: float, wanted: str, ope
 
 def _float_of(value: Any) -> float | None:
     """A real number as a float; None for what is none, or too large for one."""
-    if not isinstance(value, Real) or isinstance(value, bool):
+    if not is_number(value):
         return None
     try:
         return float(value)
@@ -60,6 +60,11 @@ def _float_of(value: Any) -> float | None:
 
 def is_int(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number; infinity is."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_flags(**flags: Any) -> None:

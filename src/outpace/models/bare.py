@@ -11,6 +11,8 @@ from transformers.utils.hub import cached_file
 
 from outpace.core.errors import ModelError
 from outpace.models.attention import ATTENTION_NAME
+from outpace.models.config_bounds import check_sizes
+from outpace.models.hub import first_line
 from outpace.models.packed import PackedModel
 from outpace.models.text import TextCodec
 from outpace.nets.checkpoint import WEIGHTS, opened, write_checkpoint
@@ -112,9 +114,15 @@ def read_bare(path: str, config: PretrainedConfig, target: PackedModel, codec: T
     assert file is not None, "it raises where it finds nothing"
     with opened(Path(file)) as weights:
         tensors: dict[str, Tensor] = {key: weights.get_tensor(key) for key in weights.keys()}  # noqa: SIM118
-    with torch.device("meta"):  # before memory is asked for: a damaged config may want any amount
-        check_fit(build_bare(config, target.dtype, ATTENTION_NAME, 0), tensors, name)
-    decoder = build_bare(config, target.dtype, ATTENTION_NAME, 0)
+    check_sizes(config, max((size for one in tensors.values() for size in one.shape), default=0), name)
+    try:
+        with torch.device("meta"):  # before memory is asked for: a damaged config may want any amount
+            check_fit(build_bare(config, target.dtype, ATTENTION_NAME, 0), tensors, name)
+        decoder = build_bare(config, target.dtype, ATTENTION_NAME, 0)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{name}: cannot be built as its config says: {first_line(error)}") from error
     decoder.load_state_dict(tensors)
     decoder.to(target.device).eval()  # type: ignore[arg-type]
     decoder.set_input_embeddings(target.embedding)

@@ -16,6 +16,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, Pret
 from transformers.utils import logging as library
 
 from outpace.core.errors import ModelError
+from outpace.models.config_bounds import check_sizes
 from outpace.models.held import Held
 
 _FLOATS = ("F64", "F32", "BF16", "F16", "torch.float64", "torch.float32", "torch.bfloat16", "torch.float16")
@@ -38,7 +39,7 @@ def check_complete(config: PretrainedConfig, held: Mapping[str, Held], name: str
         ModelError: tensors that are missing, left over, of other sizes or no floats; all of them are named.
     """
     weights = {key: one for key, one in held.items() if not _TABLES.search(key)}
-    check_widths(config, max((max(one.shape, default=1) for one in weights.values()), default=0), name)
+    check_sizes(config, max((max(one.shape, default=1) for one in weights.values()), default=0), name)
     kinds = {key: one.dtype for key, one in weights.items() if one.dtype not in _FLOATS}
     complaints = [f"{key} holds {dtype}, not floats" for key, dtype in kinds.items()]
     tensors = {key: torch.empty(one.shape, device="meta") for key, one in weights.items()}
@@ -101,27 +102,6 @@ def refuse_infinite(model: nn.Module, name: str) -> None:
         )
 
 
-def check_widths(config: PretrainedConfig, largest: int, name: str) -> None:
-    """Refuse widths that no tensor has: tables of positions would be made for them before any tensor is compared.
-
-    Args:
-        config: of the model.
-        largest: size of a tensor in the file, along any dimension.
-        name: of the checkpoint, for errors.
-
-    Raises:
-        ModelError: naming field, value and remedy.
-    """
-    text = config.get_text_config()
-    for field in ("hidden_size", "head_dim"):
-        value = getattr(text, field, None)
-        if value is not None and not (type(value) is int and 1 <= value <= largest):
-            raise ModelError(
-                f"{name}: {field}={value!r}: no tensor of its file is as wide, the largest size is {largest}; download "
-                "it again"
-            )
-
-
 def check_count(config: PretrainedConfig, elements: Mapping[str, int], name: str) -> None:
     """Refuse a config that asks for far more weights than a file holds.
 
@@ -133,7 +113,7 @@ def check_count(config: PretrainedConfig, elements: Mapping[str, int], name: str
     Raises:
         ModelError: it does. What is missing of fewer is told by name when they are read.
     """
-    check_widths(config, max(elements.values()), name)
+    check_sizes(config, max(elements.values()), name)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     wanted = sum(weight.numel() for weight in model.parameters())

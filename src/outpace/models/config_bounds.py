@@ -3,6 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from transformers import PretrainedConfig
+
+from outpace.core.checks import is_number
 from outpace.core.errors import ModelError
 from outpace.nets.layers import MOST_LAYERS
 
@@ -13,7 +16,10 @@ _COUNTS = dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "block_co
     "n_positions": (1, 2**40),
     "context_length": (1, 2**40),
 }
+_ALIKE = ("gpt2", "gpt_neox")  # families with as many heads of keys as of queries
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layer_norm_rms_epsilon")
+_DIVISORS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
+_NUMBERS = dict.fromkeys(_EPSILONS, (0.0, 1.0)) | dict.fromkeys(_DIVISORS, (1e-6, 1e6))
 _REFUSED = {
     "quantization_config": "its weights are not plain floats; take the unquantised checkpoint, with quantize='int8', "
     "or a GGUF file",
@@ -41,8 +47,33 @@ def check_fields(config: Mapping[str, Any], name: str) -> None:
         if field in _COUNTS and not (type(value) is int and _COUNTS[field][0] <= value <= _COUNTS[field][1]):
             least, most = _COUNTS[field]
             raise ModelError(f"{name}: {key}={value!r}: must be a whole number from {least} to {most}; correct it")
-        if field in _EPSILONS and not (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1):
-            raise ModelError(f"{name}: {key}={value!r}: must be a number from 0 to 1; correct it")
+        if field in _NUMBERS and not (is_number(value) and _NUMBERS[field][0] <= value <= _NUMBERS[field][1]):
+            low, high = _NUMBERS[field]
+            raise ModelError(f"{name}: {key}={value!r}: must be a number from {low:g} to {high:g}; correct it")
+
+
+def check_sizes(config: PretrainedConfig, largest: int, name: str) -> None:
+    """Refuse sizes that no tensor has, or that do not go together: they cost memory before tensors are compared.
+
+    Args:
+        config: of the model.
+        largest: size of a tensor in the file, along any dimension.
+        name: of the checkpoint, for errors.
+
+    Raises:
+        ModelError: naming field, value and remedy.
+    """
+    text = config.get_text_config()
+    heads, experts = text.num_attention_heads, getattr(text, "num_experts", None)
+    limits = {"hidden_size": largest, "head_dim": largest, "num_attention_heads": largest}
+    limits |= {"num_key_value_heads": heads} | ({} if experts is None else {"num_experts_per_tok": experts})
+    for field, most in limits.items():
+        value = getattr(text, field, None)
+        if value is not None and not (type(value) is int and 1 <= value <= most):
+            raise ModelError(f"{name}: {field}={value!r}: must be from 1 to {most} here; correct its config")
+    own_keys = getattr(text, "num_key_value_heads", None) or heads
+    if heads % own_keys or (own_keys != heads and text.model_type in _ALIKE):
+        raise ModelError(f"{name}: num_key_value_heads={own_keys}: does not go with {heads} heads; correct its config")
 
 
 def _fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -157,6 +157,8 @@ def read_config(source: Source) -> PretrainedConfig:
         elif (file := find_file(source.path, CONFIG_NAME)) is not None:
             check_fields(read_object(file), source.name)
         config: PretrainedConfig = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
+        if not isinstance(text := config.get_text_config(), PretrainedConfig):
+            raise ModelError(f"{source.name}: text_config={text!r}: must be an object; correct config.json")
     except ModelError:
         raise
     except Exception as error:

@@ -25,9 +25,7 @@ Keys and values are those of the rows themselves; what else a row sees is the fu
 # Beyond what any drafter has, and small enough that no product of two overflows: a damaged config is refused before
 # memory is asked for.
 LARGEST_SIZE, MOST_LAYERS = 2**26, 1024
-LARGEST_HEAD = 2**14  # a table of angles is made for it before any tensor is compared
 Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
-HeadSize = Annotated[int, Field(ge=1, le=LARGEST_HEAD)]
 Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
 
 M = TypeVar("M", bound=nn.Module)
@@ -49,7 +47,7 @@ class LayerConfig(BaseModel):
     intermediate_size: Size
     heads: Size
     kv_heads: Size
-    head_dim: HeadSize
+    head_dim: Size
     rope_theta: float = Field(gt=0)
     rope_scaling: dict[str, Any] | None = None
     max_positions: Size

@@ -16,12 +16,14 @@ from copy import deepcopy
 from functools import lru_cache
 from importlib.resources import files
 
+from outpace.core.errors import ModelError
 from outpace.core.origins import NodeOrigin
 from outpace.models import kernel_structs as structs
 from outpace.models.compiled import loaded_kernels
 from outpace.retrieval.transition_matrix import SUCCESSORS
 from outpace.union.named import Features, Named, NamedColumns
 
+PRIOR, KINDS = "acceptance_prior.json", ("greedy", "sampled", "rejected")
 BIAS = 0
 _DRAFTED = 1  # and the nine after it: by tenths of the probability that the draft gives the token below its parent
 PASSED_OVER, UNDRAFTED = 11, 12  # the draft names other tokens below this parent; none at all
@@ -214,6 +216,24 @@ def priors() -> Mapping[str, tuple[float, ...]]:
 
     Another model or drafter starts from them and learns its own. The file says what they were fitted on.
     """
-    content = json.loads((files("outpace") / "data" / "acceptance_prior.json").read_text(encoding="utf-8"))
-    kinds: dict[str, dict[str, list[float]]] = content["weights"]
-    return {kind: tuple(weight for name in _LAYOUT for weight in named[name]) for kind, named in kinds.items()}
+    return read_priors((files("outpace") / "data" / PRIOR).read_text(encoding="utf-8"))
+
+
+def read_priors(text: str) -> dict[str, tuple[float, ...]]:
+    """As `priors`, from the text of such a file.
+
+    Raises:
+        ModelError: a weight is missing, is no number, or too many are there.
+    """
+    try:
+        kinds = json.loads(text)["weights"]
+        found = {kind: tuple(float(one) for name in _LAYOUT for one in kinds[kind][name]) for kind in KINDS}
+        counts = {(kind, name): len(kinds[kind][name]) for kind in KINDS for name in _LAYOUT}
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise ModelError(
+            f"{PRIOR}: not as it was written: {type(error).__name__}: {error}; install it again"
+        ) from error
+    wrong = [key for key, count in counts.items() if count != _LAYOUT[key[1]]]
+    if wrong or not all(math.isfinite(one) for weights in found.values() for one in weights):
+        raise ModelError(f"{PRIOR}: {wrong or 'weights'} are not as they were written; install it again")
+    return found

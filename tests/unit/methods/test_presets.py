@@ -41,7 +41,11 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("drafters")
+    return write_drafters(tmp_path_factory.mktemp("drafters"))
+
+
+def write_drafters(folder: Path) -> dict[str, Path]:
+    """A random drafter of each kind, for the model of `save_tiny_model`."""
     eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264)))
     write_eagle3(eagle, folder / "eagle3", "midlayer")
     # The layout says no taps: the usual three depend on the target, and of three layers 0, 1 and 2 are tapped.

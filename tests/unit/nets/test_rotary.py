@@ -56,3 +56,20 @@ def test_rotations_that_depend_on_the_longest_position_are_refused() -> None:
     """Guards against keys computed at one length and read at another."""
     with pytest.raises(ModelError, match="dynamic"):
         Rotary(16, 1e4, {"rope_type": "dynamic", "factor": 2.0}, 256)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {key: value for key, value in LLAMA3.items() if key != "low_freq_factor"},
+        {"rope_type": "yarn"},
+        {"type": "linear"},
+        LINEAR | {"factor": "three"},
+        LINEAR | {"factor": 0.0},
+        LINEAR | {"factor": float("nan")},
+    ],
+)
+def test_scalings_with_keys_missing_are_refused(scaling: dict[str, Any]) -> None:
+    """Guards against a KeyError, or a division by zero, out of the depths of a drafter's config."""
+    with pytest.raises(ModelError, match="rope_scaling"):
+        Rotary(16, 1e4, scaling, 64)
