@@ -16,7 +16,7 @@ from outpace.arguments import (
     resolved,
 )
 from outpace.chat import Chat
-from outpace.core.checks import check_flags
+from outpace.core.checks import check_flags, shown
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
@@ -86,8 +86,8 @@ class Model:
             InvalidRequest: an unknown method or option, a bad value, or an object that proposes nothing.
         """
         if not isinstance(method, str | MethodSpec):
-            if not callable(getattr(method, "propose", None)):
-                what = f"method={method!r} is a {type(method).__name__}"
+            if isinstance(method, type) or not callable(getattr(method, "propose", None)):
+                what = f"method={shown(method)} is a {type(method).__name__}"
                 raise InvalidRequest(f"{what}: give a name, outpace.method(...) or an object with propose()")
             return method
         with self._building:  # by one thread, or a draft model would be read twice
