@@ -15,7 +15,7 @@ from outpace.arguments import (
     resolved,
 )
 from outpace.chat import Chat
-from outpace.core.checks import check_flags
+from outpace.core.checks import check_flags, shown
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
@@ -87,8 +87,8 @@ class Model:
             InvalidRequest: an unknown method or option, a bad value, or an object that proposes nothing.
         """
         if not isinstance(method, str | MethodSpec):
-            if not callable(getattr(method, "propose", None)):
-                what = f"method={method!r} is a {type(method).__name__}"
+            if isinstance(method, type) or not callable(getattr(method, "propose", None)):
+                what = f"method={shown(method)} is a {type(method).__name__}"
                 raise InvalidRequest(f"{what}: give a name, outpace.method(...) or an object with propose()")
             return method
         return self._proposers.get(parse_method(method) if isinstance(method, str) else method)

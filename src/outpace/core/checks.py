@@ -77,7 +77,7 @@ def check_flags(**flags: Any) -> None:
 def check_text(name: str, text: Any) -> None:
     """Refuse what is no text, or holds half a surrogate pair, which no text in UTF-8 does."""
     if not isinstance(text, str):
-        raise InvalidRequest(f"{name}={shown(text)}: must be text, and is a {type(text).__name__}")
+        raise InvalidRequest(f"{name}={shown(text)}: must be text, not a {type(text).__name__}")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:

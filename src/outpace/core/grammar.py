@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from outpace.core.checks import check_text, shown
 from outpace.core.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -30,10 +31,9 @@ class Grammar:
     text: str
 
     def __post_init__(self) -> None:
-        if self.kind not in _KINDS:
-            raise InvalidRequest(f"grammar kind={self.kind!r}: choose {', '.join(map(repr, _KINDS))}")
-        if not isinstance(self.text, str):
-            raise InvalidRequest(f"grammar={self.text!r}: must be text, found {type(self.text).__name__}")
+        if not isinstance(self.kind, str) or self.kind not in _KINDS:
+            raise InvalidRequest(f"grammar kind={shown(self.kind)}: choose {', '.join(map(repr, _KINDS))}")
+        check_text("grammar", self.text)
 
     @staticmethod
     def json_schema(schema: dict[str, Any] | bool | str) -> "Grammar":
@@ -84,7 +84,9 @@ class Grammar:
         """
         is_list = isinstance(options, list | tuple) and len(options) > 0
         if not is_list or not all(isinstance(option, str) and option for option in options):
-            raise InvalidRequest(f"grammar: choice={options!r}: give a list of one or more texts, none of them empty")
+            raise InvalidRequest(
+                f"grammar: choice={shown(options)}: give a list of one or more texts, none of them empty"
+            )
         return Grammar("lark", "start: " + " | ".join(json.dumps(option) for option in dict.fromkeys(options)))
 
     def __str__(self) -> str:

@@ -16,5 +16,6 @@ def path_of(name: str | Path) -> Path:
         path = Path(name).expanduser()
         path.exists()
     except (OSError, RuntimeError, ValueError) as error:
-        raise InvalidRequest(f"path {shown(str(name))}: cannot be looked at: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidRequest(f"path {shown(str(name))}: cannot be looked at: {reason}") from error
     return path

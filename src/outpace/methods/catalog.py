@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from outpace.core.checks import shown
+from outpace.core.checks import check_text, shown
 from outpace.core.errors import InvalidRequest
 from outpace.core.plugins import plugins
 from outpace.core.protocols import Proposer
@@ -22,7 +22,7 @@ from outpace.methods.build_context import BuildContext
 from outpace.methods.drafter_store import DrafterStore
 from outpace.methods.method import LANGUAGE_MODEL, Method
 from outpace.methods.model_options import ModelOptions
-from outpace.methods.options import Options, first_complaint
+from outpace.methods.options import Options, checked_value, first_complaint
 from outpace.methods.retrievers import with_retrieval
 from outpace.models.shipped import shipped_for
 
@@ -122,7 +122,8 @@ def parse_method(text: str) -> MethodSpec:
     Raises:
         InvalidRequest: unknown method or option, or a bad value.
     """
-    name, _, rest = text.strip().partition(":") if isinstance(text, str) else (text, "", "")
+    check_text("method", text)
+    name, _, rest = text.strip().partition(":")
     kind = method_named(name).options
     items = [item.partition("=") for item in filter(None, rest.split(","))]
     shape = next((value for option, _, value in items if option == "shape"), None)
@@ -149,11 +150,13 @@ def method(name: str, **options: Any) -> MethodSpec:
     Raises:
         InvalidRequest: unknown method or option, or a bad value.
     """
-    kind = method_named(name).options
-    known = [option for part in option_kinds(kind, options.get("shape")) for option in part.model_fields]
+    kind, options = method_named(name).options, {key: checked_value(key, value) for key, value in options.items()}
+    shape = options.get("shape")
+    kinds = option_kinds(kind, shape if isinstance(shape, str) else None)
+    known = [option for part in kinds for option in part.model_fields]
     for option in options:
         if option not in known:
-            raise InvalidRequest(f"method={name!r}: takes {', '.join(known)}, not {option}={options[option]!r}")
+            raise InvalidRequest(f"method={name!r}: takes {', '.join(known)}, not {option}={shown(options[option])}")
     return _checked(name, name, options)
 
 

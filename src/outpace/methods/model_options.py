@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from outpace.methods.options import RetrievalOptions, first_complaint
+from outpace.methods.options import RetrievalOptions, first_complaint, plain
 from outpace.shaping.table import shapes
 
 
@@ -89,7 +89,7 @@ class ModelOptions(RetrievalOptions):
     @model_validator(mode="after")
     def _check_shape(self) -> "ModelOptions":
         if self.shape not in self.shape_names():
-            raise ValueError(f"shape={self.shape}: choose one of {', '.join(self.shape_names())}")
+            raise ValueError(f"shape={plain(self.shape)}: choose one of {', '.join(self.shape_names())}")
         self.shape_settings()
         if "calibration" in self.model_fields_set and not (self._compares and self.noise):
             idle = f"noise={self.noise}" if self._compares else f"shape={self.shape}"

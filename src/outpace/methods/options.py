@@ -1,13 +1,16 @@
 """Options: what a method can be told, typed, checked and described in one place."""
 
+from numbers import Real
+from os import PathLike, fspath
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from outpace.core.checks import is_int, shown
+from outpace.core.checks import check_text, is_int, shown
 from outpace.core.errors import InvalidRequest
 
 MAX_BUDGET = 511
+LONG = 100  # characters of a value in a complaint
 
 
 class Options(BaseModel):
@@ -103,6 +106,22 @@ class RetrievalOptions(MatrixOptions, Options):
         return self
 
 
+def checked_value(option: str, value: Any) -> Any:
+    """An option's value as pydantic takes it: text, a number, true or false, None, or several. A path counts as text, a
+    number of NumPy's as a number. InvalidRequest for anything else."""
+    if isinstance(value, PathLike):
+        value = fspath(value)
+    if isinstance(value, Real) and not isinstance(value, bool | int | float):
+        value = value.item() if hasattr(value, "item") else float(value)
+    if isinstance(value, list | tuple):
+        return [checked_value(option, one) for one in value]
+    if isinstance(value, str):
+        check_text(option, value)
+    elif not isinstance(value, int | float | None):
+        raise InvalidRequest(f"{option}={shown(value)}: must be text, a number, True or False, or a list of these")
+    return value
+
+
 def checked_budget(budget: Any) -> int | None:
     """A budget in nodes, None for the method's own; InvalidRequest where it is none, or out of bounds."""
     if budget is None:
@@ -122,8 +141,12 @@ def first_complaint(error: ValidationError) -> str:
     details = error.errors()[0]
     message = str(details["msg"]).removeprefix("Value error, ")
     field = ".".join(str(part) for part in details["loc"])
-    said = details["input"] if isinstance(details["input"], str) else shown(details["input"])
-    return f"{field}={said}: {message[0].lower()}{message[1:]}" if field else message
+    return f"{field}={plain(details['input'])}: {message[0].lower()}{message[1:]}" if field else message
+
+
+def plain(value: Any) -> str:
+    """A value as texts of methods have it, unless it is too long or odd for a line."""
+    return value if isinstance(value, str) and value.isprintable() and len(value) < LONG else shown(value)
 
 
 def described(kind: type[BaseModel]) -> list[tuple[str, str, Any, str]]:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from outpace.core.checks import shown
 from outpace.core.errors import InvalidRequest
 from outpace.methods.catalog import methods, parse_method
 
@@ -83,28 +84,31 @@ def from_speculative_config(config: Any, **given: Any) -> tuple[str, str | None]
         InvalidRequest: something given twice; a key, method or value that has no equal here, by name.
     """
     if not isinstance(config, Mapping):
-        raise InvalidRequest(f"speculative_config={config!r}: must be a JSON object")
+        raise InvalidRequest(f"speculative_config={shown(config)}: must be a JSON object")
     for name, value in given.items():
         if value is not None:
-            raise InvalidRequest(
-                f"{name}={value!r} and speculative_config={dict(config)!r} were both given: leave one of them out"
-            )
+            both = f"{name}={shown(value)} and speculative_config={shown(dict(config))}"
+            raise InvalidRequest(f"{both} were both given: leave one of them out")
     stated = {key: value for key, value in config.items() if value is not None}
     for key in stated:
         if key not in KEYS:
             reason = REASONS.get(key, f"not a key that is known here; known are {', '.join(KEYS)}")
-            raise InvalidRequest(f"speculative_config: {key}={stated[key]!r}: {reason}")
+            raise InvalidRequest(f"speculative_config: {key}={shown(stated[key])}: {reason}")
     method = _need(stated, "method", "vLLM would guess it from the model's name")
     row = ROWS.get(method) if isinstance(method, str) else None
     if row is None or row.name not in methods():
         known = ", ".join(name for name, one in ROWS.items() if one.name in methods())
-        raise InvalidRequest(f"speculative_config: method={method!r}: none here is the same; choose one of {known}")
+        raise InvalidRequest(
+            f"speculative_config: method={shown(method)}: none here is the same; choose one of {known}"
+        )
     for key, value in stated.items():
         if key not in ("method", "num_speculative_tokens", *row.keys):
-            raise InvalidRequest(f"speculative_config: {key}={value!r}: method {method!r} does not take it")
+            raise InvalidRequest(f"speculative_config: {key}={shown(value)}: method {shown(method)} does not take it")
     count = _need(stated, "num_speculative_tokens", "vLLM would look for it in the drafter's config")
     if type(count) is not int or count < 1:
-        raise InvalidRequest(f"speculative_config: num_speculative_tokens={count!r}: must be a whole number from 1 on")
+        raise InvalidRequest(
+            f"speculative_config: num_speculative_tokens={shown(count)}: must be a whole number from 1 on"
+        )
     for key in row.keys:
         _check(key, _need(stated, key, f"method {method!r} needs it"))
     chain = "shape=chain," if "shape" in methods()[row.name].options.model_fields else ""
@@ -121,10 +125,10 @@ def _need(stated: Mapping[str, Any], key: str, why: str) -> Any:
 
 def _check(key: str, value: Any) -> None:
     if key == "model" and (not isinstance(value, str) or not value):
-        raise InvalidRequest(f"speculative_config: model={value!r}: must be a folder or a hub id")
+        raise InvalidRequest(f"speculative_config: model={shown(value)}: must be a folder or a hub id")
     wanted = LOOKUP_SIZES.get(key)
     if wanted is not None and (type(value) is not int or value != wanted):
         raise InvalidRequest(
-            f"speculative_config: {key}={value!r}: prompt lookup tries suffixes of 3 tokens down to 1 here; only "
+            f"speculative_config: {key}={shown(value)}: prompt lookup tries suffixes of 3 tokens down to 1 here; only "
             f"{key}={wanted} is the same"
         )

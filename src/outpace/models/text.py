@@ -73,11 +73,10 @@ class TextCodec:
         """
         if not self.tokenizer.chat_template:
             raise InvalidRequest(f"{self.name} has no chat template: pass plain text or token ids instead of messages")
-        for message in messages:
-            _check_message(message)
+        checked = [_checked_message(message) for message in messages]
         try:
             rendered: Any = self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
+                checked,
                 tools=list(tools) if tools else None,
                 add_generation_prompt=True,
                 tokenize=True,
@@ -96,19 +95,23 @@ class TextCodec:
         return StreamDetokenizer(self)
 
 
-def _check_message(message: Any) -> None:
-    """A template would write whatever it is given, None for what is missing among it."""
+def _checked_message(message: Any) -> dict[str, Any]:
+    """A message with text as its content, parts of text a line each. A template would write whatever it is given, and
+    "None" for what is missing."""
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
         raise InvalidRequest(f"chat message {shown(message)}: must be a dict with 'role' and 'content'")
     role, content = message["role"], message["content"]
     check_text("role", role)
-    if isinstance(content, str):
+    if isinstance(content, list) and content and all(_is_text_part(part) for part in content):
+        content = "\n".join(part["text"] for part in content)  # as vLLM, and the server
+    if content is not None or not message.get("tool_calls"):
         check_text("content", content)
-    elif not (isinstance(content, list) or (content is None and message.get("tool_calls"))):
-        raise InvalidRequest(
-            f"chat message of {shown(role)}: content={shown(content)} is a {type(content).__name__}; give text, or a "
-            "list of parts where the model's template knows them"
-        )
+    return {**message, "content": content}
+
+
+def _is_text_part(part: Any) -> bool:
+    """OpenAI's form of a part."""
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 class StreamDetokenizer:
