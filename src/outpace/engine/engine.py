@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Callable, Sequence
+from copy import copy
 from itertools import count
 from time import perf_counter
 from typing import Any, TypeVar
@@ -239,7 +240,8 @@ class Engine:
             StateLost: an exception interrupted it.
         """
         if session.error is not None:
-            raise session.error.with_traceback(None)  # as often as it is asked for: tracebacks add up
+            # A new one each time: by its traceback the session would hold whoever asked, and all that they hold.
+            raise copy(session.error) from session.error.__cause__
         assert session.finish_reason is not None, "result() is for sessions that have ended"
         return Sample(
             tuple(session.generated),

@@ -115,7 +115,9 @@ class Steps:
                 f"request {session.request_id}: an exception cut a step short, and what the request had reached could "
                 f"not be restored ({type(error).__name__}: {error}); send it again"
             )
-            lost.error.__cause__, lost.stop = error, Stop("error")
+            # Without its traceback, whose frames hold all requests of the step: those that are dropped would run on.
+            error.__context__ = None
+            lost.error.__cause__, lost.stop = error.with_traceback(None), Stop("error")
             return lost
         return None
 

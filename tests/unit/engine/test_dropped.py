@@ -1,10 +1,14 @@
 """Requests that nobody waits for any more: they end, whoever dropped them and however, and leave nothing."""
 
+import gc
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
-from outpace.core.errors import InvalidRequest
+from outpace.core.errors import InvalidRequest, StateLost
 from outpace.core.params import MAX_SAMPLES, SamplingParams
+from outpace.core.protocols import Observation
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
@@ -103,3 +107,41 @@ def test_an_interrupt_while_samples_are_made_leaves_none() -> None:
         engine.step()
         assert engine.is_idle, shot
         assert engine.free_slots == engine.target.max_slots
+
+
+class Lost(EmptyDraft):
+    """A method that fails in the middle of a step, and in taking it back."""
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
+        raise KeyboardInterrupt
+
+    def rewind(self, state: Any, length: int) -> None:
+        raise RuntimeError("what was reached is gone")
+
+
+def test_a_lost_request_holds_nobody_else() -> None:
+    """Guards against a request that keeps others running after they were dropped: by the frames in the traceback of
+    what cut its step short, and in those of whoever asked for its answer."""
+    gc.disable()
+    try:
+        engine = toy_engine(max_slots=2)
+        (lost,) = engine.add(PROMPT, SamplingParams(max_new_tokens=9), Lost())
+        (other,) = opened(engine)
+        stream = TokenStream(engine, other)
+        engine.step()
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+        engine.step()
+
+        def asks(neighbour: TokenStream) -> None:
+            with pytest.raises(StateLost, match="could not be restored"):
+                engine.result(lost)
+
+        asks(stream)
+        del other, stream
+        assert engine.is_idle
+        assert engine.free_slots == 2
+        assert isinstance(lost.error, StateLost)
+        assert isinstance(lost.error.__cause__, RuntimeError)
+    finally:
+        gc.enable()
