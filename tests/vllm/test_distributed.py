@@ -22,6 +22,7 @@ from outpace.vllm.versions import installed_version
 from tests.vllm.engines import SETTINGS, engine, speculative
 from tests.vllm.tiny import BLOCK, VOCAB, Tiny
 
+pytestmark = pytest.mark.thorough  # `make test-vllm` has them, its quick part has not
 ROOT = Path(__file__).parents[2]
 PROMPTS = [[5, 9, 14, 200, 31], [7, 7, 300]]
 LENGTH = 16
