@@ -1,4 +1,4 @@
-"""Run as a program: one engine, in as many processes as asked for; what it said is JSON on the last line."""
+"""Run as a program: one engine, in as many processes as asked for; what it said is a line of JSON."""
 
 import json
 import os
@@ -14,8 +14,7 @@ def main(asked: str) -> None:
     wanted = json.loads(asked)
     with engine(wanted["model"], wanted["speculation"], **wanted["settings"]) as made:
         answers = made.generate(wanted["prompts"], wanted["length"])
-        print(json.dumps({"answers": answers, "counts": made.counts()}))
-    sys.stdout.flush()
+        print(json.dumps({"answers": answers, "counts": made.counts()}), flush=True)
     os._exit(0)  # vLLM's workers may take their time
 
 

@@ -11,6 +11,7 @@ from scipy.stats import chi2_contingency
 from tests.vllm.engines import Engine, Proposed, engine, speculative
 from tests.vllm.ours import assert_same_drafts, our_drafts
 
+pytestmark = pytest.mark.thorough  # `make test-vllm` has them, its quick part has not
 LENGTH = 48
 SAMPLES = 400
 SAMPLED = {"temperature": 0.9}

@@ -111,17 +111,10 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
     def _has_plain_head(self) -> bool:
         """Whether scores are products with rows of a weight and nothing else."""
         head, processor = self.lm_head, self.logits_processor
-        is_plain = isinstance(head.quant_method, UnquantizedEmbeddingMethod) and getattr(head, "bias", None) is None
-        return (
-            is_plain
-            and processor.scale == 1.0
-            and processor.soft_cap is None
-            and processor.head_dtype
-            in (
-                None,
-                head.weight.dtype,
-            )
-        )
+        if not isinstance(head.quant_method, UnquantizedEmbeddingMethod) or getattr(head, "bias", None) is not None:
+            return False
+        is_scaled = processor.scale != 1.0 or processor.soft_cap is not None
+        return not is_scaled and processor.head_dtype in (None, head.weight.dtype)
 
 
 def _normed_by_layer(model: Any, keys: Tensor) -> Tensor:
