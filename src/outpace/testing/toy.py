@@ -40,14 +40,17 @@ class ToyTarget:
         self.committed: dict[int, list[int]] = {slot: [] for slot in range(max_slots)}
         self._passes: dict[int, DraftTree] = {}
         self._seed, self._sharpness = seed, sharpness
+        self._rows: dict[tuple[int, int], Tensor] = {}  # [V] by context and position: thousands of samples ask the same
 
     def logits(self, ids: Sequence[int], position: int) -> Tensor:
         """[V] float32 logits of the token at `position`, given the ids before it."""
         context = 0
         for token in list(ids)[-2:]:
             context = context * (self.vocab_size + 1) + token + 1
-        key = noise_key(self._seed, context, position)
-        return uniform([key], torch.arange(self.vocab_size))[0] * self._sharpness
+        if (context, position) not in self._rows:
+            key = noise_key(self._seed, context, position)
+            self._rows[context, position] = uniform([key], torch.arange(self.vocab_size))[0] * self._sharpness
+        return self._rows[context, position].clone()
 
     def probs(self, ids: Sequence[int]) -> Tensor:
         """[V] the exact next-token distribution after a sequence, at temperature 1."""

@@ -135,8 +135,8 @@ def _check_shares(drafter: str, workers: int) -> None:
         size = config.get(name)
         if isinstance(size, int) and size % workers and not (name == "num_key_value_heads" and workers % size == 0):
             raise InvalidRequest(
-                f"tensor_parallel_size={workers}: the drafter's {name}={size} is no multiple; take another size, a drafter "
-                "of other sizes, or a method without one"
+                f"tensor_parallel_size={workers}: the drafter's {name}={size} is no multiple; take another size, "
+                "a drafter of other sizes, or a method without one"
             )
 
 
