@@ -63,7 +63,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
     known, make = dict(ModelRegistry.models), rejection_sampler.RejectionSampler.__init__
     monkeypatch.setattr(vllm.plugins, "plugins_loaded", False)
-    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", rejection_sampler.expand_batch_to_tokens)
+    monkeypatch.setattr(rejection_sampler, "expand_batch_to_tokens", _stock())
     rejection_sampler.RejectionSampler.__init__ = getattr(make, "__wrapped__", make)
     for name in ("DominoDraftModel", "DFlashDominoDraftModel"):
         ModelRegistry.models.pop(name, None)
@@ -98,11 +98,11 @@ def test_a_plugin_that_throws_is_heard(tiny: Tiny, fresh: pytest.MonkeyPatch) ->
 
 
 def test_sampling_that_cannot_be_mended_starts_no_engine_that_speculates(tiny: Tiny, fresh: pytest.MonkeyPatch) -> None:
-    """Guards against wrong answers at T > 0 where the mend does not take, by whatever method: here vLLM's own ngram.
-    Without speculation nothing is wrong, and the engine starts."""
+    """Guards against wrong answers at T > 0 where the mend does not take, by whatever method: here plain DFlash,
+    vLLM's own. Without speculation nothing is wrong, and the engine starts."""
     fresh.setattr(cpu_sampling, "expand", lambda x, counts, total, *replaced: x.new_empty(total))
-    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
-    with pytest.raises(RuntimeError, match="samples wrongly on a CPU"), engine(tiny.target, ngram):
+    stock = speculative("dflash", tiny.dflash, BLOCK - 1)
+    with pytest.raises(RuntimeError, match="samples wrongly on a CPU"), engine(tiny.target, stock):
         pass
     with engine(tiny.target) as plain:
         assert len(plain.generate(PROMPTS, 4, temperature=1.0, seed=1)[0]) == 4
@@ -121,8 +121,7 @@ def test_the_fault_is_there_and_mended(tiny: Tiny, fresh: pytest.MonkeyPatch) ->
         return seen[-1]
 
     fresh.setattr(cpu_sampling, "is_right", watched)
-    fresh.setattr(rejection_sampler, "expand_batch_to_tokens", _stock())
-    with engine(tiny.target, {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}):
+    with engine(tiny.target, speculative("dflash", tiny.dflash, BLOCK - 1)):
         assert seen == [False, True]
         assert rejection_sampler.expand_batch_to_tokens is cpu_sampling.expand
 
