@@ -4,6 +4,7 @@ import json
 
 import pytest
 import yaml
+from safetensors.torch import load_file
 
 import outpace
 from outpace.api import Model
@@ -13,6 +14,7 @@ from outpace.core.params import SamplingParams
 from outpace.methods.catalog import default_method, parse_method
 from outpace.models.registry import pull
 from outpace.models.shipped import shipped_folder, shipped_for, size_of
+from outpace.nets.checkpoint import INDEX, WEIGHTS
 from outpace.sources.frequency import FILE_NAME, load_vocabulary
 from outpace.train.methods import settings_of
 from tests.real.certified import assert_certified
@@ -82,5 +84,8 @@ def test_what_ships_is_small_and_whole() -> None:
         assert settings.model_dump(mode="json", serialize_as_any=True)["net"] == provenance["run"]["settings"]["net"]
         assert yaml.safe_load((folder / "recipe.yaml").read_text())["objective"]["vocabulary"] == 8192
         assert len(load_vocabulary(folder / FILE_NAME, 49152)) == 8192
+        if kind != "draft-lm":  # which no other engine reads
+            listed = json.loads((folder / INDEX).read_text())["weight_map"]
+            assert listed == dict.fromkeys(load_file(folder / WEIGHTS), WEIGHTS)
     assert seen["domino"] == seen["dflash"], "they are compared, so they were trained on the same data"
     assert seen["eagle3"] == seen["draft-lm"]

@@ -107,6 +107,8 @@ class Engine:
 def engine(model: Path | str, speculation: Mapping[str, Any] | None = None, **settings: Any) -> Iterator[Engine]:
     """An engine, gone afterwards with all its memory.
 
+    vLLM's own `ngram` loads numba, after which vLLM 0.32 starts no other engine in this process: run it in another.
+
     Args:
         model: folder of the target.
         speculation: of `speculative`; None for plain decoding.

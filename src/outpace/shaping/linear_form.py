@@ -75,11 +75,14 @@ class LinearForm:
     Args:
         base: makes trees. It may neither follow prices of time nor learn from nodes that cannot be accepted.
         least_gain: what a row of a pass costs, in tokens: 0 drafts as long as it can, 1 never.
+
+    Attributes:
+        least_gain: may be set between rounds.
     """
 
     def __init__(self, base: Proposer, least_gain: float = LEAST_GAIN) -> None:
         assert not base.needs.whole_trees, "what learns from nodes that cannot be accepted has no linear form"
-        self.base, self.budget, self._least_gain = base, base.budget, least_gain
+        self.base, self.budget, self.least_gain = base, base.budget, least_gain
         self.needs = replace(base.needs, prices=0)
         self._rates = NodeRates()
 
@@ -109,7 +112,7 @@ class LinearForm:
         for state, tree in zip(states, trees, strict=True):
             state.tree, state.tokens = tree, tree.tokens.tolist()
             state.kinds, rates = _rated(tree, state.rates)
-            chains.append(tree.keeping(best_chain(tree.topology.parents, rates, self._least_gain)))
+            chains.append(tree.keeping(best_chain(tree.topology.parents, rates, self.least_gain)))
         return chains
 
     def observe(self, states: Sequence[LinearState], observations: Sequence[Observation]) -> None:

@@ -10,6 +10,9 @@ A fault here only loses what was to be learned: it is kept in `fault` for the pr
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from itertools import pairwise
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -33,6 +36,7 @@ class TargetPass:
         features: [T, taps * H] tapped hidden states side by side; None if none were asked for.
         top_ids: [L, k] best ids behind the tokens whose logits vLLM asked for: of each row the last one's, and those of
             as many before it as it had drafts; None if none were asked for.
+        began: when, in seconds of a clock of this process.
     """
 
     starts: Sequence[int]
@@ -41,6 +45,7 @@ class TargetPass:
     hidden: Tensor
     features: Tensor | None
     top_ids: Tensor | None
+    began: float = 0.0
 
 
 class Capture:
@@ -71,18 +76,21 @@ class Capture:
             if not hasattr(target, "set_aux_hidden_state_layers"):
                 raise UnsupportedModel(
                     f"{type(target).__name__} in vLLM cannot hand out hidden states (no SupportsEagle3), which this "
-                    "method's drafter reads; choose one without a drafter, such as outpace.vllm.proposer.Recycle"
+                    "method's drafter reads; choose one without a drafter, such as outpace.vllm.proposer.Retrieval"
                 )
             target.set_aux_hidden_state_layers(self._aux)
         forward, compute = target.forward, target.compute_logits
         self._compute = compute
 
+        @wraps(forward)
         def forward_seen(input_ids: Any = None, positions: Any = None, *args: Any, **kwargs: Any) -> Any:
+            began = perf_counter()
             output = forward(input_ids, positions, *args, **kwargs)
             hidden, aux = output if isinstance(output, tuple) else (output, [])
-            self._note(input_ids, hidden, aux)
+            self._note(input_ids, hidden, aux, began)
             return hidden
 
+        @wraps(compute)
         def compute_seen(hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
             logits = compute(hidden, *args, **kwargs)
             self._note_best(logits)
@@ -111,7 +119,7 @@ class Capture:
     def _best(self, logits: Tensor) -> Tensor:
         return logits.topk(self._needs.top_k, dim=-1).indices.cpu()
 
-    def _note(self, input_ids: Any, hidden: Any, aux: Sequence[Tensor]) -> None:
+    def _note(self, input_ids: Any, hidden: Any, aux: Sequence[Tensor], began: float) -> None:
         """Keep a pass, unless it is one of vLLM's own trials, which have no requests."""
         self._last = None
         if self.fault is not None:
@@ -122,14 +130,15 @@ class Capture:
                 return
             starts, lengths = rows
             count = starts[-1]
-            sizes = [end - start for start, end in zip(starts, starts[1:])]
+            sizes = [end - start for start, end in pairwise(starts)]
             self._last = {
                 "starts": starts,
-                "positions": [length - size for length, size in zip(lengths, sizes)],
+                "positions": [length - size for length, size in zip(lengths, sizes, strict=True)],
                 "tokens": input_ids[:count].tolist(),
                 "hidden": hidden[:count],
                 "features": self._features(hidden[:count], aux, count),
                 "top_ids": None,
+                "began": began,
             }
         except Exception as error:
             self.fault = error
@@ -139,7 +148,7 @@ class Capture:
             return None
         if len(aux) != len(self._aux):
             raise RuntimeError(f"the model handed out {len(aux)} hidden states, not the {len(self._aux)} asked for")
-        of_tap = dict(zip(self._aux, aux)) | {self._layers: hidden}
+        of_tap = dict(zip(self._aux, aux, strict=True)) | {self._layers: hidden}
         return torch.cat([of_tap[tap][:count] for tap in self._needs.taps], dim=-1).clone()  # vLLM reuses its buffers
 
     def _note_best(self, logits: Tensor | None) -> None:

@@ -5,11 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from outpace.nets.domino import DominoConfig, DominoHead
+from outpace.nets.domino import DominoHead
 
 
 def corrected_chain(
-    config: DominoConfig,
     head: DominoHead,
     base: Tensor,
     hidden: Tensor,
@@ -22,7 +21,6 @@ def corrected_chain(
     The GRU cell is written out as products, since a CUDA graph can hold those and not cuDNN's.
 
     Args:
-        config: of the drafter.
         head: of the drafter; its W2 has rows for `ids` alone where there are any.
         base: [B, K, V] base logits of the drafts, or of `ids` alone; they are overwritten.
         hidden: [B, K, H] outputs of the block positions that predict them.
@@ -34,11 +32,11 @@ def corrected_chain(
         [B, K, V].
     """
     of_input, _ = head.gate_weights()
-    tokens, state = anchors, hidden.new_zeros(hidden.shape[0], config.gru_hidden_dim)  # [B], [B, G]
+    tokens, state = anchors, hidden.new_zeros(hidden.shape[0], head.config.gru_hidden_dim)  # [B], [B, G]
     for depth in range(1, base.shape[1] + 1):
         logits = base[:, depth - 1]  # [B, V]
         state = head.follow(state, torch.nn.functional.linear(embed(tokens), of_input))
-        if config.draft_step(depth).corrected:
+        if head.config.draft_step(depth).corrected:
             logits += head.correction(hidden[:, depth - 1], state)
         best = logits.argmax(dim=-1)
         tokens = best if ids is None else ids[best]

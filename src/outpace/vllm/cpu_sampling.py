@@ -3,9 +3,13 @@
 Before it verifies drafts, vLLM spreads each request's temperature, top-k and top-p over its drafted tokens. On a CPU
 the kernel for it was given a converted copy to write to, so what is read is memory that nobody wrote: answers sampled
 with any kind of speculation then follow another distribution than the model's.
+
+Where a step has no drafts at all, as each request's first, a request with top-k and without top-p ends the engine: the
+largest of no numbers is asked for. So the sampler is asked about no tokens as well.
 """
 
 import logging
+from collections.abc import Callable
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any
@@ -63,6 +67,8 @@ def mend(sampler: Any) -> None:
     Raises:
         RuntimeError: the mend does not take.
     """
+    if not takes_none(sampler):
+        sampler.apply_sampling_constraints = _unless_none(sampler.apply_sampling_constraints)
     if is_right(sampler):
         return
     version = installed_version()
@@ -91,6 +97,30 @@ def expand(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: floa
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     replaced = torch.where(x == replace_from, torch.full_like(x, replace_to), x)
     return replaced.repeat_interleave(counts, output_size=num_tokens)
+
+
+def takes_none(sampler: Any) -> bool:
+    """Whether a sampler can do with a step without drafts whose requests have top-k.
+
+    Args:
+        sampler: the module `vllm.v1.sample.rejection_sampler`.
+    """
+    asked = {"all_greedy": False, "all_random": True, "temperature": torch.ones(1), "top_k": torch.ones(1).int()}
+    try:
+        metadata = SimpleNamespace(**asked, top_p=None)
+        return len(sampler.apply_sampling_constraints(torch.empty(0, 4), torch.zeros(1).int(), metadata)) == 0
+    except RuntimeError:
+        return False
+
+
+def _unless_none(constrain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A function of logits [T, V] that leaves those of no tokens as they are."""
+
+    @wraps(constrain)
+    def constrained(logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return constrain(logits, *args, **kwargs) if len(logits) else logits
+
+    return constrained
 
 
 def is_right(sampler: Any) -> bool:

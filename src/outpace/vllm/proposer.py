@@ -5,7 +5,7 @@
 
 | class | method | needs |
 |---|---|---|
-| `Recycle` | the transition matrix: what the target ranked high behind the same tokens | nothing |
+| `Matrix` | the transition matrix: what the target ranked high behind the same tokens | nothing |
 | `Lookup` | prompt lookup: what followed the same words | nothing |
 | `Automaton` | a suffix automaton: what followed the longest match | nothing |
 | `Retrieval` | the union of matrix and automaton | nothing |
@@ -14,32 +14,37 @@
 | `Union` | Domino's block, transitions and matches, the likeliest first | a Domino drafter |
 | `Method` | any that has a linear form, named in the settings | its drafter |
 
-Settings are the object "outpace" of vLLM's `additional_config` (`vllm.settings.ProposerSettings`): `method` replaces the
-class's own, with options as everywhere ("graft:retrieve=both"); `drafter`, `least_gain`, `slots`, `learn_prompts`. vLLM
-takes that object to every worker and node, and into the key of its compiled models.
+Settings are the object "outpace" of vLLM's `additional_config` (`vllm.settings.ProposerSettings`): `method` takes the
+place of the class's own, with options as everywhere ("graft:retrieve=both"); `drafter`, `least_gain`, `slots`,
+`learn_prompts`. vLLM hands that object to every worker and node.
 
 vLLM verifies chains only, so of each tree its best chain is drafted, as long as a further token pays, and none where
 none does (`shaping.linear_form`). Drafts are chosen, not drawn: vLLM accepts them with the target's own probability, so
-what is said is distributed as without them. What drafts are made of follows from the ids alone and from rounds before,
-never from clocks, so all ranks of tensor parallelism draft the same; vLLM verifies those of the first.
+what is said is distributed as without them.
+
+What a row of a pass costs is measured, unless `least_gain` says it. With tensor parallelism no clock decides: drafts
+then follow from the ids and from rounds before alone, so that all ranks draft the same; vLLM verifies the first one's.
 
 If anything fails while serving, one error is logged and decoding goes on without drafts.
 """
 
+import logging
 from collections.abc import Sequence
+from itertools import pairwise
+from time import perf_counter
 from typing import Any, ClassVar
 
-import torch
-
 from outpace.core.errors import InvalidRequest
-from outpace.core.protocols import Needs
 from outpace.methods.catalog import build_proposer
-from outpace.shaping.linear_form import LinearForm
+from outpace.shaping.linear_form import LEAST_GAIN, LinearForm
 from outpace.vllm.borrowed import BorrowedTarget, build_context
-from outpace.vllm.capture import Capture
+from outpace.vllm.capture import Capture, TargetPass
+from outpace.vllm.host import check_graphs, check_host, check_parallel, ending_ids
+from outpace.vllm.price import RowPrice
 from outpace.vllm.rounds import Rounds
 from outpace.vllm.settings import KEY, linear_method, read_settings
 
+LOG = logging.getLogger("vllm.outpace")  # below vLLM's own, which it has set up
 MOST_SLOTS = 64
 """Of a trained drafter, which keeps keys and values for each, unless `slots` says otherwise."""
 
@@ -53,6 +58,7 @@ class Method:
     Raises:
         InvalidRequest: a setting or a method that is unknown or cannot draft here, or a way of running that hides what
             it needs to see; with the remedy.
+        ModelError: a vLLM that this was not tested with.
     """
 
     method: ClassVar[str | None] = None
@@ -65,9 +71,12 @@ class Method:
         if text is None:
             raise InvalidRequest('name a method: additional_config={"outpace": {"method": "..."}}')
         self._spec = linear_method(text)
-        _check_parallel(vllm_config)
+        check_parallel(vllm_config)
+        check_host()
         self._capture: Capture | None = None
         self._rounds: Rounds | None = None
+        self._proposer: LinearForm | None = None
+        self._price: RowPrice | None = None
 
     def load_model(self, target_model: Any) -> None:
         """Make the drafter, and wrap the target where its passes are wanted.
@@ -85,10 +94,11 @@ class Method:
         target: Any = text_config
         if spec.drafter is not None:
             target = BorrowedTarget(target_model, text_config, model.max_model_len, slots, ranks)
-        proposer = LinearForm(
-            build_proposer(spec, build_context(spec, settings.drafter, target, device)), settings.least_gain
-        )
-        _check_graphs(config, proposer.needs)
+        built = build_proposer(spec, build_context(spec, settings.drafter, target, device))
+        least_gain = LEAST_GAIN if settings.least_gain is None else settings.least_gain
+        self._proposer = proposer = LinearForm(built, least_gain)
+        self._price = RowPrice() if settings.least_gain is None and ranks == 1 else None
+        check_graphs(config, proposer.needs)
         self._capture = capture = Capture(proposer.needs, text_config.num_hidden_layers)
         capture.install(target_model)
         if proposer.needs.taps:  # a model that was compiled without them must not be found again
@@ -99,7 +109,7 @@ class Method:
             slots,
             model.max_model_len,
             config.speculative_config.num_speculative_tokens,
-            _ending_ids(text_config),
+            ending_ids(text_config),
             capture.best_ids if learns else None,
         )
 
@@ -125,17 +135,30 @@ class Method:
             seen = self._capture.take()
             if self._capture.fault is not None:
                 raise self._capture.fault
-            return self._rounds.step(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, seen)
+            began = perf_counter()
+            drafts = self._rounds.step(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, seen)
+            if self._price is not None and seen is not None:
+                self._learn_price(self._price, sampled_token_ids, seen, began)
+            return drafts
         except Exception:
             self._rounds = None  # what is half done is not gone on with
-            _log_failure(str(self._spec))
+            LOG.exception("outpace: method %s failed; decoding goes on without drafts", self._spec)
             return none
 
+    def _learn_price(self, price: RowPrice, sampled: Sequence[Sequence[int]], seen: TargetPass, began: float) -> None:
+        """Take in how long a step without prompts took."""
+        assert self._proposer is not None
+        rows, most = len(seen.tokens), self._config.speculative_config.num_speculative_tokens + 1
+        if all(sampled) and all(end - start <= most for start, end in pairwise(seen.starts)):
+            pass_ms, draft_ms = (began - seen.began) * 1e3, (perf_counter() - began) * 1e3
+            price.learn(rows, sum(map(len, sampled)), pass_ms, draft_ms)
+            self._proposer.least_gain = price.least_gain
 
-class Recycle(Method):
-    """The transition matrix (Token Recycling)."""
 
-    method = "recycle:shape=chain"
+class Matrix(Method):
+    """The transition matrix, by one token and by two. The paper's chain of best successors is `recycle:shape=chain`."""
+
+    method = "outpace:draft=none,retrieve=matrix"
 
 
 class Lookup(Method):
@@ -172,35 +195,3 @@ class Union(Method):
     """The union, with Domino."""
 
     method = "outpace"
-
-
-def _check_parallel(config: Any) -> None:
-    """Refuse pipelines: a rank of one sees neither the first hidden states nor the last."""
-    stages = config.parallel_config.pipeline_parallel_size
-    if stages > 1:
-        raise InvalidRequest(
-            f"pipeline_parallel_size={stages}: {KEY}'s proposers need the whole model on a rank; use tensor_parallel_size"
-        )
-
-
-def _check_graphs(config: Any, needs: Needs) -> None:
-    """Refuse graphs of whole passes, which are replayed without calling the model."""
-    mode = getattr(config.compilation_config, "cudagraph_mode", None)
-    is_full = torch.cuda.is_available() and mode is not None and mode.has_full_cudagraphs()
-    if is_full and (needs.taps or needs.top_k):
-        raise InvalidRequest(
-            f"cudagraph_mode={mode.name}: this method reads what passes compute, and whole graphs hide it; run vLLM with "
-            "--compilation-config '{\"cudagraph_mode\": \"PIECEWISE\"}'"
-        )
-
-
-def _ending_ids(config: Any) -> tuple[int, ...]:
-    """Behind which nothing is drafted."""
-    found = getattr(config, "eos_token_id", None)
-    return tuple(found) if isinstance(found, list | tuple) else () if found is None else (int(found),)
-
-
-def _log_failure(method: str) -> None:
-    from vllm.logger import init_logger
-
-    init_logger(__name__).exception("outpace: method %s failed; decoding goes on without drafts", method)

@@ -13,7 +13,16 @@ import torch
 from torch import Tensor
 
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, PromptChunk, Proposer, Stream, Verdict
+from outpace.core.protocols import (
+    NO_TOKEN,
+    DraftRequest,
+    NodeOutputs,
+    Observation,
+    PromptChunk,
+    Proposer,
+    Stream,
+    Verdict,
+)
 from outpace.vllm.capture import TargetPass
 from outpace.vllm.tracked import Ids, Roster, Tracked
 
@@ -84,7 +93,7 @@ class Rounds:
 
     @torch.inference_mode()
     def step(
-        self, sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: Any, seen: TargetPass | None
+        self, sampled: Sequence[Sequence[int]], lengths: Any, token_ids: Any, seen: TargetPass | None
     ) -> list[list[int]]:
         """Take in what became of a step, and draft for the next one.
 
@@ -126,7 +135,9 @@ class Rounds:
                 other, shared = gone, own
         length = 0 if other is None else min(shared, other.written, row.known - 1)
         if other is not None and length >= row.position and length > other.offset:
-            text = self.roster.add(slot, self._proposer.fork(other.state, slot, length - other.offset), self._step, place)
+            text = self.roster.add(
+                slot, self._proposer.fork(other.state, slot, length - other.offset), self._step, place
+            )
             text.offset, text.written, text.is_prompt = other.offset, length, False
         else:
             text = self.roster.add(slot, None, self._step, place)
@@ -193,7 +204,7 @@ class Rounds:
         for index, (row, text) in enumerate(texts):
             depth = min(self._most, self._max_length - text.length - 1)
             is_behind = self._sees_features and text.written < text.length - 1
-            if not row.sampled or depth < 1 or is_behind or text.tokens[-1] in self._ending_ids:
+            if not row.sampled or depth < 1 or is_behind:
                 continue
             stream = Stream(_PARAMS, 0, 0, text.tokens, eos_token_ids=self._ending_ids)
             asked.append((index, text))
@@ -207,9 +218,7 @@ class Rounds:
         return drafts
 
 
-def _rows(
-    sampled: Sequence[Sequence[int]], lengths: Sequence[int], token_ids: Any, seen: TargetPass | None
-) -> list[Row]:
+def _rows(sampled: Sequence[Sequence[int]], lengths: Any, token_ids: Any, seen: TargetPass | None) -> list[Row]:
     """The rows of a step."""
     rows, best = [], 0
     matches = seen is not None and len(seen.positions) == len(sampled)

@@ -26,11 +26,12 @@ class ProposerSettings(BaseModel):
 
     method: str | None = Field(default=None, description="method and options, as `outpace methods` has them")
     drafter: str | None = Field(default=None, description="folder, hub id or shipped name of the trained drafter")
-    least_gain: float = Field(
-        default=LEAST_GAIN,
+    least_gain: float | None = Field(
+        default=None,
         ge=0,
         le=1,
-        description="drafted tokens end where a further one is accepted with a lower probability than this",
+        description="drafted tokens end where a further one is accepted with a lower probability than this; None for "
+        f"what a row of a pass is found to cost, and with tensor parallelism, where no clock decides, {LEAST_GAIN}",
     )
     slots: int | None = Field(
         default=None,

@@ -1,5 +1,6 @@
 """Training of DFlash: the loss is that of every block by itself, and what is learned is what the engine accepts."""
 
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any, cast
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file
 
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.frozen import FrozenTarget
+from outpace.nets.checkpoint import INDEX, WEIGHTS
 from outpace.sources.frequency import FILE_NAME, load_vocabulary
 from outpace.train import chains
 from outpace.train.anchors import all_anchors, random_anchors
@@ -82,13 +85,22 @@ def test_a_loss_may_compare_some_ids_and_learn_from_distributions(limits: dict[s
     assert all(weight.grad is not None for weight in objective.net.parameters())
 
 
+def assert_lists_its_weights(folder: Path) -> None:
+    """vLLM and SGLang take every safetensors file of a folder for weights, unless an index names those that are."""
+    listed = json.loads((folder / INDEX).read_text())["weight_map"]
+    assert set(listed) == set(load_file(folder / WEIGHTS))
+    assert set(listed.values()) == {WEIGHTS}
+
+
 def test_a_limited_drafter_keeps_its_ids(tmp_path: Path) -> None:
-    """Guards against a drafter that is simulated with ids that it will not draft, or drafts ids it never learned."""
+    """Guards against a drafter that is simulated with ids that it will not draft, or drafts ids it never learned, and
+    against ids that vLLM takes for a weight: it then refused to load the folder."""
     objective = fresh(loss={"vocabulary": 20, "sampled": 4})
     objective.write(objective.net.state_dict(), tmp_path, cast(Any, None), "float32")
     assert objective.vocabulary.ranked is not None
     ids = load_vocabulary(tmp_path / FILE_NAME, tiny.VOCAB)
     assert torch.equal(ids, objective.vocabulary.ranked)
+    assert_lists_its_weights(tmp_path)
     scores = objective.scores(torch.randn(3, tiny.frozen().hidden_size))
     assert torch.equal((scores > -torch.inf).nonzero()[:, 1].unique(), ids)
     batch = blocks.held_out(objective)

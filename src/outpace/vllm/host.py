@@ -1,0 +1,68 @@
+"""What our proposers need of the vLLM that runs them, and refuse to start without."""
+
+from typing import Any
+
+import torch
+
+from outpace.core.errors import InvalidRequest, ModelError
+from outpace.core.protocols import Needs
+from outpace.vllm.cpu_sampling import guard
+from outpace.vllm.versions import Hook, installed_version, missing_hooks, refusal
+
+HOOKS = (
+    Hook("vllm.v1.spec_decode.custom_class_proposer", "create_custom_proposer", ("vllm_config",)),
+    Hook("vllm.forward_context", "get_forward_context", ()),
+    Hook("vllm.model_executor.models.interfaces", "SupportsEagle3.set_aux_hidden_state_layers", ("layers",)),
+    Hook("vllm.v1.worker.gpu_model_runner", "GPUModelRunner.propose_draft_token_ids", ("sampled_token_ids",)),
+)
+
+
+def check_host() -> None:
+    """Refuse a vLLM that this was not tested with or that lacks something, and guard its sampling on CPUs, also where
+    plugins are turned off.
+
+    Raises:
+        ModelError: why.
+    """
+    version = installed_version()
+    reason, missing = refusal(version), missing_hooks(HOOKS)
+    if reason is None and missing:
+        reason = f"vLLM {version} lacks {'; '.join(missing)}; install another version, or report it"
+    if reason is not None:
+        raise ModelError(f"outpace's proposers: {reason}")
+    guard()
+
+
+def check_parallel(config: Any) -> None:
+    """Refuse pipelines: a rank of one sees neither the first hidden states nor the last.
+
+    Raises:
+        InvalidRequest: more than one stage.
+    """
+    stages = config.parallel_config.pipeline_parallel_size
+    if stages > 1:
+        raise InvalidRequest(
+            f"pipeline_parallel_size={stages}: our proposers need the whole model on a rank; use tensor_parallel_size"
+        )
+
+
+def check_graphs(config: Any, needs: Needs) -> None:
+    """Refuse graphs of whole passes, which are replayed without calling the model, where passes are looked at.
+
+    Raises:
+        InvalidRequest: there would be some.
+    """
+    mode = getattr(config.compilation_config, "cudagraph_mode", None)
+    if mode is None or not torch.cuda.is_available() or not (needs.taps or needs.top_k):
+        return
+    if mode.has_full_cudagraphs():
+        raise InvalidRequest(
+            f"cudagraph_mode={mode.name}: this method reads what passes compute, and whole graphs hide it; run with "
+            '--compilation-config \'{"cudagraph_mode": "PIECEWISE"}\''
+        )
+
+
+def ending_ids(config: Any) -> tuple[int, ...]:
+    """Behind which nothing is drafted: the EOS ids of a model's config."""
+    found = getattr(config, "eos_token_id", None)
+    return tuple(found) if isinstance(found, list | tuple) else () if found is None else (int(found),)

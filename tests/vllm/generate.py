@@ -1,0 +1,23 @@
+"""Run as a program: one engine, in as many processes as asked for; what it said is JSON on the last line."""
+
+import json
+import os
+import sys
+
+from tests.vllm.engines import engine
+
+
+def main(asked: str) -> None:
+    """Args:
+    asked: JSON of "model", "speculation", "settings", "prompts" and "length".
+    """
+    wanted = json.loads(asked)
+    with engine(wanted["model"], wanted["speculation"], **wanted["settings"]) as made:
+        answers = made.generate(wanted["prompts"], wanted["length"])
+        print(json.dumps({"answers": answers, "counts": made.counts()}))
+    sys.stdout.flush()
+    os._exit(0)  # vLLM's workers may take their time
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
