@@ -92,7 +92,7 @@ def test_an_endpoint_takes_no_method(folder: Path, prompts: Path, tmp_path: Path
 
 
 def test_a_server_with_a_key_answers_under_its_own_name(folder: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against a key that the error asks for and no option takes, and a folder's path sent as the model's name."""
+    """Guards against a key that the error asks for and no option takes, and a path sent as the model's name."""
 
     def answer(path: str, body: dict[str, Any]) -> Reply:
         assert path == "/v1/chat/completions" or not body

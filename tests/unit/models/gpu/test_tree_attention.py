@@ -1,5 +1,7 @@
 """One attention call for all requests of a pass: the Triton kernel and its torch reference against plain attention."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -7,10 +9,15 @@ from outpace.cache.tiles import TilePlan
 from outpace.models.attention_settings import AttentionSettings
 from outpace.models.gpu.backend import runs_triton
 from outpace.models.gpu.tree_attention import attend_plan, by_torch
+from tests.pairwise import covering
 from tests.unit.models.gpu.worlds import DEVICE, plain_attention, random_world
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 SIZES = [(4, 4, 16), (6, 2, 24), (7, 1, 80), (8, 2, 64)]
+MASKS = [(None, None), (5, None), (None, 1.5), (40, 0.7)]
+CASES = list(product(["whole", "split"], MASKS, SIZES, TOLERANCE, range(4)))
+COVERING = set(covering(CASES))
+"""In which every two values meet; all others are `make test-all`'s, for Triton's interpreter takes its time."""
 
 
 def test_kernels_run_where_they_are_tested() -> None:
@@ -18,22 +25,22 @@ def test_kernels_run_where_they_are_tested() -> None:
     assert runs_triton(DEVICE)
 
 
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), SIZES)
-@pytest.mark.parametrize(("window", "softcap"), [(None, None), (5, None), (None, 1.5), (40, 0.7)])
-@pytest.mark.parametrize("chunk", [None, 32], ids=["whole", "split"])
+@pytest.mark.parametrize(
+    ("chunk", "mask", "sizes", "dtype", "seed"),
+    [pytest.param(*case, marks=[] if case in COVERING else pytest.mark.slow) for case in CASES],
+    ids=["-".join(map(str, (case[0], *case[1], *case[2], *case[3:]))) for case in CASES],
+)
 def test_a_pass_is_attended_as_row_by_row(
-    seed: int, dtype: torch.dtype, heads: int, kv_heads: int, dim: int, window: int | None, softcap: float | None,
-    chunk: int | None,
-) -> None:  # fmt: skip
+    chunk: str, mask: tuple[int | None, float | None], sizes: tuple[int, int, int], dtype: torch.dtype, seed: int
+) -> None:
     """Guards against rows that read a neighbour's slot, siblings that see each other, windows counted in storage
     instead of positions, caps on hidden scores, padded heads, dims and rows that leak, memory that nobody wrote, and
     sums over pieces of a context that do not add up."""
-    world = random_world(seed, dtype, heads, kv_heads, dim)
-    plan = TilePlan.of(world.segments, chunk=chunk)
-    assert plan.is_split == (chunk is not None)
-    settings = AttentionSettings(0, dim**-0.5, window, softcap)
+    window, softcap = mask
+    world = random_world(seed, dtype, *sizes)
+    plan = TilePlan.of(world.segments, chunk=32 if chunk == "split" else None)
+    assert plan.is_split == (chunk == "split")
+    settings = AttentionSettings(0, sizes[-1] ** -0.5, window, softcap)
     expected = plain_attention(world, settings.scaling, window, softcap).float()
     for compute in (attend_plan, by_torch):
         actual = compute(world.query, world.kv, plan, settings).float()
