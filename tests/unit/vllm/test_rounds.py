@@ -106,8 +106,8 @@ def test_no_draft_goes_beyond_the_longest_request() -> None:
 
 
 def test_drafts_of_somebody_else_are_no_round() -> None:
-    """Guards against a verdict on tokens that were not proposed: what the pass says of those that hold is shown instead,
-    as a prompt's is."""
+    """Guards against a verdict on tokens that were not proposed: what the pass says of those that hold is shown as a
+    prompt's is."""
     witness = Witness(True, truth=1.0)
     rounds = Rounds(witness, 1, LENGTH, 4, best_ids=best_ids)
     engine = Simulated(rounds, seed=0, chunk=64)
