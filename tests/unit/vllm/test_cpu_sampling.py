@@ -88,8 +88,8 @@ def test_values_go_to_all_tokens_of_their_request() -> None:
 
 
 def test_steps_without_drafts_are_mended_where_they_end_the_engine() -> None:
-    """Guards against an engine that one request with top-k ends: vLLM's sampler asks for the largest top-k of no tokens.
-    Logits of some are treated as ever."""
+    """Guards against an engine that one request with top-k ends: vLLM's sampler asks for the largest top-k of no
+    tokens. Logits of some are treated as ever."""
     module = sampler(expand)
     right = module.apply_sampling_constraints
 

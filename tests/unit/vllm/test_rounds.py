@@ -103,3 +103,21 @@ def test_no_draft_goes_beyond_the_longest_request() -> None:
     while engine.requests:
         engine.step()
         assert all(len(one.ids) + len(one.drafts) < 30 for one in engine.requests)
+
+
+def test_drafts_of_somebody_else_are_no_round() -> None:
+    """Guards against a verdict on tokens that were not proposed: what the pass says of those that hold is shown as a
+    prompt's is."""
+    witness = Witness(True, truth=1.0)
+    rounds = Rounds(witness, 1, LENGTH, 4, best_ids=best_ids)
+    engine = Simulated(rounds, seed=0, chunk=64)
+    engine.add([1, 2, 3, 4], 30)
+    engine.step()
+    (request,) = engine.requests
+    request.drafts = [request.drafts[0], (request.drafts[1] + 1) % 50]
+    before = witness.prompt_rows
+    engine.step()
+    assert witness.observed == 0
+    assert witness.prompt_rows == before + 2
+    engine.run()
+    assert witness.observed > 2
