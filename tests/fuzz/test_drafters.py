@@ -64,7 +64,7 @@ def test_configs_of_drafters(kind: str, target: Path, drafter: Path) -> None:
     config = json.loads((drafter / "config.json").read_text())
     wanted, campaign = plain(target), Campaign(f"configs of {kind} drafters")
     assert answer(target, drafter, kind) == wanted
-    for what, mutant in json_mutants(config, 60 * factor(), 11, MORE):
+    for what, mutant in json_mutants(config, 40 * factor(), 11, MORE):
         (drafter / "config.json").write_text(json.dumps(mutant))
         campaign.run(what, lambda: answer(target, drafter, kind), wanted)
     campaign.finish(least_refused=5)
@@ -77,13 +77,13 @@ def test_weights_of_drafters(kind: str, target: Path, drafter: Path) -> None:
     file = weights_of(drafter)
     tensors, whole = load_file(file), file.read_bytes()
     wanted, campaign = plain(target), Campaign(f"weights of {kind} drafters")
-    for what, mutant in tensor_mutants(tensors, 30 * factor(), 12):
+    for what, mutant in tensor_mutants(tensors, 20 * factor(), 12):
         save_file({name: one.contiguous() for name, one in mutant.items()}, file, {"format": "pt"})
         campaign.run(what, lambda: answer(target, drafter, kind), wanted)
-    for what, damaged in byte_mutants(whole, 8 + int.from_bytes(whole[:8], "little"), 20 * factor(), 13):
+    for what, damaged in byte_mutants(whole, 8 + int.from_bytes(whole[:8], "little"), 15 * factor(), 13):
         file.write_bytes(damaged)
         campaign.run(what, lambda: answer(target, drafter, kind), wanted)
-    campaign.finish(least_refused=30)
+    campaign.finish(least_refused=20)
 
 
 @pytest.mark.costly
@@ -98,7 +98,7 @@ def test_torch_files_of_drafters(kind: str, target: Path, drafter: Path) -> None
     torch.save(tensors, file)
     assert answer(target, drafter, kind) == wanted
     whole = file.read_bytes()
-    for what, damaged in byte_mutants(whole, whole.index(b"data.pkl") + 3000, 30 * factor(), 14):
+    for what, damaged in byte_mutants(whole, whole.index(b"data.pkl") + 3000, 15 * factor(), 14):
         file.write_bytes(damaged)
         campaign.run(what, lambda: answer(target, drafter, kind), wanted)
-    campaign.finish(least_refused=10)
+    campaign.finish(least_refused=5)

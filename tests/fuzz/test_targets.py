@@ -61,7 +61,7 @@ def test_configs_of_targets(family: str, checkpoint: Callable[..., Path]) -> Non
     folder = checkpoint(family)
     config = json.loads((folder / "config.json").read_text())
     wanted, campaign = answer(folder), Campaign(f"configs of {family} targets")
-    for what, mutant in json_mutants(config, 60 * factor(), 1, MORE):
+    for what, mutant in json_mutants(config, 40 * factor(), 1, MORE):
         (folder / "config.json").write_text(json.dumps(mutant))
         alone = bool(changed_fields(config, mutant) & (ALONE | {"text_config"}))
         campaign.run(what, lambda: answer(folder), wanted, may_differ=alone)
@@ -75,10 +75,10 @@ def test_weights_of_targets(family: str, checkpoint: Callable[..., Path]) -> Non
     folder = checkpoint(family)
     tensors = load_file(folder / WEIGHTS)
     wanted, campaign = answer(folder), Campaign(f"weights of {family} targets")
-    for what, mutant in tensor_mutants(tensors, 40 * factor(), 2):
+    for what, mutant in tensor_mutants(tensors, 30 * factor(), 2):
         save_file({name: one.contiguous() for name, one in mutant.items()}, folder / WEIGHTS, {"format": "pt"})
         campaign.run(what, lambda: answer(folder), wanted)
-    campaign.finish(least_refused=25)
+    campaign.finish(least_refused=20)
 
 
 def test_headers_of_safetensors(checkpoint: Callable[..., Path]) -> None:

@@ -82,7 +82,7 @@ def refuse_incomplete(report: Mapping[str, Any], name: str, complaints: Sequence
 
 
 def refuse_infinite(model: nn.Module, name: str) -> None:
-    """Refuse weights that are no numbers, by one sum over each: about a hundredth of the time of loading.
+    """Refuse weights that are no numbers, by one sum over each: a hundredth of the time of loading.
 
     Args:
         model: as it was read.

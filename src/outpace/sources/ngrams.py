@@ -143,7 +143,7 @@ def load_ngrams(file: str | Path, vocab_size: int) -> NGrams:
     """
     tensors = load_table(file, KIND, vocab_size)
     keys, counts = (tuple(tensors[f"{part}_{order}"] for order in ORDERS) for part in ("keys", "counts"))
-    if vocab_size > MOST_IDS or not len(keys[0]):
+    if vocab_size > MOST_IDS or not keys[0].numel():
         raise ModelError(f"ngrams={file}: must hold n-grams of a vocabulary of at most {MOST_IDS} ids")
     for order, own, times in zip(ORDERS, keys, counts, strict=True):
         if not _are_keys(own, vocab_size**order):
