@@ -2,6 +2,7 @@
 
 import random
 from functools import partial
+from typing import Any
 
 import pytest
 
