@@ -42,7 +42,8 @@ def doctor(
 ) -> None:
     """Find out why it is slow, or not exact: of the machine, a model on it and its method, measurements with remedies.
     Exit status 1 if anything needs a look."""
-    if model is None and (method, drafter, budget, quantize, max_model_len) != (None, None, None, "none", None):
+    of_model = (method, drafter, budget, dtype, quantize, device, max_model_len)
+    if model is None and of_model != (None, None, None, "auto", "none", "auto", None):
         raise InvalidRequest("MODEL is missing: without one the machine alone is looked at, and takes no such options")
     from outpace.doctor.examine import examine_machine, examine_method, examine_model
 

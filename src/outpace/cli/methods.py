@@ -24,6 +24,8 @@ def methods(
     from outpace.methods.catalog import methods as known
     from outpace.methods.model_options import ModelOptions
 
+    if name is None and shape is not None:
+        raise InvalidRequest(f"shape={shape!r}: of which method? Name one, as in `outpace methods domino --shape beam`")
     console = Console(highlight=False, markup=False)
     if name is None:
         rows = [{"name": key, "needs": method.needs, "summary": method.summary} for key, method in known().items()]

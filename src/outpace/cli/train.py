@@ -67,6 +67,8 @@ def regenerate(
 
     if endpoint is not None and (method != "plain" or drafter is not None):
         raise InvalidRequest(f"method={method!r}, drafter={drafter!r}: an endpoint drafts as it likes; leave them out")
+    if endpoint is None and endpoint_model is not None:
+        raise InvalidRequest(f"endpoint_model={endpoint_model!r}: there is no endpoint to ask for it; leave it out")
     items = read_workloads(prompts)
     params = SamplingParams(max_new_tokens, temperature, top_k, top_p, min_p, seed=seed)
     quieten_transformers()

@@ -75,6 +75,8 @@ def verify(
     batch_sizes = tuple(batch_size or [1])
     if min(batch_sizes) < 1:
         raise InvalidRequest(f"batch_size={min(batch_sizes)}: must be at least 1")
+    if max_new_tokens == 0:
+        raise InvalidRequest("max_new_tokens=0: nothing would be compared, and nothing certified; give 1 or more")
     methods, items = split_methods(method or ""), read_workloads(workload, max_turns)
     base = SamplingParams(
         max_new_tokens,
