@@ -6,7 +6,7 @@
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -279,13 +279,16 @@ def play(seed: int, events: int = 120) -> Life:
     return life
 
 
-def main(first: int, count: int) -> None:
-    torch.set_num_threads(1)
+def campaign(seeds: Iterable[int], tell: Callable[[str], None] = lambda said: None) -> Counter[str]:
+    """A life for each seed; what happened in all of them."""
     total: Counter[str] = Counter()
-    for seed in range(first, first + count):
+    for seed in seeds:
         total += play(seed).counts
-        print(seed, dict(total), flush=True)
+        tell(f"{seed} {dict(total)}")
+    return total
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    torch.set_num_threads(1)
+    first, count = map(int, sys.argv[1:])
+    campaign(range(first, first + count), lambda said: print(said, flush=True))

@@ -4,7 +4,6 @@ import gc
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,13 +115,13 @@ def resident() -> float:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Iterator[outpace.Model]:
+def model(tmp_path: Path) -> outpace.Model:
     folder = save_tiny_model(tmp_path, max_position_embeddings=512)
-    yield outpace.load(str(folder), dtype="float32", device="cpu", max_num_seqs=3)
+    return outpace.load(str(folder), dtype="float32", device="cpu", max_num_seqs=3)
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [150, pytest.param(700, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [90, pytest.param(700, marks=pytest.mark.thorough)])
 def test_nothing_grows(model: outpace.Model, count: int) -> None:
     """Guards against memory that grows with requests, methods, refusals, interrupts or readers who leave, against
     slots that are lost, and answers that get worse."""
@@ -154,7 +153,7 @@ def test_threads_get_right_answers_beside_those_who_ask_for_nonsense(model: outp
     others: of 200 calls from two threads 17 were silently wrong, and `budget=2.5` killed open streams."""
     stream = model.stream(PROMPTS[0], method="recycle", max_new_tokens=200, ignore_eos=True)
     first = next(stream)
-    options = {"max_new_tokens": 8, "temperature": 0.8, "seed": 1}
+    options: dict[str, Any] = {"max_new_tokens": 8, "temperature": 0.8, "seed": 1}
     plain = {prompt: model.generate(prompt, method="plain", **options).token_ids for prompt in PROMPTS}
     wrong: list[str] = []
 

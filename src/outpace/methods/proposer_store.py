@@ -61,7 +61,5 @@ def _return_memory() -> None:
     """Give memory that nobody has any more back to the system. Nets have cycles, which wait for the collector, and
     glibc keeps most of what is freed in pieces of megabytes."""
     gc.collect()
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; others have none
-        if trim is not None:
-            trim(0)
+    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)

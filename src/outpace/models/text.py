@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -37,6 +38,11 @@ class TextCodec:
         """A short name of what each id stands for."""
         vocabulary = sorted((number, token) for token, number in self.tokenizer.get_vocab().items())
         return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of a text that one token stands for at most."""
+        return max(map(len, self.tokenizer.get_vocab()))
 
     def encode(self, text: str) -> list[int]:
         """Ids of plain text, with the special tokens the tokenizer adds by itself.

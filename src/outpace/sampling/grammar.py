@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 _COMPILED = 64  # grammars that are kept
 _CANONICAL = 4096  # forced texts whose tokens are kept
-_MOST_CHARACTERS = 200_000  # of a grammar
+_MOST_CHARACTERS = 200_000  # of a grammar, and of all that are kept
+_MOST_OF_A_REGEX = 20_000  # what it takes grows with the square: 20 MB at this length, 450 MB at 90,000
 _STACK = 1 << 30  # bytes, of which only those in use take memory: llguidance calls itself for each rule of a chain
 _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -81,9 +82,12 @@ class Grammars:
             if matcher is None:
                 matcher = _in_deep_stack(partial(_compile, grammar, self._tokenizer))
                 self._compiled[grammar] = matcher
-                if len(self._compiled) > _COMPILED:
+                while (
+                    len(self._compiled) > _COMPILED or sum(len(one.text) for one in self._compiled) > _MOST_CHARACTERS
+                ):
                     self._compiled.popitem(last=False)
-            self._compiled.move_to_end(grammar)
+            else:
+                self._compiled.move_to_end(grammar)
             return GrammarConstraint(matcher.deep_copy(), self._tokenizer.eos_tokens, eos_token_ids, self._tokens)
 
 
@@ -258,9 +262,10 @@ def _compile(grammar: Grammar, tokenizer: "LLTokenizer") -> "LLMatcher":
     """A matcher at the beginning of a grammar. InvalidRequest where there can be none."""
     from llguidance import LLMatcher
 
-    if len(grammar.text) > _MOST_CHARACTERS:
+    most = _MOST_OF_A_REGEX if grammar.kind == "regex" else _MOST_CHARACTERS
+    if len(grammar.text) > most:
         raise InvalidRequest(
-            f"grammar={grammar}: {len(grammar.text):,} characters, the limit is {_MOST_CHARACTERS:,}; use a smaller one"
+            f"grammar={grammar}: {len(grammar.text):,} characters, the limit is {most:,}; use a smaller one"
         )
     try:
         matcher = LLMatcher(tokenizer, _source(grammar), log_level=0)

@@ -6,6 +6,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from outpace import __version__
 from outpace.methods.catalog import methods
@@ -40,8 +41,10 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation."""
         service.check_room(1)  # before anything is read, encoded or compiled for it
-        body = parsed(ChatRequest, await request.body())
-        order = await ordered(service, body)
+        data = await request.body()
+        with service.reading():
+            body = parsed(ChatRequest, data)
+            order = await ordered(service, body)
         _note(request, service, body, order)
         form = ChatForm(service.pieces, body.ranked is not None, body.may_call)
         return await answer(request, service, body, order, form)
@@ -50,8 +53,10 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     async def completions(request: Request) -> Response:
         """What follows a text."""
         service.check_room(1)
-        body = parsed(CompletionRequest, await request.body())
-        order = await ordered(service, body)
+        data = await request.body()
+        with service.reading():
+            body = parsed(CompletionRequest, data)
+            order = await ordered(service, body)
         _note(request, service, body, order)
         form = CompletionForm(service.pieces, body.ranked is not None)
         return await answer(request, service, body, order, form)
@@ -144,8 +149,9 @@ def _add_errors(app: FastAPI, service: Service) -> None:
         made = ApiError(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
         return JSONResponse(made.as_dict(), made.status, error.headers)
 
+    @app.exception_handler(ClientDisconnect)
     @app.exception_handler(ClientGone)
-    async def client_gone(request: Request, error: ClientGone) -> Response:
+    async def client_gone(request: Request, error: Exception) -> Response:
         request.scope["state"]["told"] |= {"error": "the client went away"}
         return Response(status_code=499)  # nginx's; nobody reads it, and the log tells
 

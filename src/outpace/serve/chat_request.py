@@ -7,6 +7,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from outpace.serve.fields import LogprobCount, Off, Only, SharedFields, Strict, Unsupported
 
+MAX_MESSAGES = 10_000
+
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -120,7 +122,7 @@ class ResponseFormat(Strict):
 class ChatRequest(SharedFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = False
     top_logprobs: LogprobCount | None = None

@@ -61,6 +61,7 @@ async def ordered(service: Service, body: SharedFields) -> Order:
 
 def _prompts(model: Model, body: SharedFields) -> list[list[int]]:
     if isinstance(body, CompletionRequest):
+        _check_characters(model, max(len(prompt) for prompt in body.prompts), "prompt")
         prompts = [model.encode(prompt) for prompt in body.prompts]
         if not all(prompts):
             raise refused("prompt", "is empty: give at least one token")
@@ -74,7 +75,19 @@ def _prompts(model: Model, body: SharedFields) -> list[list[int]]:
     except ValueError as error:
         param = str(error).partition(":")[0]
         raise ApiError(400, str(error), param) from error
+    _check_characters(model, sum(len(message["content"]) for message in messages), "messages")
     return [_encoded_chat(model, body, messages)]
+
+
+def _check_characters(model: Model, characters: int, param: str) -> None:
+    """Refuse what cannot fit before it is encoded, which takes seconds per megabyte, while others wait."""
+    most = model.target.max_length
+    if characters > most * model.codec.longest_token:
+        raise refused(
+            param,
+            f"{characters:,} characters, and prompt and answer have {most} tokens together: shorten it",
+            code="context_length_exceeded",
+        )
 
 
 def _encoded_chat(model: Model, body: ChatRequest, messages: list[dict[str, Any]]) -> list[int]:

@@ -16,6 +16,15 @@ from outpace.serve.app import create_app
 from outpace.serve.service import Service
 from outpace.serve.settings import ServeSettings
 
+MOST_CONNECTIONS = 1000
+"""Where there are more, those that say nothing make room."""
+
+
+def _waits(connection: Any) -> bool:
+    """Whether a connection is being closed, or has no request that is being answered."""
+    cycle = connection.cycle
+    return bool(connection.transport.is_closing() or cycle is None or cycle.response_complete)
+
 
 def new_log() -> Any:
     """A logger that writes a JSON object a line to standard error."""
@@ -74,18 +83,20 @@ class Server(uvicorn.Server):
             )
         )
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._closing: dict[Any, float] = {}  # transports that close, and since when
+        self._idle: dict[Any, float] = {}  # transports that close, or wait for a request, and since when
         self._tasks: list[asyncio.Task[None]] = []
 
     async def on_tick(self, counter: int) -> bool:
-        """Now and then, drop connections that were closed long ago and whose clients do not read the rest."""
+        """Now and then, drop connections that were closed long ago and whose clients do not read the rest, those whose
+        clients say nothing or never end the head of a request, and, where there are too many, those longest silent."""
         if counter % 10 == 0:
-            now, closing = asyncio.get_running_loop().time(), self._closing
-            transports = [getattr(one, "transport", None) for one in self.server_state.connections]
-            left = [one for one in transports if one is not None and one.is_closing()]
-            self._closing = {one: closing.get(one, now) for one in left}
-            for transport, since in self._closing.items():
-                if now - since > self._service.settings.send_timeout:
+            now, idle = asyncio.get_running_loop().time(), self._idle
+            open_ones = [one for one in self.server_state.connections if getattr(one, "transport", None) is not None]
+            self._idle = {one.transport: now for one in open_ones if _waits(one)}
+            self._idle |= {transport: idle[transport] for transport in self._idle if transport in idle}
+            many = len(open_ones) - MOST_CONNECTIONS
+            for number, (transport, since) in enumerate(sorted(self._idle.items(), key=lambda item: item[1])):
+                if number < many or now - since > self._service.settings.send_timeout:
                     transport.abort()
         return await super().on_tick(counter)
 

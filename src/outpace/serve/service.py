@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,6 +63,7 @@ class Service:
         self._pieces: Pieces | None = None
         self._preparing = ThreadPoolExecutor(1, "prepare")  # one: prompts join the engine in the order they came
         self._admitted = 0  # samples
+        self._read = 0  # requests that are not admitted yet, whose bodies are held
         self._recent = 1.0  # seconds that a request took, a moving average
 
     def open(self, model: Model) -> None:
@@ -155,6 +156,20 @@ class Service:
             self._admitted -= order.samples
             self._recent += 0.1 * (time.monotonic() - began - self._recent)
 
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Hold a body until it is known what it asks: as many at a time as the queue has places.
+
+        Raises:
+            ApiError: there are more.
+        """
+        self.check_room(1, self._read)
+        self._read += 1
+        try:
+            yield
+        finally:
+            self._read -= 1
+
     async def prepared(self, work: Any) -> Any:
         """Do something that takes a while, such as encoding a prompt, beside the event loop."""
         _ = self.model  # nothing is begun while the server shuts down
@@ -175,12 +190,12 @@ class Service:
         for job in jobs:
             thread.watch(job)
 
-    def check_room(self, samples: int) -> None:
-        """Refuse what the queue has no place for."""
+    def check_room(self, samples: int, others: int = 0) -> None:
+        """Refuse what the queue has no place for, beside others that are about to be admitted."""
         limit = self.model.target.max_slots + self.settings.max_queue
         if samples > limit:
             raise ApiError(400, f"n: {samples} samples in one request, of which the server takes {limit}", "n")
-        if self._admitted + samples > limit:
+        if self._admitted + others + samples > limit:
             wait = max(1, min(60, round(self._recent * self._admitted / self.model.target.max_slots)))
             raise ApiError(
                 429,

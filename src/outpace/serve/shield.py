@@ -133,15 +133,19 @@ class _Limited:
     def __init__(self, receive: Receive, settings: ServeSettings) -> None:
         self._receive, self._settings = receive, settings
         self._size, self._is_whole = 0, False
+        self._until = asyncio.get_running_loop().time() + settings.timeout
 
     async def receive(self) -> Message:
         if self._is_whole:
             return await self._receive()
+        now = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._settings.send_timeout):
+            async with asyncio.timeout_at(min(now + self._settings.send_timeout, self._until)):
                 message = await self._receive()
         except TimeoutError as error:
-            said = f"the body did not come for {self._settings.send_timeout:g} s"
+            is_late = now + self._settings.send_timeout > self._until
+            seconds = self._settings.timeout if is_late else self._settings.send_timeout
+            said = f"the body did not come {'whole within' if is_late else 'for'} {seconds:g} s"
             raise ApiError(408, said, code="timeout", kind="timeout_error") from error
         self._size += len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)

