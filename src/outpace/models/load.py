@@ -280,9 +280,8 @@ def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:
         ModelError: nothing readable under that name, or a drafter without an embedding.
     """
     source = resolve(name)
-    config = read_config(source)
+    config, codec = read_config(source), read_tokenizer(source)
     refuse_bare(config, name)
-    codec = read_tokenizer(source)
     try:
         generation = GenerationConfig.from_pretrained(source.path)
     except OSError:
@@ -295,7 +294,7 @@ def _eos_token_ids(generation: GenerationConfig | None, config: PretrainedConfig
     for ids in (found, config.get_text_config().eos_token_id, codec.tokenizer.eos_token_id):
         if ids is not None:
             listed = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
-            if not all(is_int(one) and one >= 0 for one in listed):
-                raise ModelError(f"{codec.name}: eos_token_id={ids!r}: must be ids; correct its generation_config.json")
-            return listed
+            if all(is_int(one) and one >= 0 for one in listed):
+                return listed
+            raise ModelError(f"{codec.name}: eos_token_id={ids!r}: must be ids; correct its generation_config.json")
     return ()
