@@ -9,8 +9,8 @@ PARALLEL := --numprocesses 2 --dist loadfile
 PEERS := transformers,llama.cpp,openvino,vllm
 PROMPTS := builtin:4
 TOKENS := 128
-# Of `make test-vllm`: which tests; "not slow" leaves out several workers and nodes, and long runs on the real model.
-TESTS := vllm
+# Of `make test-vllm`: what pytest is told. Most tests start engines: all together take many minutes.
+TESTS := -m vllm tests/vllm
 
 .PHONY: demo test test-more test-all test-browser test-vllm lint docs bench peers clean
 
@@ -32,7 +32,7 @@ test-browser: $(READY) ## The playground in headless Chromium: the system's, or 
 
 test-vllm: $(READY) $(VLLM_READY) ## Our drafters inside real vLLM, in an environment of its own; the first time builds it
 	$(BIN)/outpace models pull smollm2-135m
-	$(VLLM)/python -m pytest -m "$(TESTS)" tests/vllm
+	$(VLLM)/python -m pytest $(TESTS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
