@@ -6,7 +6,7 @@ runs once over tensors without numbers, so that names are matched by its rules, 
 
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ from outpace.models.held import Held
 _FLOATS = ("F64", "F32", "BF16", "F16", "torch.float64", "torch.float32", "torch.bfloat16", "torch.float16")
 # What old checkpoints hold beside weights: tables that models work out by themselves.
 _TABLES = re.compile(r"(^|\.)(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|position_ids)$")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d{1,9})\.(.+)")
 _MOST_NAMED = 12
 # A GGUF file's tensors have other names, so their weights are counted: within this, what is missing is told by name.
 _SLACK = 2
@@ -42,6 +43,7 @@ def check_complete(config: PretrainedConfig, held: Mapping[str, Held], name: str
     check_sizes(config, max((max(one.shape, default=1) for one in weights.values()), default=0), name)
     kinds = {key: one.dtype for key, one in weights.items() if one.dtype not in _FLOATS}
     complaints = [f"{key} holds {dtype}, not floats" for key, dtype in kinds.items()]
+    _refuse(_expert_complaints(weights, getattr(config.get_text_config(), "num_experts", None)), name)
     tensors = {key: torch.empty(one.shape, device="meta") for key, one in weights.items()}
     family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     with _silence():
@@ -72,7 +74,11 @@ def refuse_incomplete(report: Mapping[str, Any], name: str, complaints: Sequence
     said += [f"unexpected {key}" for key in report["unexpected_keys"] if not _TABLES.search(key)]
     for key, have, want in report["mismatched_keys"]:
         said.append(f"{key} has shape {list(have)}, its config says {list(want)}")
-    said = sorted([*said, *map(str, report["error_msgs"])])
+    _refuse([*said, *map(str, report["error_msgs"])], name)
+
+
+def _refuse(complaints: Sequence[str], name: str) -> None:
+    said = sorted(complaints)
     if said:
         more = f"; and {len(said) - _MOST_NAMED} more" if len(said) > _MOST_NAMED else ""
         raise ModelError(
@@ -120,6 +126,19 @@ def check_count(config: PretrainedConfig, elements: Mapping[str, int], name: str
     there = sum(elements.values())
     if wanted > _SLACK * there:
         raise ModelError(f"{name}: its config asks for {wanted} weights and the file holds {there}; download it again")
+
+
+def _expert_complaints(names: Iterable[str], count: int | None) -> list[str]:
+    """Experts that are missing or beyond the last: the loader stacks those that there are, whatever their numbers."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for match in filter(None, map(_EXPERT.match, names)):
+        found.setdefault((match[1], match[3]), set()).add(int(match[2]))
+    wanted = set(range(count or 0))
+    return [
+        f"{first}.*.{last} is there for experts {sorted(numbers)[:_MOST_NAMED]}, its config has {count}"
+        for (first, last), numbers in found.items()
+        if numbers != wanted
+    ]
 
 
 @contextmanager

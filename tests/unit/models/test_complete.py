@@ -96,6 +96,22 @@ def test_whole_checkpoints_of_every_family_load(family: str, tied: bool, tmp_pat
     assert len(answer(folder)) == 4
 
 
+@pytest.mark.parametrize("name", ["7.gate_proj.weight", "3.gate_proj.weights", "3.gate.weight"])
+def test_experts_are_counted(name: str, tmp_path: Path) -> None:
+    """Guards against experts stacked in the order of their numbers, whatever these are, so that each does another's
+    work."""
+    folder = save_tiny_model(tmp_path / "m", "qwen3_moe")
+    place = "model.layers.2.mlp.experts."
+    change(
+        folder,
+        lambda tensors: {
+            place + name if key == place + "3.gate_proj.weight" else key: one for key, one in tensors.items()
+        },
+    )
+    with pytest.raises(ModelError, match="its weights do not fit its config"):
+        answer(folder)
+
+
 @pytest.mark.parametrize(
     ("family", "table"),
     [
