@@ -8,6 +8,7 @@ from typing import Any, cast
 from outpace.core.checks import check_int, is_int, items_of, shown
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.core.paths import path_of
 from outpace.methods.catalog import MethodLike, parse_method
 from outpace.methods.options import checked_budget
 from outpace.methods.speculative_config import from_speculative_config
@@ -55,7 +56,7 @@ def resolved(params: SamplingParams, codec: TextCodec) -> SamplingParams:
 def checked_name(field: str, name: Any) -> str:
     """A model's or a drafter's name, given as text or as a path."""
     path = os.fspath(name) if isinstance(name, os.PathLike) else name
-    if not isinstance(path, str) or not path or "\0" in path:
+    if not isinstance(path, str) or not path or not (path.isprintable() or path_of(path).exists()):
         raise InvalidRequest(f"{field}={shown(name)}: must be a name or a path")
     return path
 

@@ -66,6 +66,14 @@ def optional(right: Right) -> Right:
     return lambda value: value is None or right(value)
 
 
+def biases(value: Any) -> bool:
+    if value is None or (isinstance(value, list | tuple | Mapping) and not value):
+        return True
+    keys = [int(key) if key == "5" else key for key in value] if isinstance(value, Mapping) else [None]
+    is_unique = len(set(map(str, keys))) == len(keys)
+    return is_unique and all(whole(0, VOCAB - 1)(key) for key in keys) and all(map(real(-100, 100), value.values()))
+
+
 REQUEST: dict[str, Right] = {
     "temperature": real(0, 1e6),
     "top_k": whole(0),
@@ -78,7 +86,7 @@ REQUEST: dict[str, Right] = {
     "repetition_penalty": real(5e-324, 1.7e308),
     "presence_penalty": real(-2, 2),
     "frequency_penalty": real(-2, 2),
-    "logit_bias": lambda value: value is None or (isinstance(value, list | tuple | dict) and not value),
+    "logit_bias": biases,
     "bad_words": texts,
     "bad_words_ids": id_lists,
     "min_new_tokens": whole(0, TOKENS),

@@ -7,7 +7,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any, TypeVar
 
-from outpace.core.checks import check_int
+from outpace.core.checks import check_int, shown
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
@@ -259,7 +259,7 @@ class Engine:
             raise InvalidRequest("the prompt is empty: give at least one token")
         outside = next((token for token in prompt if not 0 <= token < self.target.vocab_size), None)
         if outside is not None:
-            raise InvalidRequest(f"token id {outside} is outside the vocabulary of {self.target.vocab_size}")
+            raise InvalidRequest(f"token id {shown(outside)} is outside the vocabulary of {self.target.vocab_size}")
         if len(prompt) + min(params.max_new_tokens, 1) > self.target.max_length:
             raise InvalidRequest(
                 f"the prompt has {len(prompt)} tokens and the limit is {self.target.max_length} for prompt and answer "

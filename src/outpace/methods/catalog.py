@@ -135,10 +135,10 @@ def parse_method(text: str) -> MethodSpec:
             takes = f"takes {', '.join(known)} (name:option=value)"
             said = option + equals + value
             raise InvalidRequest(
-                f"method={text!r}: {''.join(near)}{name} {takes}, not {said!r}{_shapes_with(kind, option)}"
+                f"method={shown(text)}: {''.join(near)}{name} {takes}, not {shown(said)}{_shapes_with(kind, option)}"
             )
         if option in given:
-            raise InvalidRequest(f"method={text!r}: {option} is given twice")
+            raise InvalidRequest(f"method={shown(text)}: {option} is given twice")
         given[option] = value
     return _checked(text, name, given)
 
@@ -164,7 +164,7 @@ def _checked(what: str, name: str, given: Mapping[str, Any]) -> MethodSpec:
     try:
         return MethodSpec(name, methods()[name].options.model_validate(given))
     except ValidationError as error:
-        raise InvalidRequest(f"method={what!r}: {first_complaint(error)}") from error
+        raise InvalidRequest(f"method={shown(what)}: {first_complaint(error)}") from error
 
 
 def _shapes_with(kind: type[Options], option: str) -> str:

@@ -133,7 +133,7 @@ def checked_budget(budget: Any) -> int | None:
 
 def idle_option(options: BaseModel, name: str, because: str, remedy: str) -> str:
     """The complaint about an option that would change nothing."""
-    return f"{name}={getattr(options, name)}: does nothing with {because}; {remedy}"
+    return f"{name}={plain(getattr(options, name))}: does nothing with {because}; {remedy}"
 
 
 def first_complaint(error: ValidationError) -> str:

@@ -59,7 +59,7 @@ def test_padding_of_a_batch_is_left_out(model: outpace.Model) -> None:
         padded = [[0] * 6 + wanted[0], wanted[1]] if side == "left" else [wanted[0] + [0] * 6, wanted[1]]
         for given in (encoding, {"input_ids": torch.tensor(padded), "attention_mask": torch.tensor(masks)}):
             if given is not None:
-                answers = model.generate(given, max_new_tokens=1)
+                answers: Any = model.generate(given, max_new_tokens=1)
                 assert [list(answer.prompt_ids) for answer in answers] == wanted
     with pytest.raises(InvalidRequest, match="attention_mask: must have a number for each"):
         model.generate({"input_ids": [[1, 2]], "attention_mask": [[1]]})
@@ -81,7 +81,8 @@ def test_ids_of_numpy_and_torch_are_ids(model: outpace.Model) -> None:
     small, short = array.astype(np.uint8), tensor.int()
     for given in (array, tensor, list(array), small, short, array[None], tensor[None], tuple(IDS)):
         assert model.encode(given) == IDS  # type: ignore[arg-type]
-    assert [list(one.prompt_ids) for one in model.generate([array, tensor], max_new_tokens=1)] == [IDS, IDS]
+    both: Any = [array, tensor]
+    assert [list(one.prompt_ids) for one in model.generate(both, max_new_tokens=1)] == [IDS, IDS]
     plain = model.generate(IDS, max_new_tokens=12, ignore_eos=True)
     last = plain.token_ids[4]
     ends = (last, np.int64(last), [np.int64(last)], np.array([last]), torch.tensor([last]), {last})
@@ -128,7 +129,7 @@ def test_paths_and_torchs_own_words(folder: Path) -> None:
         model.generate("x", {"temperature": 1.0})  # type: ignore[call-overload]
     for flag in ("exact", "profile", "enable_prefix_caching"):
         with pytest.raises(InvalidRequest, match=f"{flag}='no': must be True or False"):
-            outpace.load(folder, **{flag: "no"})
+            outpace.load(folder, **{flag: "no"})  # type: ignore[arg-type]
     for name in ("~nobody-of-this-name/x", "x" * 5000, "a\0b"):
         with pytest.raises(outpace.OutpaceError):
             outpace.load(name)

@@ -66,12 +66,12 @@ def test_all_doors_say_the_greedy_answer(folder: Path, kernels: bool, monkeypatc
         monkeypatch.setenv("OUTPACE_KERNELS", "off")
     model = outpace.load(folder, dtype="float32", device="cpu", profile=False)
     greedy = model.generate(PROMPT, max_new_tokens=12).token_ids
-    stock = AutoModelForCausalLM.from_pretrained(folder)
+    stock: Any = AutoModelForCausalLM.from_pretrained(folder)
     asked = AutoTokenizer.from_pretrained(folder)(PROMPT, return_tensors="pt")
     for temperature in SMALL:
         for method in ("plain", "recycle", "svip"):
             for verification in ("match", "rejection"):
-                options = {"temperature": temperature, "verification": verification, "seed": 3}
+                options: dict[str, Any] = {"temperature": temperature, "verification": verification, "seed": 3}
                 answer = model.generate(PROMPT, max_new_tokens=12, method=method, **options)
                 assert answer.token_ids == greedy, (temperature, method, verification)
         door = outpace.custom_generate(method="recycle", seed=3)
