@@ -17,11 +17,9 @@ from transformers.utils import logging as library
 
 from outpace.core.errors import ModelError
 from outpace.models.config_bounds import check_sizes
-from outpace.models.held import Held
+from outpace.models.held import TABLES, Held
 
 _FLOATS = ("F64", "F32", "BF16", "F16", "torch.float64", "torch.float32", "torch.bfloat16", "torch.float16")
-# What old checkpoints hold beside weights: tables that models work out by themselves.
-_TABLES = re.compile(r"(^|\.)(rotary_emb\.inv_freq|(attn|attention)\.(masked_)?bias|position_ids)$")
 _EXPERT = re.compile(r"(.*\.experts)\.(\d{1,9})\.(.+)")
 _MOST_NAMED = 12
 # A GGUF file's tensors have other names, so their weights are counted: within this, what is missing is told by name.
@@ -39,7 +37,7 @@ def check_complete(config: PretrainedConfig, held: Mapping[str, Held], name: str
     Raises:
         ModelError: tensors that are missing, left over, of other sizes or no floats; all of them are named.
     """
-    weights = {key: one for key, one in held.items() if not _TABLES.search(key)}
+    weights = {key: one for key, one in held.items() if not TABLES.search(key)}
     check_sizes(config, max((max(one.shape, default=1) for one in weights.values()), default=0), name)
     kinds = {key: one.dtype for key, one in weights.items() if one.dtype not in _FLOATS}
     complaints = [f"{key} holds {dtype}, not floats" for key, dtype in kinds.items()]
@@ -71,7 +69,7 @@ def refuse_incomplete(report: Mapping[str, Any], name: str, complaints: Sequence
         ModelError: there are any; the first dozen is named.
     """
     said = [*complaints, *(f"missing {key}" for key in report["missing_keys"])]
-    said += [f"unexpected {key}" for key in report["unexpected_keys"] if not _TABLES.search(key)]
+    said += [f"unexpected {key}" for key in report["unexpected_keys"] if not TABLES.search(key)]
     for key, have, want in report["mismatched_keys"]:
         said.append(f"{key} has shape {list(have)}, its config says {list(want)}")
     _refuse([*said, *map(str, report["error_msgs"])], name)

@@ -1,5 +1,6 @@
 """What a checkpoint's weights are by their files' headers: names, sizes, kinds of numbers. No weight is read."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from outpace.nets.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, opened, weigh
 from outpace.nets.torch_file import read_torch
 
 TORCH_INDEX = "pytorch_model.bin.index.json"
+# What old checkpoints hold beside weights, or list: tables that models work out by themselves.
+TABLES = re.compile(
+    r"(^|\.)(rotary_emb(_local)?\.((original_)?inv_freq|(cos|sin)_cached)|(attn|attention)\.(masked_)?bias|position_ids)$"
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ def held_by(path: str, name: str) -> dict[str, Held]:
             if key in held:
                 raise ModelError(f"{file}: holds {key}, and so does another shard; download it again")
             held[key] = one
-    if absent := sorted(listed - held.keys()):
+    if absent := sorted(key for key in listed - held.keys() if not TABLES.search(key)):
         raise ModelError(f"{name}: its index lists {', '.join(absent)}, which no shard holds; download it again")
     return held
 

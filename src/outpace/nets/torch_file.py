@@ -14,7 +14,7 @@ from outpace.core.errors import ModelError
 
 # What a dictionary of plain tensors is made of. Others make tensors without numbers, sparse, nested or quantised ones.
 _BUILDERS = {"collections OrderedDict", "torch Size"} | {
-    f"torch._utils {name}" for name in ("_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter")
+    f"torch._utils _rebuild_{what}" for what in ("tensor_v2", "tensor_v3", "parameter", "parameter_with_state")
 }
 # Tensors may share memory, as an embedding and the head that is tied to it do; all of them together are no more than
 # so many times the file.
@@ -38,7 +38,8 @@ def read_torch(path: Path) -> dict[str, Tensor]:
         ) from error
     if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
         raise ModelError(f"{path}: must hold a dictionary of tensors and nothing else")
-    tensors = {str(name): tensor for name, tensor in loaded.items()}
+    # Without attributes, which parameters may bring along, and which could stand in for methods.
+    tensors = {str(name): Tensor.detach(tensor) for name, tensor in loaded.items()}
     if len(tensors) < len(loaded):
         raise ModelError(f"{path}: two of its tensors have the same name; save it as safetensors")
     _check_sizes(path, tensors)

@@ -116,6 +116,9 @@ def test_experts_are_counted(name: str, tmp_path: Path) -> None:
     ("family", "table"),
     [
         ("llama", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+        ("llama", "model.layers.0.self_attn.rotary_emb.cos_cached"),
+        ("llama", "model.rotary_emb.original_inv_freq"),
+        ("gemma3_text", "model.rotary_emb_local.inv_freq"),
         ("gpt2", "transformer.h.0.attn.bias"),
         ("gpt2", "transformer.h.0.attn.masked_bias"),
         ("gpt_neox", "gpt_neox.layers.0.attention.bias"),
@@ -143,6 +146,20 @@ def test_a_tied_head_that_is_also_in_the_file_stays(tmp_path: Path) -> None:
     assert answer(folder) == wanted
 
 
+@pytest.mark.parametrize("is_archive", [False, True])
+def test_parameters_saved_with_their_attributes_are_tensors(is_archive: bool, tmp_path: Path) -> None:
+    """Guards against `torch.save(dict(model.named_parameters()))` refused: transformers marks what it has made, and
+    marks could stand in for a tensor's methods."""
+    folder = save_tiny_model(tmp_path / "m")
+    wanted, tensors = answer(folder), load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    parameters: dict[str, Any] = {name: torch.nn.Parameter(one) for name, one in tensors.items()}
+    for one in parameters.values():
+        one.numel = one._is_hf_initialized = True
+    torch.save(parameters, folder / "pytorch_model.bin", _use_new_zipfile_serialization=is_archive)
+    assert answer(folder) == wanted
+
+
 def test_an_index_of_a_target_leads_nowhere_else(tmp_path: Path) -> None:
     """Guards against files elsewhere on the machine, and one of two versions of a weight taken by files' order."""
     folder = save_tiny_model(tmp_path / "m")
@@ -155,6 +172,8 @@ def test_an_index_of_a_target_leads_nowhere_else(tmp_path: Path) -> None:
         index.write_text(json.dumps({"metadata": {}, "weight_map": listed | changes}))
 
     write({})
+    assert answer(folder) == wanted
+    write({"model.layers.0.self_attn.rotary_emb.inv_freq": "a.safetensors"})  # a table, which nothing needs
     assert answer(folder) == wanted
     write({UP: "../m/a.safetensors"})
     with pytest.raises(ModelError, match="must give a file name of this folder"):
