@@ -13,7 +13,7 @@ from outpace.nets.checkpoint import Checkpoint, read_object
 from outpace.nets.layouts.domino import is_domino
 from outpace.nets.load import kind_of, locate
 from outpace.retrieval.lookup import CONTINUATION
-from outpace.vllm.settings import KEY, linear_method
+from outpace.vllm.settings import KEY, check_drafts, linear_method
 
 PROPOSER = "outpace.vllm.proposer.Method"
 MODELS = {"domino": "dflash", "dflash": "dflash", "eagle3": "eagle3", "linear": "draft_model"}
@@ -61,6 +61,7 @@ def speculation(
     if budget is not None and spec.budget is not None:
         raise InvalidRequest(f"budget={budget} and method={str(spec)!r} were both given: leave one of them out")
     tokens = spec.budget if budget is None else budget
+    check_drafts(tokens or 0, "budget")
     found = _drafter_for(spec, model, named)
     if spec.name == "plain" or tokens == 0:
         return Speculation(None)
