@@ -202,7 +202,7 @@ def _folder_of(model: str, exports: Path) -> str:
     is_folder = Path(model).expanduser().is_dir()
     if is_folder or (model not in pulled() and not source.options):
         return source.path
-    return str(export(model, exports / Path(model).stem))
+    return str(export(model, exports / Path(model).name))
 
 
 def _name(argument: str) -> str:

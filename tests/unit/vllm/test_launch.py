@@ -193,6 +193,15 @@ def test_models_that_vllm_cannot_read_are_exported(tmp_path: Path) -> None:
     assert "model.embed_tokens.weight" in load_file(Path(found["model"]) / "model.safetensors")
 
 
+def test_a_target_is_exported_only_for_drafters_that_need_it(tmp_path: Path) -> None:
+    """Guards against a target of many gigabytes that is read and written again for a draft model that is whole."""
+    model, draft = (str(save_tiny_model(tmp_path / name)) for name in ("tiny", "draft"))
+    found = speculation(model, "linear", draft, None, tmp_path / "exports").config
+    assert found is not None
+    assert Path(found["model"]).is_dir()
+    assert not (tmp_path / "exports" / "tiny" / "hf").exists()
+
+
 def test_the_line_can_be_copied(tmp_path: Path) -> None:
     """Guards against a printed command that a shell takes apart otherwise than it was run."""
     script = tmp_path / "echo.py"
