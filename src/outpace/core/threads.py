@@ -15,12 +15,14 @@ VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 """The standard's variable, and the one of GCC's library that overrules it."""
 COUNTS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 """What says how many threads torch has."""
+_CHOSEN: dict[str, str] = {}
+"""Variables that were set here, and not by the user."""
 
 
 def wait_asleep() -> None:
     """Let the threads of this process and its children sleep while they wait, unless the user or torch was first."""
     if "torch" not in sys.modules and not any(name in os.environ for name in VARIABLES):
-        os.environ["OMP_WAIT_POLICY"] = "passive"
+        _choose("OMP_WAIT_POLICY", "passive")
 
 
 def choose_threads(found: Processors | None = None) -> None:
@@ -32,7 +34,17 @@ def choose_threads(found: Processors | None = None) -> None:
         found: the processors; None asks the system.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in COUNTS):
-        os.environ["OMP_NUM_THREADS"] = str((found or processors()).best_threads)
+        _choose("OMP_NUM_THREADS", str((found or processors()).best_threads))
+
+
+def users_environment() -> dict[str, str]:
+    """This process's variables as they would be without this package, for a program that takes its place: vLLM counts
+    threads by itself unless it is told."""
+    return {name: value for name, value in os.environ.items() if _CHOSEN.get(name) != value}
+
+
+def _choose(name: str, value: str) -> None:
+    os.environ[name] = _CHOSEN[name] = value
 
 
 @cache

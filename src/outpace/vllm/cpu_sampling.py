@@ -18,12 +18,13 @@ import torch
 from packaging.specifiers import SpecifierSet
 from torch import Tensor
 
-from outpace.vllm.versions import SAMPLING_HOOKS, installed_version, missing_hooks
+from outpace.vllm.versions import SAMPLING_HOOKS, installed_version, is_tested, missing_hooks
 
 LOGGER = logging.getLogger("vllm.outpace")
 ISSUE = "https://github.com/vllm-project/vllm/issues/55005"
 FAULTY = SpecifierSet(">=0.32,<0.34")
 """Versions known to have the fault. What is done depends on what they do; from others it comes as a surprise."""
+_MARK = "_outpace_looks_at_sampling"
 
 
 def guard() -> None:
@@ -32,7 +33,8 @@ def guard() -> None:
     When a sampler is made vLLM has its kernels in place, and only engines that speculate make one.
 
     Raises:
-        RuntimeError: there is no sampler where it is looked for.
+        RuntimeError: there is no sampler where it is looked for, in a vLLM that this was tested with. With another one
+            that is logged.
     """
     from vllm.platforms import current_platform
 
@@ -40,14 +42,18 @@ def guard() -> None:
         return
     missing = missing_hooks(SAMPLING_HOOKS)
     if missing:
-        raise RuntimeError(
+        said = (
             f"outpace: vLLM {installed_version()} on a CPU: whether sampling with speculation is right ({ISSUE}) "
             f"cannot be told: {'; '.join(missing)}. Install another vLLM, or leave this plugin out: VLLM_PLUGINS=''"
         )
+        if is_tested():
+            raise RuntimeError(said)
+        LOGGER.error(said)  # nothing of ours drafts there, and whoever does not speculate shall not be held up
+        return
     from vllm.v1.sample import rejection_sampler
 
     make = rejection_sampler.RejectionSampler.__init__
-    if hasattr(make, "__wrapped__"):  # by an earlier call
+    if hasattr(make, _MARK):  # by an earlier call
         return
 
     @wraps(make)
@@ -55,6 +61,7 @@ def guard() -> None:
         mend(rejection_sampler)
         make(*args, **kwargs)
 
+    setattr(checked, _MARK, True)
     rejection_sampler.RejectionSampler.__init__ = checked
 
 

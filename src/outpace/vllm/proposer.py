@@ -42,7 +42,7 @@ from outpace.vllm.capture import Capture, TargetPass
 from outpace.vllm.host import check_graphs, check_host, check_parallel, ending_ids
 from outpace.vllm.price import RowPrice
 from outpace.vllm.rounds import Rounds
-from outpace.vllm.settings import KEY, linear_method, read_settings
+from outpace.vllm.settings import KEY, check_drafts, linear_method, read_settings
 
 LOG = logging.getLogger("vllm.outpace")  # below vLLM's own, which it has set up
 MOST_SLOTS = 64
@@ -71,6 +71,7 @@ class Method:
         if text is None:
             raise InvalidRequest('name a method: additional_config={"outpace": {"method": "..."}}')
         self._spec = linear_method(text)
+        check_drafts(vllm_config.speculative_config.num_speculative_tokens, "num_speculative_tokens")
         check_parallel(vllm_config)
         check_host()
         self._capture: Capture | None = None

@@ -11,6 +11,8 @@ from outpace.methods.options import first_complaint
 from outpace.shaping.linear_form import LEAST_GAIN
 
 KEY = "outpace"
+MOST_DRAFTS = 128
+"""Tokens that vLLM's sampler verifies of a request in a step; with more the engine ends when they come."""
 _ELSEWHERE = "vLLM runs draft models itself: speculative_config={'method': 'draft_model', 'model': ...}"
 REFUSED = {
     "plain": "it drafts nothing; leave speculative_config out",
@@ -69,3 +71,17 @@ def linear_method(text: str) -> MethodSpec:
     if reason is not None:
         raise InvalidRequest(f"method={text!r} cannot draft inside vLLM: {reason}")
     return spec
+
+
+def check_drafts(count: int, name: str) -> None:
+    """Refuse more drafted tokens per step than vLLM verifies.
+
+    Args:
+        count: of tokens.
+        name: of the setting that says it.
+
+    Raises:
+        InvalidRequest: there are.
+    """
+    if count > MOST_DRAFTS:
+        raise InvalidRequest(f"{name}={count}: vLLM verifies at most {MOST_DRAFTS} tokens per step; give no more")

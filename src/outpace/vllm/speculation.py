@@ -7,13 +7,15 @@ from typing import Any
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, parse_method
 from outpace.methods.method import LANGUAGE_MODEL, said_of
+from outpace.models.bare import is_bare
 from outpace.models.export import export, export_draft
+from outpace.models.load import read_config, resolve
 from outpace.models.shipped import find_drafter, shipped_for, shipped_names
 from outpace.nets.checkpoint import Checkpoint, read_object
 from outpace.nets.layouts.domino import is_domino
 from outpace.nets.load import kind_of, locate
 from outpace.retrieval.lookup import CONTINUATION
-from outpace.vllm.settings import KEY, linear_method
+from outpace.vllm.settings import KEY, check_drafts, linear_method
 
 PROPOSER = "outpace.vllm.proposer.Method"
 MODELS = {"domino": "dflash", "dflash": "dflash", "eagle3": "eagle3", "linear": "draft_model"}
@@ -61,6 +63,7 @@ def speculation(
     if budget is not None and spec.budget is not None:
         raise InvalidRequest(f"budget={budget} and method={str(spec)!r} were both given: leave one of them out")
     tokens = spec.budget if budget is None else budget
+    check_drafts(tokens or 0, "budget")
     found = _drafter_for(spec, model, named)
     if spec.name == "plain" or tokens == 0:
         return Speculation(None)
@@ -71,8 +74,10 @@ def speculation(
         config = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens or LONGEST}
         return Speculation(config, {KEY: {"method": str(spec)} | ({} if found is None else {"drafter": found})})
     if spec.name == "linear":
-        target = export(model, exports / Path(model).name)
-        found = str(export_draft(found, target, exports / Path(model).name / Path(found).name))
+        folder = exports / Path(model).name
+        # Only a draft model without an embedding asks for its target, which may be large.
+        target = export(model, folder) if is_bare(read_config(resolve(found)), found) else folder
+        found = str(export_draft(found, target, folder / Path(found).name))
     _check_shares(found, workers)
     length = _length(spec, found, tokens)
     return Speculation({"method": MODELS[spec.name], "model": found, "num_speculative_tokens": length})

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 
 from outpace.core.errors import ModelError
 
@@ -59,6 +60,14 @@ def installed_version() -> str:
     return str(vllm.__version__)
 
 
+def is_tested(version: str | None = None) -> bool:
+    """Whether a version of vLLM, by default the one installed, is in the range; one that is no version is not."""
+    try:
+        return TESTED.contains(Version(installed_version() if version is None else version), prereleases=True)
+    except InvalidVersion:  # "dev", of a checkout without tags
+        return False
+
+
 def refusal(version: str | None = None) -> str | None:
     """Why this plugin does not work with a vLLM; None if it does.
 
@@ -69,7 +78,7 @@ def refusal(version: str | None = None) -> str | None:
         ModelError: it is not installed.
     """
     found = installed_version() if version is None else version
-    if not TESTED.contains(found, prereleases=True):
+    if not is_tested(found):
         return (
             f"vLLM {found} is not among the versions this plugin was tested with ({TESTED}); install one of them, "
             "or a newer outpace"
@@ -78,17 +87,6 @@ def refusal(version: str | None = None) -> str | None:
     if missing:
         return f"vLLM {found} lacks what this plugin builds on: {'; '.join(missing)}; install another, or report it"
     return None
-
-
-def require_supported() -> None:
-    """Refuse a vLLM that this plugin does not work with.
-
-    Raises:
-        ModelError: why.
-    """
-    reason = refusal()
-    if reason is not None:
-        raise ModelError(f"outpace's vLLM plugin: {reason}")
 
 
 def missing_hooks(hooks: Sequence[Hook], root: Path | None = None) -> list[str]:
@@ -100,9 +98,9 @@ def missing_hooks(hooks: Sequence[Hook], root: Path | None = None) -> list[str]:
         hooks: to look for.
         root: the folder that holds the package `vllm`; None for the one installed.
     """
-    missing = []
+    missing, sources = [], {module: _source(module, root) for module in {hook.module for hook in hooks}}
     for hook in hooks:
-        tree = _source(hook.module, root)
+        tree = sources[hook.module]
         function = None if tree is None else _function(tree, hook.name.split("."))
         if function is None:
             missing.append(f"{hook.module} has no {hook.name}")

@@ -1,6 +1,8 @@
 """The guard of vLLM's sampling on a CPU, on samplers with and without the fault; the real one is in tests/vllm."""
 
-from types import SimpleNamespace
+import sys
+from functools import wraps
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.vllm import cpu_sampling
-from outpace.vllm.cpu_sampling import expand, is_right, mend, takes_none
+from outpace.vllm.cpu_sampling import expand, guard, is_right, mend, takes_none
 
 
 def unwritten(
@@ -104,3 +106,54 @@ def test_steps_without_drafts_are_mended_where_they_end_the_engine() -> None:
     assert is_right(module)
     mend(module)
     assert module.expand_batch_to_tokens is expand
+
+
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's modules as the guard finds them, on a CPU."""
+
+    class RejectionSampler:
+        def __init__(self) -> None:
+            self.is_made = True
+
+    platforms, module = ModuleType("vllm.platforms"), ModuleType("vllm.v1.sample.rejection_sampler")
+    vars(platforms)["current_platform"] = SimpleNamespace(is_cpu=lambda: True)
+    vars(module)["RejectionSampler"] = RejectionSampler
+    parents = {name: ModuleType(name) for name in ("vllm", "vllm.v1", "vllm.v1.sample")}
+    vars(parents["vllm.v1.sample"])["rejection_sampler"] = module
+    for name, one in (parents | {platforms.__name__: platforms, module.__name__: module}).items():
+        monkeypatch.setitem(sys.modules, name, one)
+    monkeypatch.setattr(cpu_sampling, "missing_hooks", lambda hooks: [])
+    return module
+
+
+def test_a_sampler_that_others_wrapped_is_looked_at(theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against another plugin's wrapper that is taken for ours, after which nobody looks; and against looking
+    twice, as plugins may be called again."""
+    looked: list[Any] = []
+    monkeypatch.setattr(cpu_sampling, "mend", looked.append)
+    make = theirs.RejectionSampler.__init__
+
+    @wraps(make)
+    def wrapped(*args: Any) -> None:
+        make(*args)
+
+    theirs.RejectionSampler.__init__ = wrapped
+    guard()
+    guard()
+    assert theirs.RejectionSampler().is_made
+    assert looked == [theirs]
+
+
+def test_where_nothing_of_ours_drafts_nobody_is_held_up(
+    theirs: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Guards against a later vLLM on a CPU that starts no engine at all, not even one that does not speculate, because
+    this package is installed beside it. In a vLLM that was tested the same ends the start."""
+    monkeypatch.setattr(cpu_sampling, "missing_hooks", lambda hooks: ["m has no f"])
+    monkeypatch.setattr(cpu_sampling, "is_tested", lambda: False)
+    guard()
+    assert "cannot be told: m has no f" in caplog.text
+    monkeypatch.setattr(cpu_sampling, "is_tested", lambda: True)
+    with pytest.raises(RuntimeError, match="cannot be told: m has no f"):
+        guard()

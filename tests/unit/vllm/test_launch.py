@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from outpace import cli
+from outpace.core import threads
 from outpace.core.errors import InvalidRequest
 from outpace.models.bare import write_bare
 from outpace.models.frozen import FrozenTarget
@@ -143,6 +144,8 @@ def test_methods_in_vllms_words(
         (["--method", "domino:budget=3", "--drafter", DOMINO, "--budget", "3"], "were both given"),
         (["--method", "recycle", "--drafter", DOMINO], "method 'recycle' needs none"),
         (["--method", "lookup", "--speculative-config", "{}"], "method='lookup': speculative_config says it"),
+        (["--method", "lookup", "--budget", "129"], "budget=129: vLLM verifies at most 128 tokens per step"),
+        (["--method", "recycle:budget=200"], "budget=200: vLLM verifies at most 128"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(model: str, started: list[Command], asked: list[str], said: str) -> None:
@@ -190,6 +193,15 @@ def test_models_that_vllm_cannot_read_are_exported(tmp_path: Path) -> None:
     assert "model.embed_tokens.weight" in load_file(Path(found["model"]) / "model.safetensors")
 
 
+def test_a_target_is_exported_only_for_drafters_that_need_it(tmp_path: Path) -> None:
+    """Guards against a target of many gigabytes that is read and written again for a draft model that is whole."""
+    model, draft = (str(save_tiny_model(tmp_path / name)) for name in ("tiny", "draft"))
+    found = speculation(model, "linear", draft, None, tmp_path / "exports").config
+    assert found is not None
+    assert Path(found["model"]).is_dir()
+    assert not (tmp_path / "exports" / "tiny" / "hf").exists()
+
+
 def test_the_line_can_be_copied(tmp_path: Path) -> None:
     """Guards against a printed command that a shell takes apart otherwise than it was run."""
     script = tmp_path / "echo.py"
@@ -198,6 +210,36 @@ def test_the_line_can_be_copied(tmp_path: Path) -> None:
     line = Command(arguments, {"MORE": "f g"})
     done = subprocess.run(["bash", "-c", str(line)], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [list(arguments[2:]), "f g"]
+
+
+def test_no_secret_is_printed() -> None:
+    """Guards against keys in logs and on screens: they may stand among vLLM's own arguments too, several of them or
+    behind an equals sign."""
+    more = ("--api-key", "one", "two", "--hf_token=three", "--port", "1")
+    line = Command(("vllm", "serve", "m", *more), {"VLLM_API_KEY": "four"})
+    assert (
+        str(line) == 'VLLM_API_KEY="${VLLM_API_KEY}" ' + "vllm serve m --api-key '***' '***' '--hf_token=***' --port 1"
+    )
+
+
+def test_vllm_is_not_told_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against variables of our own command that reach vLLM and are not in the line that is printed: with a
+    number of threads vLLM does not divide the cores among its workers. What the user set stays."""
+    chosen: dict[str, str] = {}
+    monkeypatch.setattr(threads, "_CHOSEN", chosen)
+    monkeypatch.delitem(sys.modules, "torch")
+    for name in (*threads.COUNTS, *threads.VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    threads.choose_threads()
+    threads.wait_asleep()
+    assert set(chosen) == {"OMP_NUM_THREADS"}
+    ran: list[dict[str, str]] = []
+    monkeypatch.setattr("os.execvpe", lambda program, arguments, variables: ran.append(variables))
+    launch.start(Command(("vllm",), {"VLLM_API_KEY": "k"}))
+    assert "OMP_NUM_THREADS" not in ran[0]
+    assert ran[0]["GOMP_SPINCOUNT"] == "7"
+    assert ran[0]["VLLM_API_KEY"] == "k"
 
 
 @pytest.mark.parametrize(

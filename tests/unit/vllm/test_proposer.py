@@ -50,6 +50,14 @@ def test_what_cannot_be_is_refused_at_load(settings: Any, said: str) -> None:
         Method(config(settings))
 
 
+def test_more_drafts_than_vllm_verifies_are_refused() -> None:
+    """Guards against an engine that ends when a long draft comes: vLLM's sampler asserts that no step has more."""
+    asked = config({"method": "lookup"})
+    asked.speculative_config.num_speculative_tokens = 129
+    with pytest.raises(InvalidRequest, match="num_speculative_tokens=129: vLLM verifies at most 128"):
+        Method(asked)
+
+
 def test_a_method_must_be_named() -> None:
     """Guards against a class without a method that drafts by some default."""
     with pytest.raises(InvalidRequest, match="name a method"):

@@ -34,7 +34,7 @@ def test_tested_versions_are_accepted(version: str) -> None:
     assert refusal(version) is None
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.0"])
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "0.34.0rc1", "1.0", "dev"])
 def test_other_versions_are_refused_with_a_remedy(version: str) -> None:
     """Guards against a plugin that goes on in a vLLM nobody tried it with, and an error without the way out."""
     reason = refusal(version)
