@@ -94,7 +94,7 @@ TENSOR_EDITS: dict[str, Callable[[Tensor], Tensor]] = {
     "a row more": lambda one: torch.cat((one, one[:1])) if one.dim() else one[None],
     "flat": lambda one: one.flatten()[:, None] if one.dim() == 1 else one.flatten(),
     "deeper": lambda one: one[None].clone(),
-    "one number": lambda one: one.flatten()[0].clone(),
+    "one number": lambda one: one.flatten()[:1].sum(),
     "empty": lambda one: one[:0].clone() if one.dim() else one[None][:0].clone(),
     "int8": lambda one: torch.ones(one.shape, dtype=torch.int8),
     "int64": lambda one: torch.ones(one.shape, dtype=torch.int64),

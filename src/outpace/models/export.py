@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.models.bare import EMBEDDING, VOCABULARY, is_bare
-from outpace.models.load import read_config, read_model, read_tokenizer, resolve
+from outpace.models.load import Source, read_config, read_model, read_tokenizer, resolve
 
 READY = "ready.json"
 TENSORS = "model.safetensors"
@@ -29,7 +29,7 @@ def export(model: str, folder: Path) -> Path:
     """
     source = resolve(model)
     made = folder / "hf"
-    said = {"model": source.path}
+    said = _identity(source)
     if is_ready(made, said):
         return made
     loaded = read_model(source, read_config(source), torch.bfloat16, torch.device("cpu"), "sdpa")
@@ -63,7 +63,7 @@ def export_draft(draft: str, target: Path, folder: Path) -> Path:
     if not is_bare(config, draft):
         return export(draft, folder / "draft")
     made = folder / "draft" / "hf"
-    said = {"model": source.path, "target": json.loads((target / READY).read_text())["model"]}
+    said = _identity(source) | {"target": json.loads((target / READY).read_text())["model"]}
     if is_ready(made, said):
         return made
     weights = {f"model.{name}": tensor for name, tensor in load_file(Path(source.path) / TENSORS).items()}
@@ -90,3 +90,11 @@ def is_ready(folder: Path, said: dict[str, str]) -> bool:
     """Whether an export was finished, and of the same model."""
     record = folder / READY
     return record.is_file() and json.loads(record.read_text()) == said
+
+
+def _identity(source: Source) -> dict[str, str]:
+    """What an export is of: a file or folder, and when it last changed; a hub id as it is."""
+    where = Path(source.path, source.options.get("gguf_file", ""))
+    files = [where, *where.glob("*")] if where.is_dir() else [where]
+    changed = max((one.stat().st_mtime_ns for one in files if one.exists()), default=0)
+    return {"model": str(where), "changed": str(changed)}

@@ -1,5 +1,6 @@
 """`outpace serve --engine vllm`: from its options to a `vllm serve` command, which takes this process's place."""
 
+import hashlib
 import json
 import os
 import shlex
@@ -202,7 +203,8 @@ def _folder_of(model: str, exports: Path) -> str:
     is_folder = Path(model).expanduser().is_dir()
     if is_folder or (model not in pulled() and not source.options):
         return source.path
-    return str(export(model, exports / Path(model).name))
+    whose = hashlib.sha256(source.path.encode()).hexdigest()[:8]  # folders may hold models of the same name
+    return str(export(model, exports / f"{Path(model).name}-{whose}"))
 
 
 def _name(argument: str) -> str:
