@@ -45,6 +45,8 @@ def test_the_export_is_rounded_as_ours_and_made_once(tmp_path: Path) -> None:
     assert (folder / "model.safetensors").stat().st_mtime_ns == before
     other = save_tiny_model(tmp_path / "other", **SIZES, vocab_size=270)
     assert json.loads((export(str(other), tmp_path / "made") / "config.json").read_text())["vocab_size"] == 270
+    save_tiny_model(tmp_path / "other", **SIZES, vocab_size=280)  # another model in the same place
+    assert json.loads((export(str(other), tmp_path / "made") / "config.json").read_text())["vocab_size"] == 280
 
 
 @pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("qwen2", False)])
