@@ -3,6 +3,7 @@
 import gc
 from pathlib import Path
 from threading import Thread
+from typing import Any
 from weakref import WeakSet
 
 import pytest
@@ -24,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("target"), max_position_embeddings=512)
 
 
-def loaded(folder: Path, **options: str) -> outpace.Model:
+def loaded(folder: Path, **options: Any) -> outpace.Model:
     return outpace.load(str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=2, **options)
 
 
