@@ -1,7 +1,7 @@
 """What the front door is given: prompts in all their kinds, sampling parameters, budgets, names of models."""
 
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -137,7 +137,9 @@ def _items(prompt: Any) -> list[Any]:
     """The items of a prompt or a batch that is no text and no mapping."""
     if isinstance(prompt, bytes | bytearray | memoryview):
         raise InvalidRequest(f"prompt={shown(prompt)}: bytes are neither text nor ids; decode them: prompt.decode()")
-    is_list = not isinstance(prompt, Set) and getattr(prompt, "ndim", 1) <= 2
+    is_list = (
+        not isinstance(prompt, set | frozenset) and getattr(prompt, "ndim", 1) <= 2
+    )  # a dictionary's keys have order
     items = items_of(prompt) if is_list else None
     if items is None:
         raise InvalidRequest(f"prompt={shown(prompt)}, a {type(prompt).__name__}: {_KINDS}, or a list of these")

@@ -4,6 +4,7 @@ import ctypes
 import gc
 import sys
 from collections import OrderedDict
+from contextlib import suppress
 from threading import Lock
 from weakref import WeakValueDictionary
 
@@ -38,28 +39,36 @@ class ProposerStore:
             InvalidRequest: it cannot be built.
         """
         with self._building:  # by one thread, or a draft model would be read twice
-            proposer = self._alive.get(spec)
+            proposer = self._alive.get(spec, self._recent.get(spec))
             if proposer is None:
                 proposer = stored_proposer(spec, self._drafters)
-            self._alive[spec] = self._recent[spec] = proposer
+            self._recent[spec] = proposer
+            with suppress(TypeError):  # a plugin's may have slots, and nothing that could refer to it
+                self._alive[spec] = proposer
             self._recent.move_to_end(spec)
-            if len(self._recent) > MOST_KEPT:
+            is_full = len(self._recent) > MOST_KEPT
+            if is_full:
                 self._recent.popitem(last=False)
-                _return_memory()
+        if is_full:
+            _return_memory()
         return proposer
 
     def reset(self) -> None:
         """Let go of those that nobody has; the others forget what they learned. No step may be under way."""
         with self._building:
             self._recent.clear()
-            _return_memory()
-            for proposer in list(self._alive.values()):
-                proposer.reset()
+            self._reset_alive()
+        _return_memory()
+
+    def _reset_alive(self) -> None:
+        for proposer in list(self._alive.values()):
+            proposer.reset()
 
 
 def _return_memory() -> None:
     """Give memory that nobody has any more back to the system. Nets have cycles, which wait for the collector, and
-    glibc keeps most of what is freed in pieces of megabytes."""
+    glibc keeps most of what is freed in pieces of megabytes. Not under a lock: others would wait for it, and what the
+    collector ends may ask for a proposer itself."""
     gc.collect()
     if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
         trim(0)

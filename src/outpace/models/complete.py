@@ -8,6 +8,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from outpace.models.held import TABLES, Held
 _FLOATS = ("F64", "F32", "BF16", "F16", "torch.float64", "torch.float32", "torch.bfloat16", "torch.float16")
 _EXPERT = re.compile(r"(.*\.experts)\.(\d{1,9})\.(.+)")
 _MOST_NAMED = 12
+_SILENT = Lock()
 # A GGUF file's tensors have other names, so their weights are counted: within this, what is missing is told by name.
 _SLACK = 2
 
@@ -80,8 +82,8 @@ def _refuse(complaints: Sequence[str], name: str) -> None:
     if said:
         more = f"; and {len(said) - _MOST_NAMED} more" if len(said) > _MOST_NAMED else ""
         raise ModelError(
-            f"{name}: its weights do not fit its config: {'; '.join(said[:_MOST_NAMED])}{more}; download it again, or "
-            "correct its config"
+            f"{name}: its weights do not fit its config: {'; '.join(said[:_MOST_NAMED])}{more}; download it again, "
+            "correct its config, or remove what is left over from the file"
         )
 
 
@@ -142,12 +144,13 @@ def _expert_complaints(names: Iterable[str], count: int | None) -> list[str]:
 @contextmanager
 def _silence() -> Iterator[None]:
     """What transformers would print of a run over tensors without numbers."""
-    said, draws = library.get_verbosity(), library.is_progress_bar_enabled()
-    library.set_verbosity(logging.CRITICAL)
-    library.disable_progress_bar()
-    try:
-        yield
-    finally:
-        library.set_verbosity(said)
-        if draws:
-            library.enable_progress_bar()
+    with _SILENT:  # the library has one verbosity for all threads
+        said, draws = library.get_verbosity(), library.is_progress_bar_enabled()
+        library.set_verbosity(logging.CRITICAL)
+        library.disable_progress_bar()
+        try:
+            yield
+        finally:
+            library.set_verbosity(said)
+            if draws:
+                library.enable_progress_bar()

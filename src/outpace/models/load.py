@@ -172,8 +172,7 @@ def read_model(
     """Read weights in a dtype without running any code of the checkpoint's; the model is in its `compute_dtype`.
 
     Args:
-        source: of the weights.
-        config: of `read_config`.
+        source, config: of the weights, and what `read_config` says of it.
         dtype, device: of the model.
         attention: name of the implementation.
 

@@ -200,3 +200,13 @@ def test_importing_outpace_is_cheap() -> None:
     source = Path(outpace.__file__).parents[1]
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=source, check=True)
     assert result.stdout.split("\n")[:2] == ["[]", "True"]
+
+
+def test_the_keys_of_a_dictionary_are_a_batch(model: outpace.Model) -> None:
+    """Guards against views of dictionaries refused as sets, which they pass for, though they have an order."""
+    texts: Any = {"one": 1, "two": 2}
+    asked: Any = {"one", "two"}
+    found = [model.generate(prompts, max_new_tokens=3) for prompts in (texts.keys(), list(texts))]
+    assert [one.token_ids for one in found[0]] == [one.token_ids for one in found[1]]
+    with pytest.raises(InvalidRequest, match="a set: give text"):
+        model.generate(asked)

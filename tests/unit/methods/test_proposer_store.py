@@ -2,6 +2,7 @@
 
 import gc
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from weakref import WeakSet
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import outpace
+from outpace.methods import proposer_store
 from outpace.methods.proposer_store import MOST_KEPT
 from outpace.models.head import LmHead
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
@@ -58,6 +60,45 @@ def test_a_method_in_use_is_neither_dropped_nor_built_twice(folder: Path) -> Non
     assert list(used) == [model.proposer("recycle:budget=3")]
     plain = model.generate("Hello there", max_new_tokens=9).token_ids
     assert tuple(token for event in stream for token in event.tokens) == plain
+
+
+def test_what_the_collector_ends_may_ask_for_a_method(folder: Path) -> None:
+    """Guards against memory given back under the lock of methods: a finaliser that generates waited for it for ever."""
+    model, asked = loaded(folder), list[object]()
+
+    class Asks:
+        def __del__(self) -> None:
+            asked.append(model.proposer("plain"))
+
+    def fill() -> None:
+        for budget in range(1, MOST_KEPT + 1):
+            if budget == MOST_KEPT:
+                one = Asks()
+                one.itself = one  # type: ignore[attr-defined]
+                del one
+            model.proposer(f"recycle:budget={budget}")
+
+    gc.disable()  # so that it is the store that collects
+    try:
+        thread = Thread(target=fill, daemon=True)
+        thread.start()
+        thread.join(30)
+    finally:
+        gc.enable()
+    assert not thread.is_alive()
+    assert len(asked) == 1
+
+
+def test_a_proposer_that_nothing_can_refer_to_weakly_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a plugin's proposer with slots refused as a TypeError."""
+
+    class Slotted:
+        __slots__ = ()
+
+    model = loaded(folder)
+    monkeypatch.setattr(proposer_store, "stored_proposer", lambda *_: Slotted())
+    assert isinstance(model.proposer("recycle:budget=3"), Slotted)
+    assert model.proposer("recycle:budget=3") is model.proposer("recycle:budget=3")
 
 
 def test_spellings_of_a_method_are_one(folder: Path) -> None:
