@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outpace import cli
-from outpace.models import load
+from outpace.models import hub
 from tests.fuzz.campaign import Tally, counts
 from tests.fuzz.commands import Files, commands, line_of
 from tests.unit.models.tiny import save_tiny_model
@@ -29,7 +29,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*given: Any, **options: Any) -> Any:
         raise OSError("no network in tests")
 
-    monkeypatch.setattr(load, "get_hf_file_metadata", offline)
+    monkeypatch.setattr(hub, "get_hf_file_metadata", offline)
     monkeypatch.setattr(cli, "choose_threads", lambda: None)
     monkeypatch.setattr("outpace.serve.run.serve", lambda loads, settings: loads())
 
@@ -111,14 +111,14 @@ def test_brackets_are_no_markup(files: Files) -> None:
     [
         (["generate", "caf\udce9", "--raw"], "prompt='caf\\udce9': character 3 is a lone surrogate"),
         (["generate", "caf\udce9"], "content='caf\\udce9': character 3"),
-        (["generate", "x", "--bad-word", "\udcff"], "bad_words=['\\udcff']: character 0"),
-        (["generate", "x", "--stop", "\udcff"], "stop=['\\udcff']: character 0"),
+        (["generate", "x", "--bad-word", "\udcff"], "bad_words='\\udcff': character 0"),
+        (["generate", "x", "--stop", "\udcff"], "stop='\\udcff': character 0"),
         (["generate", "x", "--speculative-config", "[" * 100_000], "not JSON: "),
         (["verify", "-w", "builtin:²"], "workload 'builtin:²': no such file"),
         (["verify", "-w", "builtin:0"], "workload 'builtin:0': its limit leaves no prompts"),
         (["verify", "-w", "builtin:1", "--max-new-tokens", "0"], "max_new_tokens=0: "),
         (["generate", "x", "--drafter", "early-exit:²", "--method", "linear"], "drafter='early-exit:²': give the"),
-        (["serve", "--timeout", "nan"], "timeout=nan: must be a finite number"),
+        (["serve", "--timeout", "inf"], "timeout=inf: must be a finite number"),
     ],
 )
 def test_what_was_a_traceback_or_an_answer(files: Files, line: list[str], wanted: str) -> None:
@@ -128,4 +128,4 @@ def test_what_was_a_traceback_or_an_answer(files: Files, line: list[str], wanted
     assert status == 2
     assert "LOSSLESS" not in out
     (said,) = [one for one in err.splitlines() if one.startswith("error:")]
-    assert wanted in said.replace("('\\udcff',)", "['\\udcff']")
+    assert wanted in said

@@ -103,8 +103,8 @@ def held() -> tuple[int, int]:
     gc.collect()
     found = gc.get_objects()
     own = sum(str(type(one).__module__).startswith("outpace.") for one in found)
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in found
-                if type(one) in (torch.Tensor, torch.nn.Parameter)}  # fmt: skip
+    tensors = [one for one in found if type(one) in (torch.Tensor, torch.nn.Parameter) and not one.is_mkldnn]
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors}
     return own, sum(storages.values())
 
 

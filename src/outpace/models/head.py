@@ -141,7 +141,7 @@ class SubsetHead:
         if bias is not None:
             layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
         self.ids, self.vocab_size = ids.to(weight.device), vocab_size
-        self._head = LmHead(layer, softcap, make)
+        self._head = LmHead(layer, softcap, make is None)
         self._whole = whole  # so that as long as this head is there no other weight has its address
 
     @torch.inference_mode()
@@ -169,10 +169,13 @@ def subset_head(
     make: Make | None = None,
 ) -> SubsetHead:
     """A `SubsetHead`, the same object for the same arguments as long as anybody has it: methods that differ in their
-    budgets alone share it."""
+    budgets alone share it. A weight that was changed since is another one."""
+    if weight.is_meta:  # without numbers there is no telling which is which
+        return SubsetHead(weight, rows, ids, vocab_size, bias=bias, softcap=softcap, make=make)
     numbers = [None if one is None else one.cpu().numpy().tobytes() for one in (rows, ids)]
-    place = weight.device, weight.data_ptr(), weight.shape, weight.dtype
-    key = (*place, *numbers, vocab_size, bias is None, softcap, make is None)
+    version = 0 if weight.is_inference() else weight._version
+    place = weight.device, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, version
+    key = (*place, *numbers, vocab_size, None if bias is None else bias.data_ptr(), softcap, make is None)
     found = _SUBSETS.get(key)
     if found is None:
         found = _SUBSETS[key] = SubsetHead(weight, rows, ids, vocab_size, bias=bias, softcap=softcap, make=make)

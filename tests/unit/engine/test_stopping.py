@@ -21,6 +21,7 @@ from tests.unit.engine.doubles import (
 )
 
 LENGTH = 14
+UNSAID = 1  # an id that the answer does not have
 BUDGET = 8  # token 0 comes from the prompt, 1 to 8 are accepted drafts, 9 is the bonus, 10 is in the next round
 
 
@@ -92,9 +93,10 @@ def test_first_of_several_eos_ids_ends_the_answer(answer: list[int]) -> None:
     assert_ends_together(session, sample, answer, 4, text_of(answer[:3]))
 
 
-@pytest.mark.parametrize(("own", "count"), [(None, 3), ((), LENGTH), ((-1,), LENGTH)])
+@pytest.mark.parametrize(("own", "count"), [(None, 3), ((), LENGTH), ((UNSAID,), LENGTH)])
 def test_a_requests_eos_ids_replace_the_models(answer: list[int], own: tuple[int, ...] | None, count: int) -> None:
     """Guards against merging the two lists: a request with no EOS ids must run on to its limit."""
+    assert UNSAID not in answer
     engine = toy_engine(eos_token_ids=(answer[2],))
     params = SamplingParams(max_new_tokens=LENGTH, eos_token_ids=own)
     (session,) = engine.add(PROMPT, params, OracleDrafter([PROMPT + answer], BUDGET))

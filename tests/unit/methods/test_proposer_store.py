@@ -31,6 +31,7 @@ def loaded(folder: Path, **options: Any) -> outpace.Model:
 
 def matrices() -> int:
     """Transition matrices in memory: each recycling method has one."""
+    gc.collect()
     return sum(type(found) is TransitionMatrix for found in gc.get_objects())
 
 
