@@ -141,7 +141,7 @@ class SubsetHead:
         if bias is not None:
             layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
         self.ids, self.vocab_size = ids.to(weight.device), vocab_size
-        self._head = LmHead(layer, softcap, make is None)
+        self._head = LmHead(layer, softcap, make)
         self._whole = whole  # so that as long as this head is there no other weight has its address
 
     @torch.inference_mode()
