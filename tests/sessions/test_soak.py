@@ -121,7 +121,7 @@ def model(tmp_path: Path) -> outpace.Model:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [90, pytest.param(700, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [90, pytest.param(250, marks=pytest.mark.thorough)])
 def test_nothing_grows(model: outpace.Model, count: int) -> None:
     """Guards against memory that grows with requests, methods, refusals, interrupts or readers who leave, against
     slots that are lost, and answers that get worse."""
