@@ -20,7 +20,7 @@ def counts(quick: int, thorough: int) -> pytest.MarkDecorator:
     """The parameter `cases` of a fuzzer; of the thorough one times the factor that the environment says."""
     many = thorough * int(os.environ.get(FACTOR, "1"))
     return pytest.mark.parametrize(
-        "cases", [pytest.param(quick, id="quick"), pytest.param(many, id="many", marks=pytest.mark.thorough)]
+        "cases", [pytest.param(quick, id="quick"), pytest.param(many, id="many", marks=pytest.mark.slow)]
     )
 
 

@@ -113,6 +113,15 @@ KINDS: dict[str, Callable[[torch.Tensor], object]] = {
 }
 
 
+def saved(tensors: object, path: Path | io.BytesIO) -> None:
+    """Pickles look through all modules for what has none, and modules of transformers may not be importable."""
+    hidden = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "transformers"}
+    try:
+        torch.save(tensors, path)
+    finally:
+        sys.modules.update(hidden)
+
+
 def torch_files(folder: Path) -> list[Path]:
     write_all(folder / "all")
     model, medusa, paths = save_tiny_model(folder / "model"), folder / "all" / "medusa-authors", []
@@ -125,11 +134,11 @@ def torch_files(folder: Path) -> list[Path]:
             tensors[name] = make(given)
             paths.append(Path(shutil.copytree(origin, folder / f"{'model' if origin == model else 'net'}-{kind}")))
             (paths[-1] / weights).unlink()
-            torch.save(tensors, paths[-1] / ("pytorch_model.bin" if origin == model else "medusa_lm_head.pt"))
+            saved(tensors, paths[-1] / ("pytorch_model.bin" if origin == model else "medusa_lm_head.pt"))
     shared = torch.zeros(1000, 1000)  # a file of 4 MB whose tensors, all the same one, declare 16 GB
     paths.append(Path(shutil.copytree(medusa, folder / "net-shared")))
     (paths[-1] / "medusa_lm_head.safetensors").unlink()
-    torch.save({str(number): shared for number in range(4000)}, paths[-1] / "medusa_lm_head.pt")
+    saved({str(number): shared for number in range(4000)}, paths[-1] / "medusa_lm_head.pt")
     return [*paths, bomb(folder)]
 
 
@@ -138,7 +147,7 @@ def bomb(folder: Path) -> Path:
     path = Path(shutil.copytree(folder / "all" / "medusa-authors", folder / "net-bomb"))
     (path / "medusa_lm_head.safetensors").unlink()
     plain = io.BytesIO()
-    torch.save({"x": torch.ones(3)}, plain)
+    saved({"x": torch.ones(3)}, plain)
     with (
         zipfile.ZipFile(plain) as whole,
         zipfile.ZipFile(path / "medusa_lm_head.pt", "w", zipfile.ZIP_DEFLATED) as packed,

@@ -72,6 +72,7 @@ METHODS = {
 }
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("kind", METHODS)
 def test_tables(kind: str, target: Path, drafters: dict[str, Path], tmp_path: Path) -> None:
     """Guards against ids out of range in the middle of an answer, counts of nothing, and rows that are none."""
@@ -89,19 +90,19 @@ def test_tables(kind: str, target: Path, drafters: dict[str, Path], tmp_path: Pa
 
     assert answer(whole) == wanted
     campaign = Campaign(f"tables: {kind}")
-    for number, (what, mutant) in enumerate(tensor_mutants(tensors, 40 * factor(), 21)):
+    for number, (what, mutant) in enumerate(tensor_mutants(tensors, 20 * factor(), 21)):
         file = tmp_path / f"t{number}.safetensors"
         save_file({name: one.contiguous() for name, one in mutant.items()}, file, about)
         campaign.run(what, partial(answer, file), wanted)
-    for number, (what, changed) in enumerate(number_mutants(tensors, 30 * factor(), 22)):
+    for number, (what, changed) in enumerate(number_mutants(tensors, 15 * factor(), 22)):
         file = tmp_path / f"n{number}.safetensors"
         save_file(changed, file, about)
         campaign.run(what, partial(answer, file), wanted)
-    for number, (what, damaged) in enumerate(byte_mutants(content, len(content), 30 * factor(), 23)):
+    for number, (what, damaged) in enumerate(byte_mutants(content, len(content), 15 * factor(), 23)):
         file = tmp_path / f"b{number}.safetensors"
         file.write_bytes(damaged)
         campaign.run(what, partial(answer, file), wanted)
-    campaign.finish(least_refused=30)
+    campaign.finish(least_refused=20)
 
 
 def metadata(file: Path) -> dict[str, str]:

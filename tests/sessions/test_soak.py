@@ -121,7 +121,7 @@ def model(tmp_path: Path) -> outpace.Model:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", [90, pytest.param(250, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("count", [45, pytest.param(250, marks=pytest.mark.slow)])
 def test_nothing_grows(model: outpace.Model, count: int) -> None:
     """Guards against memory that grows with requests, methods, refusals, interrupts or readers who leave, against
     slots that are lost, and answers that get worse."""
@@ -147,7 +147,7 @@ def test_nothing_grows(model: outpace.Model, count: int) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("calls", [60, pytest.param(400, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("calls", [60, pytest.param(400, marks=pytest.mark.slow)])
 def test_threads_get_right_answers_beside_those_who_ask_for_nonsense(model: outpace.Model, calls: int) -> None:
     """Guards against answers of one thread that another one changes, and against a bad option that ends the streams of
     others: of 200 calls from two threads 17 were silently wrong, and `budget=2.5` killed open streams."""
