@@ -7,9 +7,7 @@ from tests.sessions.fuzz import campaign
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "seeds", [range(4), pytest.param(range(4, 34), marks=pytest.mark.slow)], ids=["few", "many"]
-)
+@pytest.mark.parametrize("seeds", [range(4), pytest.param(range(4, 34), marks=pytest.mark.slow)], ids=["few", "many"])
 def test_every_answer_is_plain_decodings_whatever_happens(seeds: range) -> None:
     """Guards against answers that depend on what others ask, cancel, drop, keep, break or interrupt beside them, and
     against slots that are not free in the end."""
