@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState
 from typer.testing import CliRunner
 
 import outpace
@@ -32,11 +31,6 @@ SMALL = ("training.max_steps=4", "training.batch_size=4", "data.held_out=2", "tr
          "training.dtype=float32", "training.evaluate_every=2", "training.save_every=2",
          "regenerate.max_new_tokens=12", "regenerate.batch_size=4")  # fmt: skip
 NET = {"medusa": ("net.heads=2",), "draft-lm": ("net.layers=1",)}
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> None:
-    AcceleratorState._reset_state(reset_partial_state=True)  # a command is a process of its own
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +52,6 @@ def arguments(method: str, target: Path, prompts: Path | str, out: Path, *more: 
 
 
 def run(method: str, target: Path, prompts: Path | str, out: Path, *more: str) -> Any:
-    AcceleratorState._reset_state(reset_partial_state=True)
     result = CliRunner().invoke(cli.app, arguments(method, target, prompts, out, *more))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -69,6 +62,18 @@ def run(method: str, target: Path, prompts: Path | str, out: Path, *more: str) -
 def test_every_kind_has_a_command() -> None:
     """Guards against a method that can be trained and not be reached."""
     assert list(KINDS) == list(METHODS)
+
+
+def test_precisions_follow_each_other(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a second run of a process, a notebook's say, that has to take the precision of the first or ends in
+    the library's own error."""
+    (answers := tmp_path / "one" / "answers").parent.mkdir()
+    precisions = []
+    for name, precision in (("one", "float32"), ("two", "bfloat16"), ("three", "float32")):
+        more = ["--answers", str(answers)] if name != "one" else []
+        run("medusa", target, prompts, tmp_path / name, *more, f"training.precision={precision}")
+        precisions.append(json.loads((tmp_path / name / "provenance.json").read_text())["precision"])
+    assert precisions == ["no", "bf16", "no"]
 
 
 def test_bars_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,7 +211,6 @@ def test_prompts_that_do_not_fit_are_named(target: Path, prompts: Path, tmp_path
     """Guards against prompts that are lost on the way without a word."""
     file = tmp_path / "prompts.jsonl"
     file.write_text(prompts.read_text() + json.dumps({"id": "long", "turns": ["word " * 200]}) + "\n")
-    AcceleratorState._reset_state(reset_partial_state=True)
     result = CliRunner().invoke(cli.app, arguments("medusa", target, file, tmp_path / "run"))
     assert result.exit_code == 0
     assert "cut long: turn 1:" in result.stderr

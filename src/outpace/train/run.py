@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 
 from outpace.api import load
@@ -280,6 +281,8 @@ def _accelerator(run: Run) -> Accelerator:
     if precision == "auto":
         precision = "bfloat16" if choose_dtype("auto", device) == torch.bfloat16 else "float32"
     run.out.mkdir(parents=True, exist_ok=True)
+    # Precision and device are shared by all of a process's accelerators: what an earlier run chose is not this one's.
+    AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     return Accelerator(
         cpu=device.type == "cpu",
         mixed_precision="bf16" if precision == "bfloat16" else "no",
