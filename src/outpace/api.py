@@ -277,7 +277,7 @@ def load(
         profile: whether what `outpace tune` found for this model here is taken where no method and no drafter is named.
         dtype: "auto" (bfloat16 where the hardware computes in it), "float32", "bfloat16" or "float16"; or torch's own.
         quantize: "none", or "int8": products of whole numbers, on a CPU; lossless against the same quantised model.
-        device: "auto", "cpu" or "cuda".
+        device: "auto", "cpu" or "cuda"; a GPU's number.
         max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
         max_num_seqs: requests decoded at a time; more wait their turn.
         exact: on a GPU, passes of a fixed number of rows and attention in a fixed order, so that a row keeps its bits

@@ -87,7 +87,7 @@ def checked_loading(
         "max_model_len": None if max_model_len is None else check_int("max_model_len", max_model_len, 1),
         "max_num_seqs": check_int("max_num_seqs", max_num_seqs, 1),
         "dtype": _word("dtype", dtype),
-        "device": _word("device", device),
+        "device": f"cuda:{device}" if is_int(device) and device >= 0 else _word("device", device),  # torch's numbers
         "quantize": _word("quantize", quantize),
     }
 

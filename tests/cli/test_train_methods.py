@@ -65,8 +65,8 @@ def test_every_kind_has_a_command() -> None:
 
 
 def test_precisions_follow_each_other(target: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against a second run of a process, a notebook's say, that has to take the precision of the first or ends in
-    the library's own error."""
+    """Guards against a second run of a process, a notebook's say, that has to take the precision of the first, or ends
+    in the library's own error."""
     (answers := tmp_path / "one" / "answers").parent.mkdir()
     precisions = []
     for name, precision in (("one", "float32"), ("two", "bfloat16"), ("three", "float32")):

@@ -44,12 +44,15 @@ def read_header(path: Path) -> Header:
     """The header of a file, of which each count is held against what the file can hold.
 
     Raises:
-        ModelError: another kind of file, one cut off, or one that announces more than it holds.
+        ModelError: another kind of file, one cut off, in parts or for other machines, or one that announces more than
+            it holds.
     """
     size = path.stat().st_size
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _read(_Cursor(content))
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from error
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: not a complete GGUF file ({size} bytes): {error}; download it again") from error
 
@@ -111,6 +114,8 @@ def _read(cursor: _Cursor) -> Header:
     if cursor.number("<I", "its magic") != int.from_bytes(b"GGUF", "little"):
         raise ValueError("it does not begin with GGUF")
     version = cursor.number("<I", "its version")
+    if version in {value << 24 for value in _VERSIONS}:
+        raise ModelError("a GGUF file for big-endian machines; take the one for little-endian machines")
     if version not in _VERSIONS:
         raise ValueError(f"its version is {version}; 2 and 3 are known")
     tensors = cursor.count("<Q", "tensors", _LEAST_TENSOR)
@@ -120,6 +125,8 @@ def _read(cursor: _Cursor) -> Header:
         if key in values:
             raise ValueError(f"{key} is there twice")
         values[key] = cursor.value(int(cursor.number("<I", key)), key)
+    if isinstance(parts := values.get("split.count"), int) and parts > 1:
+        raise ModelError(f"one of {parts} parts of a GGUF file; join them with llama-gguf-split --merge")
     if not tensors:
         raise ValueError("it holds no weights")
     return Header(values, _read_tensors(cursor, tensors, values.get("general.alignment", _DEFAULT_ALIGNMENT)))

@@ -92,8 +92,8 @@ def choose_device(device: str) -> torch.device:
         raise InvalidRequest(f"device={device!r}: not a device; use 'auto', 'cpu' or 'cuda'") from error
     if chosen.type not in ("cpu", "cuda"):
         raise InvalidRequest(f"device={device!r}: not supported; use 'auto', 'cpu' or 'cuda'")
-    if chosen.type == "cuda" and not torch.cuda.is_available():
-        raise InvalidRequest(f"device={device!r}: no GPU is visible to this build of torch; use 'cpu' or 'auto'")
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise InvalidRequest(f"device={device!r}: no such GPU is visible to this build of torch; use 'cpu' or 'auto'")
     return chosen
 
 
@@ -293,7 +293,7 @@ def _eos_token_ids(generation: GenerationConfig | None, config: PretrainedConfig
     for ids in (found, config.get_text_config().eos_token_id, codec.tokenizer.eos_token_id):
         if ids is not None:
             listed = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
-            if all(is_int(one) and one >= 0 for one in listed):
-                return listed
+            if all(is_int(one) and one >= -1 for one in listed):
+                return tuple(one for one in listed if one >= 0)  # transformers' -1 ends nothing
             raise ModelError(f"{codec.name}: eos_token_id={ids!r}: must be ids; correct its generation_config.json")
     return ()

@@ -1,6 +1,7 @@
 """Checkpoints whose weights are not those of their config: refused by name, before a weight is read."""
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -189,7 +190,7 @@ def test_an_index_of_a_target_leads_nowhere_else(tmp_path: Path) -> None:
         answer(folder)
 
 
-@pytest.mark.parametrize("ids", ["x", 2.5, -1, [2, "3"], True])
+@pytest.mark.parametrize("ids", ["x", 2.5, -2, [2, "3"], True])
 def test_an_end_that_is_no_id_is_refused(ids: Any, tmp_path: Path) -> None:
     """Guards against answers that never end because a generation config's EOS ids are words or fractions."""
     folder = save_tiny_model(tmp_path / "m")
@@ -209,4 +210,18 @@ def test_a_gguf_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
         answer(file)
     file.write_bytes(whole + bytes(64))
     with pytest.raises(ModelError, match=r"not a complete GGUF file.*its tensors take"):
+        answer(file)
+
+
+def test_whole_gguf_files_that_are_not_read_are_told_apart(tmp_path: Path) -> None:
+    """Guards against an endless download of files that are whole: for other machines, or one part of several."""
+    file = write_tiny_gguf(tmp_path / "whole.gguf")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:4] + whole[4:8][::-1] + whole[8:])
+    with pytest.raises(ModelError, match="for big-endian machines"):
+        answer(file)
+    count = (len(b"split.count")).to_bytes(8, "little") + b"split.count" + struct.pack("<IH", 2, 3)
+    values = int.from_bytes(whole[16:24], "little") + 1
+    file.write_bytes(whole[:16] + values.to_bytes(8, "little") + count + whole[24:])
+    with pytest.raises(ModelError, match="one of 3 parts of a GGUF file; join them"):
         answer(file)

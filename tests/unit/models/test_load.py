@@ -126,11 +126,14 @@ def test_a_bad_option_is_refused_by_name_value_and_remedy(
         outpace.load(str(checkpoint), **options)  # type: ignore[arg-type]
 
 
-def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_is_told(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against falling back to the CPU in silence; "auto" is for that."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(InvalidRequest, match="device='cuda': no GPU is visible"):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(InvalidRequest, match="device='cuda': no such GPU is visible"):
         choose_device("cuda")
+    with pytest.raises(InvalidRequest, match="device='cuda:99': no such GPU"):
+        outpace.load(str(checkpoint), device=99)
     assert choose_device("auto").type == "cpu"
     assert choose_dtype("auto", torch.device("cpu")) in (torch.bfloat16, torch.float32)
 
@@ -143,7 +146,7 @@ def test_the_models_limit_and_the_users_shorter_one(checkpoint: Path) -> None:
 
 @pytest.mark.parametrize(
     ("generation_eos", "config_eos", "expected"),
-    [([7, 5], 6, (7, 5)), (7, 6, (7,)), (None, 6, (6,)), (None, None, (0,))],
+    [([7, 5], 6, (7, 5)), (7, 6, (7,)), (None, 6, (6,)), (None, None, (0,)), (-1, 6, ()), ([7, -1], 6, (7,))],
 )
 def test_eos_ids_of_the_generation_config_come_first(
     tmp_path: Path, generation_eos: int | list[int] | None, config_eos: int | None, expected: tuple[int, ...]
