@@ -16,6 +16,7 @@ from outpace.models.text import ChatMessage, TextCodec
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage] | ChatMessage | Mapping[str, Any]
 Batch = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[ChatMessage]] | list[Prompt]
+_MOST_DEVICES = 128  # torch numbers them in a byte
 _KINDS = "give text, token ids or chat messages"
 
 
@@ -87,9 +88,14 @@ def checked_loading(
         "max_model_len": None if max_model_len is None else check_int("max_model_len", max_model_len, 1),
         "max_num_seqs": check_int("max_num_seqs", max_num_seqs, 1),
         "dtype": _word("dtype", dtype),
-        "device": f"cuda:{device}" if is_int(device) and device >= 0 else _word("device", device),  # torch's numbers
+        "device": _device(device),
         "quantize": _word("quantize", quantize),
     }
+
+
+def _device(value: Any) -> str:
+    """A device as a word; a number is a GPU's, as in torch."""
+    return f"cuda:{check_int('device', value, 0, _MOST_DEVICES - 1)}" if is_int(value) else _word("device", value)
 
 
 def _word(field: str, value: Any) -> str:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -67,23 +67,39 @@ def alone(tiny: Tiny, ranked: Path) -> tuple[list[list[int]], tuple[int, int]]:
         return made.generate(PROMPTS, LENGTH), made.counts()
 
 
+def on_two_workers(
+    target: Path, speculation: Mapping[str, Any], **more: Any
+) -> tuple[list[list[int]], tuple[int, int]]:
+    """What two workers say, and their counts of drafts."""
+    settings = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp", **more}
+    asked = {"model": str(target), "speculation": speculation, "settings": settings}
+    command = [sys.executable, "-m", "tests.vllm.generate", json.dumps({**asked, "prompts": PROMPTS, "length": LENGTH})]
+    done = subprocess.run(command, cwd=ROOT, env=environment("0|1"), capture_output=True, text=True, timeout=START)
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"answers"')))
+    drafted, accepted = said["counts"]
+    return said["answers"], (drafted, accepted)
+
+
 def test_two_workers_say_what_one_says(
     tiny: Tiny, ranked: Path, alone: tuple[list[list[int]], tuple[int, int]]
 ) -> None:
     """Guards against rows of the target's head that a worker has not, and a head that drafts another chain on each."""
-    asked = {
-        "model": str(tiny.target),
-        "speculation": speculative("dflash", ranked, BLOCK - 1),
-        "settings": {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
-        "prompts": PROMPTS,
-        "length": LENGTH,
-    }
-    command = [sys.executable, "-m", "tests.vllm.generate", json.dumps(asked)]
-    done = subprocess.run(command, cwd=ROOT, env=environment("0|1"), capture_output=True, text=True, timeout=START)
-    assert done.returncode == 0, done.stderr[-2000:]
-    said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"answers"')))
-    assert said["answers"] == alone[0]
-    assert tuple(said["counts"]) == alone[1]
+    assert on_two_workers(tiny.target, speculative("dflash", ranked, BLOCK - 1)) == alone
+
+
+@pytest.mark.parametrize(("name", "kind"), [("Retrieval", None), ("Graft", "eagle3"), ("Union", "domino")])
+def test_our_proposers_draft_on_two_workers_what_they_draft_on_one(name: str, kind: str | None, tiny: Tiny) -> None:
+    """Guards against workers that draft each something else, and hidden states that only one of them sees. One request
+    at a time: what others teach depends on when their first tokens come."""
+    own: dict[str, Any] = {"least_gain": 0.0, "learn_prompts": False}  # several workers never learn from them
+    own |= {} if kind is None else {"drafter": str(getattr(tiny, kind))}
+    speculation = speculative("custom_class", f"outpace.vllm.proposer.{name}", BLOCK - 1)
+    more: dict[str, Any] = {"additional_config": {"outpace": own}, "max_num_seqs": 1}
+    with engine(tiny.target, speculation, **more) as made:
+        alone = made.generate(PROMPTS, LENGTH), made.counts()
+    assert alone[1][0] > 0
+    assert on_two_workers(tiny.target, speculation, **more) == alone
 
 
 @contextmanager

@@ -154,6 +154,32 @@ def test_three_workers_say_the_same(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", ["domino", "outpace:draft=none"])
+def test_two_copies_say_the_same(
+    smollm2: Path, shipped: dict[str, Path], model: Model, tmp_path: Path, method: str
+) -> None:
+    """Guards against copies of the model that find no drafter, or answer a neighbour's request."""
+    arguments = ["--method", method, "--data-parallel-size", "2"]
+    arguments += ["--drafter", str(shipped["domino"])] if method == "domino" else []
+    variables = {"VLLM_CPU_OMP_THREADS_BIND": cores(2)}
+    with serving(TARGET, *arguments, log=tmp_path / "log.txt", variables=variables) as endpoint:
+        assert _asked(endpoint, CLIENTS) == _plainly(model)
+        counts = speculation_counts(endpoint)
+        assert counts is not None
+        assert counts.accepted > counts.drafted / 50
+
+
+@pytest.mark.slow
+def test_a_draft_model_says_the_same(smollm2: Path, model: Model, tmp_path: Path) -> None:
+    """Guards against a draft model without an embedding of its own that reaches vLLM without one."""
+    with serving(TARGET, "--method", "linear", "--drafter", f"{TARGET}/draft-lm", log=tmp_path / "log.txt") as endpoint:
+        assert _asked(endpoint, CLIENTS) == _plainly(model)
+        counts = speculation_counts(endpoint)
+        assert counts is not None
+        assert counts.accepted > counts.drafted / 20
+
+
+@pytest.mark.slow
 def test_two_nodes_say_the_same(tiny: Tiny, tmp_path: Path) -> None:
     """Guards against a second node that never joins, or that computes something else. Here both are one machine."""
     prompts = [[5, 9, 14, 200, 31], [7, 7, 300]]

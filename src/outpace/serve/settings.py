@@ -1,6 +1,10 @@
 """How the server is run."""
 
+import socket
 from dataclasses import dataclass
+
+from outpace.core.checks import shown
+from outpace.core.errors import InvalidRequest
 
 MEGABYTE = 1 << 20
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -21,6 +25,9 @@ class ServeSettings:
         max_methods: different methods that requests may name while the server runs; each is kept with its state.
         drain_timeout: seconds that running requests have to end after SIGTERM.
         log_prompts: whether requests' bodies are logged.
+
+    Raises:
+        InvalidRequest: a host that nobody knows.
     """
 
     names: tuple[str, ...]
@@ -34,3 +41,11 @@ class ServeSettings:
     max_methods: int = 16
     drain_timeout: float = 30.0
     log_prompts: bool = False
+
+    def __post_init__(self) -> None:
+        try:  # before a model is loaded
+            socket.getaddrinfo(self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        except (OSError, UnicodeError) as error:
+            raise InvalidRequest(
+                f"host={shown(self.host)}: {error}; give an address of this machine, or 0.0.0.0 for all"
+            ) from error

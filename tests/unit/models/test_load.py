@@ -134,6 +134,8 @@ def test_a_gpu_that_is_not_there_is_told(checkpoint: Path, monkeypatch: pytest.M
         choose_device("cuda")
     with pytest.raises(InvalidRequest, match="device='cuda:99': no such GPU"):
         outpace.load(str(checkpoint), device=99)
+    with pytest.raises(InvalidRequest, match="device=200: must be an integer from 0 to 127"):
+        outpace.load(str(checkpoint), device=200)  # torch makes -56 of it
     assert choose_device("auto").type == "cpu"
     assert choose_dtype("auto", torch.device("cpu")) in (torch.bfloat16, torch.float32)
 

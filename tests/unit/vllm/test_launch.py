@@ -131,6 +131,11 @@ def test_methods_in_vllms_words(
         (["--nnodes", "2", "--node-rank", "2", "--master-addr", "x"], "node_rank=2: of 2 nodes"),
         (["--method", "plain", "--", "--host", "0.0.0.0"], "--host: stands among vLLM's arguments too"),
         (["--method", "plain", "--", "--served_model_name=x"], "--served-model-name: stands among"),
+        (["--method", "plain", "--", "--served-model", "x"], "--served-model-name: stands among"),
+        (["--method", "lookup", "--", "-sc", "{}"], "--speculative-config: stands among"),
+        (["--method", "lookup", "--", "-sc.num_speculative_tokens=3"], "--speculative-config: stands among"),
+        (["--tensor-parallel-size", "2", "--method", "plain", "--", "-tp=1"], "--tensor-parallel-size: stands among"),
+        (["--nnodes", "2", "--node-rank", "1", "--master-addr", "x", "--", "-r0"], "--node-rank: stands among"),
         (["--method", "lookahead"], "lookahead"),
         (
             ["--drafter", DOMINO, "--tensor-parallel-size", "3"],
