@@ -2,15 +2,17 @@
 
     python scripts/vllm_curve.py --model smollm2-135m --methods plain,lookup:budget=5,domino -w prompts.jsonl:32
 
-Each method has a server of its own (`outpace serve --engine vllm`), all up at the same time. At each level all answer
-the same prompts, in turns, and who begins rotates; servers that are not asked stand still. Figures are medians over
-rounds. `equal` is the share of answers, over all rounds, whose texts are those of plain decoding asked one at a time;
-in float32 all should be. Prompts are not remembered from one level to the next: prefix caching is off.
+Each method has a server of its own (`outpace serve --engine vllm`), all up at the same time. All answer the same
+prompts, in turns, and who begins rotates; servers that are not asked stand still. Figures are medians over rounds.
+`equal` is the share of answers, over all rounds, whose texts are those of plain decoding asked one at a time; in
+float32 all should be. Prefix caching is off. Methods that learn from answers, as our proposers do, would know those
+of the turn before: with `--per-turn` each turn has prompts of its own.
 """
 
 import argparse
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -115,6 +117,10 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         else ("chat/completions", fields | {"messages": item.prompt(0, [])})
         for item in items
     ]
+    levels = [int(one) for one in options.levels.split(",")]
+    if (needed := len(levels) * options.rounds * (options.per_turn or 0)) > len(asked):
+        sys.exit(f"per_turn={options.per_turn}: takes {needed} prompts, and there are {len(asked)}; give more")
+    random.Random(0).shuffle(asked)  # each turn has some of every file
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         servers = []
@@ -122,16 +128,18 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
             servers.append(VllmServer(method, options))
             stack.callback(servers[-1].close)
             servers[-1].wait()
-            servers[-1].answer(asked[:2], 1)
+            servers[-1].answer(asked[-2:], 1)
         wanted, _ = servers[0].answer(asked, 1)
-        for level in (int(one) for one in options.levels.split(",")):
+        for place, level in enumerate(levels):
             turns: dict[str, list[dict[str, Any]]] = {one.method: [] for one in servers}
             for number in range(options.rounds):
+                begin = (place * options.rounds + number) * (options.per_turn or 0)
+                own = slice(begin, begin + (options.per_turn or len(asked)))
                 first = number % len(servers)
                 for server in servers[first:] + servers[:first]:
-                    said, figures = server.answer(asked, level)
-                    same = sum(one == other for one, other in zip(said, wanted, strict=True))
-                    turns[server.method].append(figures | {"equal": same / len(asked)})
+                    said, figures = server.answer(asked[own], level)
+                    same = sum(one == other for one, other in zip(said, wanted[own], strict=True))
+                    turns[server.method].append(figures | {"equal": same / len(said)})
             rows += [_row(level, method, found, turns[PLAIN]) for method, found in turns.items()]
             print(f"{level} in flight done", file=sys.stderr)
     return rows
@@ -173,6 +181,7 @@ def main() -> None:
     parser.add_argument("-w", "--workload", action="append", required=True, help="FILE or FILE:LIMIT")
     parser.add_argument("--levels", default="1,2,4,8,16,32", help="requests in flight")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each method at each level")
+    parser.add_argument("--per-turn", type=int, help="prompts of each turn, its own; else all prompts in every turn")
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--ignore-eos", action="store_true", help="answers of equal length")
     parser.add_argument("--max-model-len", type=int, default=2048)
