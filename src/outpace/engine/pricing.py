@@ -5,10 +5,10 @@ from weakref import WeakKeyDictionary
 
 from outpace.core.prices import PassTimes, Prices, averaged
 from outpace.core.protocols import Proposer, Target, Verdict
+from outpace.core.round_rates import RoundRates
 from outpace.core.tree import DraftTree
 from outpace.engine.costs import PassCosts
 from outpace.engine.phases import Phases
-from outpace.engine.rates import RoundRates
 from outpace.engine.session import Session
 from outpace.engine.sizing import Sizing
 

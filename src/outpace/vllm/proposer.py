@@ -22,8 +22,9 @@ vLLM verifies chains only, so of each tree its best chain is drafted, as long as
 none does (`shaping.linear_form`). Drafts are chosen, not drawn: vLLM accepts them with the target's own probability, so
 what is said is distributed as without them.
 
-What a row of a pass costs is measured, unless `least_gain` says it. With tensor parallelism no clock decides: drafts
-then follow from the ids and from rounds before alone, so that all ranks draft the same; vLLM verifies the first one's.
+What a row of a pass costs is measured, unless `least_gain` says it, and so is whether batches say more with drafts or
+without. With tensor parallelism no clock decides: drafts then follow from the ids and from rounds before alone, so that
+all ranks draft the same; vLLM verifies the first one's.
 
 If anything fails while serving, one error is logged and decoding goes on without drafts.
 """
@@ -35,6 +36,7 @@ from time import perf_counter
 from typing import Any, ClassVar
 
 from outpace.core.errors import InvalidRequest
+from outpace.core.round_rates import RoundRates
 from outpace.methods.catalog import build_proposer
 from outpace.shaping.linear_form import LEAST_GAIN, LinearForm
 from outpace.vllm.borrowed import BorrowedTarget, build_context
@@ -78,6 +80,7 @@ class Method:
         self._rounds: Rounds | None = None
         self._proposer: LinearForm | None = None
         self._price: RowPrice | None = None
+        self._rates, self._last = RoundRates(), (0, 0.0)  # requests of the step before, and when it had been decoded
 
     def load_model(self, target_model: Any) -> None:
         """Make the drafter, and wrap the target where its passes are wanted.
@@ -137,7 +140,8 @@ class Method:
             if self._capture.fault is not None:
                 raise self._capture.fault
             began = perf_counter()
-            drafts = self._rounds.step(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, seen)
+            pays = self._price is None or self._pays(sampled_token_ids, seen, began)
+            drafts = self._rounds.step(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, seen, pays)
             if self._price is not None and seen is not None:
                 self._learn_price(self._price, sampled_token_ids, seen, began)
             return drafts
@@ -146,13 +150,24 @@ class Method:
             LOG.exception("outpace: method %s failed; decoding goes on without drafts", self._spec)
             return none
 
+    def _pays(self, sampled: Sequence[Sequence[int]], seen: TargetPass | None, began: float) -> bool:
+        """Whether to draft for the next step: among several requests, if that was seen to say more."""
+        count, (before, last) = len(sampled), self._last
+        self._last = count, began
+        if seen is not None and count == before > 1 and self._writes_no_prompt(sampled, seen):
+            self._rates.learn(count, sum(map(len, sampled)), (began - last) * 1e3)
+        return count == 1 or self._rates.drafts(count)
+
+    def _writes_no_prompt(self, sampled: Sequence[Sequence[int]], seen: TargetPass) -> bool:
+        most = self._config.speculative_config.num_speculative_tokens + 1
+        return all(sampled) and all(end - start <= most for start, end in pairwise(seen.starts))
+
     def _learn_price(self, price: RowPrice, sampled: Sequence[Sequence[int]], seen: TargetPass, began: float) -> None:
         """Take in how long a step without prompts took."""
         assert self._proposer is not None
-        rows, most = len(seen.tokens), self._config.speculative_config.num_speculative_tokens + 1
-        if all(sampled) and all(end - start <= most for start, end in pairwise(seen.starts)):
+        if self._writes_no_prompt(sampled, seen):
             pass_ms, draft_ms = (began - seen.began) * 1e3, (perf_counter() - began) * 1e3
-            price.learn(rows, sum(map(len, sampled)), pass_ms, draft_ms)
+            price.learn(len(seen.tokens), sum(map(len, sampled)), pass_ms, draft_ms)
             self._proposer.least_gain = price.least_gain
 
 

@@ -93,7 +93,12 @@ class Rounds:
 
     @torch.inference_mode()
     def step(
-        self, sampled: Sequence[Sequence[int]], lengths: Any, token_ids: Any, seen: TargetPass | None
+        self,
+        sampled: Sequence[Sequence[int]],
+        lengths: Any,
+        token_ids: Any,
+        seen: TargetPass | None,
+        drafts: bool = True,
     ) -> list[list[int]]:
         """Take in what became of a step, and draft for the next one.
 
@@ -102,6 +107,7 @@ class Rounds:
             lengths: of each row, how many ids it has.
             token_ids: [rows, max_length] ids.
             seen: the step's pass; None if nothing is known of it.
+            drafts: whether anything is drafted.
 
         Returns:
             Of each row its drafts, which may be none.
@@ -117,10 +123,10 @@ class Rounds:
                 texts.append((row, text))
                 places.append(place)
         self._show(texts, seen)
-        drafts: list[list[int]] = [[] for _ in rows]
-        for index, tokens in self._draft(texts):
-            drafts[places[index]] = tokens
-        return drafts
+        drafted: list[list[int]] = [[] for _ in rows]
+        for index, tokens in self._draft(texts) if drafts else []:
+            drafted[places[index]] = tokens
+        return drafted
 
     def _begin(self, row: Row, place: int) -> Tracked | None:
         """A text for a row that has none: what is known of another one that begins alike, or nothing."""

@@ -8,8 +8,8 @@ import torch
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, ChunkOutput
+from outpace.core.round_rates import RoundRates
 from outpace.engine.engine import Engine
-from outpace.engine.rates import RoundRates
 from outpace.retrieval.recycle import TokenRecycling
 from outpace.retrieval.transition_matrix import TransitionMatrix
 from outpace.shaping.proposer import StaticProposer

@@ -2,6 +2,7 @@
 
 import logging
 import re
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from outpace.core.errors import InvalidRequest
 from outpace.vllm import proposer as classes
+from outpace.vllm.price import RowPrice
 from outpace.vllm.proposer import Method
 from outpace.vllm.rounds import Rounds
 from tests.unit.vllm.simulated import Witness
@@ -109,3 +111,50 @@ def test_a_fault_of_the_capture_is_one_of_the_proposer() -> None:
     made._rounds = Rounds(Witness(False), 2, 100, 4)
     assert made.propose([[1]], np.array([3]), np.ones((1, 100), dtype=np.int32)) == [[]]
     assert made._rounds is None
+
+
+@dataclass
+class Steps:
+    """Steps of a batch by a clock that is not the machine's: drafts win half a token each, and cost their time."""
+
+    requests: int
+    drafted_ms: float
+    now: float = 0.0
+    drafted: list[bool] = field(default_factory=list)
+
+    def step(self, sampled: Any, lengths: Any, ids: Any, seen: Any, drafts: bool = True) -> list[list[int]]:
+        self.drafted.append(drafts)
+        return [[]] * self.requests
+
+    def run(self, made: Method, count: int) -> float:
+        """The share of steps behind which something is drafted, of the second half."""
+        made._rounds = self  # type: ignore[assignment]
+        starts, tokens = list(range(self.requests + 1)), [0] * self.requests
+        for number in range(count):
+            was_drafted = not self.drafted or self.drafted[-1]
+            self.now += (self.drafted_ms if was_drafted else 10.0) / 1e3
+            sampled = [[0, 0] if was_drafted and (number + row) % 2 else [0] for row in range(self.requests)]
+            seen = SimpleNamespace(starts=starts, tokens=tokens, began=self.now - 0.005)
+            made._capture = SimpleNamespace(take=lambda seen=seen: seen, fault=None)  # type: ignore[assignment]
+            made.propose(sampled, None, None)
+        later = self.drafted[count // 2 :]
+        return sum(later) / len(later)
+
+
+@pytest.mark.parametrize(
+    ("requests", "drafted_ms", "is_priced", "wanted"),
+    [(8, 12.0, True, True), (8, 30.0, True, False), (1, 30.0, True, True), (8, 30.0, False, True)],
+)
+def test_batches_draft_while_it_pays(
+    monkeypatch: pytest.MonkeyPatch, requests: int, drafted_ms: float, is_priced: bool, wanted: bool
+) -> None:
+    """Guards against a full batch that is slower by its drafts, one that never tries again, and ranks that follow a
+    clock of their own."""
+    steps = Steps(requests, drafted_ms)
+    monkeypatch.setattr(classes, "perf_counter", lambda: steps.now)
+    made = Method(config({"method": "lookup"}))
+    made._proposer = SimpleNamespace(least_gain=0.3)  # type: ignore[assignment]
+    made._price = RowPrice() if is_priced else None
+    share = steps.run(made, 600)
+    assert (share > 0.9) == wanted
+    assert (share in (0.0, 1.0)) == (requests == 1 or not is_priced)
