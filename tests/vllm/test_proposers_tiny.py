@@ -12,9 +12,11 @@ from scipy.stats import chi2_contingency
 import outpace
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest
+from outpace.core.round_rates import RoundRates
 from outpace.core.tree import DraftTree
 from outpace.methods.catalog import parse_method, stored_proposer
 from outpace.shaping.linear_form import LinearForm
+from outpace.vllm.price import RowPrice
 from tests.vllm.engines import Engine, engine, speculative
 from tests.vllm.tiny import Tiny
 
@@ -58,8 +60,20 @@ def test_every_class_says_what_plain_decoding_says(name: str, tiny: Tiny, plain:
     with engine(tiny.target, custom(name), **options) as made:
         assert made.generate(PROMPTS, LENGTH) == plain
         assert [made.generate([prompt], LENGTH) for prompt in PROMPTS] == [[answer] for answer in plain]
-        assert made.runner.drafter._rounds is not None
         assert made.counts()[0] > 0
+        made.runner.drafter._price, made.runner.drafter._rates = RowPrice(), OnAndOff()
+        assert made.generate(PROMPTS, LENGTH) == plain
+        assert made.runner.drafter._rounds is not None
+
+
+class OnAndOff(RoundRates):
+    """Three steps with drafts, two without, and so on."""
+
+    steps = 0
+
+    def drafts(self, count: int) -> bool:
+        self.steps += 1
+        return self.steps % 5 < 3
 
 
 @pytest.mark.parametrize(("name", "method"), [("Graft", "graft"), ("Union", "outpace"), ("Matrix", None)])

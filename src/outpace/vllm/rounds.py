@@ -107,7 +107,8 @@ class Rounds:
             lengths: of each row, how many ids it has.
             token_ids: [rows, max_length] ids.
             seen: the step's pass; None if nothing is known of it.
-            drafts: whether anything is drafted.
+            drafts: whether anything is drafted. Where nothing is, proposers are asked for none: so they see the next
+                step as one of their rounds, and not as a prompt's, which would have to be read once more.
 
         Returns:
             Of each row its drafts, which may be none.
@@ -124,7 +125,7 @@ class Rounds:
                 places.append(place)
         self._show(texts, seen)
         drafted: list[list[int]] = [[] for _ in rows]
-        for index, tokens in self._draft(texts) if drafts else []:
+        for index, tokens in self._draft(texts, self._proposer.budget if drafts else 0):
             drafted[places[index]] = tokens
         return drafted
 
@@ -203,7 +204,7 @@ class Rounds:
             int(row.ids[text.written - 1]) if text.written else NO_TOKEN,
         )
 
-    def _draft(self, texts: Sequence[tuple[Row, Tracked]]) -> list[tuple[int, list[int]]]:
+    def _draft(self, texts: Sequence[tuple[Row, Tracked]], budget: int) -> list[tuple[int, list[int]]]:
         """Chains for the texts that are decoding, know all that came before, and have room."""
         asked: list[tuple[int, Tracked]] = []
         requests = []
@@ -214,7 +215,7 @@ class Rounds:
                 continue
             stream = Stream(_PARAMS, 0, 0, text.tokens, eos_token_ids=self._ending_ids)
             asked.append((index, text))
-            requests.append(DraftRequest(stream, self._proposer.budget, depth))
+            requests.append(DraftRequest(stream, budget, depth))
         trees = self._proposer.propose([text.state for _, text in asked], requests) if asked else []
         drafts = []
         for (index, text), tree in zip(asked, trees, strict=True):

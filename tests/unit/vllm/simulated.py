@@ -178,6 +178,11 @@ class Simulated:
         chunk: prompt tokens of a step.
         block: tokens of a block that is cached; 0 caches nothing.
         upset: how often a request is preempted or left out, and a pass is not seen.
+
+    Attributes:
+        requests: that are answered.
+        done: prompts and answers of those that were.
+        paused: how often nothing is drafted.
     """
 
     def __init__(self, rounds: Rounds, seed: int, chunk: int = 16, block: int = 0, upset: float = 0.0) -> None:
@@ -186,6 +191,7 @@ class Simulated:
         self.requests: list[Running] = []
         self.done: list[list[int]] = []
         self._cached: list[list[int]] = []
+        self.paused = 0.0
 
     def add(self, prompt: Sequence[int], new: int) -> None:
         """A request that comes."""
@@ -254,7 +260,8 @@ class Simulated:
             hidden[start, 0] = request.ids[position - 1] if position else NO_TOKEN
         seen = TargetPass(starts, positions, tokens, hidden, states, torch.tensor(top))
         lengths = np.array([len(request.ids) for request in scheduled])
-        drafts_of = self._rounds.step(sampled, lengths, ids, None if self._random.random() < self._upset / 4 else seen)
+        shown = None if self._random.random() < self._upset / 4 else seen
+        drafts_of = self._rounds.step(sampled, lengths, ids, shown, self._random.random() >= self.paused)
         for request, drafts in zip(scheduled, drafts_of, strict=True):
             request.drafts = drafts
             if len(request.ids) >= request.end:

@@ -40,6 +40,21 @@ def test_in_quiet_every_round_drafts_and_is_heard_of(taps: bool) -> None:
     assert witness.proposed - witness.observed == len(prompts)  # the last chain of each is never verified
 
 
+@pytest.mark.parametrize("taps", [True, False])
+def test_steps_without_drafts_are_rounds_too(taps: bool) -> None:
+    """Guards against what was said without drafts being read again as a prompt is, which costs a pass of the head, or
+    not being learned from."""
+    witness = Witness(taps, truth=1.0)
+    engine = Simulated(Rounds(witness, 8, LENGTH, 4, best_ids=best_ids), seed=0)
+    engine.paused = 0.5
+    prompts = random_prompts(1, 5)
+    for prompt in prompts:
+        engine.add(prompt, 40)
+    assert 12 < check(engine, prompts, 40) < 42
+    assert witness.prompt_rows == sum(map(len, prompts))
+    assert witness.proposed - witness.observed == len(prompts)
+
+
 @pytest.mark.parametrize("block", [0, 4])
 @pytest.mark.parametrize("taps", [True, False])
 @pytest.mark.parametrize("seed", range(6))
@@ -49,6 +64,7 @@ def test_whatever_the_scheduler_does_what_is_told_is_true(taps: bool, block: int
     share; against passes that were not seen."""
     witness = Witness(taps)
     engine = Simulated(Rounds(witness, 3 + seed % 4, LENGTH, 5, best_ids=best_ids), seed, 7, block, upset=0.4)
+    engine.paused = 0.3 * (seed % 2)
     prompts = random_prompts(seed, 9, shared=12)
     prompts += [prompts[0], prompts[0]]  # samples of one prompt
     for count, prompt in enumerate(prompts):
