@@ -18,7 +18,9 @@ COLORS = {"plain": "#757575", "lookup:budget=5": "#00897b", "domino": "#b71c1c",
 def rows() -> list[list[str]]:
     """The cells of all tables, a row for each level and method."""
     text = (HERE.parent / "measurements" / "vllm-load.md").read_text()
-    lines = [[cell.strip(" `*") for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    lines = [
+        [cell.strip(" `*") for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"
+    ]
     return [cells for cells in lines if cells[0].isdigit()]
 
 
