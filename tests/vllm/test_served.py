@@ -137,31 +137,17 @@ def test_answers_for_training(domino: Endpoint, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("option", "workers"), [("--tensor-parallel-size", 3), ("--data-parallel-size", 2)])
 @pytest.mark.parametrize("method", ["domino", "outpace:draft=none"])
-def test_three_workers_say_the_same(
-    smollm2: Path, shipped: dict[str, Path], model: Model, tmp_path: Path, method: str
+def test_several_workers_say_the_same(
+    smollm2: Path, shipped: dict[str, Path], model: Model, tmp_path: Path, method: str, option: str, workers: int
 ) -> None:
-    """Guards against tensor parallelism that changes drafts or answers: three workers, for the model has nine heads."""
-    arguments = ["--method", method, "--tensor-parallel-size", "3"]
-    if method == "domino":
+    """Guards against tensor parallelism that changes drafts or answers, three workers for nine heads; and
+    against copies that find no drafter, or answer a neighbour's request."""
+    arguments = ["--method", method, option, str(workers)]
+    if method == "domino" and workers == 3:
         arguments += ["--drafter", str(_padded(shipped["domino"], tmp_path / "padded", 513))]
-    variables = {"VLLM_CPU_OMP_THREADS_BIND": cores(3)}
-    with serving(TARGET, *arguments, log=tmp_path / "log.txt", variables=variables) as endpoint:
-        assert _asked(endpoint, CLIENTS) == _plainly(model)
-        counts = speculation_counts(endpoint)
-        assert counts is not None
-        assert counts.accepted > counts.drafted / 50
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["domino", "outpace:draft=none"])
-def test_two_copies_say_the_same(
-    smollm2: Path, shipped: dict[str, Path], model: Model, tmp_path: Path, method: str
-) -> None:
-    """Guards against copies of the model that find no drafter, or answer a neighbour's request."""
-    arguments = ["--method", method, "--data-parallel-size", "2"]
-    arguments += ["--drafter", str(shipped["domino"])] if method == "domino" else []
-    variables = {"VLLM_CPU_OMP_THREADS_BIND": cores(2)}
+    variables = {"VLLM_CPU_OMP_THREADS_BIND": cores(workers)}
     with serving(TARGET, *arguments, log=tmp_path / "log.txt", variables=variables) as endpoint:
         assert _asked(endpoint, CLIENTS) == _plainly(model)
         counts = speculation_counts(endpoint)
