@@ -170,7 +170,8 @@ def on_two_processes(folder: Path, how: str) -> None:
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*launch, "-m", "tests.unit.train.linear", str(folder), how]
-    subprocess.run(command, check=True, env=environment, cwd=ROOT, timeout=240, capture_output=True)
+    done = subprocess.run(command, env=environment, cwd=ROOT, timeout=240, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.thorough
