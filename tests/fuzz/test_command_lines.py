@@ -4,6 +4,7 @@ import io
 import random
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,12 +24,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No network, no threads beside the tests' own, and a server that loads and does not listen."""
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No network, no threads beside the tests' own, a server that loads and does not listen, and a folder for what is
+    written to paths like `builtin:0`: a campaign once left fifteen such files in the checkout."""
 
     def offline(*given: Any, **options: Any) -> Any:
         raise OSError("no network in tests")
 
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(hub, "get_hf_file_metadata", offline)
     monkeypatch.setattr(cli, "choose_threads", lambda: None)
     monkeypatch.setattr("outpace.serve.run.serve", lambda loads, settings: loads())
