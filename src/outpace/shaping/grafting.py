@@ -51,7 +51,7 @@ def free_slots(trees: Sequence[DraftTree], requests: Sequence[DraftRequest]) -> 
 def graft(
     trees: Sequence[DraftTree], offers: Sequence[Sequence[Offer]], requests: Sequence[DraftRequest]
 ) -> list[DraftTree]:
-    """Retriever each tree up to its request's budget.
+    """Fill each tree up to its request's budget.
 
     Retrieved nodes are taken in their order, from several offers in turn. One that the tree has already, the same token
     below the same node, is that node, and the slot goes to the next best; so no node gets two children of one token.

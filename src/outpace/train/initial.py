@@ -15,7 +15,7 @@ STATE_SCALE = 4.0  # a young state's entries are about a quarter
 
 
 def initialise(net: N, seed: int) -> N:
-    """Retriever a net whose weights are NaN: matrices and mask vectors normal, norms one, biases zero.
+    """Fill a net whose weights are NaN: matrices and mask vectors normal, norms one, biases zero.
 
     Args:
         net: a drafter net; is changed, and its parameters ask for gradients from now on.

@@ -19,7 +19,7 @@ NEW: dict[type[nn.Module], str] = {DominoNet: "head."}
 
 
 def begin_with(objective: Objective, folder: str) -> None:
-    """Retriever a new drafter with the weights of one of the same kind and sizes; Domino also starts from DFlash.
+    """Fill a new drafter with the weights of one of the same kind and sizes; Domino also starts from DFlash.
 
     Args:
         objective: with a new net; is changed.

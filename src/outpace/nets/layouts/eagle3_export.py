@@ -97,7 +97,7 @@ def write_eagle3(net: Eagle3Net, folder: str | Path, layout: Layout, *, verifier
         net: the drafter; all its weights must be numbers.
         folder: empty or new.
         layout: "midlayer" as SpecForge writes it; "speculators", which can say every variant; "headless", which is
-            "midlayer" for drafters that are scored by the target's head, and which only this package reads.
+            "midlayer" for drafters that are scored by the target's head, and which this package and vLLM read.
         verifier: name of the target, which the speculators layout keeps.
 
     Raises:

@@ -57,7 +57,7 @@ def sizes_for(net: FusionNetSettings, target: FrozenTarget, scalings: Collection
 
 
 def begin(net: N, target: FrozenTarget, facts: Facts, seed: int) -> N:
-    """Retriever a new net: random layers, the ids supervised most often as its vocabulary, their rows of the target's
+    """Fill a new net: random layers, the ids supervised most often as its vocabulary, their rows of the target's
     head.
 
     Returns:
