@@ -34,7 +34,7 @@ STIFFNESS = 1.0  # of the Gaussian prior: a weight that is never seen stays 0
 
 
 class Recorded(AcceptanceModel):
-    """AcceptanceModel that keeps what it is taught, and learns from it as ever."""
+    """A model that keeps what it is taught, and learns from it as ever."""
 
     def __init__(self, like: AcceptanceModel) -> None:
         self.__dict__ |= like.copy().__dict__

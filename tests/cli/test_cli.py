@@ -367,3 +367,12 @@ def test_tokenize_corpus_writes_what_samd_reads(folder: str, tmp_path: Path) -> 
     answer = _last_json(_run("generate", "aaa", "-m", folder, *drafting))
     assert answer["samples"][0]["metrics"]["drafted"] > 0
     assert isinstance(_run(*options).exception, InvalidRequest)
+
+
+def test_a_model_that_is_served_from_where_one_stands(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a server of a model named "", which no request can name."""
+    names: list[tuple[str, ...]] = []
+    monkeypatch.setattr("outpace.serve.run.serve", lambda loads, settings: names.append(settings.names))
+    monkeypatch.chdir(folder)
+    assert _run("serve", ".").exit_code == 0
+    assert names == [(Path(folder).name,)]

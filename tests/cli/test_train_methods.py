@@ -339,3 +339,14 @@ def file_tokens(target: Path, prompts: Path, answers: Path) -> list[int]:
             lengths.append(len(model.codec.encode_chat(messages)) + len(answer))
             messages.append({"role": "assistant", "content": model.codec.decode(answer)})
     return lengths
+
+
+def test_a_folder_at_home(target: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against `--out=~/run` with answers at home and the drafter in a folder named ~."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    options = ["--target", str(target), "--prompts", str(prompts), "--out=~/run", "--device", "cpu"]
+    result = CliRunner().invoke(cli.app, ["train", "draft-lm", *options, *SMALL, *NET["draft-lm"]])
+    assert result.exit_code == 0, result.output
+    assert {"answers", "drafter", "provenance.json"} <= {path.name for path in (tmp_path / "home" / "run").iterdir()}
+    assert not (tmp_path / "~").exists()

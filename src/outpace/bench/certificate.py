@@ -127,6 +127,8 @@ class Certifier:
             quantize=quantize,
             device=device,
             max_num_seqs=1,
+            max_model_len=self._model.target.max_length,
+            exact=self._model.target.wants_exact,
             enable_prefix_caching=False,
         )
 

@@ -1,6 +1,6 @@
 """Load on a server: a number of requests in flight, each with its clocks."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from time import perf_counter
@@ -14,16 +14,13 @@ Asked = tuple[str, Mapping[str, Any]]
 REPORTED = ("steps", "drafted", "accepted", "accepted_per_depth", "reused_tokens", "plain_steps", "by_origin")
 
 
-def under_load(
-    endpoint: Endpoint, asked: Sequence[Asked], concurrency: int, on_answer: Callable[[], None] = lambda: None
-) -> list[TurnRun]:
+def under_load(endpoint: Endpoint, asked: Sequence[Asked], concurrency: int) -> list[TurnRun]:
     """Ask a server, so many requests at a time: as one ends, the next is sent.
 
     Args:
         endpoint: the server.
         asked: path and body of each request.
         concurrency: requests in flight.
-        on_answer: called after each answer, by any thread.
 
     Returns:
         Answers in the order of the requests. Their counters hold times in milliseconds, the tokens that the server
@@ -35,9 +32,7 @@ def under_load(
     start, is_over = perf_counter(), Event()
 
     def ask(one: Asked) -> TurnRun:
-        run = _ask(endpoint, *one, start, is_over)
-        on_answer()
-        return run
+        return _ask(endpoint, *one, start, is_over)
 
     pool = ThreadPoolExecutor(concurrency)
     try:

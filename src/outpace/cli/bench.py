@@ -41,6 +41,7 @@ from outpace.cli.options import (
 )
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.core.paths import path_of
 
 LOADED_WITH = ("drafter", "speculative_config", "dtype", "quantize", "device", "max_model_len", "exact")
 MEASURED_HERE = ("batch_size", "phases")
@@ -109,6 +110,7 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Race methods against plain decoding, interleaved prompt by prompt or batch by batch; the last line is JSON."""
+    out = None if out is None else path_of(out)
     from outpace.bench.report import line, summarise, table
     from outpace.bench.runner import TRANSFORMERS, BenchPlan, BenchRun, split_methods, usual_methods, with_baseline
     from outpace.bench.workload import read_workloads

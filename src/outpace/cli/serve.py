@@ -108,7 +108,7 @@ def serve(
 
     if host not in LOOPBACK and not keys:
         notes.print(f"anybody who can reach {host}:{port} can use this server: give --api-key", style="yellow")
-    names = tuple(served_model_name or (Path(model).name if Path(model).exists() else model,))
+    names = tuple(served_model_name or (Path(model).resolve().name if Path(model).exists() else model,))
     if engine == VLLM:
         serve_with_vllm(context, names, keys)
     if engine != OURS:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outpace.cli.options import Device, Dtype, Prompts, Target, notes, progress_bar, quieten_transformers
+from outpace.core.paths import path_of
 
 KINDS = {
     "dflash": "DFlash: a block of masks filled in one pass, from the target's hidden states.",
@@ -49,7 +50,7 @@ def train_command(method: str) -> Callable[..., None]:
             tuple(prompts),
             answers=answers,
             features=features,
-            out=out,
+            out=path_of(out),
             device=device,
             dtype=dtype,
             settings=chosen,
@@ -92,7 +93,7 @@ def capture(
         tuple(prompts),
         answers=answers,
         features=None,
-        out=out,
+        out=path_of(out),
         device=device,
         dtype=dtype,
         settings=chosen,
@@ -106,7 +107,7 @@ def capture(
             notes.print(f"captured: {total} sequences")
 
     said = capture_features(job, stored, _say, count)
-    print(json.dumps({"out": str(out), **said}))
+    print(json.dumps({"out": str(job.out), **said}))
 
 
 def _train(job: Any) -> dict[str, Any]:

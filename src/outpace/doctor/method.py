@@ -44,11 +44,9 @@ def drafting(race: Race, has_drafter: bool) -> Finding:
     measured = f"a round of {race.method} takes {race.drafted.round_ms:.1f} ms: {_said(shares)}"
     remedy = ""
     if shares["draft"] > _MUCH_DRAFTING:
-        cheaper = "--method outpace:draft=none, which drafts without a model"
-        if has_drafter:
-            cheaper = (
-                f"fewer levels or nodes (--budget, `outpace methods {race.method.partition(':')[0]}`), or {cheaper}"
-            )
+        fewer = f"fewer levels or nodes (--budget, `outpace methods {race.method.partition(':')[0]}`)"
+        other = "--method outpace:draft=none, which drafts without a model" if has_drafter else "--method plain"
+        cheaper = f"{fewer}, or {other}"
         remedy = f"try {cheaper}: drafting takes more than {_MUCH_DRAFTING:.0%} of a round"
     return finding("drafting", measured, remedy, round_ms=race.drafted.round_ms, shares=shares)
 

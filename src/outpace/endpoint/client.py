@@ -184,6 +184,7 @@ def _base(url: str) -> str:
 
 def _said(response: httpx.Response) -> str:
     """Status and message of a refusal, which is read and closed."""
+    said = ""
     try:
         response.read()
         said = response.text[:300]
@@ -192,7 +193,7 @@ def _said(response: httpx.Response) -> str:
         message = error.get("message") if isinstance(error, dict) else error
         said = message if isinstance(message, str) else said
     except (ValueError, httpx.TransportError):
-        said = "" if not response.is_stream_consumed else response.text[:300]
+        pass  # no JSON: the text itself; a body that breaks off: the status alone
     finally:
         response.close()
     return f"HTTP {response.status_code}" + (f": {said}" if said else "")

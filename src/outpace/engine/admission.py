@@ -9,6 +9,7 @@ Under rejection nothing is shared: there what a method has learned has a say in 
 """
 
 from collections.abc import Sequence
+from time import perf_counter
 
 from outpace.core.protocols import Target
 from outpace.engine.kept import LEAST_SHARED, KeptSlot, Written, shared
@@ -92,6 +93,7 @@ class Admission:
             session.state = proposer.fork(found.state if found.proposer is proposer else None, slot, length)
             self._roster.use(found)
         session.prefilled = session.metrics.reused_tokens = length
+        session.placed_at = perf_counter()
         session.slot = slot  # last: from here on it is the session's
 
     def _resume(self, session: Session, kept: KeptSlot) -> None:
@@ -101,6 +103,7 @@ class Admission:
             session.prefilled = session.metrics.reused_tokens = kept.rewind(self._target, session.prompt_ids)
             session.state = kept.state
             kept.is_open = False  # before the slot is the session's, so that it never has two owners
+            session.placed_at = perf_counter()
             session.slot = kept.slot
         else:
             self._roster.release(kept)

@@ -8,6 +8,7 @@ import json
 import math
 from bisect import bisect
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -64,8 +65,9 @@ class PassCosts:
         # More rows never take less: where they seem to, the machine was busy.
         self._measured = [min(best[index:]) for index in range(len(ROWS))]
         if self._file is not None:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(json.dumps({"rows": ROWS, "ms": self._measured}), encoding="utf-8")
+            with suppress(OSError):  # a cache that cannot be written: the next process measures again
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                self._file.write_text(json.dumps({"rows": ROWS, "ms": self._measured}), encoding="utf-8")
 
     def learn(self, rows: int, context: int, ms: float) -> None:
         """Take in a round.
@@ -125,7 +127,7 @@ def _seconds(target: Target, slot: int, tree: DraftTree) -> float:
 
 def _read(file: Path | None) -> list[float]:
     """What a file holds; nothing if there is none, or one that is not as it was written."""
-    if file is None or not file.is_file():
+    if file is None:
         return []
     try:
         found = json.loads(file.read_text(encoding="utf-8"))

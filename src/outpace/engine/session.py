@@ -35,7 +35,7 @@ class Session:
         prefilled: prompt tokens already written.
         stopper: that has seen the generated ids.
         ids: prompt and generated ids. Once the prompt is written the last one is the pending token, whose KV is not.
-        admitted_at, first_token_at: clock readings in seconds.
+        admitted_at, placed_at, first_token_at: clock readings in seconds; 0 before there was a slot, a token.
         finish_reason, stop_reason, error: how it ended; the first is set after everything else is as it will stay.
         logprobs: one entry per generated id, if the request asked for log-probabilities.
         keep: leave the slot open at the end, for the next turn of a conversation.
@@ -64,6 +64,7 @@ class Session:
     stopper: StopChecker = field(init=False)
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
     admitted_at: float = 0.0
+    placed_at: float = 0.0
     first_token_at: float = 0.0
     finish_reason: str | None = None
     stop_reason: int | str | None = None

@@ -50,6 +50,7 @@ class TokenStream(Iterator[StepEvent]):
         Raises:
             NonFiniteLogits: the target failed on it.
             StateLost: an exception interrupted it.
+            InvalidRequest: its options left no token to choose.
         """
         self.abandon()
         self.result = self._engine.result(self._session)

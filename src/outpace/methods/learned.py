@@ -33,4 +33,5 @@ def learns(proposer: Proposer) -> bool:
     base = proposer.base if isinstance(proposer, GraftedProposer) else proposer
     shape = base.shape if isinstance(base, GrowingProposer) else None
     carries = isinstance(shape, DynaTree) and shape.config.history == "authors"
-    return carries or matrix_of(proposer) is not None
+    rates = isinstance(base, GrowingProposer) and base.acceptance is not None and not base.private
+    return carries or rates or matrix_of(proposer) is not None

@@ -42,7 +42,7 @@ def custom_generate(
 
     `generate` then returns what it would have returned, [B, L] ids or a `GenerateDecoderOnlyOutput` with `sequences`,
     only faster: greedy ids equal its own up to rounding, sampled ids follow the same distribution. The model is not
-        changed.
+    changed.
 
     Args:
         method: how to draft, as for `outpace.load`.

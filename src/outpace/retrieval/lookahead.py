@@ -94,7 +94,10 @@ class Lookahead(BaseProposer):
             if state.window.is_full:
                 for key, rest in state.window.ngrams([top[node][0] for node in state.ends]):
                     state.pool.add(key, rest)
-            after = [_onward(top[node], state.finals) for node in state.ends]
+            after = [token for node in state.ends if (token := _onward(top[node], state.finals)) is not None]
+            if len(after) < len(state.ends):  # there all that is known ends the request, and a window is to go on
+                state.window = None
+                continue
             state.window.advance(after, observation.verdict.accepted_drafts, state.ids)
 
     def _tree(self, state: LookaheadState, request: DraftRequest) -> DraftTree:
@@ -132,9 +135,9 @@ class Lookahead(BaseProposer):
         return state.window
 
 
-def _onward(top: Sequence[int], finals: Sequence[int]) -> int:
-    """The best token that does not end the request: the window is to go on."""
-    return next((token for token in top if token not in finals), top[0])
+def _onward(top: Sequence[int], finals: Sequence[int]) -> int | None:
+    """The best token that does not end the request; None where all that are known do."""
+    return next((token for token in top if token not in finals), None)
 
 
 class _Branches:

@@ -28,6 +28,7 @@ _COMPILED = 64  # grammars that are kept
 _CANONICAL = 4096  # forced texts whose tokens are kept
 _MOST_CHARACTERS = 200_000  # of a grammar, and of all that are kept
 _MOST_OF_A_REGEX = 20_000  # what it takes grows with the square: 20 MB at this length, 450 MB at 90,000
+_ONE_AT_A_TIME = Lock()
 _STACK = 1 << 30  # bytes, of which only those in use take memory: llguidance calls itself for each rule of a chain
 _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -92,7 +93,7 @@ class Grammars:
 
 
 class GrammarConstraint:
-    """A grammar along one request's ids, and along the paths behind them: `core.protocols.Constraint`.
+    """A grammar along one request's ids, and along the paths behind them: `core.grammar.Constraint`.
 
     Each question names all generated ids. What they share with those of the last question is kept, and the rest taken
     back or read: so nothing has to be undone after a walk or a step that an exception cut short.
@@ -248,14 +249,15 @@ def _only(matcher: "LLMatcher") -> tuple[int, ...]:
 
 
 def _in_deep_stack(work: "Callable[[], LLMatcher]") -> "LLMatcher":
-    """Do something in a thread whose stack a grammar of the largest size cannot fill; one caller at a time, for sizes
-    of stacks are the process's. In a usual one a chain of some 2,000 rules ends the process."""
-    before = stack_size(_STACK)
-    try:
-        with ThreadPoolExecutor(1) as deep:
-            return deep.submit(work).result()  # the thread starts within submit()
-    finally:
-        stack_size(before)
+    """Do something in a thread whose stack a grammar of the largest size cannot fill; one caller in the process at a
+    time, for sizes of stacks are the process's. In a usual one a chain of some 2,000 rules ends the process."""
+    with _ONE_AT_A_TIME:
+        before = stack_size(_STACK)
+        try:
+            with ThreadPoolExecutor(1) as deep:
+                return deep.submit(work).result()  # the thread starts within submit()
+        finally:
+            stack_size(before)
 
 
 def _compile(grammar: Grammar, tokenizer: "LLTokenizer") -> "LLMatcher":

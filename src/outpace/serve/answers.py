@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 from outpace import __version__
 from outpace.core.events import Sample, StepEvent
 from outpace.models.pieces import Pieces
+from outpace.serve.deadline import Deadline
 from outpace.serve.errors import ApiError, from_engine
 from outpace.serve.fields import SharedFields
 from outpace.serve.forms import Form
@@ -33,14 +34,14 @@ class Answer:
 
     Attributes:
         service, body, order, form: who, what was asked, of the engine, and how it looks.
-        deadline: on the loop's clock.
+        deadline: of the request.
     """
 
     service: Service
     body: SharedFields
     order: Order
     form: Form
-    deadline: float
+    deadline: Deadline
 
     def __post_init__(self) -> None:
         self._head = {
@@ -104,14 +105,9 @@ class Answer:
         """All news to the end of the last choice."""
         while len(self._samples) < self.order.samples:
             try:
-                index, news = await inbox.get(self.deadline)
+                index, news = await inbox.get(self.deadline.at)
             except TimeoutError as error:
-                raise ApiError(
-                    504,
-                    f"the answer took longer than {self.service.settings.timeout:g} s: ask for fewer tokens",
-                    code="timeout",
-                    kind="timeout_error",
-                ) from error
+                raise self.deadline.missed() from error
             if isinstance(news, Exception):
                 raise from_engine(news)
             if isinstance(news, Sample):
@@ -151,16 +147,18 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def answer(request: Request, service: Service, body: SharedFields, order: Order, form: Form) -> Response:
+async def answer(
+    request: Request, service: Service, body: SharedFields, order: Order, form: Form, deadline: Deadline
+) -> Response:
     """Run an order and answer; it is cancelled where the client goes away.
 
     Raises:
         ApiError: it was not admitted, or failed.
     """
-    deadline = asyncio.get_running_loop().time() + service.settings.timeout
     made = Answer(service, body, order, form, deadline)
     async with AsyncExitStack() as stack:
-        inbox = await stack.enter_async_context(service.running(order))
+        async with deadline.kept():
+            inbox = await stack.enter_async_context(service.running(order))
         if body.stream:
             return EventStream(made.events(inbox), stack.pop_all())
         value = await _unless_gone(request, made.whole(inbox))

@@ -13,6 +13,7 @@ from outpace.methods.catalog import methods
 from outpace.serve.answers import ClientGone, answer
 from outpace.serve.chat_request import ChatRequest
 from outpace.serve.completion_request import CompletionRequest
+from outpace.serve.deadline import Deadline
 from outpace.serve.errors import ApiError
 from outpace.serve.forms import ChatForm, CompletionForm
 from outpace.serve.openapi import describe, takes
@@ -41,25 +42,29 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation."""
         service.check_room(1)  # before anything is read, encoded or compiled for it
+        deadline = Deadline(service.settings.timeout)
         data = await request.body()
         with service.reading():
             body = parsed(ChatRequest, data)
-            order = await ordered(service, body)
+            async with deadline.kept():
+                order = await ordered(service, body)
         _note(request, service, body, order)
         form = ChatForm(service.pieces, body.ranked is not None, body.may_call)
-        return await answer(request, service, body, order, form)
+        return await answer(request, service, body, order, form, deadline)
 
     @app.post("/v1/completions", openapi_extra=takes(CompletionRequest))
     async def completions(request: Request) -> Response:
         """What follows a text."""
         service.check_room(1)
+        deadline = Deadline(service.settings.timeout)
         data = await request.body()
         with service.reading():
             body = parsed(CompletionRequest, data)
-            order = await ordered(service, body)
+            async with deadline.kept():
+                order = await ordered(service, body)
         _note(request, service, body, order)
         form = CompletionForm(service.pieces, body.ranked is not None)
-        return await answer(request, service, body, order, form)
+        return await answer(request, service, body, order, form, deadline)
 
 
 def _note(request: Request, service: Service, body: Any, order: Any) -> None:
@@ -154,9 +159,3 @@ def _add_errors(app: FastAPI, service: Service) -> None:
     async def client_gone(request: Request, error: Exception) -> Response:
         request.scope["state"]["told"] |= {"error": "the client went away"}
         return Response(status_code=499)  # nginx's; nobody reads it, and the log tells
-
-    @app.exception_handler(Exception)
-    async def unforeseen(request: Request, error: Exception) -> Response:
-        service.log.error("unforeseen", error=repr(error), exc_info=error)
-        made = ApiError(500, "the server failed on this request", code="server_fault", kind="server_error")
-        return JSONResponse(made.as_dict(), 500)

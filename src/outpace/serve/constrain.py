@@ -27,7 +27,8 @@ def grammar_of(body: SharedFields) -> tuple[str, Grammar] | None:
             raise refused("structured_outputs", "not together with response_format or tools; leave out one")
         return "structured_outputs", outputs.grammar()
     if chat is not None and calls and (found := _of_calls(chat, schema)) is not None:
-        return ("tools" if schema is None else "response_format"), found
+        must_call = chat.tool_choice == "required" or isinstance(chat.tool_choice, NamedTool)
+        return ("tools" if schema is None or must_call else "response_format"), found
     return None if schema is None else ("response_format", Grammar.json_schema(schema))
 
 

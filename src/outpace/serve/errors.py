@@ -14,6 +14,7 @@ MOST_FAULTS = 256
 """Faults of a body that are looked at one by one: each takes a kilobyte."""
 PUBLIC_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_ids": "stop_token_ids"}
 """What the API calls fields of `SamplingParams`."""
+_QUOTED_OR_OWN = re.compile(rf"""'[^']*'|"[^"]*"|\b(?:{"|".join(PUBLIC_NAMES)})\b""")
 OWN_FIELDS = ("method", "budget", "verification")
 """Fields of the extension `outpace`, as errors of the engine name them."""
 
@@ -73,6 +74,11 @@ def refused(param: str, message: str, code: str | None = None) -> ApiError:
     return ApiError(400, f"{param}: {message}", param, code=code)
 
 
+def in_its_words(message: str) -> str:
+    """An error of the engine by the API's names of fields; what is quoted stays as it was given."""
+    return _QUOTED_OR_OWN.sub(lambda found: PUBLIC_NAMES.get(found[0], found[0]), message)
+
+
 def from_engine(error: BaseException) -> ApiError:
     """The answer to an error of the engine: 400 where the request is at fault, else 500."""
     if isinstance(error, ApiError):
@@ -81,8 +87,7 @@ def from_engine(error: BaseException) -> ApiError:
         named = re.match(r"(\w+)(?=[=:])", str(error))
         name = named[1] if named else None
         param = PUBLIC_NAMES.get(name or "", name)
-        message = str(error) if name == param else str(error).replace(str(name), str(param), 1)
-        return ApiError(400, message, f"outpace.{param}" if param in OWN_FIELDS else param)
+        return ApiError(400, in_its_words(str(error)), f"outpace.{param}" if param in OWN_FIELDS else param)
     said = str(error) if isinstance(error, OutpaceError) else type(error).__name__
     return ApiError(500, f"the engine failed on this request: {said}", code="engine_fault", kind="server_error")
 

@@ -98,8 +98,8 @@ class Metrics:
 
     def placed(self, session: Session) -> None:
         """Count a session that was given a slot, or has ended without one."""
-        self._placed[session] = now = perf_counter()
-        self._observe("request_queue_time_seconds", now - session.admitted_at)
+        self._placed[session] = placed = session.placed_at or perf_counter()
+        self._observe("request_queue_time_seconds", placed - session.admitted_at)
 
     def stepped(self, session: Session, event: StepEvent) -> None:
         """Count what a session gained in a step."""

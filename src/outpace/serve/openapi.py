@@ -15,6 +15,7 @@ REFERENCE = "#/components/schemas/{model}"
 ERRORS = {
     400: "a field cannot be honoured",
     401: "no valid API key",
+    403: "a page of another site, or a name that is not this server's",
     404: "no such model",
     408: "the body did not come in time",
     413: "the body is too large",

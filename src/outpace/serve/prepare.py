@@ -13,7 +13,7 @@ from outpace.core.params import SamplingParams
 from outpace.serve.chat_request import ChatRequest
 from outpace.serve.completion_request import CompletionRequest
 from outpace.serve.constrain import grammar_of
-from outpace.serve.errors import ApiError, from_validation, refused
+from outpace.serve.errors import ApiError, from_validation, in_its_words, refused
 from outpace.serve.fields import SharedFields
 from outpace.serve.service import Order, Service
 from outpace.serve.tool_calls import OPEN
@@ -167,8 +167,10 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
     }
     params = SamplingParams(max_new_tokens=limit, **{key: value for key, value in given.items() if value is not None})
     if body.stop_token_ids:
-        own = (token for token in model.target.eos_token_ids if 0 <= token < model.target.vocab_size)
-        params = replace(params, eos_token_ids=(*own, *body.stop_token_ids))
+        own = [token for token in model.target.eos_token_ids if 0 <= token < model.target.vocab_size]
+        # As in vLLM `ignore_eos` is about the model's own ids: those that the request names end it all the same.
+        kept = [] if body.ignore_eos else own
+        params = replace(params, ignore_eos=False, eos_token_ids=(*kept, *body.stop_token_ids))
     params.check_vocabulary(model.target.vocab_size)
     if (found := grammar_of(body)) is None:
         return params
@@ -177,5 +179,5 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
         params = replace(params, grammar=grammar)
         model.engine.constraint(params)  # compiled here, beside the engine's steps, and kept
     except InvalidRequest as error:
-        raise ApiError(400, f"{param}: {error}", param) from error
+        raise ApiError(400, f"{param}: {in_its_words(str(error))}", param) from error
     return params

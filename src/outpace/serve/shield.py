@@ -64,6 +64,12 @@ class Shield:
                 await self._app(scope, _Limited(receive, self._settings).receive, answer)
         except NotRead:  # what is left unsaid makes uvicorn close the connection
             told["error"] = f"the client did not read for {self._settings.send_timeout:g} s"
+        except Exception as error:
+            self._log.error("unforeseen", request_id=request_id, error=repr(error), exc_info=error)
+            if status:  # the answer has begun: uvicorn closes the connection where it breaks off
+                raise
+            made = ApiError(500, "the server failed on this request", code="server_fault", kind="server_error")
+            await JSONResponse(made.as_dict(), made.status)(scope, receive, answer)
         finally:
             self._log.info(
                 "request",

@@ -54,7 +54,7 @@ class GrowingProposer:
     ) -> None:
         self.source, self.shape, self.budget, self.acceptance = source, shape, budget, acceptance
         self.needs = replace(source.needs, prices=budget if shape.wants_prices else 0)
-        self._leaves_room, self._private = leaves_room, private
+        self._leaves_room, self.private = leaves_room, private
 
     def open(self, slot: int, alone: bool = False) -> GrowingState:
         return self._around(self.source.open(slot, alone), alone)
@@ -68,7 +68,7 @@ class GrowingProposer:
     def _around(self, of_source: Any, alone: bool = False) -> GrowingState:
         lesson = None
         if self.acceptance is not None:
-            lesson = Lesson(KeyedAcceptance() if self._private or alone else self.acceptance)
+            lesson = Lesson(KeyedAcceptance() if self.private or alone else self.acceptance)
         return GrowingState(of_source, self.shape.open(alone), lesson=lesson)
 
     def close(self, state: GrowingState) -> None:
@@ -230,8 +230,7 @@ class _Grove:
     ) -> list[DraftTree]:
         """The trees, each of its best nodes if there are more than are kept, and behind them up to so many of the next
         best: a parent never scores less than its child and comes before it, so what is kept is a tree. `distributions`
-            are those
-        from which children were drawn, by the number of the node above them."""
+        are those from which children were drawn, by the number of the node above them."""
         local = torch.empty(len(self.tokens), dtype=torch.int64)
         trees = []
         for owner in range(self._count):

@@ -52,7 +52,6 @@ class Priced(Beam):
         super().__init__(config)
         self._level_ms: dict[int, float] = {}  # by number of requests
         self._handed_down = 0.7
-        self._prices: Sequence[Prices | None] = ()
         self._last, self._count, self._ended = 0.0, 1, 0
 
     def open(self, alone: bool = False) -> PricedState:

@@ -15,7 +15,7 @@ class BlockState:
     Attributes:
         slot: of the net; it holds the context of all committed positions.
         request: the request of this round.
-        hidden: [B, H] outputs of this round's block.
+        hidden: [D, H] outputs of this round's block, those that drafts are read from.
         base: [D, V] float32 base logits by depth, or [D, M] of the pool's ids.
         pool: [M] ids that drafts come from, if not all may.
         rows: [M, r] of Domino's W2, the pool's.

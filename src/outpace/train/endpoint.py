@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from threading import Event, Lock
 from typing import Any
 
 from outpace.bench.workload import WorkItem
@@ -48,12 +49,13 @@ class EndpointAnswerer:
         self._params, self._concurrency, self._api_key = params, concurrency, api_key
         self.cut: dict[str, str] = {}
         self.encoded = 0
+        self._lock = Lock()
 
     def answer(self, items: Sequence[WorkItem]) -> Iterator[Conversation]:
         answered = 0
-        endpoint = Endpoint(self._url, self._api_key, patient=True)
-        with endpoint, ThreadPoolExecutor(self._concurrency) as pool:
-            asked = [pool.submit(self._converse, endpoint, item) for item in items]
+        pool, is_over = ThreadPoolExecutor(self._concurrency), Event()
+        with Endpoint(self._url, self._api_key, patient=True) as endpoint:
+            asked = [pool.submit(self._converse, endpoint, item, is_over) for item in items]
             try:
                 for future in as_completed(asked):
                     conversation = future.result()
@@ -63,13 +65,16 @@ class EndpointAnswerer:
                     elif not answered and len(self.cut) >= min(self._concurrency, len(items)):
                         reason = next(iter(self.cut.values()))
                         raise ModelError(f"endpoint={self._url!r}: refuses every prompt: {reason}")
-            finally:
+            finally:  # conversations that run are not waited for: what they ask next is refused
+                is_over.set()
                 pool.shutdown(wait=False, cancel_futures=True)
 
-    def _converse(self, endpoint: Endpoint, item: WorkItem) -> Conversation:
+    def _converse(self, endpoint: Endpoint, item: WorkItem, is_over: Event) -> Conversation:
         answers: list[tuple[int, ...]] = []
         texts: list[str] = []
         for turn in range(len(item.turns)):
+            if is_over.is_set():
+                break
             try:
                 text, choice = self._post(endpoint, item, turn, texts)
             except InvalidRequest as refusal:
@@ -77,7 +82,8 @@ class EndpointAnswerer:
                 break
             ids = choice.get("token_ids")
             if ids is None:
-                self.encoded += 1
+                with self._lock:
+                    self.encoded += 1
                 ids = self._codec.tokenizer(text, add_special_tokens=False)["input_ids"]
             if choice.get("finish_reason") == "stop" and self._eos and (not ids or ids[-1] not in self._eos):
                 ids = [*ids, self._eos[0]]

@@ -82,7 +82,7 @@ class AcceptanceModel:
         self.reset()
 
     def copy(self) -> "AcceptanceModel":
-        """AcceptanceModel of the same weights that learns for itself."""
+        """A model of the same weights that learns for itself."""
         return deepcopy(self)
 
     def reset(self) -> None:
@@ -211,8 +211,8 @@ def named_weights(weights: Sequence[float]) -> dict[str, list[float]]:
 
 @lru_cache(maxsize=1)
 def priors() -> Mapping[str, tuple[float, ...]]:
-    """What the features were worth where `scripts/fit_evidence.py` measured it: [SIZE] for "greedy" requests, "sampled"
-    ones and for those that may be "rejected", where nobody hears the noise.
+    """What the features were worth where `scripts/fit_acceptance.py` measured it: [SIZE] for "greedy" requests,
+    "sampled" ones and for those that may be "rejected", where nobody hears the noise.
 
     Another model or drafter starts from them and learns its own. The file says what they were fitted on.
     """

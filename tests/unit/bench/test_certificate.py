@@ -8,6 +8,7 @@ import torch
 
 import outpace
 from outpace.api import Model
+from outpace.bench import certificate
 from outpace.bench.certificate import CertificatePlan, Certifier, certify, count_kinds
 from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
@@ -104,3 +105,11 @@ def test_margin_of_a_cut_off_token(model: Model, tmp_path: Path) -> None:
     assert cut.between is None
     assert cut.to_cutoff is not None
     assert cut.smallest == cut.to_cutoff
+
+
+def test_a_second_opinion_on_long_prompts(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a run that ends without a verdict where prompts are longer than the usual context."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(certificate, "load", lambda *args, **options: asked.update(options) or model)
+    Certifier(model)._load("float64")
+    assert asked["max_model_len"] == model.target.max_length

@@ -13,6 +13,11 @@ from outpace.bench.workload import WorkItem, in_groups
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
+from outpace.methods.learned import learns
+from outpace.shaping.acceptance import KeyedAcceptance
+from outpace.shaping.beam import Beam, BeamConfig
+from outpace.shaping.growing import GrowingProposer
+from outpace.testing import ToySource, blend
 from tests.unit.models.tiny import save_tiny_model
 
 METHODS = ("plain", "recycle:budget=6", "lookup")
@@ -173,3 +178,11 @@ def test_no_method_finds_the_prompt_of_another_written(model: Model, monkeypatch
     items = tuple(WorkItem(str(number), "letters", ("abcd" * 10 + str(number),), raw=True) for number in range(2))
     BenchRun(model, plan(items=items)).records()
     assert reused == [0] * len(METHODS) * len(items)
+
+
+@pytest.mark.parametrize(("private", "expected"), [(False, True), (True, False)])
+def test_rates_of_scores_are_learned(private: bool, expected: bool) -> None:
+    """Guards against a run that goes on without the rates of acceptance that a method's shape had learned."""
+    source = ToySource(blend(0.7, vocab=8))
+    proposer = GrowingProposer(source, Beam(BeamConfig()), 8, acceptance=KeyedAcceptance(), private=private)
+    assert learns(proposer) is expected

@@ -133,7 +133,7 @@ def test_a_round_that_drafts_too_long() -> None:
     assert "takes 10.0 ms: draft 10%, forward 80%, verify 4%, commit 2%, observe 2%, between 2%" in said.measured
     dear = replace(RACE, drafted=replace(DRAFTED, phases_ms=PHASES_MS | {"draft": 300.0, "forward": 600.0}))
     assert "outpace methods domino" in method.drafting(dear, True).remedy
-    assert method.drafting(dear, False).remedy.startswith("try --method outpace:draft=none")
+    assert "outpace:draft=none" not in method.drafting(dear, False).remedy, "it may be what is examined"
 
 
 def test_where_a_round_breaks_even() -> None:

@@ -53,6 +53,7 @@ def test_thoughts_are_text_too() -> None:
         (Reply([{"detail": "Not Found"}], 404), ModelError, r"HTTP 404: Not Found; is this the base .*have this model"),
         (Reply([{"error": {"message": "No 'x'", "param": "x"}}], 400), InvalidRequest, "^HTTP 400: No 'x'$"),
         (Reply([{"error": {"message": "broken"}}], 500), ModelError, "HTTP 500: broken"),
+        (Reply([b"half an err"], 500, breaks_off=True), ModelError, "HTTP 500$"),
         (
             Reply([b"<html>hello</html>"], headers={"Content-Type": "text/html"}),
             ModelError,

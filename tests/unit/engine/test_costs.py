@@ -171,3 +171,11 @@ def test_each_request_has_its_own_rate_and_each_size_of_batch_its_time(tmp_path:
     assert alone.rate == pytest.approx(3 / 20, rel=0.02)
     assert 1 < new.pace < 3
     assert new.rate == pytest.approx(new.pace / 20)
+
+
+def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    """Guards against a home that is full or read-only, where the first request failed and the second did not."""
+    (tmp_path / "folder").write_text("a file")
+    costs = PassCosts(tmp_path / "folder" / "costs.json")
+    costs.measure(ToyTarget(12), 0, 3)
+    assert costs.is_known

@@ -284,3 +284,16 @@ def test_requests_of_a_batch_do_not_share_a_window() -> None:
             session.metrics.drafted,
         )
     assert torch.tensor([session.metrics.accepted for session in batched]).gt(0).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_window_below_which_everything_ends(seed: int) -> None:
+    """Guards against an ending id that enters the window where all the best tokens are such: nodes below it are cut,
+    and the window then points at others."""
+    params = SamplingParams(max_new_tokens=40, min_new_tokens=40)
+    ends = tuple(range(3, 40))
+
+    def said(proposer: Proposer) -> list[int]:
+        return decode(Engine(LoopTarget(40, seed, eos_token_ids=ends)), [[1, 2, 1]], [params], [proposer])[0].generated
+
+    assert said(Lookahead(30)) == said(EmptyDraft())

@@ -3,6 +3,9 @@
 import random
 import re
 import threading
+import time
+from threading import stack_size
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +13,7 @@ import torch
 from outpace.core.errors import InvalidRequest
 from outpace.core.grammar import Grammar
 from outpace.core.tree import Topology
-from outpace.sampling.grammar import GrammarConstraint, Grammars
+from outpace.sampling.grammar import GrammarConstraint, Grammars, _in_deep_stack
 from tests.grammars import ANY_LETTERS, EOS, OBJECT, ToyTokens, toy_tokenizer
 
 V = 160
@@ -237,3 +240,23 @@ def test_few_large_grammars_are_kept() -> None:
     for number in range(8):
         grammars.constraint(Grammar.lark(f'start: "a"  // {number} ' + "x" * 60_000), [EOS])
     assert len(grammars._compiled) == 3
+
+
+def test_one_deep_stack_at_a_time() -> None:
+    """Guards against two models that compile at once: the second took the first's size of stacks for the usual one, and
+    left all threads of the process with a gigabyte."""
+    before, at_once, most = stack_size(), 0, 0
+
+    def work() -> Any:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.05)
+        at_once -= 1
+
+    threads = [threading.Thread(target=_in_deep_stack, args=(work,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (most, stack_size()) == (1, before)

@@ -15,6 +15,7 @@ from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
 from outpace.methods.catalog import parse_method
 from tests.unit.serve.served import NAME, serving, tiny_model
+from tests.unit.serve.test_limits import wait_until
 from tests.unit.serve.test_refusals import CHAT, error_of
 
 
@@ -85,12 +86,18 @@ def test_a_target_that_says_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_unforeseen_fault_of_the_server(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a traceback in an answer, and a place in the queue that is never given back."""
+    """Guards against a traceback in an answer, one that no line of the log belongs to, and a place in the queue that is
+    never given back."""
     with serving(model) as one:
         with monkeypatch.context() as patch:
             patch.setattr(one.service, "_add", lambda *args: 1 / 0)
-            error = error_of(one.post(CHAT), 500)
+            answer = one.post(CHAT)
+        error = error_of(answer, 500)
         assert (error["code"], "division" in error["message"]) == ("server_fault", False)
         assert "ZeroDivisionError" in str(one.log.lines)
+        wait_until(lambda: any(line["event"] == "request" for line in one.log.lines))
+        told = [line for line in one.log.lines if line["event"] in ("request", "unforeseen")]
+        assert {line["request_id"] for line in told} == {answer.headers["x-request-id"]}
+        assert [line["status"] for line in told if line["event"] == "request"] == [500]
         assert one.chat().choices[0].message.content
         one.assert_idle()

@@ -135,6 +135,39 @@ def test_a_request_that_takes_too_long(model: Model) -> None:
         one.assert_idle()
 
 
+def test_what_is_prepared_for_too_long(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a time limit that begins when prompts are encoded and grammars compiled, which may take long."""
+
+    async def slowly(work: Any) -> Any:
+        await asyncio.sleep(30)
+
+    with serving(model, timeout=0.3) as one:
+        with monkeypatch.context() as patch:
+            patch.setattr(one.service, "prepared", slowly)
+            assert error_of(one.post(CHAT), 504)["type"] == "timeout_error"
+        one.assert_idle()
+
+
+def test_a_prompts_time_is_not_the_queues(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a dashboard on which writing prompts looks like waiting for a slot."""
+    usual = model.target.prefill
+
+    def slowly(chunks: Any) -> Any:
+        time.sleep(0.5)
+        return usual(chunks)
+
+    with serving(model) as one, monkeypatch.context() as patch:
+        patch.setattr(model.target, "prefill", slowly)
+        assert one.chat(max_tokens=2).choices[0].message.content
+        one.assert_idle()
+        labels = {"model_name": NAME, "engine": "0"}
+        queue, prefill, inference = (
+            one.service.metrics.registry.get_sample_value(f"vllm:request_{phase}_time_seconds_sum", labels) or 0.0
+            for phase in ("queue", "prefill", "inference")
+        )
+    assert queue < 0.5 <= prefill <= inference
+
+
 def test_a_body_that_does_not_come(model: Model) -> None:
     """Guards against clients that open a request and say no more."""
     with (

@@ -126,6 +126,7 @@ def test_every_option_reaches_the_engine(served: Served) -> None:
         ({"extra_body": {"bad_words": [chr(97 + index) for index in range(26)]}},
          {"bad_words": [chr(97 + index) for index in range(26)]}),
         ({"extra_body": {"stop_token_ids": [token]}}, {"eos_token_ids": (0, token)}),
+        ({"extra_body": {"stop_token_ids": [token], "ignore_eos": True}}, {"eos_token_ids": (token,)}),
         ({"max_completion_tokens": 5, "max_tokens": openai.omit}, {"max_new_tokens": 5}),
     ]  # fmt: skip
     for sent, own in cases:

@@ -5,6 +5,7 @@ from typing import Any
 import httpx
 import pytest
 
+from outpace.serve.errors import in_its_words
 from tests.unit.serve.served import NAME, Served
 
 CHAT: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
@@ -213,3 +214,18 @@ def test_pages_of_other_sites_may_not_ask(served: Served, headers: dict[str, str
     name that leads there."""
     assert served.post(CHAT, headers=headers).status_code == status
     assert served.http.get("/", headers=headers).status_code == status
+
+
+def test_an_error_names_fields_as_the_api_does(served: Served) -> None:
+    """Guards against a remedy for a field that the API does not have, and text of the client's that is changed."""
+    said = error_of(served.post(CHAT | {"min_tokens": 9, "max_tokens": 4}))["message"]
+    assert "min_tokens=9: must be at most max_tokens=4" in said
+    assert in_its_words("stop='max_new_tokens': give eos_token_ids") == "stop='max_new_tokens': give stop_token_ids"
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_bad_tool_is_to_blame_where_it_must_be_called(served: Served, choice: Any) -> None:
+    """Guards against a complaint about the answer's schema, which is no part of that grammar."""
+    bad = {"type": "function", "function": {"name": "f", "parameters": UNSATISFIABLE}}
+    body = CHAT | {"tools": [bad], "tool_choice": choice, "response_format": {"type": "json_object"}}
+    assert error_of(served.post(body))["param"] == "tools"

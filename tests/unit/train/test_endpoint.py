@@ -1,11 +1,12 @@
 """Answers over HTTP: a real server in front of a tiny model, well-behaved and otherwise."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 import pytest
@@ -194,3 +195,27 @@ def test_one_refused_prompt_does_not_end_the_run(model: outpace.Model, tmp_path:
     assert len(made["talk"]) == 1
     assert answerer.cut.keys() == {"talk", "raw"}
     assert answerer.cut["talk"].startswith("turn 2: HTTP 400")
+
+
+def test_an_error_does_not_wait_for_the_others(model: outpace.Model) -> None:
+    """Guards against a run that goes on for minutes, turn by turn, after it has failed or was interrupted."""
+    is_over, asked = Event(), list[str]()
+
+    def answer(path: str, body: dict[str, Any]) -> Reply:
+        asked.append(str(body.get("messages", body.get("prompt"))))
+        if "First?" not in asked[-1]:
+            return 401, {"error": {"message": "no"}}
+        is_over.wait(60)
+        return 200, {"choices": [{"finish_reason": "length", "message": {"content": "well"}}]}
+
+    with serving(answer) as url:
+        answerer = EndpointAnswerer(url, "tiny", model.codec, (), PARAMS, concurrency=3)
+        started = time.perf_counter()
+        try:
+            with pytest.raises(ModelError, match="API key"):
+                list(answerer.answer([ITEMS[1], ITEMS[0]]))
+            assert time.perf_counter() - started < 30
+        finally:
+            is_over.set()
+        time.sleep(0.5)
+    assert not any("And then?" in one for one in asked)

@@ -33,7 +33,7 @@ PLAN = UnionPlan(draft_budget=6, min_prob=0.0, skip_draft_above=None)
 
 
 class Recorded(AcceptanceModel):
-    """AcceptanceModel that remembers what it was taught."""
+    """A model that remembers what it was taught."""
 
     def __init__(self, prior: Sequence[float]) -> None:
         super().__init__(prior)

@@ -197,7 +197,7 @@ def growth_paths(growth: Growth) -> list[Path]:
 
 
 def flat(**weights: float) -> AcceptanceModel:
-    """AcceptanceModel by which nothing counts but what is named."""
+    """A model by which nothing counts but what is named."""
     numbers = {
         "bias": 0, "sure": drafted(0.0), "over": PASSED_OVER, "first": ranked(0), "second": ranked(1),
         "single": matched(1), "pair": matched(2), "longer": matched(3),

@@ -10,7 +10,7 @@ class Contender:
     """A loaded model.
 
     Args:
-        settings: as `serve` describes; "weights" is a folder, "precision" bfloat16, float32 or int8.
+        settings: as `serve` describes; "model" names one, "precision" is bfloat16, float32 or int8.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ class DraftLmObjectiveSettings(VocabularySettings):
 class DraftLmObjective(Objective):
     """A causal LM's loss wherever the next token is the target's own, the one that begins an answer included.
 
-    Positions count from the beginning of the sequence, as in `drafters.draft_lm`.
+    Positions count from the beginning of the sequence, as in `sources.draft_lm`.
 
     Args:
         net: the draft model, with the target's vocabulary.

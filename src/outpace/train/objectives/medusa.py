@@ -52,7 +52,7 @@ class MedusaObjective(Objective):
     """Cross-entropies of all heads with the tokens that came.
 
     Where token t is pending, heads read what the target's LM head read to choose it, the hidden state of position
-    t - 1, and head k guesses token t + 1 + k, as in `drafters.medusa`. Other positions are never drafted at: the first
+    t - 1, and head k guesses token t + 1 + k, as in `sources.medusa`. Other positions are never drafted at: the first
     token of an answer is the target's own head's.
 
     Args:
