@@ -37,7 +37,7 @@ def main(
     """Time the proposals of one request, the pools taking turns."""
     loaded = outpace.load(model, dtype=dtype, max_num_seqs=1)
     net = random_net(loaded, layers)
-    context = BuildContext(
+    around = BuildContext(
         loaded.target.vocab_size,
         loaded.target.embedding.weight.device,
         loaded.drafters.language_model,
@@ -47,7 +47,7 @@ def main(
     ids = torch.randint(loaded.target.vocab_size, (context,), generator=torch.Generator().manual_seed(0)).tolist()
     params = SamplingParams(temperature=temperature)
     timed = {
-        size: ready(build_proposer(parse_method(f"domino:shape={shape},pool={size}"), context), loaded, ids)
+        size: ready(build_proposer(parse_method(f"domino:shape={shape},pool={size}"), around), loaded, ids)
         for size in pool
     }
     seconds: dict[int, list[float]] = {size: [] for size in pool}
@@ -86,11 +86,11 @@ def random_net(loaded: outpace.Model, layers: int) -> DominoNet:
 
 def ready(proposer: Proposer, loaded: outpace.Model, ids: list[int]) -> tuple[Proposer, Any]:
     """The proposer and a state of it that knows all of the context but the last, pending token."""
-    state, slot = proposer.open(), loaded.target.open_slot()
+    loaded.target.rewind_slot(0, 0)
+    state = proposer.open(0)
     chunk = torch.tensor(ids[:-1])
-    (output,) = loaded.target.prefill([Chunk(slot, chunk, False, False, proposer.needs.taps)])
+    (output,) = loaded.target.prefill([Chunk(0, chunk, False, False, proposer.needs.taps)])
     proposer.prefill([state], [PromptChunk(chunk, None, output.features)])
-    loaded.target.close_slot(slot)
     return proposer, state
 
 

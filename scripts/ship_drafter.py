@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from outpace.models.shipped import size_of
+from outpace.nets.checkpoint import write_index
 from outpace.nets.domino import DominoNet
 from outpace.nets.layouts.domino import write_domino
 from outpace.nets.load import load_net
@@ -59,22 +60,34 @@ def main() -> None:
     parser.add_argument("--hardware", default="one CPU core")
     given = parser.parse_args()
     target, kind = given.folder.parts[-2:]
-    shutil.rmtree(given.folder, ignore_errors=True)
-    shutil.copytree(given.run / "drafter", given.folder)
-    drop_rows(given.folder)
+    scratch = given.folder.with_name(f"{kind}.new")  # what ships now stays until all is there
+    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.copytree(given.run / "drafter", scratch)
+    drop_rows(scratch)
     provenance = without_folders(json.loads((given.run / "provenance.json").read_text()))
     log = [json.loads(line) for line in (given.run / "log.jsonl").read_text().splitlines()]
-    best = max((line for line in log if "held_out" in line), key=lambda line: line["chosen_by"]["tokens_per_step"])
+    best = kept_by([line for line in log if "held_out" in line], provenance["run"]["settings"]["training"]["min_gain"])
     measured, steps = best["held_out"], best["step"]
     hours = sum(line["seconds"] for line in log if "loss" in line and line["step"] <= steps) / 3600
     provenance["result"] = {"steps": steps, "hours": round(hours, 2), "held_out": measured}
-    (given.folder / RECIPE).write_text(yaml.safe_dump(recipe(provenance["run"]["settings"]), sort_keys=False))
-    (given.folder / "provenance.json").write_text(json.dumps(provenance, indent=1))
-    (given.folder / "README.md").write_text(card(target, kind, given, provenance, measured, steps, hours))
-    size = size_of(given.folder).megabytes
+    (scratch / RECIPE).write_text(yaml.safe_dump(recipe(provenance["run"]["settings"]), sort_keys=False))
+    (scratch / "provenance.json").write_text(json.dumps(provenance, indent=1))
+    size = size_of(scratch).megabytes
     if size > LIMIT_MB:
-        parser.error(f"{given.folder}: {size:.1f} MB, and a drafter that ships may have {LIMIT_MB:g}")
+        parser.error(f"{scratch}: {size:.1f} MB, and a drafter that ships may have {LIMIT_MB:g}")
+    shutil.rmtree(given.folder, ignore_errors=True)
+    scratch.rename(given.folder)
+    (given.folder / "README.md").write_text(card(target, kind, given, provenance, measured, steps, hours))
     print(json.dumps({"folder": str(given.folder), "megabytes": size, **provenance["result"]}))
+
+
+def kept_by(measured: list[dict[str, Any]], min_gain: float) -> dict[str, Any]:
+    """The measurement whose drafter was kept: the last that was better than those before."""
+    kept = measured[0]
+    for line in measured[1:]:
+        if line["chosen_by"]["tokens_per_step"] > kept["chosen_by"]["tokens_per_step"] + min_gain:
+            kept = line
+    return kept
 
 
 def drop_rows(folder: Path) -> None:
@@ -86,13 +99,15 @@ def drop_rows(folder: Path) -> None:
     for file in (*folder.glob("model*"), folder / "config.json"):
         file.unlink()
     write_domino(net, folder, ids=ids)
+    write_index(folder)
 
 
 def without_folders(provenance: dict[str, Any]) -> dict[str, Any]:
     """The same with the names of files alone: their folders mean nothing on another machine."""
     run = provenance["run"]
     run["prompts"]["names"] = [Path(name).name for name in run["prompts"]["names"]]
-    run["features"] = Path(run["features"]).name
+    if run["features"]:
+        run["features"] = Path(run["features"]).name
     return provenance
 
 

@@ -70,7 +70,8 @@ class VllmServer:
                 if httpx.get(f"http://127.0.0.1:{self._port}/health", timeout=5).status_code == 200:
                     return
             except httpx.TransportError:
-                sleep(1)
+                pass  # it does not listen yet
+            sleep(1)
         sys.exit(f"{self.method}: does not start:\n{self._log.read_text(errors='replace')[-2000:]}")
 
     def signal(self, number: signal.Signals) -> None:

@@ -354,3 +354,25 @@ def test_a_key_is_asked_for_where_there_is_one(visit: Visiting, real: Model) -> 
         one.ask("Hello?", max_tokens="4")
         assert one.page.inner_text(".verdict .told").startswith("Equal")
         assert "secret" not in one.page.evaluate("JSON.stringify({...localStorage, ...sessionStorage}) + location.href")
+
+
+def test_a_new_chat_while_an_answer_comes(visit: Visiting) -> None:
+    """Guards against a turn of the conversation before that is sent along with the first one of a new conversation."""
+    one = visit()
+    bodies: list[dict[str, Any]] = []
+
+    def keep(request: Request) -> None:
+        if request.method == "POST":
+            bodies.append(json.loads(request.post_data or ""))
+
+    one.page.on("request", keep)
+    one.set(max_tokens="400", temperature="0", race="both")
+    one.page.fill("#prompt", QUESTION)
+    one.page.press("#prompt", "Enter")
+    expect(one.page.locator(".token").nth(5)).to_be_visible()
+    one.page.click("#fresh")
+    one.settle()
+    one.ask("Hello.", max_tokens="4")
+    assert bodies[-1]["messages"] == bodies[-2]["messages"] == [{"role": "user", "content": "Hello."}]
+    expect(one.page.locator(".verdict .told")).to_have_text(re.compile("^Equal"))
+    assert one.errors == []

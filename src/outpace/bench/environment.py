@@ -1,13 +1,14 @@
 """What a figure depends on besides the method: machine, versions, settings."""
 
 import platform
-import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+
+from outpace.core.checkout import git
 
 
 def client_environment() -> dict[str, Any]:
@@ -47,9 +48,4 @@ def _cpu_name() -> str:
 
 def _git_revision() -> str | None:
     """Revision of the checkout this package runs from; None for an installed copy."""
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() or None
+    return git("describe", "--always", "--dirty", "--abbrev=12")

@@ -9,7 +9,7 @@ from outpace.doctor.finding import Finding, counted, finding
 from outpace.models import compiled
 from outpace.models.instructions import held_down, instruction_sets
 
-INSTALL = "install a C++ compiler (`apt install g++`, `dnf install gcc-c++` or `xcode-select --install`)"
+INSTALL = "install GCC's C++ compiler (`apt install g++` or `dnf install gcc-c++`)"
 
 
 def cores(found: Processors, threads: int, busy: float = 0.0, root: Path = ROOT) -> Finding:

@@ -163,7 +163,7 @@ def _processes(root: Path, ticks: int) -> dict[int, tuple[str, float]]:
     found = {}
     for folder in (root / "proc").glob("[0-9]*"):
         try:
-            name, _, rest = (folder / "stat").read_text().partition(" (")[2].rpartition(") ")
+            name, _, rest = (folder / "stat").read_text(errors="replace").partition(" (")[2].rpartition(") ")
         except OSError:
             continue  # it has ended meanwhile
         fields = rest.split()

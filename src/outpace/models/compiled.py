@@ -1,7 +1,7 @@
 """The compiled kernels of `models/kernels/`: built once for this machine, where it has a C++ compiler, and kept.
 
 They are plain C++ behind C functions, of no version of torch and no Python: a library is built in some seconds and
-named by its sources, flags and compiler. Without it everything is computed by torch's operations, with more calls.
+named by its sources, flags and processor. Without it everything is computed by torch's operations, with more calls.
 """
 
 import ctypes
@@ -30,12 +30,17 @@ FLAGS = (
 )
 VARIABLE = "OUTPACE_KERNELS"
 _BUILD_SECONDS = 300
-# What oneDNN is held to by ONEDNN_MAX_CPU_ISA holds these kernels too: one variable for all products.
+# What oneDNN is held to by ONEDNN_MAX_CPU_ISA holds these kernels too: one variable for all products. Each with a flag
+# of CPUs that have it, for a name beyond what there is holds nothing down.
 _LOWER = {
-    "AVX2": ("-march=x86-64-v3",),
-    "AVX512_CORE": ("-march=x86-64-v4",),
-    "AVX512_CORE_VNNI": ("-march=x86-64-v4", "-mavx512vnni"),
-    "AVX512_CORE_BF16": ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16"),
+    "SSE41": ("sse4_1", ("-march=x86-64",)),
+    "AVX": ("avx", ("-march=x86-64",)),
+    "AVX2": ("avx2", ("-march=x86-64-v3",)),
+    "AVX2_VNNI": ("avx2", ("-march=x86-64-v3",)),
+    "AVX2_VNNI_2": ("avx2", ("-march=x86-64-v3",)),
+    "AVX512_CORE": ("avx512f", ("-march=x86-64-v4",)),
+    "AVX512_CORE_VNNI": ("avx512_vnni", ("-march=x86-64-v4", "-mavx512vnni")),
+    "AVX512_CORE_BF16": ("avx512_bf16", ("-march=x86-64-v4", "-mavx512vnni", "-mavx512bf16")),
 }
 
 
@@ -106,7 +111,8 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
 def _instructions() -> tuple[str, ...]:
     if platform.machine() not in ("x86_64", "AMD64"):
         return ("-mcpu=native",)
-    if highest_allowed() in _LOWER:
-        return _LOWER[highest_allowed()]
+    needed, lower = _LOWER.get(highest_allowed(), ("", ()))
+    if needed in cpu_flags().split():
+        return lower
     held = os.environ.get("ATEN_CPU_CAPABILITY", "").lower()
     return {"default": ("-march=x86-64",), "avx2": ("-march=x86-64-v3",)}.get(held, ("-march=native",))

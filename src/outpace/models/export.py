@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.utils.hub import cached_file
 
+from outpace.core.errors import ModelError
 from outpace.models.bare import EMBEDDING, VOCABULARY, is_bare
 from outpace.models.load import Source, read_config, read_model, read_tokenizer, resolve
 
@@ -66,9 +68,16 @@ def export_draft(draft: str, target: Path, folder: Path) -> Path:
     said = _identity(source) | {"target": json.loads((target / READY).read_text())["model"]}
     if is_ready(made, said):
         return made
-    weights = {f"model.{name}": tensor for name, tensor in load_file(Path(source.path) / TENSORS).items()}
-    weights["model.embed_tokens.weight"] = load_file(target / TENSORS)["model.embed_tokens.weight"]
-    config.tie_word_embeddings, config.architectures = True, None
+    try:
+        own = load_file(str(cached_file(str(source.path), TENSORS)))
+    except OSError as error:
+        raise ModelError(f"drafter={draft!r}: no {TENSORS} there: {error}") from error
+    given = load_file(target / TENSORS)
+    weights = {f"model.{name}": tensor for name, tensor in own.items()}
+    # It reads the target's embedding and speaks through its head, which may be the same.
+    borrowed = ("model.embed_tokens.weight", "lm_head.weight")
+    weights |= {name: given[name] for name in borrowed if name in given}
+    config.tie_word_embeddings, config.architectures = "lm_head.weight" not in given, None
     shutil.rmtree(made, ignore_errors=True)
     made.mkdir(parents=True)
     write_folder(made, config, weights)

@@ -16,6 +16,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from outpace.core.errors import ModelError
+from outpace.core.paths import path_of
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ BUILT_IN = {
 def models_folder() -> Path:
     """Where pulled models are kept: $OUTPACE_HOME/models or the user's cache folder."""
     home = os.environ.get("OUTPACE_HOME")
-    return (Path(home) if home else user_cache_path("outpace")) / "models"
+    return (path_of(home) if home else user_cache_path("outpace")) / "models"
 
 
 def pulled() -> dict[str, Path]:

@@ -121,19 +121,34 @@ def _is_text_part(part: Any) -> bool:
 
 
 class StreamDetokenizer:
-    """Decodes one answer id by id; the pieces add up to `TextCodec.decode` of all its ids."""
+    """Decodes one answer id by id; the pieces add up to `TextCodec.decode` of all its ids.
+
+    But where bytes that were shown as text turn out to be none, as a tokenizer with a fallback to bytes may say of a
+    run of them: then the text goes on behind as many characters.
+    """
 
     def __init__(self, codec: TextCodec) -> None:
         self._codec = codec
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._stream: DecodeStream | None = DecodeStream(skip_special_tokens=True)
         self._ids: list[int] = []
         self._released = 0
 
     def push(self, token: int) -> str:
         self._ids.append(token)
-        text = self._stream.step(self._codec.tokenizer.backend_tokenizer, token) or ""
+        text = self._step(token)
         self._released += len(text)
         return text
+
+    def _step(self, token: int) -> str:
+        if self._stream is not None:
+            try:
+                return self._stream.step(self._codec.tokenizer.backend_tokenizer, token) or ""
+            except Exception as error:  # tokenizers has no kind of its own for it
+                if not str(error).startswith("Invalid prefix"):
+                    raise
+                self._stream = None
+        text = self._codec.decode(self._ids)
+        return "" if text.endswith("\ufffd") else text[self._released :]
 
     def flush(self) -> str:
         """The rest, when the answer ends inside a character."""

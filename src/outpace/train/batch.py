@@ -21,6 +21,7 @@ class Batch:
         seeds: N, different for every sequence and epoch: whatever is random about a sequence is drawn from its seed, so
             that it depends neither on its neighbours nor on how many processes share the work.
         features: [N, T, taps * H], the target's hidden states that the objective reads.
+        step_seed: of what all sequences of a step have in common, however they are dealt to passes and processes.
     """
 
     ids: Tensor
@@ -28,6 +29,7 @@ class Batch:
     lengths: tuple[int, ...]
     seeds: tuple[int, ...]
     features: Tensor
+    step_seed: int = 0
 
     def to(self, device: torch.device) -> "Batch":
         ids, mask, features = (tensor.to(device) for tensor in (self.ids, self.mask, self.features))

@@ -62,7 +62,7 @@ class EndpointAnswerer:
                     if conversation.answers:
                         answered += 1
                         yield conversation
-                    elif not answered and len(self.cut) >= min(self._concurrency, len(items)):
+                    elif not answered and len(self.cut) == len(items):
                         reason = next(iter(self.cut.values()))
                         raise ModelError(f"endpoint={self._url!r}: refuses every prompt: {reason}")
             finally:  # conversations that run are not waited for: what they ask next is refused

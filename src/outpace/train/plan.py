@@ -16,7 +16,7 @@ from outpace.models.text import TextCodec
 from outpace.train.data import Deal, Examples, SampleSet, collate_examples
 from outpace.train.objectives.base import Objective
 from outpace.train.optimizers import make_optimizers, step_all
-from outpace.train.run import Run, build, disk_needed, frozen_target, join
+from outpace.train.run import Run, build, disk_needed, frozen_target, join, training_precision
 from outpace.train.samples import TrainingSample, encode_prompt
 from outpace.train.settings import TrainingSettings
 
@@ -96,13 +96,14 @@ def try_training(
     optimizers = make_optimizers(objective.net, settings)
     target, times = objective.target, []
     is_gpu = target.device.type == "cuda"
+    precision = training_precision(settings.precision, target.device)
     examples, size = Examples(samples), deal.micro_batch_size
     for at in range(TRIED_PASSES + 1):  # the first one warms up
         started = perf_counter()
         chosen = [examples[deal.indices[(at * size + place) % len(deal.indices)], 0] for place in range(size)]
         batch = collate_examples(0, chosen).to(target.device)
         batch = batch.with_features(target.features(batch.ids, batch.lengths, objective.taps))
-        with torch.autocast(target.device.type, torch.bfloat16, enabled=target.dtype == torch.bfloat16):
+        with torch.autocast(target.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
             terms = objective(batch, 0.5)
         (terms["loss"] / terms["weight"]).backward()
         step_all(optimizers)

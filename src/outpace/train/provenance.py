@@ -3,13 +3,13 @@
 import hashlib
 import json
 import platform
-import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from outpace.bench.workload import WorkItem
+from outpace.core.checkout import git
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.train.folder import write_whole
 
@@ -48,18 +48,8 @@ def versions() -> dict[str, str | None]:
 
 def git_revision() -> str | None:
     """The commit of the code that runs, "+" behind it where files differ from it; None outside a checkout."""
-    folder = Path(__file__).parent
-    try:
-        commit = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True, timeout=20
-        ).stdout.strip()
-        changed = subprocess.run(
-            ["git", "status", "--porcelain", "--untracked-files=no", "--", "."],
-            cwd=folder, capture_output=True, text=True, check=True, timeout=20,
-        ).stdout.strip()  # fmt: skip
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit + ("+" if changed else "")
+    commit, changed = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no", "--", ".")
+    return None if commit is None else commit + ("+" if changed else "")
 
 
 def claim(folder: Path, depends: Mapping[str, Any], notes: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.core.paths import path_of
 from outpace.models.frozen import FrozenTarget
-from outpace.models.load import choose_device, choose_dtype, load_target, load_vocabulary_facts
+from outpace.models.load import choose_device, choose_dtype, compute_dtype, load_target, load_vocabulary_facts
 from outpace.models.text import TextCodec
 from outpace.train.answers import AnswerStore, Conversation, read_about, read_answers
 from outpace.train.capture import about_features, capture, stored_features
@@ -271,15 +271,21 @@ def notes(accelerator: Accelerator) -> dict[str, Any]:
     }
 
 
+def training_precision(wanted: str, device: torch.device) -> str:
+    """What a run computes in: "auto" is bfloat16 where the hardware multiplies it, whatever weights are kept in."""
+    if wanted != "auto":
+        return wanted
+    computed = compute_dtype(choose_dtype("auto", device), device)
+    return "bfloat16" if computed == torch.bfloat16 else "float32"
+
+
 def _accelerator(run: Run) -> Accelerator:
     device = choose_device(run.device)
     if device.index is not None:
         raise InvalidRequest(
             f"device={run.device!r}: processes take the GPUs they see in order; choose with CUDA_VISIBLE_DEVICES"
         )
-    precision = run.settings.training.precision
-    if precision == "auto":
-        precision = "bfloat16" if choose_dtype("auto", device) == torch.bfloat16 else "float32"
+    precision = training_precision(run.settings.training.precision, device)
     run.out.mkdir(parents=True, exist_ok=True)
     # Precision and device are shared by all of a process's accelerators: what an earlier run chose is not this one's.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())

@@ -1,19 +1,21 @@
 """Training that begins with the weights of a drafter that was trained before."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from outpace.core.errors import InvalidRequest
+from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.shipped import find_drafter
 from outpace.nets.checkpoint import read_checkpoint
 from outpace.nets.domino import DominoNet
 from outpace.nets.load import load_net, locate
+from outpace.sources.frequency import FILE_NAME
 from outpace.train.objectives.base import Objective
 from outpace.train.provenance import files_hash
 
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+FILES = ("*.json", *WEIGHTS)
 NEW: dict[type[nn.Module], str] = {DominoNet: "head."}
 """What a net may have beyond the checkpoint that it starts from: Domino's causal head, on a DFlash backbone."""
 
@@ -61,7 +63,7 @@ def begin_with(objective: Objective, folder: str) -> None:
 def _read(net: nn.Module, folder: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors by their names in `net`, and the fields of a drafter net's config; none of a language model's."""
     if not hasattr(net, "config"):
-        found = read_checkpoint(Path(folder).expanduser()).tensors
+        found = read_checkpoint(locate(folder, FILES, "start")).tensors
         return {f"model.{name}": tensor for name, tensor in found.items()}, {}
     read = load_net(folder)
     return dict(read.state_dict()), _fields(read)
@@ -76,5 +78,13 @@ def _fields(net: nn.Module) -> dict[str, Any]:
 
 
 def weights_hash(folder: str) -> str:
-    """SHA-256 of the files with a drafter's weights."""
-    return files_hash(sorted(locate(find_drafter(folder), ("*.safetensors",), "start").glob("model*.safetensors")))
+    """SHA-256 of the files with a drafter's weights.
+
+    Raises:
+        ModelError: there are none.
+    """
+    found = locate(find_drafter(folder), FILES, "start")
+    files = sorted({path for pattern in WEIGHTS for path in found.glob(pattern)} - {found / FILE_NAME})
+    if not files:
+        raise ModelError(f"start={folder!r}: no file of weights there ({', '.join(WEIGHTS)})")
+    return files_hash(files)

@@ -7,6 +7,7 @@ together, so that neither the number of processes nor the size of a pass changes
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader
 from transformers import get_cosine_schedule_with_warmup
 
 from outpace.core.errors import ModelError
-from outpace.train.batch import Batch
+from outpace.train.batch import Batch, sample_seed
 from outpace.train.data import Deal, Examples, TrainingData, collate_examples
 from outpace.train.objectives.base import Objective
 from outpace.train.optimizers import make_optimizers, step_all
@@ -124,8 +125,9 @@ class Trainer:
         """One optimizer step; means of what the objective shows."""
         sums: dict[str, Tensor] = {}
         count, accelerator = self.deal.passes, self._accelerator
+        seed = sample_seed(self._settings.seed, self._step, "")
         for at in range(count):
-            batch = self._with_features(next(passes))
+            batch = replace(self._with_features(next(passes)), step_seed=seed)
             # Gradients of several passes are exchanged once, with the last.
             with nullcontext() if at + 1 == count else accelerator.no_sync(self._module):
                 terms = self._module(batch, self._step / self.steps)
@@ -214,7 +216,7 @@ class Trainer:
             try:
                 self._accelerator.load_state(str(state))
             except Exception as error:
-                reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 raise ModelError(
                     f"{state}: cannot be read ({reason}); delete it, and the run goes on from the one before"
                 ) from error

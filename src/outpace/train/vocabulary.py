@@ -5,7 +5,6 @@ may compare the ids that are supervised most often, and let a few of the others 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -70,7 +69,7 @@ class LossVocabulary:
     Args:
         ranked: [K] ids in ascending order; None for all.
         vocab_size: of the target.
-        sampled: others that each batch draws.
+        sampled: others that each step draws.
     """
 
     def __init__(self, ranked: Tensor | None = None, vocab_size: int = 0, sampled: int = 0) -> None:
@@ -106,12 +105,12 @@ class LossVocabulary:
         ends = [number for number in facts.special if facts.counts[number]]
         return cls(rank_tokens(facts.counts.cpu(), keep, ends).to(device), size, settings.sampled)
 
-    def draw(self, seeds: Sequence[int]) -> Compared:
-        """What the loss of a batch with these seeds compares."""
+    def draw(self, seed: int) -> Compared:
+        """What the loss of a step with this seed compares."""
         if self.ranked is None:
             return Compared()
         count = self._sampled
-        generator = torch.Generator().manual_seed(sum(seeds) % (1 << 62))
+        generator = torch.Generator().manual_seed(seed)
         drawn = self._others[torch.randperm(len(self._others), generator=generator)[:count].to(self._others.device)]
         shift = torch.zeros(len(self.ranked) + count, device=self.ranked.device)
         if count:

@@ -67,13 +67,17 @@ def test_a_share_of_the_seconds_that_were_looked_at() -> None:
 
 
 def test_time_that_the_host_takes_is_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a virtual machine whose host's share is not seen, and fields of /proc that are read wrongly."""
+    """Guards against a virtual machine whose host's share is not seen, fields of /proc that are read wrongly, and names
+    that the system cuts within a character."""
     process = tmp_path / "proc" / "77" / "stat"
-    process.parent.mkdir(parents=True)
+    other = tmp_path / "proc" / "78" / "stat"
+    for one in (process, other):
+        one.parent.mkdir(parents=True)
 
     def write(ticks: int) -> None:
         (tmp_path / "proc" / "stat").write_text(f"cpu0 0 0 0 1000 50 0 0 {ticks} 0 0\n")
         process.write_text("77 (a (b) c) R " + " ".join(["0"] * 10) + f" {ticks} 0 0 0\n")
+        other.write_bytes(b"78 (cut off within \xc3) R " + b" ".join([b"0"] * 14) + b"\n")
 
     write(0)
     monkeypatch.setattr("outpace.doctor.neighbours.sleep", lambda seconds: write(10**6))

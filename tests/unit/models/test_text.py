@@ -3,6 +3,8 @@
 import random
 
 import pytest
+from tokenizers import Tokenizer, decoders
+from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from outpace.core.errors import InvalidRequest, ModelError
@@ -88,3 +90,21 @@ def test_a_tokenizer_that_is_not_fast_is_refused() -> None:
     assert issubclass(type(byte_tokenizer()), PreTrainedTokenizerFast)
     with pytest.raises(ModelError, match=r"slow-model: needs a fast tokenizer.*found object"):
         TextCodec(object(), "slow-model")
+
+
+def test_bytes_that_were_shown_and_turn_out_to_be_none() -> None:
+    """Guards against a request that fails where a run of bytes begins well and goes on badly: `<0x20>` is shown as a
+    space, and with what follows it becomes two signs for "no character"."""
+    names = [*(f"<0x{byte:02X}>" for byte in range(256)), "a", "<unk>"]
+    tokenizer = Tokenizer(BPE({name: at for at, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    codec = TextCodec(PreTrainedTokenizerFast(tokenizer_object=tokenizer), "bytes")
+    pieces = pieces_of(codec, [256, 0x20, 0xFF, 256, 256, 0xC3, 0xA9, 0x20, 0xC3])
+    assert "".join(pieces[:5]) == "a \ufffdaa"
+    assert pieces[6] == "é"
+    numbers = random.Random(7)
+    for _ in range(300):
+        ids = [numbers.choice([0x20, 0xC3, 0xA9, 0xFF, 256, 256]) for _ in range(12)]
+        whole, text = codec.decode(ids), "".join(pieces_of(codec, ids))
+        assert len(text) == len(whole)
+        assert all(have in (want, " ", "é") for have, want in zip(text, whole, strict=True))

@@ -26,6 +26,7 @@ from outpace.sources.native_nets import NativeBlock, NativeFusion, native_block
 from outpace.sources.packing import pack_net
 from outpace.testing import decode
 from tests.unit.models.tiny import needs_kernels, tiny_config, tiny_target
+from tests.unit.nets.block_nets import small_domino
 from tests.unit.sources.learned import KINDS, PROMPTS, SIZES, proposer_of, random_net, source_of
 
 pytestmark = needs_kernels
@@ -194,3 +195,22 @@ def test_a_net_of_another_layout_keeps_its_modules() -> None:
     net: nn.Module = random_net(DFlashNet(config.model_copy(update={"layer_types": ()})))
     pack_net(net)
     assert native_block(net, slots_of(config)) is None  # type: ignore[arg-type]
+
+
+def test_a_head_whose_rank_is_its_largest_size() -> None:
+    """Guards against rows that are written behind their memory, and into that of their neighbours' threads."""
+    net = small_domino(torch.float32, emb_dim=320)
+    config, count = net.config, 37
+    head, ids = net.head, torch.arange(config.vocab_size)
+    states, hidden = drawn(count, config.gru_hidden_dim, seed=1), drawn(count, config.hidden_size, seed=2)
+    base, embeddings = drawn(count, len(ids), seed=3), drawn(count, config.target_hidden_size, seed=4)
+    rows = list(range(count))
+    with torch.inference_mode():
+        after = head.step(states, embeddings)
+        want = base + head.correction(hidden, after)
+        weight = head.vocabulary_weight[ids]
+        pack_net(net)
+        native = NativeHead(head, frozen_layers(torch.float32)(weight, None))
+        found = native.correct(HeadRows(embeddings, [(states, rows)], [(hidden, rows)], [(base, rows)]), None)
+    assert found.logits is not None
+    assert_close(found.logits, want)

@@ -103,7 +103,7 @@ def reference(objective: BlockObjective, batch: Batch, anchors: Anchors, gamma: 
     sizes = config.model_dump() | {"layer_types": config.layer_types or ("full_attention",) * config.layers}
     weights = {name: weight.detach() for name, weight in objective.net.named_parameters()}
     embedding, head = tiny.frozen().embedding.double(), tiny.frozen().head.double()
-    compared = objective.vocabulary.draw(batch.seeds)
+    compared = objective.vocabulary.draw(batch.step_seed)
     ids_of = list(range(tiny.VOCAB)) if compared.ids is None else compared.ids.tolist()
     shift = torch.zeros(len(ids_of)) if compared.shift is None else compared.shift
     ranked = ids_of if objective.vocabulary.ranked is None else objective.vocabulary.ranked.tolist()

@@ -53,7 +53,7 @@ def slowly(objective: Eagle3Objective, batch: Batch) -> tuple[float, float, floa
     net, settings = copy.deepcopy(objective.net).double(), objective.settings
     ids_of = net.target_ids(torch.arange(net.config.draft_vocab_size)).tolist()
     table, head, joined = tiny.frozen().embedding.double(), tiny.frozen().head.double(), net.config.joined_size
-    compared = objective.vocabulary.draw(batch.seeds)
+    compared = objective.vocabulary.draw(batch.step_seed)
     shift = torch.zeros(()) if compared.shift is None else compared.shift
     if compared.ids is not None:
         ids_of = compared.ids.tolist()

@@ -81,3 +81,18 @@ def test_provenance_tells_one_start_from_another(tmp_path: Path) -> None:
     again = written(dflash.fresh(0), tmp_path / "again")
     hashes = [weights_hash(folder) for folder in (*folders, again)]
     assert hashes[0] == hashes[2] != hashes[1]
+
+
+def test_what_a_run_began_with_is_known_by_its_weights(tmp_path: Path) -> None:
+    """Guards against a record that names the hash of no file for kinds whose weights have another name."""
+    hashes = []
+    for content in (b"one", b"two"):
+        folder = tmp_path / content.decode()
+        folder.mkdir()
+        (folder / "medusa_lm_head.safetensors").write_bytes(content)
+        (folder / "vocabulary.safetensors").write_bytes(b"the same")
+        hashes.append(weights_hash(str(folder)))
+    assert hashes[0] != hashes[1]
+    (folder / "medusa_lm_head.safetensors").unlink()
+    with pytest.raises(ModelError, match="no file of weights there"):
+        weights_hash(str(folder))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor
 
 from outpace.core.errors import ModelError
 from outpace.train.batch import Batch
@@ -197,3 +198,21 @@ def test_weights_spread_over_processes_go_on(tmp_path: Path) -> None:
     on_two_processes(tmp_path, "fsdp")
     assert torch.equal(load_file(tmp_path / "drafter" / "weights.safetensors")["weight"], before)
     assert len(losses(tmp_path)) == 15
+
+
+@pytest.mark.parametrize("micro", [1, 2, 8])
+def test_what_a_step_draws_is_the_steps(micro: int, tmp_path: Path) -> None:
+    """Guards against negatives of a sampled loss that depend on how many sequences go through at a time."""
+
+    class Watched(LinearObjective):
+        def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
+            seen.setdefault(progress, set()).add(batch.step_seed)
+            return super().forward(batch, progress)
+
+    drawn: list[dict[float, set[int]]] = []
+    for size in (4, micro):
+        seen: dict[float, set[int]] = {}
+        trainer(tmp_path / f"by-{size}-{len(drawn)}", objective=Watched(), max_steps=4, micro_batch_size=size).run()
+        drawn.append(seen)
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) == len(set.union(*drawn[0].values())) == 4

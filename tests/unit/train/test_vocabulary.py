@@ -29,7 +29,7 @@ def test_the_most_supervised_are_ranked_and_the_end_is_among_them() -> None:
 def test_a_whole_vocabulary_is_left_alone(keep: int | None) -> None:
     """Guards against a detour, in other bits, where nothing is left out."""
     whole = chosen(vocabulary=keep)
-    compared = whole.draw((1, 2))
+    compared = whole.draw(3)
     assert whole.ranked is compared.ids is None
     logits, ids = torch.randn(3, SIZE), torch.tensor([[0, 9], [5, 1]])
     assert compared.shifted(logits) is logits
@@ -41,7 +41,7 @@ def test_a_whole_vocabulary_is_left_alone(keep: int | None) -> None:
 
 def test_labels_are_places_among_the_compared_ids() -> None:
     """Guards against labels that stay the target's ids, and rare tokens learned as the first of the frequent ones."""
-    compared = chosen(vocabulary=4, sampled=3).draw((8,))
+    compared = chosen(vocabulary=4, sampled=3).draw(8)
     assert compared.ids is not None
     places, known = compared.labels(torch.tensor([2, 3, 9, 0, 1]))
     assert compared.ids[places].tolist()[::2] == [2, 9, int(compared.ids[places[4]])]
@@ -52,7 +52,7 @@ def test_labels_are_places_among_the_compared_ids() -> None:
 def test_draws_depend_on_the_batch_alone() -> None:
     """Guards against a resumed run, or a second process, that draws others."""
     vocabulary = chosen(vocabulary=3, sampled=2)
-    first, again, other = (vocabulary.draw(seeds).ids for seeds in ((5, 6), (5, 6), (7, 6)))
+    first, again, other = (vocabulary.draw(seed).ids for seed in (5, 5, 7))
     assert first is not None
     assert again is not None
     assert other is not None
@@ -73,10 +73,10 @@ def test_sampled_ids_stand_for_all_the_others() -> None:
     draws = 4000
     total = 0.0
     for seed in range(draws):
-        compared = vocabulary.draw((seed,))
+        compared = vocabulary.draw(seed)
         total += float(compared.shifted(logits[compared.ids][None]).exp().sum())
     assert total / draws == pytest.approx(float(logits.exp().sum()), rel=0.02)
-    assert vocabulary.draw((0,)).shift.tolist() == pytest.approx([0.0] * 4 + [math.log(3)] * 2)  # type: ignore[union-attr]
+    assert vocabulary.draw(0).shift.tolist() == pytest.approx([0.0] * 4 + [math.log(3)] * 2)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

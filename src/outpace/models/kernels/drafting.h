@@ -60,7 +60,7 @@ struct HeadWork {
     space.grow(rows, std::max(joint, head.rank));
     of_input.resize(size_t(rows) * 3 * head.state);
     of_state.resize(size_t(rows) * 3 * head.state);
-    joined.resize(size_t(rows) * joint);
+    joined.resize(size_t(rows) * std::max(joint, head.rank));
     low.resize(size_t(rows) * head.rank);
   }
 };
@@ -135,7 +135,7 @@ static inline void correct(Team& team, const CausalHead& head, const Correction&
     const Operand low = work.space.operand(head.up);
     team.share(rows, [&](int row) {
       const float* own = &work.low[size_t(row) * head.rank];
-      float* gated = joined + size_t(row) * (head.hidden + head.state);
+      float* gated = joined + size_t(row) * head.rank;
       each_vector(head.rank, [&](int n, int count) {
         const Lanes x = load_some(own + n, count);
         store_some(gated + n, x * sigmoid(x), count);

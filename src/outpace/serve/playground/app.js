@@ -54,14 +54,15 @@ async function send() {
   setRunning(true);
   by("prompt").value = "";
   fit(by("prompt"));
-  const wereEqual = JSON.stringify(histories[0]) === JSON.stringify(histories[1]);
+  const own = histories; // those of this conversation, also where another one begins meanwhile
+  const wereEqual = JSON.stringify(own[0]) === JSON.stringify(own[1]);
   const turn = newTurn(question);
   const system = by("system").value.trim();
   const asked = [chosenMethod(), PLAIN].map((method, place) => {
-    const messages = [...histories[place], { role: "user", content: question }];
+    const messages = [...own[place], { role: "user", content: question }];
     const body = { ...fields, messages: system ? [{ role: "system", content: system }, ...messages] : messages };
     const lane = newLane(turn, place ? "plain decoding" : method);
-    return { method, messages, body, lane, place };
+    return { method, messages, body, lane, place, own };
   });
   const ends = by("race").value === "both" ? await Promise.all(asked.map((one) => race(one))) : await inTurns(asked);
   setRunning(false);
@@ -81,7 +82,7 @@ async function inTurns([first, second]) {
 }
 
 /** Run one lane to its end: "done", "stopped" or "failed". */
-async function race({ method, messages, body, lane, place }, rival = null) {
+async function race({ method, messages, body, lane, place, own }, rival = null) {
   const answer = new Answer(method);
   lane.begin(answer, body.max_completion_tokens, rival);
   const wish = {
@@ -106,7 +107,7 @@ async function race({ method, messages, body, lane, place }, rival = null) {
   }
   lane.end(end, trouble);
   insight.refresh(lane);
-  if (answer.text) histories[place] = [...messages, { role: "assistant", content: answer.text }];
+  if (answer.text) own[place] = [...messages, { role: "assistant", content: answer.text }];
   return end;
 }
 
@@ -222,6 +223,7 @@ function nearEnd() {
 /** Show the newest turn; on a page that holds the panel too, its answers. */
 function toEnd() {
   const last = by("turns").lastElementChild;
+  if (!last) return;
   if (scroller() === by("conversation")) last.scrollIntoView({ block: "end" });
   else last.querySelector(".lane:not([data-state='waiting'])")?.scrollIntoView({ block: "nearest" });
 }

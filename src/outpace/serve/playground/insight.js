@@ -38,7 +38,7 @@ export class Insight {
     this.#isQueued = true;
     requestAnimationFrame(() => {
       this.#isQueued = false;
-      if (this.#lane.answer) this.#draw(this.#lane.answer);
+      if (this.#lane?.answer) this.#draw(this.#lane.answer);
     });
   }
 

@@ -133,7 +133,7 @@ def supervised(objective: Objective, batch: Batch, anchors: Anchors, depth: int,
         gamma: of the weights of depths.
         labels: the tokens that came, or the distributions they came from.
     """
-    compared = objective.vocabulary.draw(batch.seeds)
+    compared = objective.vocabulary.draw(batch.step_seed)
     ids, own = anchors.followed(batch, depth)  # [A, D]
     places, known = compared.labels(ids)
     own = own & known

@@ -97,7 +97,7 @@ class DraftLmObjective(Objective):
         self.settings = settings
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
-        compared = self.vocabulary.draw(batch.seeds)
+        compared = self.vocabulary.draw(batch.step_seed)
         labels, known = compared.labels(batch.ids[:, 1:])
         own = batch.mask[:, 1:] & known  # [N, T - 1], of what comes next
         rows = [self.net(batch.ids)[:, :-1][own], labels[own]]

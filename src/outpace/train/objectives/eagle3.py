@@ -131,7 +131,7 @@ class Eagle3Objective(PairObjective):
         else:
             told = batch.ids[rows, positions + 1]  # [A]
         by_label = [made.roll(step, dims=0) for step, made in enumerate(hidden)]
-        compared = self.vocabulary.draw(batch.seeds)
+        compared = self.vocabulary.draw(batch.step_seed)
         places, known = compared.labels(batch.ids[rows, positions + 1])
         if compared.ids is not None and not self._is_soft:
             told = places

@@ -91,9 +91,11 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path: Path) -> None:
         export_gguf(other, "BF16")
 
 
-def test_a_draft_model_without_an_embedding_gets_the_targets(tmp_path: Path) -> None:
-    """Guards against an assistant that stock transformers fills with random embeddings."""
-    folder = _exported(tmp_path)
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_draft_model_without_an_embedding_gets_the_targets(is_tied: bool, tmp_path: Path) -> None:
+    """Guards against an assistant that stock transformers fills with random embeddings, or that speaks through the
+    embedding where its target has a head of its own."""
+    folder = _exported(tmp_path, tie_word_embeddings=is_tied)
     target, codec = load_target(str(folder), "bfloat16", "cpu", None, 1)
     net: Any = make_bare(small_config(target.config, SmallSizes(layers=1)), FrozenTarget(target), 0)
     write_bare(net.model, tmp_path / "bare", codec, torch.bfloat16)
@@ -101,5 +103,8 @@ def test_a_draft_model_without_an_embedding_gets_the_targets(tmp_path: Path) -> 
     model: Any = AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16)
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     assert torch.equal(model.get_input_embeddings().weight, embedding)
+    head = load_file(folder / "model.safetensors").get("lm_head.weight", embedding)
+    assert torch.equal(model.get_output_embeddings().weight, head)
+    assert torch.equal(head, embedding) == is_tied
     assert len(model.model.layers) == 1
     assert not (json.loads((made / "config.json").read_text()).keys() & {"outpace_embedding", "outpace_vocabulary"})
