@@ -112,10 +112,10 @@ def without_folders(provenance: dict[str, Any]) -> dict[str, Any]:
 
 
 def recipe(settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What `--config` needs to train the same drafter again, or on."""
+    """What `--config` needs to train such a drafter again, or on; for how many steps is said by who does."""
     sections = {name: settings[name] for name in ("net", "objective", "data", "training")}
     return {
-        name: {field: value for field, value in fields.items() if value not in (None, [])}
+        name: {field: value for field, value in fields.items() if value not in (None, []) and field != "max_steps"}
         for name, fields in sections.items()
     }
 
