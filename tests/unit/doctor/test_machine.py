@@ -80,7 +80,7 @@ def test_instructions_that_are_held_back(
 @pytest.mark.parametrize(
     ("reason", "remedy"),
     [
-        ("no C++ compiler (g++, c++) on the path", "install a C++ compiler (`apt install g++`"),
+        ("no C++ compiler (g++, c++) on the path", "install GCC's C++ compiler (`apt install g++`"),
         ("g++ cannot build them: Permission denied", "can be written to"),
     ],
 )
