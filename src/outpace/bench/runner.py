@@ -147,7 +147,8 @@ class BenchRun:
     def _learn_again(self, done: Sequence[Record], on_item: Callable[[], None]) -> None:
         """Show methods that learn the prompts of groups that are done."""
         drafting = [method for method in self.plan.methods if method not in (PLAIN, TRANSFORMERS)]
-        learning = [method for method in drafting if learns(self.model.proposer(method))]
+        is_sampled = not self.plan.params.is_greedy
+        learning = [method for method in drafting if learns(self.model.proposer(method), is_sampled)]
         answers: dict[int, list[list[str]]] = {}
         for record in done:
             if record["method"] == PLAIN:

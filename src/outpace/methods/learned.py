@@ -26,12 +26,17 @@ def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
     return reader.matrix if isinstance(reader, MatrixLearner) and not reader.private else None
 
 
-def learns(proposer: Proposer) -> bool:
-    """Whether what a proposer drafts depends on the requests it had before."""
+def learns(proposer: Proposer, is_sampled: bool) -> bool:
+    """Whether what a proposer drafts depends on the requests it had before.
+
+    Args:
+        proposer: any.
+        is_sampled: whether requests are, which alone teach what a keyed score is worth.
+    """
     if isinstance(proposer, SamDecoding):
-        return learns(proposer.other)
+        return learns(proposer.other, is_sampled)
     base = proposer.base if isinstance(proposer, GraftedProposer) else proposer
     shape = base.shape if isinstance(base, GrowingProposer) else None
     carries = isinstance(shape, DynaTree) and shape.config.history == "authors"
-    rates = isinstance(base, GrowingProposer) and base.acceptance is not None and not base.private
+    rates = is_sampled and isinstance(base, GrowingProposer) and base.acceptance is not None and not base.private
     return carries or rates or matrix_of(proposer) is not None

@@ -185,4 +185,5 @@ def test_rates_of_scores_are_learned(private: bool, expected: bool) -> None:
     """Guards against a run that goes on without the rates of acceptance that a method's shape had learned."""
     source = ToySource(blend(0.7, vocab=8))
     proposer = GrowingProposer(source, Beam(BeamConfig()), 8, acceptance=KeyedAcceptance(), private=private)
-    assert learns(proposer) is expected
+    assert learns(proposer, is_sampled=True) is expected
+    assert not learns(proposer, is_sampled=False), "greedy scores are not keyed"
