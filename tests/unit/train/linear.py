@@ -84,4 +84,7 @@ if __name__ == "__main__":
     sharding = FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy="NO_WRAP") if how == "fsdp" else None
     trained = trainer(out, plugin=sharding, micro_batch_size=2)
     assert all(isinstance(one, DTensor) == (how == "fsdp") for one in trained._module.parameters())
-    trained.run()
+    try:
+        trained.run()
+    finally:  # as `train.run` does: threads of a process group that outlive it end the process by SIGABRT, now and then
+        trained._accelerator.end_training()
