@@ -26,6 +26,18 @@ SCHEMA = {
 }
 
 
+def bodies_of(one: Visit) -> list[dict[str, Any]]:
+    """What the page asks of the server from now on, as it asks."""
+    bodies: list[dict[str, Any]] = []
+
+    def keep(request: Request) -> None:
+        if request.method == "POST":
+            bodies.append(json.loads(request.post_data or ""))
+
+    one.page.on("request", keep)
+    return bodies
+
+
 def test_both_answers_come_and_are_equal(visit: Visiting, server: Served) -> None:
     """Guards against a race that ends without a verdict, tokens without their origin, a tree or chart that does not
     appear, errors that only the console knows, and anything that is fetched from another host."""
@@ -70,13 +82,7 @@ def test_sampled_answers_are_equal_at_once_and_over_several_turns(visit: Visitin
 def test_a_turn_before_is_sent_along(visit: Visiting) -> None:
     """Guards against questions that are asked without what was said before, and a system prompt that is not sent."""
     one = visit()
-    bodies: list[dict[str, Any]] = []
-
-    def keep(request: Request) -> None:
-        if request.method == "POST":
-            bodies.append(json.loads(request.post_data or ""))
-
-    one.page.on("request", keep)
+    bodies = bodies_of(one)
     one.ask("First.", max_tokens="4", system="Be kind.")
     (said, _) = one.answers()
     one.ask("Second.")
@@ -359,13 +365,7 @@ def test_a_key_is_asked_for_where_there_is_one(visit: Visiting, real: Model) -> 
 def test_a_new_chat_while_an_answer_comes(visit: Visiting) -> None:
     """Guards against a turn of the conversation before that is sent along with the first one of a new conversation."""
     one = visit()
-    bodies: list[dict[str, Any]] = []
-
-    def keep(request: Request) -> None:
-        if request.method == "POST":
-            bodies.append(json.loads(request.post_data or ""))
-
-    one.page.on("request", keep)
+    bodies = bodies_of(one)
     one.set(max_tokens="400", temperature="0", race="both")
     one.page.fill("#prompt", QUESTION)
     one.page.press("#prompt", "Enter")
