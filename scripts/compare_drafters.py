@@ -11,6 +11,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.progress import track
@@ -33,9 +34,9 @@ class Race:
 
     def __init__(self, name: str, drafters: Sequence[tuple[str, str, str]], params: dict[str, Any]) -> None:
         self._params = params
-        models = {folder: outpace.load(name, drafter=folder) for _, _, folder in drafters}
-        first = next(iter(models.values()))
-        self.rows = {"plain": (first, "plain")}
+        # Without shared beginnings: all rows answer the same prompts.
+        models = {folder: outpace.load(name, drafter=folder, enable_prefix_caching=False) for _, _, folder in drafters}
+        self.rows = {"plain": (models[drafters[0][2]], "plain")}
         for said, method, folder in drafters:
             for shape, options in SETTINGS.items():
                 self.rows[f"{said}, {shape}"] = (models[folder], f"{method}:{options}")
@@ -73,9 +74,9 @@ def table(records: Sequence[dict[str, Any]]) -> str:
     for name in dict.fromkeys(one["name"] for one in records):
         own = [one for one in records if one["name"] == name]
         by_set = [f"{rate([one for one in own if one['dataset'] == dataset]):.2f}" for dataset in sets]
-        ratios = sorted(one["speedup"] for one in own)
-        low, high = median_interval(ratios) or (ratios[0], ratios[-1])
-        speed = f"{ratios[len(ratios) // 2]:.2f} ({low:.2f}-{high:.2f})"
+        ratios = [one["speedup"] for one in own]
+        low, high = median_interval(ratios) or (min(ratios), max(ratios))
+        speed = f"{median(ratios):.2f} ({low:.2f}-{high:.2f})"
         equal = f"{sum(one['equal'] for one in own)} of {len(own)}"
         lines.append(f"| {name} | {' | '.join(by_set)} | {rate(own):.2f} | {speed} | {equal} |")
     return "\n".join(lines)

@@ -39,7 +39,6 @@ class Metrics:
     def __init__(self, name: str, occupied: Occupied) -> None:
         self.registry = CollectorRegistry()
         self._values = (name, "0")
-        self._placed: dict[Session, float] = {}  # when it got a slot
         self._last: dict[Session, float] = {}  # when it last gained tokens
         for index, (gauge, said) in enumerate(
             (
@@ -98,7 +97,7 @@ class Metrics:
 
     def placed(self, session: Session) -> None:
         """Count a session that was given a slot, or has ended without one."""
-        self._placed[session] = placed = session.placed_at or perf_counter()
+        placed = session.placed_at or perf_counter()
         self._observe("request_queue_time_seconds", placed - session.admitted_at)
 
     def stepped(self, session: Session, event: StepEvent) -> None:
@@ -113,7 +112,7 @@ class Metrics:
             self._counters["prefix_cache_queries"].inc(len(session.prompt_ids))
             self._counters["prefix_cache_hits"].inc(session.metrics.reused_tokens)
             self._observe("time_to_first_token_seconds", now - session.admitted_at)
-            self._observe("request_prefill_time_seconds", now - self._placed.get(session, now))
+            self._observe("request_prefill_time_seconds", now - session.placed_at)
         else:
             for _ in range(new):
                 self._histograms["inter_token_latency_seconds"].observe((now - last) / new)
@@ -122,7 +121,6 @@ class Metrics:
     def ended(self, session: Session, outcome: Sample | Exception) -> None:
         """Count a session that has ended."""
         self._last.pop(session, None)
-        placed = self._placed.pop(session, session.admitted_at)
         if isinstance(outcome, Exception) or outcome.finish_reason == "error":
             self._success.labels(*self._values, "error").inc()
             return
@@ -133,7 +131,7 @@ class Metrics:
         self._observe("e2e_request_latency_seconds", now - session.admitted_at)
         self._observe("request_prompt_tokens", metrics.prompt_tokens)
         self._observe("request_generation_tokens", metrics.new_tokens)
-        self._observe("request_inference_time_seconds", now - placed)
+        self._observe("request_inference_time_seconds", now - (session.placed_at or now))
         if metrics.new_tokens:
             self._observe("request_decode_time_seconds", now - session.first_token_at)
         if metrics.new_tokens > 1:
