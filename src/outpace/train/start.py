@@ -10,7 +10,7 @@ from outpace.models.shipped import find_drafter
 from outpace.nets.checkpoint import read_checkpoint
 from outpace.nets.domino import DominoNet
 from outpace.nets.load import load_net, locate
-from outpace.sources.frequency import FILE_NAME
+from outpace.sources.frequency import FILE_NAME, load_vocabulary
 from outpace.train.objectives.base import Objective
 from outpace.train.provenance import files_hash
 
@@ -22,6 +22,9 @@ NEW: dict[type[nn.Module], str] = {DominoNet: "head."}
 
 def begin_with(objective: Objective, folder: str) -> None:
     """Fill a new drafter with the weights of one of the same kind and sizes; Domino also starts from DFlash.
+
+    Where the loss compares as many ids as the earlier drafter drafts, they are the same ones: what other answers rank
+    among the frequent would begin with rows of a head that has never seen it.
 
     Args:
         objective: with a new net; is changed.
@@ -58,6 +61,15 @@ def begin_with(objective: Objective, folder: str) -> None:
     with torch.no_grad():
         for name, tensor in tensors.items():
             here[name].copy_(tensor)
+    _keep_vocabulary(objective, find_drafter(folder))
+
+
+def _keep_vocabulary(objective: Objective, folder: str) -> None:
+    ranked, file = objective.vocabulary.ranked, locate(folder, FILES, "start") / FILE_NAME
+    if ranked is not None and file.is_file():
+        ids = load_vocabulary(file, objective.target.vocab_size).to(ranked.device)
+        if len(ids) == len(ranked):
+            objective.compare(objective.vocabulary.of(ids))
 
 
 def _read(net: nn.Module, folder: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

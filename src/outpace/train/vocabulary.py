@@ -73,7 +73,7 @@ class LossVocabulary:
     """
 
     def __init__(self, ranked: Tensor | None = None, vocab_size: int = 0, sampled: int = 0) -> None:
-        self.ranked, self._sampled = ranked, sampled
+        self.ranked, self._size, self._sampled = ranked, vocab_size, sampled
         if ranked is not None:
             places = torch.full((vocab_size,), -1, device=ranked.device)
             self._places = places.index_copy(0, ranked, torch.arange(len(ranked), device=ranked.device))
@@ -104,6 +104,10 @@ class LossVocabulary:
         # A drafter that cannot draft the end loses the last round of every answer.
         ends = [number for number in facts.special if facts.counts[number]]
         return cls(rank_tokens(facts.counts.cpu(), keep, ends).to(device), size, settings.sampled)
+
+    def of(self, ranked: Tensor) -> "LossVocabulary":
+        """The same with other ids [K], ascending, instead of the ranked ones."""
+        return LossVocabulary(ranked, self._size, self._sampled)
 
     def draw(self, seed: int) -> Compared:
         """What the loss of a step with this seed compares."""

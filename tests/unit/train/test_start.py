@@ -10,11 +10,13 @@ from outpace.core.errors import InvalidRequest, ModelError
 from outpace.models.text import TextCodec
 from outpace.train.objectives.base import Objective
 from outpace.train.start import begin_with, weights_hash
+from outpace.train.vocabulary import LossVocabulary
 from tests.unit.models.tiny import byte_tokenizer
 from tests.unit.train import test_dflash_objective as dflash
 from tests.unit.train import test_domino_objective as domino
 from tests.unit.train import test_draft_lm_objective as draft_lm
 from tests.unit.train import test_eagle3 as eagle3
+from tests.unit.train import tiny
 
 CODEC = TextCodec(byte_tokenizer(), "tiny")
 KINDS: dict[str, Any] = {
@@ -54,6 +56,24 @@ def test_domino_begins_with_a_dflash_backbone(tmp_path: Path) -> None:
     assert all(torch.equal(after.net.head.state_dict()[name], weight) for name, weight in head.items())
     with pytest.raises(InvalidRequest, match=r"head.prefix_gru.* is unknown here"):
         begin_with(dflash.fresh(), written(domino.fresh(), tmp_path / "other"))
+
+
+@pytest.mark.parametrize(("size", "kept"), [(6, True), (8, False)])
+def test_what_is_drafted_stays_the_same(size: int, kept: bool, tmp_path: Path) -> None:
+    """Guards against a drafter whose answers to other prompts choose other ids, so that its head begins with nothing
+    for them; another size is the user's to ask for."""
+    before, after = dflash.fresh(0), dflash.fresh(1)
+    ids, others = torch.arange(3, 9), torch.arange(20, 20 + size)
+    before.compare(LossVocabulary(ids, tiny.VOCAB, 4))
+    after.compare(LossVocabulary(others, tiny.VOCAB, 5))
+    begin_with(after, written(before, tmp_path / "drafter"))
+    wanted = ids if kept else others
+    compared = after.vocabulary.draw(0).ids
+    assert compared is not None
+    assert torch.equal(compared[: len(wanted)], wanted)
+    assert len(compared) == len(wanted) + 5
+    best = after.scores(torch.randn(9, after.target.hidden_size)).argmax(dim=-1)
+    assert torch.isin(best, wanted).all()
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:

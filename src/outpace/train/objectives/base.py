@@ -40,11 +40,14 @@ class Objective(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.net, self.taps, self.depth = net, taps, depth
-        self.vocabulary = vocabulary or LossVocabulary()
-        self.scores = target.drafting_head(self.vocabulary.ranked)
         object.__setattr__(self, "target", target)  # not a submodule: neither saved nor wrapped nor moved
+        self.compare(vocabulary or LossVocabulary())
 
     target: FrozenTarget
+
+    def compare(self, vocabulary: LossVocabulary) -> None:
+        """Let the loss compare these ids, and the drafter draft them."""
+        self.vocabulary, self.scores = vocabulary, self.target.drafting_head(vocabulary.ranked)
 
     def may_stop(self, progress: float) -> bool:
         """Whether training may stop early there, because the loss is already what it is to be.
