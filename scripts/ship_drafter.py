@@ -63,7 +63,8 @@ def main() -> None:
     scratch = given.folder.with_name(f"{kind}.new")  # what ships now stays until all is there
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(given.run / "drafter", scratch)
-    drop_rows(scratch)
+    if kind == "domino":
+        drop_rows(scratch)
     provenance = without_folders(json.loads((given.run / "provenance.json").read_text()))
     log = [json.loads(line) for line in (given.run / "log.jsonl").read_text().splitlines()]
     best = kept_by([line for line in log if "held_out" in line], provenance["run"]["settings"]["training"]["min_gain"])
@@ -92,9 +93,11 @@ def kept_by(measured: list[dict[str, Any]], min_gain: float) -> dict[str, Any]:
 
 def drop_rows(folder: Path) -> None:
     """Leave of a Domino head's W2 the rows of the vocabulary that it drafts from."""
-    net, vocabulary = load_net(str(folder)), folder / FILE_NAME
-    if not isinstance(net, DominoNet) or not vocabulary.is_file():
+    vocabulary = folder / FILE_NAME
+    if not vocabulary.is_file():
         return
+    net = load_net(str(folder))
+    assert isinstance(net, DominoNet)
     ids = load_vocabulary(vocabulary, net.config.vocab_size)
     for file in (*folder.glob("model*"), folder / "config.json"):
         file.unlink()
