@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import outpace
@@ -325,6 +327,42 @@ def test_captured_features_train_the_same(target: Path, prompts: Path, tmp_path:
     (next((tmp_path / "features").glob("part-*"))).unlink()
     with pytest.raises(InvalidRequest, match="13 of 13 sequences are not in it"):
         run("medusa", target, prompts, tmp_path / "missing", *stored)
+
+
+def test_transitions_are_what_drafting_begins_with(target: Path, prompts: Path, tmp_path: Path) -> None:
+    """Guards against a file that no method reads, features that say something else than the target, and one that is
+    refused after all passes."""
+    run("draft-lm", target, prompts, tmp_path / "run")
+    answers = tmp_path / "run" / "answers"
+    capture("draft-lm", target, prompts, answers, tmp_path / "features")
+    options = ["--target", str(target), "--prompts", str(prompts), "--answers", str(answers), "--device", "cpu"]
+    options += ["--dtype", "float32", "--max-length", "96"]
+    said = []
+    for name, more in (("run", []), ("read", ["--features", str(tmp_path / "features")])):
+        command = ["train", "transitions", *options, "--out", str(tmp_path / f"{name}.safetensors"), *more]
+        result = CliRunner().invoke(cli.app, command, catch_exceptions=False)
+        said.append(json.loads(result.stdout))
+    assert all(said[0][name] == said[1][name] for name in ("sequences", "tokens", "rows", "of", "pairs"))
+    assert said[0]["sequences"] == 13
+    assert said[0]["tokens"] == sum(file_tokens(target, prompts, answers))
+    tables = [load_file(tmp_path / f"{name}.safetensors") for name in ("run", "read")]
+    with safe_open(tmp_path / "run.safetensors", framework="pt") as file:
+        assert file.metadata().items() >= {"target": str(target), "sequences": "13", "format": "outpace.warm"}.items()
+    assert torch.equal(tables[0]["pairs"], tables[1]["pairs"])
+    alike = (tables[0]["pair_successors"] == tables[1]["pair_successors"]).float().mean()
+    assert 0.8 < alike < 1, "bfloat16 on the way"
+    assert len(tables[0]["pairs"]) == said[0]["pairs"] > said[0]["rows"] > 0
+    model = outpace.load(str(target), "plain", dtype="float32", device="cpu")
+    steps, asked = [], [{"role": "user", "content": "Say 3."}]
+    for warm in ("none", tmp_path / "run.safetensors"):
+        method = f"outpace:draft=none,budget=8,retrieve=matrix,warm={warm}"
+        answer, plain = (model.generate(asked, max_new_tokens=12, method=which) for which in (method, "plain"))
+        assert answer.token_ids == plain.token_ids
+        steps.append(answer.metrics.steps)
+    assert steps[1] < steps[0], "it has read this very answer"
+    result = CliRunner().invoke(cli.app, ["train", "transitions", *options, "--out", str(tmp_path / "run.safetensors")])
+    assert isinstance(result.exception, InvalidRequest)
+    assert "exists already" in str(result.exception)
 
 
 def file_tokens(target: Path, prompts: Path, answers: Path) -> list[int]:

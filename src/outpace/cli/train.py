@@ -23,6 +23,7 @@ from outpace.cli.options import (
     quieten_transformers,
 )
 from outpace.cli.train_methods import KINDS, capture, train_command
+from outpace.cli.train_transitions import transitions
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 
@@ -32,6 +33,7 @@ train_app = typer.Typer(no_args_is_help=True, help=__doc__)
 for method in KINDS:
     train_app.command(method)(train_command(method))
 train_app.command()(capture)
+train_app.command()(transitions)
 
 
 @train_app.callback()

@@ -8,9 +8,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from outpace.core.errors import InvalidRequest
 from outpace.models.draft import DraftModel
 from outpace.models.head import LmHead
 from outpace.sources.frequency import EVERY_ID, load_vocabulary
+
+SHIPPED, NOTHING = "shipped", "none"
+"""Instead of a warm-up's file: what ships for the target, or nothing."""
 
 
 class Drafted(Protocol):
@@ -47,6 +51,7 @@ class BuildContext:
         net: reads the trained drafter when first asked.
         vocabulary: file of the ids that this drafter drafts from unless an option says otherwise; None for all.
         fingerprint: of the trained drafter, which is read for it when first asked.
+        transitions: the file that ships for this target, which `warm=shipped` names; None if there is none.
     """
 
     vocab_size: int
@@ -56,10 +61,24 @@ class BuildContext:
     net: Callable[[], nn.Module] | None = None
     vocabulary: Path | None = None
     fingerprint: Callable[[], str] | None = None
+    transitions: Path | None = None
 
     def default_budget(self, on_cpu: int, otherwise: int) -> int:
         """Beyond a handful of rows a CPU pass is compute-bound, so small trees win there (docs/log.md)."""
         return on_cpu if self.device.type == "cpu" else otherwise
+
+    def warm_file(self, option: str | None) -> str | Path | None:
+        """What the option `warm` names: a file, the one that ships, or nothing.
+
+        Raises:
+            InvalidRequest: none ships for this target.
+        """
+        if option == SHIPPED and self.transitions is None:
+            raise InvalidRequest(
+                f"warm={SHIPPED}: no transitions ship for this target; make a file with `outpace train transitions` or "
+                "`outpace warmup`"
+            )
+        return self.transitions if option == SHIPPED else None if option == NOTHING else option
 
     def ranked_vocabulary(self, option: str | None) -> Tensor | None:
         """[K] the only ids to draft, None for all: of the file an option names, or without one of the drafter's own."""

@@ -11,7 +11,7 @@ from outpace.methods.method import LANGUAGE_MODEL, said_of
 from outpace.methods.nets import NETS, kind_of
 from outpace.models.draft import EARLY_EXIT, DraftModel, load_drafter
 from outpace.models.load import resolve
-from outpace.models.shipped import find_drafter, shipped_for, shipped_names
+from outpace.models.shipped import find_drafter, shipped_for, shipped_names, shipped_transitions
 from outpace.models.target import TransformersTarget
 from outpace.models.text import TextCodec
 from outpace.nets.fingerprint import fingerprint, fingerprint_of
@@ -50,6 +50,7 @@ class DrafterStore:
     def __init__(self, name: str, target: TransformersTarget, codec: TextCodec, drafter: str | None) -> None:
         self._target, self._codec, self._drafter = target, codec, drafter
         self._shipped = {kind: Place(str(folder), folder) for kind, folder in shipped_for(name).items()}
+        self._transitions = shipped_transitions(name)
         self._named = None if drafter is None else _place_of(drafter)
         self._model: DraftModel | None = None
         self._nets: dict[str, tuple[nn.Module, str]] = {}
@@ -104,6 +105,7 @@ class DrafterStore:
             net=lambda: self.net(kind),
             vocabulary=_vocabulary_of(place),
             fingerprint=lambda: self.fingerprint(kind),
+            transitions=self._transitions,
         )
 
     def language_model(self) -> DraftModel:

@@ -46,7 +46,8 @@ class MatrixOptions(BaseModel):
     warm: str | None = Field(
         default=None,
         description="file made by `outpace warmup` that drafting starts from: transitions and, with shape=gated, "
-        "gates; None starts with nothing learned",
+        "gates; or one of transitions by `outpace train transitions`; shipped for the one that ships with a built-in "
+        "target; None, or none, starts with nothing learned",
     )
 
 

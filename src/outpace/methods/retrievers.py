@@ -36,5 +36,5 @@ def _matrix_retriever(options: RetrievalOptions, context: BuildContext) -> Retri
     depth, breadth = options.retrieve_depth or CHAIN, options.retrieve_breadth or CHAIN
     paths = [(0,) * length for length in range(1, CHAIN + 1)] if options.place == "tail" else grafted_paths()
     chosen = [path for path in paths if len(path) <= depth and max(path) < breadth]
-    matrix = load_matrix(options.warm, context.vocab_size, context.device, options.context)
+    matrix = load_matrix(context.warm_file(options.warm), context.vocab_size, context.device, options.context)
     return MatrixRetriever(matrix, retrieval_plan(chosen), options.matrix == "private")

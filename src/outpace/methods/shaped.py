@@ -53,11 +53,12 @@ def _settings(options: ModelOptions, context: BuildContext, defaults: Mapping[st
     Raises:
         InvalidRequest: the file has no gates for this drafter, or another number of them than the options name.
     """
-    if not options.takes_gates or options.warm is None:
+    file = context.warm_file(options.warm) if options.takes_gates else None
+    if file is None:
         return options.shape_settings(defaults)
     if context.fingerprint is None:
         raise InvalidRequest(f"warm={options.warm}: its gates are for one drafter; name checkpoints= and thresholds=")
-    gates = load_gates(options.warm, context.vocab_size, context.fingerprint())
+    gates = load_gates(file, context.vocab_size, context.fingerprint())
     if gates is None and not options.reads_matrix:
         raise InvalidRequest(
             f"warm={options.warm}: holds no gates, and with retrieve={options.retrieve} nothing else of it is used; "

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from outpace.core.protocols import Proposer
 from outpace.methods.blocks import DFLASH, DOMINO
-from outpace.methods.build_context import BuildContext
+from outpace.methods.build_context import SHIPPED, BuildContext
 from outpace.methods.draft_models import LINEAR
 from outpace.methods.eagle3 import EAGLE3
 from outpace.methods.method import Method
@@ -63,6 +63,11 @@ class OutpaceOptions(MatrixOptions, Options):
         description="true: at temperature > 0 draft, and price what was retrieved, by the random numbers that the "
         "target will draw with; false: by probability alone",
     )
+    warm: str | None = Field(
+        default=None,
+        description="file made by `outpace train transitions` or `outpace warmup` that drafting starts from; none "
+        "starts with nothing learned; None is shipped where transitions ship for the target, else none",
+    )
     vocabulary: str | None = Field(default=None, description=str(ModelOptions.model_fields["vocabulary"].description))
     context: int = Field(default=2, ge=1, le=2, description=str(MatrixOptions.model_fields["context"].description))
 
@@ -103,7 +108,8 @@ def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
         most_priced=most if options.is_priced else 0,
         may_draft=options.draft != "none",
     )
-    transitions = load_matrix(options.warm, context.vocab_size, torch.device("cpu"), options.context)
+    warm = SHIPPED if options.warm is None and context.transitions else options.warm
+    transitions = load_matrix(context.warm_file(warm), context.vocab_size, torch.device("cpu"), options.context)
     matrix = MatrixLearner(transitions, options.matrix == "private")
     greedy, sampled, rejected = (AcceptanceModel(priors()[kind]) for kind in ("greedy", "sampled", "rejected"))
     return Union(

@@ -44,7 +44,7 @@ class RecycleOptions(MatrixOptions, Options):
 
 def _recycle(options: RecycleOptions, context: BuildContext) -> Proposer:
     budget = context.default_budget(6, 80) if options.budget is None else options.budget
-    matrix = load_matrix(options.warm, context.vocab_size, context.device, options.context)
+    matrix = load_matrix(context.warm_file(options.warm), context.vocab_size, context.device, options.context)
     source = TokenRecycling(matrix, options.matrix == "private")
     shape = Chain() if options.shape == "chain" else RecyclingTemplate()
     return StaticProposer(source, shape, budget, context.device, origin="retrieved")

@@ -10,6 +10,9 @@ from outpace.core.errors import ModelError
 from outpace.core.paths import path_of
 from outpace.models import registry
 
+TRANSITIONS = "transitions/transitions.safetensors"
+"""In a target's folder, beside its drafters: a warm-up's file."""
+
 
 @dataclass(frozen=True)
 class Size:
@@ -47,6 +50,14 @@ def shipped_for(target: str) -> dict[str, Path]:
     if path_of(target).is_dir() or target not in registry.BUILT_IN:
         return {}
     return {name.partition("/")[2]: folder for name, folder in shipped().items() if name.partition("/")[0] == target}
+
+
+def shipped_transitions(target: str) -> Path | None:
+    """The file of transitions that ships for a target, loaded as for `shipped_for`; None if there is none."""
+    if path_of(target).is_dir() or target not in registry.BUILT_IN:
+        return None
+    file = shipped_folder() / target / TRANSITIONS
+    return file if file.is_file() else None
 
 
 def find_drafter(name: str) -> str:

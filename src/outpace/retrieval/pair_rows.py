@@ -66,6 +66,12 @@ class PairRows:
         tokens = keys % self._vocab_size
         return torch.stack([(keys - tokens) // self._vocab_size, tokens], dim=1), self.rows[order]
 
+    def copy(self) -> "PairRows":
+        """A table of the same content."""
+        copied = PairRows(self._vocab_size, self.rows.shape[1], self.keys.device)
+        copied.copy_(self)
+        return copied
+
     def copy_(self, other: "PairRows") -> None:
         """Take over the content of another table of this vocabulary."""
         self.keys.copy_(other.keys)

@@ -60,8 +60,9 @@ class TransitionMatrix:
             )
         self.successors = torch.zeros(vocab_size, SUCCESSORS, dtype=torch.int64, device=device)
         self.pairs = PairRows(vocab_size, SUCCESSORS, device) if context == 2 else None
-        self._known = None if known is None else Rows(*(part.to(device) for part in known))
-        self.reset()
+        self._beginning: tuple[Tensor, PairRows | None] | None = None
+        if known is not None:
+            self._begin(Rows(*(part.to(device) for part in known)))
 
     @property
     def nbytes(self) -> int:
@@ -75,26 +76,26 @@ class TransitionMatrix:
 
     def fresh(self) -> "TransitionMatrix":
         """A matrix of what this one was made with, that learns for itself."""
-        return TransitionMatrix(len(self.successors), self.successors.device, self._known, self.context)
+        made = TransitionMatrix(len(self.successors), self.successors.device, context=self.context)
+        made._beginning = self._beginning
+        made.reset()
+        return made
 
     def copy(self) -> "TransitionMatrix":
         """A matrix of the same content that learns for itself."""
-        copied = self.fresh()
-        copied.successors.copy_(self.successors)
-        if self.pairs is not None and copied.pairs is not None:
-            copied.pairs.copy_(self.pairs)
+        copied = TransitionMatrix(len(self.successors), self.successors.device, context=self.context)
+        copied._beginning = self._beginning
+        copied._take(self.successors, self.pairs)
         return copied
 
     def reset(self) -> None:
         """Forget what was learned since it was made; what it was made with it keeps."""
+        if self._beginning is not None:
+            self._take(*self._beginning)
+            return
         self.successors.zero_()
         if self.pairs is not None:
             self.pairs.clear()
-        if self._known is not None:
-            self.successors[self._known.tokens] = self._known.successors
-            if self.pairs is not None:
-                before, tokens = self._known.pairs.unbind(1)
-                self.pairs.update(before, tokens, self._known.pair_successors)
 
     def rows(self) -> Rows:
         """All that is known."""
@@ -122,6 +123,21 @@ class TransitionMatrix:
         self.successors[tokens] = rows[last_of(tokens, len(self.successors))]
         if self.pairs is not None and before is not None:
             self.pairs.update(before.to(device), tokens, rows)
+
+    def _begin(self, known: Rows) -> None:
+        """Know these rows, now and after each `reset`: a copy of all is kept, which costs less than to look for the
+        places of as many pairs as a table holds."""
+        self.successors[known.tokens] = known.successors
+        if self.pairs is not None:
+            before, tokens = known.pairs.unbind(1)
+            self.pairs.update(before, tokens, known.pair_successors)
+        kept = None if self.pairs is None else self.pairs.copy()
+        self._beginning = self.successors.clone(), kept
+
+    def _take(self, successors: Tensor, pairs: PairRows | None) -> None:
+        self.successors.copy_(successors)
+        if self.pairs is not None and pairs is not None:
+            self.pairs.copy_(pairs)
 
 
 class MatrixLearner:

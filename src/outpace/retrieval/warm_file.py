@@ -8,6 +8,7 @@ fingerprint, without which they are not taken, gates_budget and gates_temperatur
 serve any drafter; a file of gates alone has N = 0.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,13 +55,19 @@ class Calibration(NamedTuple):
         return given | {GATES_DRAFTER: self.drafter}
 
 
-def save_matrix(file: str | Path, matrix: TransitionMatrix, calibration: Calibration | None = None) -> int:
+def save_matrix(
+    file: str | Path,
+    matrix: TransitionMatrix,
+    calibration: Calibration | None = None,
+    origin: Mapping[str, str] | None = None,
+) -> int:
     """Write the known rows as a safetensors file: 36 bytes for each token's, 40 for each pair's.
 
     Args:
         file: a new one.
         matrix: whose rows.
         calibration: of the same warm-up; None for a file without gates.
+        origin: what else the file is to say of where its rows come from.
 
     Returns:
         How many tokens have one.
@@ -76,8 +83,8 @@ def save_matrix(file: str | Path, matrix: TransitionMatrix, calibration: Calibra
         depths = torch.tensor(calibration.gates.checkpoints, dtype=torch.int32)
         thresholds = torch.tensor(calibration.gates.thresholds, dtype=torch.float64)
         tensors |= zip(GATE_NAMES, (depths, thresholds), strict=True)
-    about = None if calibration is None else calibration.about()
-    save_table(file, KIND, tensors, len(matrix.successors), about)
+    about = {} if calibration is None else calibration.about()
+    save_table(file, KIND, tensors, len(matrix.successors), {**(origin or {}), **about})
     return len(rows.tokens)
 
 

@@ -1,6 +1,6 @@
 """Features captured before training: for runs that are repeated, or a GPU too small for target and drafter at once."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,7 +9,6 @@ from outpace.core.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
 from outpace.train.data import SampleSet
 from outpace.train.features_store import FeatureStore
-from outpace.train.objectives.base import Objective
 
 
 def about_features(
@@ -68,28 +67,31 @@ def capture(
     return len(missing)
 
 
-def stored_features(folder: str, objective: Objective, samples: SampleSet, max_length: int) -> Callable[[str], Tensor]:
+def stored_features(
+    folder: str, taps: Sequence[int], target: FrozenTarget, samples: SampleSet, max_length: int
+) -> Callable[[str], Tensor]:
     """What reads features captured before, by the names of sequences.
 
     Args:
         folder: of features.
-        objective: what reads them.
+        taps: the hidden states that are wanted.
+        target: whose.
         samples: sequences that need them.
         max_length: at which these were cut.
 
     Raises:
         InvalidRequest: features of another target or other taps, of shorter sequences, or not of all.
     """
-    if not objective.taps:
+    if not taps:
         raise InvalidRequest(f"features={folder!r}: under these settings none are read; leave it out")
-    store, target = FeatureStore.existing(folder), objective.target
-    taps = list(store.about["taps"])
-    if absent := set(objective.taps).difference(taps):
+    store = FeatureStore.existing(folder)
+    there = list(store.about["taps"])
+    if absent := set(taps).difference(there):
         raise InvalidRequest(
-            f"features={folder!r}: captured with taps={taps}, and this run needs {sorted(absent)} too; capture them "
+            f"features={folder!r}: captured with taps={there}, and this run needs {sorted(absent)} too; capture them "
             "for this method and target"
         )
-    wanted: Mapping[str, Any] = {"width": len(taps) * target.hidden_size, "vocab_size": target.vocab_size}
+    wanted: Mapping[str, Any] = {"width": len(there) * target.hidden_size, "vocab_size": target.vocab_size}
     for field, value in wanted.items():
         if store.about.get(field) != value:
             raise InvalidRequest(
@@ -107,4 +109,4 @@ def stored_features(folder: str, objective: Objective, samples: SampleSet, max_l
             f"features={folder!r}: {len(missing)} of {len(samples)} sequences are not in it, such as {missing[0]!r}; "
             "run `outpace train capture` again, it goes on where it stopped"
         )
-    return lambda name: store.read(name, target.dtype, objective.taps)
+    return lambda name: store.read(name, target.dtype, taps)

@@ -105,7 +105,9 @@ def train(
         claim(run.out, dependencies(run, items, folder, codec), about)
     accelerator.wait_for_everyone()
     accelerator.init_trackers("tensorboard")
-    stored = None if run.features is None else stored_features(run.features, objective, samples, longest)
+    stored = None
+    if run.features is not None:
+        stored = stored_features(run.features, objective.taps, target, samples, longest)
     data = TrainingData(samples, held_out, stored, run.settings.data.workers)
     write = partial(objective.write, codec=codec, dtype=run.settings.training.dtype)
     trainer = Trainer(

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.errors import InvalidRequest, ModelError, UnsupportedModel
+from outpace.core.paths import path_of
 from outpace.methods.build_context import BuildContext
 from outpace.methods.catalog import MethodSpec
 from outpace.methods.nets import NETS, kind_of
@@ -16,6 +17,7 @@ from outpace.models.shipped import find_drafter
 from outpace.nets.load import load_net, locate
 from outpace.sources.frequency import FILE_NAME
 from outpace.sources.packing import pack_net
+from outpace.vllm.settings import ProposerSettings
 
 
 class BorrowedTarget:
@@ -83,12 +85,12 @@ def _weight(model: Any, path: str, name: str) -> Tensor:
     return weight.detach()
 
 
-def build_context(spec: MethodSpec, drafter: str | None, target: Any, device: torch.device) -> BuildContext:
+def build_context(spec: MethodSpec, settings: ProposerSettings, target: Any, device: torch.device) -> BuildContext:
     """What a method may ask for inside vLLM.
 
     Args:
         spec: the method.
-        drafter: folder, hub id or shipped name of its drafter.
+        settings: that name its drafter and transitions.
         target: a `BorrowedTarget`, or what has a `vocab_size` where there is no drafter.
         device: of the model.
 
@@ -96,10 +98,12 @@ def build_context(spec: MethodSpec, drafter: str | None, target: Any, device: to
         InvalidRequest: a drafter that is missing, not needed, or of another kind.
         ModelError: it cannot be read.
     """
+    drafter = settings.drafter
+    transitions = None if settings.transitions is None else path_of(settings.transitions)
     if spec.drafter is None:
         if drafter is not None:
             raise InvalidRequest(f"drafter={drafter!r}: method {spec} drafts without one; leave it out")
-        return BuildContext(target.vocab_size, device, _no_language_model)
+        return BuildContext(target.vocab_size, device, _no_language_model, transitions=transitions)
     if drafter is None:
         raise InvalidRequest(
             f"method {spec} needs a trained drafter of kind {spec.drafter}: name its folder, "
@@ -120,6 +124,7 @@ def build_context(spec: MethodSpec, drafter: str | None, target: Any, device: to
         target=target,
         net=lambda: net,
         vocabulary=ranked if ranked.is_file() else None,
+        transitions=transitions,
     )
 
 

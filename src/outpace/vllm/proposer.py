@@ -98,7 +98,7 @@ class Method:
         target: Any = text_config
         if spec.drafter is not None:
             target = BorrowedTarget(target_model, text_config, model.max_model_len, slots, ranks)
-        built = build_proposer(spec, build_context(spec, settings.drafter, target, device))
+        built = build_proposer(spec, build_context(spec, settings, target, device))
         least_gain = LEAST_GAIN if settings.least_gain is None else settings.least_gain
         self._proposer = proposer = LinearForm(built, least_gain)
         self._price = RowPrice() if settings.least_gain is None and ranks == 1 else None

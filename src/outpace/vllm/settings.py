@@ -35,6 +35,9 @@ class ProposerSettings(BaseModel):
         description="drafted tokens end where a further one is accepted with a lower probability than this; None for "
         f"what a row of a pass is found to cost, and with tensor parallelism, where no clock decides, {LEAST_GAIN}",
     )
+    transitions: str | None = Field(
+        default=None, description="file that the option warm=shipped stands for, and that the union begins with"
+    )
     slots: int | None = Field(
         default=None,
         ge=1,

@@ -10,7 +10,7 @@ from outpace.methods.method import LANGUAGE_MODEL, said_of
 from outpace.models.bare import is_bare
 from outpace.models.export import export, export_draft
 from outpace.models.load import read_config, resolve
-from outpace.models.shipped import find_drafter, shipped_for, shipped_names
+from outpace.models.shipped import find_drafter, shipped_for, shipped_names, shipped_transitions
 from outpace.nets.checkpoint import Checkpoint, read_object
 from outpace.nets.layouts.domino import is_domino
 from outpace.nets.load import kind_of, locate
@@ -72,7 +72,8 @@ def speculation(
     if found is None or spec.name not in MODELS or not _is_chain(spec):
         linear_method(str(spec))
         config = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens or LONGEST}
-        return Speculation(config, {KEY: {"method": str(spec)} | ({} if found is None else {"drafter": found})})
+        given = {"method": str(spec), "drafter": found, "transitions": shipped_transitions(model)}
+        return Speculation(config, {KEY: {name: str(value) for name, value in given.items() if value is not None}})
     if spec.name == "linear":
         folder = exports / Path(model).name
         # Only a draft model without an embedding asks for its target, which may be large.

@@ -4,7 +4,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from shutil import copytree
+from shutil import copytree, rmtree
 
 import pytest
 import torch
@@ -14,12 +14,15 @@ from transformers import AutoModelForCausalLM
 import outpace
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.methods import drafter_store
-from outpace.models.shipped import find_drafter, shipped, shipped_folder, shipped_for, size_of
+from outpace.methods.learned import matrix_of
+from outpace.models.shipped import find_drafter, shipped, shipped_folder, shipped_for, shipped_transitions, size_of
 from outpace.nets import load as net_loading
 from outpace.nets.domino import DominoNet
 from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 from outpace.nets.layouts.eagle3_export import write_eagle3
 from outpace.nets.load import load_net
+from outpace.retrieval.transition_matrix import TransitionMatrix
+from outpace.retrieval.warm_file import save_matrix
 from outpace.sources.frequency import save_vocabulary
 from tests.unit.api.shipment import KINDS, install, load, ship
 from tests.unit.methods.test_presets import OURS
@@ -84,6 +87,38 @@ def test_a_drafter_is_named_as_its_target_and_kind(drafters: Path) -> None:
     copytree(drafters / "dflash", Path("tiny") / "domino")
     with pytest.raises(InvalidRequest, match="is a drafter of kind dflash, and method 'domino' needs"):
         load(folder, "domino", drafter="tiny/domino")
+
+
+def test_the_union_begins_with_the_transitions_that_ship(drafters: Path) -> None:
+    """Guards against transitions that ship and are left aside, ones that papers' methods begin with unasked, and ones
+    of other weights."""
+    matrix = TransitionMatrix(264, torch.device("cpu"), context=2)
+    matrix.update(torch.tensor([5, 6]), torch.arange(16).view(2, 8), torch.tensor([4, 5]))
+    file = drafters / "transitions" / "transitions.safetensors"
+    assert shipped_transitions("tiny") is None
+    with pytest.raises(InvalidRequest, match=r"warm=shipped: no transitions ship .*outpace train transitions"):
+        load("tiny", "recycle:warm=shipped")
+    file.parent.mkdir()
+    try:
+        save_matrix(file, matrix)
+        assert shipped_transitions("tiny") == file
+        assert tuple(shipped_for("tiny")) == KINDS
+        model = load("tiny")
+        begun = "outpace:draft=none", "outpace", "outpace:warm=shipped", "recycle:warm=shipped", "graft:warm=shipped"
+        for method in (*begun, "outpace:warm=none", "recycle", "recycle:warm=none", "graft"):
+            learned = matrix_of(model.proposer(method))
+            assert learned is not None
+            tokens = learned.rows().tokens.tolist()
+            assert tokens == ([5, 6] if method in begun else []), method
+            assert drafted(model, method) is not None
+        model.reset()
+        learned = matrix_of(model.proposer("outpace:draft=none"))
+        assert learned is not None
+        assert learned.rows().pairs.tolist() == [[4, 5], [5, 6]]
+        folder = str(drafters.parents[1] / "home" / "models" / "tiny")
+        assert shipped_transitions(folder) is None
+    finally:
+        rmtree(file.parent)
 
 
 def test_a_named_drafter_serves_every_method(drafters: Path) -> None:

@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
@@ -15,13 +16,19 @@ from typer.testing import CliRunner, Result
 from outpace import cli
 from outpace.core import threads
 from outpace.core.errors import InvalidRequest
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.methods.learned import matrix_of
 from outpace.models.bare import write_bare
 from outpace.models.frozen import FrozenTarget
 from outpace.models.load import load_target
 from outpace.models.shipped import shipped
 from outpace.models.small import SmallSizes, make_bare, small_config
+from outpace.retrieval.transition_matrix import TransitionMatrix
+from outpace.retrieval.warm_file import save_matrix
 from outpace.vllm import launch
+from outpace.vllm.borrowed import build_context
 from outpace.vllm.launch import Command, Nodes, VllmMissing, VllmServer, command
+from outpace.vllm.settings import read_settings
 from outpace.vllm.speculation import MODELS, speculation
 from tests.unit.models.tiny import save_tiny_model
 
@@ -183,6 +190,26 @@ def test_other_nodes_only_compute(model: str, started: list[Command]) -> None:
     assert _serve(model, *nodes, "--method", "plain", "--port", "9").exit_code == 0
     assert "--headless" in started[0].arguments
     assert "--port" not in started[0].arguments
+
+
+def test_the_union_begins_there_with_what_ships(
+    model: str, started: list[Command], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Guards against transitions that ship for a target and are known in our engine alone."""
+    matrix = TransitionMatrix(264, torch.device("cpu"), context=2)
+    matrix.update(torch.tensor([5]), torch.arange(8)[None], torch.tensor([4]))
+    save_matrix(tmp_path / "rows.safetensors", matrix)
+    monkeypatch.setattr("outpace.vllm.speculation.shipped_transitions", lambda name: tmp_path / "rows.safetensors")
+    assert _serve(model, "--method", "outpace:draft=none").exit_code == 0
+    given = _config(started[0], "--additional-config")
+    assert given == {"outpace": {"method": "outpace:draft=none", "transitions": str(tmp_path / "rows.safetensors")}}
+    settings, target = read_settings(given), SimpleNamespace(vocab_size=264)
+    for method, tokens in (("outpace:draft=none", [5]), ("recycle", []), ("recycle:warm=shipped", [5])):
+        spec = parse_method(method)
+        built = build_proposer(spec, build_context(spec, settings, target, torch.device("cpu")))
+        learned = matrix_of(built)
+        assert learned is not None
+        assert learned.rows().tokens.tolist() == tokens
 
 
 def test_models_that_vllm_cannot_read_are_exported(tmp_path: Path) -> None:
