@@ -16,7 +16,7 @@
 
 Settings are the object "outpace" of vLLM's `additional_config` (`vllm.settings.ProposerSettings`): `method` takes the
 place of the class's own, with options as everywhere ("graft:retrieve=both"); `drafter`, `least_gain`, `slots`,
-`learn_prompts`. vLLM hands that object to every worker and node.
+`transitions`, `learn_prompts`. vLLM hands that object to every worker and node.
 
 vLLM verifies chains only, so of each tree its best chain is drafted, as long as a further token pays, and none where
 none does (`shaping.linear_form`). Drafts are chosen, not drawn: vLLM accepts them with the target's own probability, so
