@@ -45,7 +45,7 @@ class TransitionMatrix:
     Args:
         vocab_size: V.
         device: where the target runs, so that drafting needs no host read.
-        known: rows that it starts with and returns to when it is reset.
+        known: rows that it starts with and returns to when it is reset; they are kept in as much memory again.
         context: how many tokens a row is keyed by: 1, or 2, backing off to 1 where a pair was not seen.
 
     Attributes:

@@ -33,12 +33,13 @@ class TransitionRanks:
         Args:
             ids: [T] of the text.
             top_ids: [T, M] the M >= 8 likeliest ids after each of them.
-            probs: [T, M] their probabilities.
+            probs: [T, M] their probabilities. All may lie on any device; the sums are the host's.
         """
+        ids = ids.cpu()
         before = torch.cat([ids.new_full((1,), NO_TOKEN), ids[:-1]])
         pairs = before.long() * self._vocab_size + ids.long()  # [T]
-        keys = pairs[:, None] * self._vocab_size + top_ids.long()  # [T, M]
-        self._waiting.append((keys.flatten().cpu(), probs.flatten().double().cpu()))
+        keys = pairs[:, None] * self._vocab_size + top_ids.cpu().long()  # [T, M]
+        self._waiting.append((keys.flatten(), probs.cpu().double().flatten()))
         self._count += keys.numel()
         if self._count >= AT_ONCE:
             self._add_up()
