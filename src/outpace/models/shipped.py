@@ -47,17 +47,20 @@ def shipped_for(target: str) -> dict[str, Path]:
         target: the name it is loaded by. A pulled name stands for weights that were checked; a folder or file can hold
             any others, and gets none.
     """
-    if path_of(target).is_dir() or target not in registry.BUILT_IN:
+    if not _is_built_in(target):
         return {}
     return {name.partition("/")[2]: folder for name, folder in shipped().items() if name.partition("/")[0] == target}
 
 
 def shipped_transitions(target: str) -> Path | None:
     """The file of transitions that ships for a target, loaded as for `shipped_for`; None if there is none."""
-    if path_of(target).is_dir() or target not in registry.BUILT_IN:
-        return None
     file = shipped_folder() / target / TRANSITIONS
-    return file if file.is_file() else None
+    return file if _is_built_in(target) and file.is_file() else None
+
+
+def _is_built_in(target: str) -> bool:
+    """Whether a name stands for a built-in model's weights; a local folder of that name goes first."""
+    return not path_of(target).is_dir() and target in registry.BUILT_IN
 
 
 def find_drafter(name: str) -> str:

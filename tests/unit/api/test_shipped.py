@@ -110,7 +110,7 @@ def test_the_union_begins_with_the_transitions_that_ship(drafters: Path) -> None
             assert learned is not None
             tokens = learned.rows().tokens.tolist()
             assert tokens == ([5, 6] if method in begun else []), method
-            assert drafted(model, method) is not None
+            drafted(model, method)  # compares answers with plain decoding's
         model.reset()
         learned = matrix_of(model.proposer("outpace:draft=none"))
         assert learned is not None
