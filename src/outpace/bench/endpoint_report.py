@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from outpace.bench.report import median_interval
+from outpace.bench.ratios import kept_apart, over_sets
 from outpace.bench.runner import PLAIN, Record
 
 
@@ -19,8 +19,9 @@ def summarise_endpoint(records: Sequence[Record]) -> list[dict[str, Any]]:
     text, summed over groups.
 
     `speedup` is plain decoding's time per token over the method's at the same load, paired by prompt: the median, with
-    a 95 % bootstrap interval. `throughput_ratio` is the method's tokens per second over plain decoding's. Both are None
-    where the server has no methods.
+    a 95 % bootstrap interval. `sets`, `speedup_over_sets` and `copied` are as in `bench.report`; here every other
+    figure is of all prompts, since requests of all sets are in flight together. `throughput_ratio` is the method's
+    tokens per second over plain decoding's. All of these are None or empty where the server has no methods.
 
     `equal` is the share of prompts whose texts and finish reasons are those of the first method when it is asked alone;
     None where that was not asked. `reused` is the share of prompt tokens that the server had computed before, if it
@@ -41,8 +42,9 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
     ttft = [value for record in records for value in record["turn_ttft_ms"]]
     tpot = [value for record in records for value in record["turn_tpot_ms"] if value]
     plain_ms = {record["index"]: record["tpot_ms"] for record in plain}
-    pairs = [(plain_ms.get(record["index"]), record["tpot_ms"]) for record in records]
-    ratios = [base / own for base, own in pairs if base and own]
+    triples = [(record["dataset"], plain_ms.get(record["index"]), record["tpot_ms"]) for record in records]
+    ratios = [(dataset, base / own) for dataset, base, own in triples if base and own]
+    sets = [record["dataset"] for record in records]
     throughput, groups = _throughput(records), list(_groups(records).values())
     seconds = sum(group["end_to_end_ms"] for group in groups) / 1e3
     compared = [record["equal"] for record in records if record["equal"] is not None]
@@ -52,8 +54,7 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
         "requests": len(ttft),
         "new_tokens": sum(record["new_tokens"] for record in records),
         "counted_by": sorted({record["counted_by"] for record in records}),
-        "speedup": float(np.median(ratios)) if ratios else None,
-        "speedup_interval": median_interval(ratios),
+        **over_sets(ratios, sets, kept_apart(sets)),
         "tokens_per_second": throughput,
         "requests_per_second": len(ttft) / seconds if seconds else None,
         "throughput_ratio": _ratio(throughput, _throughput(plain)),
@@ -115,7 +116,23 @@ def endpoint_line(rows: Sequence[dict[str, Any]]) -> str:
 def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
     """The summary for people; docs/command-line.md says what the columns mean."""
     result = Table(title=title, title_justify="left")
-    numbers = ["speedup", "95 %", "tok/s", "x plain", "TTFT ms", "p95", "p99", "TPOT ms", "p95", "p99", "reused"]
+    has_sets = any(row["speedup_over_sets"] is not None for row in rows)
+    copied = dict.fromkeys(name for row in rows for name in row["copied"])
+    numbers = [
+        "speedup",
+        "95 %",
+        *(["over sets"] if has_sets else ()),
+        *copied,
+        "tok/s",
+        "x plain",
+        "TTFT ms",
+        "p95",
+        "p99",
+        "TPOT ms",
+        "p95",
+        "p99",
+        "reused",
+    ]
     result.add_column("in flight", justify="right", no_wrap=True)
     result.add_column("method", overflow="fold")
     for column in [*numbers, "tok/step", "acc/drafted", "equal"]:
@@ -127,6 +144,8 @@ def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
             row["method"],
             _number(row["speedup"], 2, "x"),
             f"{low:.2f}-{high:.2f}" if low is not None else "-",
+            *([_number(row["speedup_over_sets"], 2, "x")] if has_sets else ()),
+            *(_number(row["copied"].get(name), 2, "x") for name in copied),
             _number(row["tokens_per_second"], 1),
             _number(row["throughput_ratio"], 2, "x"),
             *(_number(row[f"ttft_{which}ms"], 0) for which in ("", "p95_", "p99_")),

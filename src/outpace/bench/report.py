@@ -1,21 +1,27 @@
 """From records to figures: paired ratios with intervals, a table, one JSON summary."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 from rich.table import Table
-from scipy.stats import bootstrap
 
+from outpace.bench.ratios import COPIED, kept_apart, median, over_sets
 from outpace.bench.records import PHASES
 from outpace.bench.runner import PLAIN, Record
 
 
-def summarise(records: Sequence[Record], baseline: str = PLAIN) -> dict[str, dict[str, Any]]:
+def summarise(
+    records: Sequence[Record], baseline: str = PLAIN, copied: Collection[str] = COPIED
+) -> dict[str, dict[str, Any]]:
     """Figures per method, in the order the methods first appear.
 
     Speedup is the baseline, a plain decoding, over method, decode time per token after the first, paired per group of
     prompts decoded together, which is one prompt at batch size 1: the median, with a 95 % bootstrap interval.
+    `sets` holds the medians by set of prompts, `speedup_over_sets` their geometric mean, `copied` the medians of the
+    sets named in `copied`. Where a run has others, those sets are left out of every other figure but the counts, the
+    equality, memory and `slowest`, which are of all prompts. Where batches mix sets, no figure can be split by set:
+    `sets` and `copied` are empty, and every figure is of all prompts.
     End-to-end includes the prefill.
     Groups whose answers are one token long have no decode time and are left out of the ratios. Tokens per second are
     all tokens after the first ones over the groups' decode times. `ttft_ms` and `tpot_ms` are what a request waits, the
@@ -28,17 +34,32 @@ def summarise(records: Sequence[Record], baseline: str = PLAIN) -> dict[str, dic
     compute on the target's features when told, so that their shares hold some drafting too; compare with the same
     method without a retriever. On a GPU the pass is not over when `forward_ms` ends, and the share says too much.
     """
-    plain = [record for record in records if record["method"] == baseline]
-    return {
-        method: _figures([record for record in records if record["method"] == method], plain)
-        for method in _methods(records)
-    }
+    set_of = _set_of_groups(records)
+    apart = kept_apart(set_of.values(), copied)
+    counted = [record for record in records if record["dataset"] not in apart]
+    plain, counted_plain = ([one for one in some if one["method"] == baseline] for some in (records, counted))
+    ratios = speedups(records, baseline)
+    result = {}
+    for method in _methods(records):
+        own, counted_own = ([one for one in some if one["method"] == method] for some in (records, counted))
+        by_set = [(set_of.get(number, ""), ratio) for number, ratio in ratios[method].items()]
+        speeds = over_sets(by_set, set_of.values(), apart)
+        result[method] = _totals(own, plain) | speeds | _figures(counted_own, counted_plain)
+    return result
 
 
 def speedups(records: Sequence[Record], baseline: str = PLAIN) -> dict[str, dict[int, float]]:
     """The ratios whose median is the speedup: by method, then by the group's number."""
     own = {method: [record for record in records if record["method"] == method] for method in _methods(records)}
     return {method: _ratios(_groups(of_method), _groups(own[baseline])) for method, of_method in own.items()}
+
+
+def _set_of_groups(records: Sequence[Record]) -> dict[int, str]:
+    """The set of prompts of each group, by its number; empty where a group has prompts of several."""
+    sets: dict[int, set[str]] = {}
+    for record in records:
+        sets.setdefault(record["group"]["number"], set()).add(record["dataset"])
+    return {} if any(len(own) > 1 for own in sets.values()) else {number: own.pop() for number, own in sets.items()}
 
 
 def _methods(records: Sequence[Record]) -> list[str]:
@@ -59,6 +80,25 @@ def _groups(records: Sequence[Record]) -> dict[int, Record]:
     return {record["group"]["number"]: record["group"] for record in records}
 
 
+def _totals(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, Any]:
+    """Figures of all prompts, copied text included."""
+    plain_ms = {record["index"]: record["tpot_ms"] for record in plain}
+    pairs = [(plain_ms.get(record["index"]), record["tpot_ms"]) for record in records]
+    kinds = [record["finding"]["kind"] for record in records]
+    return {
+        "prompts": len(records),
+        "batch_size": records[0]["batch_size"],
+        "concurrency": records[0]["concurrency"],
+        "groups": len(_groups(records)),
+        "slowest": min((plain / own for plain, own in pairs if plain and own), default=None),
+        "memory_mb": max(record["memory_mb"] for record in records),
+        "equal": kinds.count("equal") / len(kinds),
+        "ties": kinds.count("tie"),
+        "bugs": kinds.count("bug"),
+        "unclassified": kinds.count("unchecked") + kinds.count("different"),
+    }
+
+
 def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, Any]:
     groups, plain_groups = _groups(records), _groups(plain)
     ratios, end_to_end = _ratios(groups, plain_groups), []
@@ -70,24 +110,13 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
     steps = sum(record["steps"] for record in records)
     drafted = sum(record["drafted"] for record in records)
     decode_ms = sum(record["decode_ms"] for record in records)
-    plain_ms = {record["index"]: record["tpot_ms"] for record in plain}
-    pairs = [(plain_ms.get(record["index"]), record["tpot_ms"]) for record in records]
-    each = [plain / own for plain, own in pairs if plain and own]
     tpot_ms = [record["tpot_ms"] for record in records if record["tpot_ms"]]
-    kinds = [record["finding"]["kind"] for record in records]
     phases = {phase: sum(record[phase] for record in records) / max(steps, 1) for phase in PHASES}
     graft_ms = sum(record["graft_ms"] for record in records) / max(steps, 1)
     bookkeeping_ms = graft_ms + phases["verify_ms"] + phases["commit_ms"] + phases["observe_ms"]
     round_ms = decode_ms / max(steps, 1)
     return {
-        "prompts": len(records),
-        "batch_size": records[0]["batch_size"],
-        "concurrency": records[0]["concurrency"],
-        "groups": len(groups),
-        "speedup": _median(list(ratios.values())),
-        "speedup_interval": median_interval(list(ratios.values())),
-        "end_to_end_speedup": _median(end_to_end),
-        "slowest": min(each, default=None),
+        "end_to_end_speedup": median(end_to_end),
         "tokens_per_step": decoded / steps if steps else 1.0,
         "accepted_per_step": sum(record["accepted"] for record in records) / max(steps, 1),
         "drafted_per_step": drafted / max(steps, 1),
@@ -95,8 +124,8 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
         "accepted_per_drafted": sum(record["accepted"] for record in records) / max(drafted, 1),
         "rounds": steps,
         "tokens_per_second": 1e3 * decoded / group_ms if group_ms else None,
-        "ttft_ms": _median([record["ttft_ms"] for record in records]),
-        "tpot_ms": _median(tpot_ms),
+        "ttft_ms": median([record["ttft_ms"] for record in records]),
+        "tpot_ms": median(tpot_ms),
         "tpot_p95_ms": float(np.percentile(tpot_ms, 95)) if tpot_ms else None,
         "round_ms": round_ms,
         **phases,
@@ -104,11 +133,6 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
         "graft_ms": graft_ms,
         "bookkeeping_share": bookkeeping_ms / round_ms if round_ms else None,
         "overhead": 1 - phases["forward_ms"] / round_ms if round_ms else None,
-        "memory_mb": max(record["memory_mb"] for record in records),
-        "equal": kinds.count("equal") / len(kinds),
-        "ties": kinds.count("tie"),
-        "bugs": kinds.count("bug"),
-        "unclassified": kinds.count("unchecked") + kinds.count("different"),
     }
 
 
@@ -131,7 +155,10 @@ def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = Fa
         with_phases: with the milliseconds of each phase of a round, and memory.
     """
     result = Table(title=title, title_justify="left")
-    columns = ["method", "speedup", "95 %", "slowest", "tok/step", "acc/drafted", "tok/s", "TPOT ms"]
+    has_sets = any(row["speedup_over_sets"] is not None for row in summary.values())
+    copied = next(iter(summary.values()))["copied"] if summary else {}
+    columns = ["method", "speedup", "95 %", *(["over sets"] if has_sets else ()), *copied]
+    columns += ["slowest", "tok/step", "acc/drafted", "tok/s", "TPOT ms"]
     more = ["end to end", "TTFT ms", "draft ms", "forward ms", "verify ms", "commit ms", "observe ms", "graft ms"]
     more += ["bookkeeping", "not forward", "MB"]
     for column in [*columns, *(more if with_phases else ()), "equal", "ties", "bugs"]:
@@ -145,6 +172,8 @@ def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = Fa
             method,
             _number(row["speedup"], 2, "x"),
             f"{low:.2f}-{high:.2f}" if low is not None else "-",
+            *([_number(row["speedup_over_sets"], 2, "x")] if has_sets else ()),
+            *(_number(speed, 2, "x") for speed in row["copied"].values()),
             _number(row["slowest"], 2, "x"),
             _number(row["tokens_per_step"], 2),
             f"{row['accepted_per_drafted']:.0%}" if row["drafted_per_step"] else "-",
@@ -168,19 +197,6 @@ def _phases(row: dict[str, Any]) -> list[str]:
         _percentage(row["overhead"]),
         _number(row["memory_mb"], 0),
     ]
-
-
-def _median(values: Sequence[float]) -> float | None:
-    return float(np.median(values)) if len(values) else None
-
-
-def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The 95 % bootstrap interval of the median; None for fewer than three values, or where all are one."""
-    if len(values) < 3 or len(set(values)) == 1:
-        return None
-    rng = np.random.default_rng(0)
-    result = bootstrap((np.array(values),), np.median, confidence_level=0.95, method="percentile", rng=rng)
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
 def _number(value: float | None, digits: int, unit: str = "") -> str:

@@ -12,7 +12,8 @@ from math import ceil
 from statistics import median
 
 from outpace.api import Model
-from outpace.bench.report import median_interval, speedups, summarise
+from outpace.bench.ratios import median_interval
+from outpace.bench.report import speedups, summarise
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, Record
 from outpace.bench.workload import WorkItem
 from outpace.core.errors import InvalidRequest, OutpaceError
@@ -202,7 +203,8 @@ def measuring(model: Model, params: SamplingParams, progress: Progress) -> Measu
 
 def trials_of(records: Sequence[Record]) -> list[Trial]:
     """What records of a bench say of each method."""
-    figures, ratios = summarise(records), speedups(records)
+    # Copied text counts here: whoever tunes with it has such prompts.
+    figures, ratios = summarise(records, copied=()), speedups(records)
     rates = {(record["method"], record["group"]["number"]): record["tokens_per_step"] for record in records}
     return [
         Trial(

@@ -182,7 +182,7 @@ def bench(
         prompts = f"{len(items)} prompts" + (f" of {turns} turns" if turns != len(items) else "")
         at_a_time = f"{plan.in_flight} in flight" if concurrency else f"batch size {batch_size}"
         title = f"{model}, {prompts}, {at_a_time}, {where}"
-        wide = Console(width=max(console.width, 240 if phases else 112), markup=False)
+        wide = Console(width=max(console.width, 240 if phases else 132), markup=False)
         wide.print(table(summary, title, phases))
     print(json.dumps({"methods": summary}))
 

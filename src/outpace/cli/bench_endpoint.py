@@ -47,7 +47,7 @@ def bench_endpoint(
         (out / "summary.json").write_text(json.dumps({"levels": summary}, indent=2))
     if not as_json:
         title = f"{server.model} at {endpoint.url}, {len(plan.items)} prompts, asked from {records[0]['hardware']}"
-        Console(width=max(console.width, 165), markup=False).print(endpoint_table(summary, title))
+        Console(width=max(console.width, 185), markup=False).print(endpoint_table(summary, title))
         retries = sum(row["retries"] for row in summary)
         if retries:
             notes.print(f"the server was busy {retries} times; these waits are part of the TTFT", highlight=False)

@@ -1,11 +1,13 @@
 """Servers under load: real sockets, a server that keeps count of what it is asked."""
 
 import json
+from io import StringIO
 from threading import Event, Lock
 from time import sleep
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from outpace.bench.endpoint import EndpointPlan, EndpointRun
 from outpace.bench.endpoint_report import endpoint_line, endpoint_table, summarise_endpoint
@@ -85,6 +87,23 @@ def test_what_speculation_did_is_recorded_as_the_server_reports_it() -> None:
     assert (plain["accepted_per_drafted"], lookup["accepted_per_drafted"]) == (None, 0.25)
     assert lookup["tokens_per_step"] == 3 / 2
     assert (plain["speedup"], plain["throughput_ratio"]) == (1.0, 1.0)
+
+
+def test_copied_text_has_a_column_of_its_own_under_load() -> None:
+    """Guards against one set of copied text that carries a server's speedup, and sets counted by their prompts."""
+    records, _ = measured(honest(), OURS, levels=(1,))
+    ratios = {"chat": 2.0, "code": 8.0, "wikitext2": 50.0}
+    for record in records:
+        record["dataset"] = ("chat", "wikitext2", "wikitext2", "wikitext2", "code")[min(record["index"], 4)]
+        record["tpot_ms"] = 1.0 if record["method"] == "lookup" else ratios[record["dataset"]]
+    plain, lookup = summarise_endpoint(records)
+    assert (lookup["sets"], lookup["copied"]) == ({"chat": 2.0, "code": 8.0}, {"wikitext2": 50.0})
+    assert lookup["speedup_over_sets"] == pytest.approx(4.0)
+    assert lookup["speedup"] == 8.0, "the median over prompts of chat and code"
+    console = Console(width=200, record=True, file=StringIO())
+    console.print(endpoint_table([plain, lookup], "title"))
+    shown = console.export_text()
+    assert all(part in shown for part in ("over sets", "4.00x", "wikitext2", "50.00x"))
 
 
 @pytest.mark.parametrize("level", [1, 5])

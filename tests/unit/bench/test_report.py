@@ -14,7 +14,8 @@ from outpace.core.errors import InvalidRequest
 
 def _record(index: int, method: str, **changes: Any) -> dict[str, Any]:
     figures = {
-        "index": index, "id": str(index), "method": method, "turns": 1, "new_tokens": 11, "steps": 10, "drafted": 0,
+        "index": index, "id": str(index), "dataset": "chat", "method": method, "turns": 1, "new_tokens": 11,
+        "steps": 10, "drafted": 0,
         "draft_passes": 0, "accepted": 0, "tpot_ms": 10.0,
         "decode_ms": 100.0, "end_to_end_ms": 150.0, "ttft_ms": 50.0, "draft_ms": 0.0,
         "forward_ms": 90.0, "verify_ms": 5.0, "commit_ms": 5.0, "observe_ms": 0.0, "graft_ms": 0.0,
@@ -47,6 +48,66 @@ def test_speedup_is_the_median_of_paired_ratios() -> None:
     assert figures["fast"]["tpot_p95_ms"] == pytest.approx(900.5)
     low, high = figures["fast"]["speedup_interval"]
     assert 1.0 <= low <= 2.0 <= high <= 2.5
+
+
+def _sets(speedups: dict[str, tuple[float, ...]], **changes: Any) -> list[dict[str, Any]]:
+    """Records of plain decoding and of a method with these speedups, by set of prompts."""
+    every = [(name, ratio) for name, own in speedups.items() for ratio in own]
+    return [
+        _record(index, method, dataset=name, tpot_ms=10.0 if method == "plain" else 10.0 / ratio, **changes)
+        for index, (name, ratio) in enumerate(every)
+        for method in ("plain", "fast")
+    ]
+
+
+def test_copied_text_has_a_column_of_its_own() -> None:
+    """Guards against one set of copied text that carries the summary: with it the median here would be 2, and the
+    arithmetic mean of the sets 3.5."""
+    records = _sets({"chat": (1.0, 1.0, 1.0), "code": (2.0, 4.0, 2.0), "wikitext2": (7.0, 8.0, 7.5)})
+    records[-1] |= {"finding": {"kind": "bug"}, "steps": 1, "memory_mb": 9.0}
+    row = summarise(records)["fast"]
+    assert row["sets"] == pytest.approx({"chat": 1.0, "code": 2.0})
+    assert row["copied"] == pytest.approx({"wikitext2": 7.5})
+    assert row["speedup"] == pytest.approx(1.5), "the median of 1, 1, 1, 2, 2, 4"
+    assert row["speedup_interval"][1] <= 4.0
+    assert row["speedup_over_sets"] == pytest.approx(2**0.5), "not the arithmetic mean of 1 and 2"
+    assert (row["rounds"], row["tokens_per_step"]) == (60, 1.0), "copied text counts in no other figure of speed"
+    assert (row["prompts"], row["bugs"], row["memory_mb"]) == (9, 1, 9.0), "but it does in these"
+    console = Console(width=132, record=True, file=StringIO())
+    console.print(table(summarise(records), "title"))
+    shown = console.export_text()
+    assert all(part in shown for part in ("over sets", "1.41x", "wikitext2", "7.50x"))
+    assert "…" not in shown
+
+
+def test_a_set_of_many_prompts_counts_once() -> None:
+    """Guards against a mean over prompts that is called one over sets, and against a mean of the sets that a method
+    happened to finish."""
+    records = _sets({"chat": (1.0,) * 8, "code": (4.0,)})
+    assert summarise(records)["fast"]["speedup_over_sets"] == pytest.approx(2.0)
+    row = summarise([record for record in records if record["method"] == "plain" or record["dataset"] == "chat"])[
+        "fast"
+    ]
+    assert (row["sets"], row["speedup_over_sets"]) == ({"chat": 1.0, "code": None}, None)
+    assert summarise(_sets({"chat": (2.0, 3.0)}))["fast"]["speedup_over_sets"] is None, "one set is no mean"
+
+
+def test_copied_text_alone_is_summarised_as_any_other() -> None:
+    """Guards against a run on wikitext2 only that prints no speed."""
+    row = summarise(_sets({"wikitext2": (7.0, 8.0, 7.5)}))["fast"]
+    assert (row["speedup"], row["copied"]) == (pytest.approx(7.5), {})
+
+
+def test_batches_that_mix_sets_are_not_split() -> None:
+    """Guards against a batch's speed that is counted for the set of one of its prompts."""
+    records = []
+    for method, factor in (("plain", 1.0), ("fast", 2.0)):
+        for number in range(2):
+            group = _record(0, method)["group"] | {"number": number, "tokens_per_second": 100.0 * factor}
+            for place, name in enumerate(("chat", "wikitext2")):
+                records.append(_record(2 * number + place, method, group=group, dataset=name, batch_size=2))
+    row = summarise(records)["fast"]
+    assert (row["speedup"], row["sets"], row["copied"], row["rounds"]) == (2.0, {}, {}, 40)
 
 
 def test_tokens_per_step_counts_the_bonus_and_not_the_first_token() -> None:

@@ -7,6 +7,10 @@ from outpace.bench.peers.contenders import BASELINE
 from outpace.bench.report import summarise
 from outpace.bench.runner import Record
 
+KEPT = (
+    "prompts", "speedup", "speedup_interval", "sets", "speedup_over_sets", "copied", "end_to_end_speedup",
+    "tokens_per_second", "ttft_ms",
+)  # fmt: skip
 COLUMNS = ("who", "version", "threads", "tokens/s", "of our plain", "95 %", "equal to own plain", "equal to our plain")
 
 
@@ -14,23 +18,17 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """A row for each contender, in the order in which they first appear.
 
     Speed is `bench.report`'s: the median of ratios paired by prompt, over this library's plain decoding in bfloat16,
-    tokens after those that the prompt's pass brought. Memory is the whole process's.
+    tokens after those that the prompt's pass brought. Copied text is kept apart, as there. Memory is the whole
+    process's.
     """
-    datasets = dict.fromkeys(record["dataset"] for record in records)
-    by_set = {
-        dataset: summarise([record for record in records if record["dataset"] == dataset], BASELINE)
-        for dataset in datasets
-    }
     found = []
     for name, figures in summarise(records, BASELINE).items():
         own = [record for record in records if record["method"] == name]
         equal = [record["equal_to_own_plain"] for record in own if record["equal_to_own_plain"] is not None]
-        kept = ("prompts", "speedup", "speedup_interval", "end_to_end_speedup", "tokens_per_second", "ttft_ms")
         found.append(
             {"name": name, "peer": own[0]["peer"], "precision": own[0]["precision"]}
-            | {key: figures[key] for key in kept}
+            | {key: figures[key] for key in KEPT}
             | {"equal_to_own_plain": sum(equal) / len(equal) if equal else None, "equal_to_ours": figures["equal"]}
-            | {"sets": {dataset: of[name]["speedup"] for dataset, of in by_set.items() if name in of}}
             | {"memory_mb": figures["memory_mb"], "process": own[0]["process"]}
         )
     return found
@@ -58,16 +56,15 @@ def markdown(found: Sequence[Mapping[str, Any]], missing: Mapping[str, str], tit
 
 
 def _sets(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Speeds over our plain decoding by set of prompts, and their mean."""
-    names = list(found[0]["sets"])
-    if len(names) < 2:
+    """Speeds over our plain decoding by set of prompts, their geometric mean, and copied text in columns of its own."""
+    names, copied = list(found[0]["sets"]), list(found[0]["copied"])
+    if len(names) + len(copied) < 2:
         return []
-    lines = [f"| who | {' | '.join(names)} | mean |", f"|{'---|' * (len(names) + 2)}"]
+    columns = ["who", *names, "geometric mean", *copied]
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
     for row in found:
-        speeds = [row["sets"].get(name) for name in names]
-        known = [speed for speed in speeds if speed is not None]
-        mean = sum(known) / len(known) if len(known) == len(names) else None
-        cells = [f"`{row['name']}`", *(_number(speed, "{:.2f}x") for speed in (*speeds, mean))]
+        speeds = [*row["sets"].values(), row["speedup_over_sets"], *row["copied"].values()]
+        cells = [f"`{row['name']}`", *(_number(speed, "{:.2f}x") for speed in speeds)]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 

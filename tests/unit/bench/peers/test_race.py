@@ -170,17 +170,21 @@ def test_who_fails_is_reported_and_the_others_go_on(fakes: Fakes) -> None:
 
 
 def test_speeds_by_set_of_prompts_and_their_mean(fakes: Fakes) -> None:
-    """Guards against a mean in which a set of many prompts counts more, and against ratios across sets."""
-    race = fakes.race([[1, 1], [2, 2], [3, 3]])
+    """Guards against a mean in which a set of many prompts counts more, against ratios across sets, and against a mean
+    that one set of copied text carries (arithmetic, and of all sets, it would be 6.33)."""
+    race = fakes.race([[1, 1], [2, 2], [3, 3], [4, 4]])
     records = [record for group in race.groups() for record in group]
     for record in records:
-        record["dataset"] = "code" if record["index"] else "chat"
-        record["group"]["tokens_per_second"] = {BASELINE: 10.0}.get(record["method"], 20.0 + 10 * record["index"])
+        record["dataset"] = ("chat", "code", "code", "wikitext2")[record["index"]]
+        speed = (20.0, 70.0, 90.0, 90.0)[record["index"]]
+        record["group"]["tokens_per_second"] = {BASELINE: 10.0}.get(record["method"], speed)
     found = {row["name"]: row for row in rows(records)}
-    assert found["peer/half/strays"]["sets"] == {"chat": 2.0, "code": 3.5}
+    assert found["peer/half/strays"]["sets"] == {"chat": 2.0, "code": 8.0}
+    assert found["peer/half/strays"]["copied"] == {"wikitext2": 9.0}
+    assert found["peer/half/strays"]["speedup"] == 7.0
     table = markdown(list(found.values()), {}, "a race")
-    assert "| who | chat | code | mean |" in table
-    assert "| `peer/half/strays` | 2.00x | 3.50x | 2.75x |" in table
+    assert "| who | chat | code | geometric mean | wikitext2 |" in table
+    assert "| `peer/half/strays` | 2.00x | 8.00x | 4.00x | 9.00x |" in table
 
 
 def test_a_peer_that_does_not_load_says_why(fakes: Fakes) -> None:
