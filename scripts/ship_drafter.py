@@ -36,7 +36,7 @@ says without it, token for token; the drafter only makes it faster.
 {note}- **Data**: {sequences:,} prompts (conversations shared by users, and the training parts of GSM8K and MATH),
   answered by the target itself, greedily, with at most {answer} tokens. No prompt of a benchmark's test set was used.
 - **Seen**: {start}{epochs:g} epochs, {steps:,} steps of {batch} sequences, {tokens:,} tokens, of which
-  {supervised:,} were the target's own.
+  {supervised:,} were the target's own. Earlier stages: `drafters/README.md`.
 - **Held out**: {rate:.3f} tokens per step in greedy chains of {depth} on half of {held_out} prompts it was not trained
   on, whose other half chose this checkpoint; drafts right at each position, given that those before were:
   {positions}.
