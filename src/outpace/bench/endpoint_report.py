@@ -21,7 +21,7 @@ def summarise_endpoint(records: Sequence[Record]) -> list[dict[str, Any]]:
     `speedup` is plain decoding's time per token over the method's at the same load, paired by prompt: the median, with
     a 95 % bootstrap interval. `sets`, `speedup_over_sets` and `copied` are as in `bench.report`; here every other
     figure is of all prompts, since requests of all sets are in flight together. `throughput_ratio` is the method's
-    tokens per second over plain decoding's. All of these are None or empty where the server has no methods.
+    tokens per second over plain decoding's. All of these are None where the server has no methods.
 
     `equal` is the share of prompts whose texts and finish reasons are those of the first method when it is asked alone;
     None where that was not asked. `reused` is the share of prompt tokens that the server had computed before, if it
