@@ -20,6 +20,7 @@ _ALIKE = ("gpt2", "gpt_neox")  # families with as many heads of keys as of queri
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layer_norm_rms_epsilon")
 _DIVISORS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 _NUMBERS = dict.fromkeys(_EPSILONS, (0.0, 1.0)) | dict.fromkeys(_DIVISORS, (1e-6, 1e6))
+_HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")  # a GGUF file's
 _REFUSED = {
     "quantization_config": "its weights are not plain floats; take the unquantised checkpoint, with quantize='int8', "
     "or a GGUF file",
@@ -50,6 +51,28 @@ def check_fields(config: Mapping[str, Any], name: str) -> None:
         if field in _NUMBERS and not (is_number(value) and _NUMBERS[field][0] <= value <= _NUMBERS[field][1]):
             low, high = _NUMBERS[field]
             raise ModelError(f"{name}: {key}={value!r}: must be a number from {low:g} to {high:g}; correct it")
+
+
+def read_head_size(config: PretrainedConfig, header: Mapping[str, Any], name: str) -> None:
+    """Take the width of heads from a GGUF file: transformers reads it for some families only, and for others assumes
+    128, hidden_size / num_attention_heads or the width of the rotary embedding.
+
+    Args:
+        config: of the model, whose head_dim is set.
+        header: values of the file's header.
+        name: of the checkpoint, for errors.
+
+    Raises:
+        ModelError: keys, values and rotary embeddings of different widths.
+    """
+    keys = [f"{header.get('general.architecture')}.{part}" for part in _HEAD_SIZES]
+    found = {key: header[key] for key in keys if key in header}
+    if not any(key in found for key in keys[:2]):
+        return
+    if len(set(found.values())) > 1:
+        given = ", ".join(f"{key}={value!r}" for key, value in found.items())
+        raise ModelError(f"{name}: {given}: different widths are not supported; use a model in which they are equal")
+    config.head_dim = found.popitem()[1]
 
 
 def check_sizes(config: PretrainedConfig, largest: int, name: str) -> None:

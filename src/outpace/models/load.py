@@ -22,7 +22,7 @@ from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import refuse_bare
 from outpace.models.compiled import loaded_kernels, why_none
 from outpace.models.complete import check_complete, check_count, refuse_incomplete, refuse_infinite
-from outpace.models.config_bounds import check_fields
+from outpace.models.config_bounds import check_fields, read_head_size
 from outpace.models.families import check_supported
 from outpace.models.gguf_header import Header, read_header
 from outpace.models.gpu.backend import runs_triton
@@ -111,8 +111,7 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
         raise InvalidRequest(f"dtype={dtype!r}: use 'auto', {', '.join(map(repr, DTYPES))}")
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    is_read = can_pack(torch.bfloat16, device) or loaded_kernels() is not None
-    return torch.bfloat16 if is_read else torch.float32
+    return torch.bfloat16 if can_pack(torch.bfloat16, device) or loaded_kernels() is not None else torch.float32
 
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
@@ -157,6 +156,8 @@ def read_config(source: Source) -> PretrainedConfig:
         elif (file := find_file(source.path, CONFIG_NAME)) is not None:
             check_fields(read_object(file), source.name)
         config: PretrainedConfig = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
+        if source.header is not None:
+            read_head_size(config, source.header.values, source.name)
         if not isinstance(text := config.get_text_config(), PretrainedConfig):
             raise ModelError(f"{source.name}: text_config={text!r}: must be an object; correct config.json")
     except ModelError:

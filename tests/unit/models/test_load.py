@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import MODEL_ARCH, GGUFWriter
 from huggingface_hub import constants
+from transformers import AutoModelForCausalLM
 
 import outpace
+from outpace.bench.peers import gguf_file
 from outpace.core.errors import InvalidRequest, ModelError, UnsupportedModel
 from outpace.models.load import choose_device, choose_dtype, load_target, resolve
 from outpace.models.registry import BUILT_IN
@@ -93,6 +96,48 @@ def test_a_complete_gguf_loads_and_answers(gguf: Path) -> None:
     assert model.generate("hello", max_new_tokens=4, method="recycle").token_ids == (
         model.generate("hello", max_new_tokens=4, method="plain").token_ids
     )
+
+
+def as_gguf(folder: Path, file: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A tiny checkpoint as a GGUF file in float32."""
+    monkeypatch.setitem(gguf_file.ARCHITECTURES, "qwen3", MODEL_ARCH.QWEN3)
+    tokenizer = folder / "tokenizer.json"
+    content = json.loads(tokenizer.read_text())
+    vocabulary = content["model"]["vocab"] | {"he": 257, "ll": 258}
+    content["model"] |= {"vocab": vocabulary, "merges": ["h e", "l l"]}  # a GGUF file's tokenizer needs some
+    tokenizer.write_text(json.dumps(content))
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    gguf_file.write_gguf(file, model.config, model.state_dict(), tokenizer, "F32", 0)
+    return file
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2", "llama"])
+def test_heads_of_any_width_in_a_gguf(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against GGUF files whose heads are neither 128 nor hidden_size / num_attention_heads wide: their weights
+    were said not to fit their config, and to download or correct it does not help."""
+    folder = save_tiny_model(tmp_path / "folder", family, head_dim=24)
+    file = as_gguf(folder, tmp_path / "model.gguf", monkeypatch)
+    answers = [
+        outpace.load(str(one), dtype="float32", device="cpu").generate([5, 9, 7, 5, 9], max_new_tokens=24, logprobs=2)
+        for one in (folder, file)
+    ]
+    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[0].samples[0].logprobs == answers[1].samples[0].logprobs
+
+
+@pytest.mark.parametrize("other", ["attention.value_length", "rope.dimension_count"])
+def test_heads_of_several_widths_in_a_gguf(other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a file whose keys, values and rotations differ in width, read as if they did not."""
+    folder = save_tiny_model(tmp_path / "folder", "qwen3", head_dim=24)
+    add = GGUFWriter.add_uint32
+    monkeypatch.setattr(
+        GGUFWriter, "add_uint32", lambda writer, key, value: add(writer, key, 12 if key.endswith(other) else value)
+    )
+    file = as_gguf(folder, tmp_path / "model.gguf", monkeypatch)
+    with pytest.raises(
+        ModelError, match=rf"qwen3\.attention\.key_length=24, .*{other}=12.*: different widths.*; use a"
+    ):
+        outpace.load(str(file))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.02, 0.5, 0.999])
