@@ -18,7 +18,7 @@ from outpace.serve.errors import ApiError
 from outpace.serve.forms import ChatForm, CompletionForm
 from outpace.serve.openapi import describe, takes
 from outpace.serve.playground import add_playground
-from outpace.serve.prepare import ordered, parsed
+from outpace.serve.prepare import prepared
 from outpace.serve.service import Service
 from outpace.serve.shield import Shield
 
@@ -45,9 +45,8 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         deadline = Deadline(service.settings.timeout)
         data = await request.body()
         with service.reading():
-            body = parsed(ChatRequest, data)
             async with deadline.kept():
-                order = await ordered(service, body)
+                body, order = await prepared(service, ChatRequest, data)
         _note(request, service, body, order)
         form = ChatForm(service.pieces, body.ranked is not None, body.may_call)
         return await answer(request, service, body, order, form, deadline)
@@ -59,9 +58,8 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         deadline = Deadline(service.settings.timeout)
         data = await request.body()
         with service.reading():
-            body = parsed(CompletionRequest, data)
             async with deadline.kept():
-                order = await ordered(service, body)
+                body, order = await prepared(service, CompletionRequest, data)
         _note(request, service, body, order)
         form = CompletionForm(service.pieces, body.ranked is not None)
         return await answer(request, service, body, order, form, deadline)

@@ -61,7 +61,7 @@ class UserMessage(Strict):
 class AssistantMessage(Strict):
     role: Literal["assistant"]
     content: Text | None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True)] | None = None
     name: Unsupported = None
     refusal: Unsupported = None
     audio: Unsupported = None
@@ -122,7 +122,7 @@ class ResponseFormat(Strict):
 class ChatRequest(SharedFields):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: int | None = Field(default=None, ge=1)
     logprobs: bool | None = False
     top_logprobs: LogprobCount | None = None

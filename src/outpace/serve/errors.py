@@ -6,10 +6,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from outpace.core.checks import shown
 from outpace.core.errors import InvalidRequest, OutpaceError
 
-SHOWN = 80
-"""Most characters of a bad value that an error repeats."""
 MOST_FAULTS = 256
 """Faults of a body that are looked at one by one: each takes a kilobyte."""
 PUBLIC_NAMES = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_ids": "stop_token_ids"}
@@ -117,17 +116,12 @@ def from_validation(error: ValidationError, body: Any) -> ApiError:
     said = " or ".join(dict.fromkeys(_message(item) for item in same))
     if not path and (named := re.match(r"(\w+): ", said)):
         return ApiError(400, said, named[1])
-    return ApiError(400, f"{param or 'the body'}={_shown(same[0]['input'])}: {said}", param or None)
+    return ApiError(400, f"{param or 'the body'}={shown(same[0]['input'])}: {said}", param or None)
 
 
 def _message(item: Mapping[str, Any]) -> str:
     text = str(item["msg"]).removeprefix("Value error, ").removeprefix("Input ")
     return text[:1].lower() + text[1:]
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= SHOWN else text[:SHOWN] + "..."
 
 
 def _path(location: tuple[int | str, ...], body: Any, kind: str) -> tuple[int | str, ...]:

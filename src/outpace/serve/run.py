@@ -1,6 +1,7 @@
 """The server's process: loads, listens, drains."""
 
 import asyncio
+import gc
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -50,7 +51,14 @@ def serve(load: Callable[[], Model], settings: ServeSettings) -> None:
         Exception: whatever `load` raised.
     """
     service = Service(settings, new_log())
-    server = Server(service, load)
+
+    def loaded() -> Model:
+        model = load()
+        gc.collect()
+        gc.freeze()  # else each full collection, which large bodies cause, stops all threads for 0.1 s or more
+        return model
+
+    server = Server(service, loaded)
     server.run()
     if service.load_error is not None:
         raise service.load_error

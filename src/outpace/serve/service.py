@@ -69,6 +69,7 @@ class Service:
     def open(self, model: Model) -> None:
         """Take a loaded model."""
         self.metrics.open(model)
+        _ = model.codec.longest_token  # asks for the whole vocabulary, which no request should wait for
         self._pieces = Pieces(model.codec)
         self._methods = MethodNames(model, self.settings.max_methods)
         self._thread = EngineThread(

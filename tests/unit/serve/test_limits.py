@@ -3,24 +3,30 @@
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from pydantic import ValidationError
 
 from outpace.api import Model
+from outpace.serve.chat_request import ChatRequest
+from outpace.serve.completion_request import CompletionRequest
+from outpace.serve.errors import ApiError
+from outpace.serve.prepare import _entries, parsed
 from outpace.serve.run import Server
 from outpace.serve.service import Service
 from outpace.serve.settings import ServeSettings
 from tests.unit.serve.served import NAME, Lines, Served, serving, tiny_model
-from tests.unit.serve.test_refusals import CHAT, error_of
+from tests.unit.serve.test_refusals import CHAT, COMPLETION, error_of
 
 LONG = CHAT | {"max_tokens": 4000, "ignore_eos": True}
 
@@ -409,7 +415,6 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(model: Model, monkeypat
             error = error_of(one.post(body, path))
             assert error["code"] == "context_length_exceeded"
             assert "1,000,000 characters" in error["message"]
-        assert error_of(one.post(CHAT | {"messages": CHAT["messages"] * 10_001}))["param"] == "messages"
 
 
 def test_bodies_that_wait_to_be_understood_are_counted(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,3 +434,96 @@ def test_bodies_that_wait_to_be_understood_are_counted(model: Model, monkeypatch
         may_go_on.set()
         assert [answer.result().status_code for answer in waiting] == [200] * 3
         assert one.service._read == 0
+
+
+PROMPT = b'{"model": "tiny", "prompt": '
+NONSENSE = {
+    "numbers": PROMPT + b"[" + b"7," * 2_000_000 + b"7]}",
+    "words": PROMPT + b"[" + b'"",' * 1_300_000 + b'""]}',
+    "lists": PROMPT + b"[" + b"[]," * 1_300_000 + b"[]]}",
+    "escapes": PROMPT + b'"' + rb"\u4e00" * 690_000 + b'"}',
+    "text": PROMPT + b'"' + b'\\"x, ' * 830_000 + b'"}',
+}
+"""Bodies of 4 MB."""
+
+
+@pytest.mark.parametrize("kind", NONSENSE)
+def test_nonsense_does_not_hold_the_event_loop(model: Model, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Guards against bodies of 4 MB that are parsed, or complained about, in the event loop: for lists it stood still
+    for 5 s each. What takes long is in another thread, and short enough not to keep the interpreter from the loop.
+
+    The loop's own longest pause is measured, by a task that asks to be woken every 5 ms, and the best of three rounds
+    counts. It is 0.02 to 0.1 s, which a busy machine makes longer; the bound of 1 s lets it be ten times as long.
+    """
+    threads = set()
+
+    def watched(*arguments: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return parsed(*arguments)
+
+    async def longest_pause(work: Future[Any]) -> float:
+        loop, longest = asyncio.get_running_loop(), 0.0
+        while not work.done():
+            before = loop.time()
+            await asyncio.sleep(0.005)
+            longest = max(longest, loop.time() - before)
+        return longest
+
+    monkeypatch.setattr("outpace.serve.prepare.parsed", watched)
+    with serving(model) as one, ThreadPoolExecutor(4) as pool:
+        loop = one.server._loop
+        assert loop is not None
+        pauses = []
+        for _ in range(3):
+            posts = [pool.submit(one.post, path="/v1/completions", content=NONSENSE[kind]) for _ in range(2)]
+            pauses.append(asyncio.run_coroutine_threadsafe(longest_pause(posts[0]), loop).result(60))
+            assert {error_of(post.result())["code"] for post in posts} <= {"body_too_large", "context_length_exceeded"}
+        assert {name.rpartition("_")[0] for name in threads} == {"prepare"}
+    assert min(pauses) < 1, pauses
+
+
+@pytest.mark.parametrize("kind", ["numbers", "lists", "messages", "calls", "objects", "fields"])
+def test_bodies_within_the_bound_have_few_complaints(kind: str) -> None:
+    """Guards against a complaint for each entry of a list, which took pydantic 1 to 3 us each and 200 bytes."""
+    body: dict[str, Any] = {
+        "numbers": COMPLETION | {"prompt": [-1] * 30_000},
+        "lists": COMPLETION | {"prompt": [[]] * 15_000},
+        "objects": COMPLETION | {"prompt": [{}] * 15_000},
+        "messages": CHAT | {"messages": [{}] * 9_000},
+        "calls": CHAT | {"messages": [{"role": "assistant", "tool_calls": [{}] * 15_000}]},
+        "fields": CHAT | {"messages": [{"role": "user", "content": "a", "name": [0] * 30_000}]},
+    }[kind]
+    with pytest.raises(ValidationError) as raised:
+        (ChatRequest if "messages" in body else CompletionRequest).model_validate_json(json.dumps(body))
+    assert raised.value.error_count() < 300
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        (r'{"a": "x, [y: {", "b": [1, 2]}', 6),  # two colons, two commas, two brackets
+        (r'{"a": "\\", "b": [1]}', 5),
+        (r'{"a": "\\\", [", "b": 1}', 4),
+        (r'{"a\"": "\\\\", "\u005c": "\"[\""}', 4),
+        ('{"a": "é, ü", "b": []}', 5),
+    ],
+)
+def test_entries_are_counted_outside_strings(text: str, entries: int) -> None:
+    """Guards against prose and code whose commas and brackets are taken for a body's, and against strings that end at
+    a quote that is escaped, or not at one behind an escaped backslash."""
+    json.loads(text)
+    assert _entries(text.encode()) == entries
+
+
+def test_a_body_of_too_many_entries_says_how_many(model: Model) -> None:
+    """Guards against ids of several prompts that are refused without a remedy, and against prompts of many ids that
+    fit the context and are refused."""
+    with serving(model) as one:
+        error = error_of(one.post(COMPLETION | {"prompt": [7] * 40_000}, "/v1/completions"))
+        assert re.search(r"40,00\d list entries and fields, and this server reads 36,864: send fewer", error["message"])
+        body = COMPLETION | {"prompt": [[7, 8] * 2000] * 8, "max_tokens": 1}
+        assert error_of(one.post(COMPLETION | {"prompt": [7] * 36_000}, "/v1/completions"))["param"] == "prompt"
+        assert one.post(body, "/v1/completions").status_code == 200
+    many = json.dumps(CHAT | {"messages": CHAT["messages"] * 10_001}).encode()
+    with pytest.raises(ApiError, match="messages="):
+        parsed(ChatRequest, many, 1 << 20)
