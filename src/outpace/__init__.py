@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from outpace.core.errors import InvalidRequest, ModelError, NonFiniteLogits, OutpaceError, UnsupportedModel
+from outpace.core.errors import InvalidRequest, MethodError, ModelError, NonFiniteLogits, OutpaceError, UnsupportedModel
 from outpace.core.events import Generation, RequestMetrics, RoundTrace, Sample, StepEvent, TokenLogprob
 from outpace.core.grammar import Grammar
 from outpace.core.params import SamplingParams
@@ -24,6 +24,7 @@ __all__ = [
     "Generation",
     "Grammar",
     "InvalidRequest",
+    "MethodError",
     "Model",
     "ModelError",
     "NonFiniteLogits",

@@ -16,6 +16,7 @@ from outpace.arguments import (
 )
 from outpace.chat import Chat
 from outpace.core.checks import check_flags, shown
+from outpace.core.contract import check_proposer
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
@@ -85,11 +86,13 @@ class Model:
 
         Raises:
             InvalidRequest: an unknown method or option, a bad value, or an object that proposes nothing.
+            MethodError: a proposer that lacks a method or an attribute.
         """
         if not isinstance(method, str | MethodSpec):
             if isinstance(method, type) or not callable(getattr(method, "propose", None)):
                 what = f"method={shown(method)} is a {type(method).__name__}"
                 raise InvalidRequest(f"{what}: give a name, outpace.method(...) or an object with propose()")
+            check_proposer(type(method).__name__, method)
             return method
         return self._proposers.get(parse_method(method) if isinstance(method, str) else method)
 

@@ -23,3 +23,7 @@ class StateLost(OutpaceError, RuntimeError):
 
 class NonFiniteLogits(OutpaceError, ArithmeticError):
     """The target produced NaN or infinite logits, so no token can be chosen."""
+
+
+class MethodError(OutpaceError, ValueError):
+    """A method, as one of another package, breaks a rule of proposers, sources or trees."""

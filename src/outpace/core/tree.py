@@ -7,6 +7,8 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from outpace.core.checks import shown
+from outpace.core.errors import MethodError
 from outpace.core.origins import NodeOrigin, origins_of
 
 MAX_TREE_NODES = 512
@@ -27,10 +29,10 @@ class Topology:
 
     def __init__(self, parents: tuple[int, ...]) -> None:
         if not parents or parents[0] != -1:
-            raise ValueError(f"parents={parents}: node 0 is the pending token and its parent must be -1")
+            raise MethodError(f"parents={shown(parents)}: node 0 is the pending token and its parent must be -1")
         for node, parent in enumerate(parents[1:], start=1):
             if not 0 <= parent < node:
-                raise ValueError(f"parents[{node}]={parent}: a parent must come before its child (0..{node - 1})")
+                raise MethodError(f"parents[{node}]={parent}: a parent must come before its child (0..{node - 1})")
         self.parents = parents
 
     @staticmethod
@@ -38,7 +40,7 @@ class Topology:
         """The topology with these parents, shared between trees of the same shape.
 
         Raises:
-            ValueError: node 0 is not the root, or a parent does not come before its child.
+            MethodError: node 0 is not the root, or a parent does not come before its child.
         """
         return _cached_topology(tuple(parents))
 
@@ -143,17 +145,25 @@ class DraftTree:
     origins: tuple[NodeOrigin, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.tokens.dtype != torch.int64 or self.tokens.ndim != 1:
-            raise ValueError(f"tokens must be int64 [N], got {self.tokens.dtype} {tuple(self.tokens.shape)}")
+        if not isinstance(self.tokens, Tensor) or self.tokens.dtype != torch.int64 or self.tokens.ndim != 1:
+            given = f"{self.tokens.dtype} {tuple(self.tokens.shape)}" if isinstance(self.tokens, Tensor) else None
+            raise MethodError(
+                f"tokens must be int64 [N], got {given or shown(self.tokens)}; "
+                "give torch.tensor(ids, dtype=torch.int64)"
+            )
+        if not isinstance(self.topology, Topology):
+            raise MethodError(f"topology={shown(self.topology)}: must be a Topology; give Topology.of(parents)")
         if self.tokens.shape[0] != len(self.topology.parents):
-            raise ValueError(f"{len(self.tokens)} tokens on a topology of {len(self.topology)} nodes")
+            raise MethodError(
+                f"{len(self.tokens)} tokens on a topology of {len(self.topology)} nodes; give one parent for each token"
+            )
         if not self.origins:
             object.__setattr__(self, "origins", origins_of("drafted", len(self.topology)))
         elif len(self.origins) != len(self.topology):
-            raise ValueError(f"{len(self.origins)} origins on a topology of {len(self.topology)} nodes")
+            raise MethodError(f"{len(self.origins)} origins on a topology of {len(self.topology)} nodes")
         for node, distribution in (self.draft_probs or {}).items():
             if not 0 <= node < len(self) or distribution.ndim != 1:
-                raise ValueError(
+                raise MethodError(
                     f"draft_probs[{node}]: must be [V] of a node below {len(self)}, got {tuple(distribution.shape)}"
                 )
 
@@ -162,7 +172,7 @@ class DraftTree:
         tokens: Tensor, draft_probs: Mapping[int, Tensor] | None = None, origin: NodeOrigin = "drafted"
     ) -> "DraftTree":
         """A chain draft of one source; tokens[0] is the pending token."""
-        count = len(tokens)
+        count = max(len(tokens), 1)
         return DraftTree(tokens, Topology.chain(count), draft_probs, origins=origins_of(origin, count))
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any, TypeVar
 
 from outpace.core.checks import check_int, shown
+from outpace.core.contract import check_proposer
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
@@ -110,7 +111,9 @@ class Engine:
             InvalidRequest: the prompt is empty, has ids outside the vocabulary, or leaves no room for a token; an
                 option names such ids, or needs a tokenizer; several samples of a conversation; a grammar that cannot
                 be compiled or satisfied. `resume` stays as it was.
+            MethodError: the proposer lacks a method or an attribute.
         """
+        check_proposer(type(proposer).__name__, proposer)
         prompt = self._checked_prompt(prompt_ids, params)
         # Under rejection a tree has a say in what is said, so that it must not follow a clock.
         has_prices = budget is None and self._has_prices and not params.is_rejection

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
+from outpace.core.contract import check_sizes, check_tree, proposed
 from outpace.core.errors import InvalidRequest, NonFiniteLogits
 from outpace.core.events import RoundTrace, TokenLogprob
 from outpace.core.prices import Prices
@@ -82,18 +83,10 @@ def propose(
             session = sessions[index]
             depth = room(target, session) if budgets[index] else 0
             requests.append(DraftRequest(session.stream, budgets[index], depth, prices[index]))
-        proposed = proposer.propose([sessions[index].state for index in members], requests)
-        if len(proposed) != len(requests):
-            raise ValueError(f"{type(proposer).__name__} proposed {len(proposed)} trees for {len(requests)} requests")
-        # A proposer may move slots from one of its requests to another; it has no more than they have together.
-        is_over = sum(len(tree) - 1 for tree in proposed) > sum(request.budget for request in requests)
-        for index, request, tree in zip(members, requests, proposed, strict=True):
-            if (is_over and len(tree) - 1 > request.budget) or tree.topology.max_depth > request.max_depth:
-                raise ValueError(
-                    f"{type(proposer).__name__} proposed {len(tree) - 1} nodes of depth {tree.topology.max_depth}; "
-                    f"the budget is {request.budget} nodes of depth {request.max_depth}"
-                )
-            trees[index] = tree
+        states = [sessions[index].state for index in members]
+        own = proposed(proposer, states, requests)
+        check_sizes(proposer, own, requests)
+        trees |= zip(members, own, strict=True)
     return [trees[index] for index in range(len(sessions))]
 
 
@@ -109,17 +102,7 @@ def sayable(
     kept, tokens = [], []
     for tree, session in zip(trees, sessions, strict=True):
         said = tree.tokens.tolist()
-        if said[0] != session.ids[-1]:
-            raise ValueError(
-                f"{type(session.proposer).__name__} proposed a tree of {said[0]}; node 0 must be the pending token "
-                f"{session.ids[-1]}, or the answer would change"
-            )
-        if min(said) < 0 or max(said) >= vocab_size:
-            outside = next(token for token in said if not 0 <= token < vocab_size)
-            raise ValueError(
-                f"{type(session.proposer).__name__} proposed token id {outside}; ids must be from 0 to "
-                f"{vocab_size - 1}, those of the target's vocabulary"
-            )
+        check_tree(session.proposer, tree, said, session.ids[-1], vocab_size)
         kept.append(tree.without_unsayable(session.stream.ending_ids, said))
         tokens.append(said if kept[-1] is tree else kept[-1].tokens.tolist())
     return kept, tokens

@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from outpace.core.checks import check_text, shown
+from outpace.core.contract import check_proposer
 from outpace.core.errors import InvalidRequest
 from outpace.core.plugins import plugins
 from outpace.core.protocols import Proposer
@@ -143,7 +144,7 @@ def parse_method(text: str) -> MethodSpec:
     return _checked(text, name, given)
 
 
-def method(name: str, **options: Any) -> MethodSpec:
+def method(name: str, /, **options: Any) -> MethodSpec:
     """A method with typed options, as in `method("domino", shape="beam", budget=15)`: what a text can say of it, and
     what an editor can complete.
 
@@ -210,8 +211,15 @@ def default_method(target: str, drafters: DrafterStore, passes_are_cheap: bool =
 
 
 def build_proposer(spec: MethodSpec, context: BuildContext) -> Proposer:
-    """The proposer of a method, with state of its own."""
-    return with_retrieval(methods()[spec.name].build(spec.options, context), spec.options, context)
+    """The proposer of a method, with state of its own.
+
+    Raises:
+        InvalidRequest: an option that cannot be met.
+        MethodError: what the method built is no proposer.
+    """
+    base = methods()[spec.name].build(spec.options, context)
+    check_proposer(spec.name, base)
+    return with_retrieval(base, spec.options, context)
 
 
 def stored_proposer(spec: MethodSpec, drafters: DrafterStore) -> Proposer:

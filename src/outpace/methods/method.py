@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from outpace.core.checks import shown
+from outpace.core.errors import MethodError
 from outpace.core.protocols import Proposer
 from outpace.methods.build_context import BuildContext
 from outpace.methods.options import Options
@@ -35,6 +37,17 @@ class Method:
     drafter: str | None = None
     remark: str | None = None
 
+    def __post_init__(self) -> None:
+        if not callable(self.build):
+            raise MethodError(f"Method: build={shown(self.build)}: must be a function of options and a BuildContext")
+        if not (isinstance(self.options, type) and issubclass(self.options, Options)):
+            raise MethodError(
+                f"Method: options={shown(self.options)}: must be a class derived from outpace.methods.Options"
+            )
+        for kind in self.options.__mro__[1:]:
+            if issubclass(kind, Options):
+                _check_reserved(self.options, kind)
+
     @property
     def needs(self) -> str:
         """What it needs beside the target, in words."""
@@ -45,3 +58,15 @@ class Method:
         return (
             "a draft model, or the target's first layers" if self.drafter == LANGUAGE_MODEL else said_of(self.drafter)
         )
+
+
+def _check_reserved(options: type[Options], base: type[Options]) -> None:
+    """Refuse options that give a name of a base another meaning: the engine reads those of the base by that name."""
+    for name, field in options.model_fields.items():
+        inherited = base.model_fields.get(name)
+        is_taken = hasattr(base, name) if inherited is None else field.annotation != inherited.annotation
+        if is_taken:
+            raise MethodError(
+                f"Method: {options.__name__}.{name}: {name} is a reserved name, with a meaning of its own in "
+                f"{base.__name__}; choose another name for this option"
+            )

@@ -90,6 +90,13 @@ class ModelOptions(RetrievalOptions):
     def _check_shape(self) -> "ModelOptions":
         if self.shape not in self.shape_names():
             raise ValueError(f"shape={plain(self.shape)}: choose one of {', '.join(self.shape_names())}")
+        settings = self.settings_kind(self.shape)
+        own = type(self).model_fields
+        if settings is not None and (taken := [name for name in settings.model_fields if name in own]):
+            raise ValueError(
+                f"shape={self.shape}: its settings {', '.join(taken)} have reserved names, those of options of the "
+                "method, which would be set instead; give these settings other names in the shape"
+            )
         self.shape_settings()
         if "calibration" in self.model_fields_set and not (self._compares and self.noise):
             idle = f"noise={self.noise}" if self._compares else f"shape={self.shape}"

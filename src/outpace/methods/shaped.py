@@ -6,6 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from outpace.core.contract import check_source
 from outpace.core.drafting import LevelSource
 from outpace.core.errors import InvalidRequest
 from outpace.core.protocols import Proposer
@@ -36,7 +37,9 @@ def shaped(
 
     Raises:
         InvalidRequest: a warm-up's file has not the gates that it is asked for.
+        MethodError: the source lacks a method or an attribute.
     """
+    check_source(type(source).__name__, source)
     budget = budget if options.budget is None else options.budget
     shape, settings = shapes()[options.shape], _settings(options, context, defaults)
     leaves_room = options.retrieve != "none"

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from outpace.core.contract import proposed
 from outpace.core.drafting import Retriever
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.streams import SideStream
@@ -78,7 +79,7 @@ class GraftedProposer:
     def propose(self, states: Sequence[GraftedState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         bases, retrievers = [state.of_base for state in states], [state.of_retriever for state in states]
         if not any(request.budget for request in requests):
-            return self.base.propose(bases, requests)
+            return proposed(self.base, bases, requests)
         offered = [
             replace(request, budget=request.budget - int(request.budget * self._reserved)) for request in requests
         ]
@@ -89,7 +90,7 @@ class GraftedProposer:
                 retrieved = self.retriever.prepare(retrievers, requests, list(pending))
         asked = perf_counter()
         try:
-            trees = self.base.propose(bases, offered)
+            trees = proposed(self.base, bases, offered)
         finally:  # also of a round that is taken back: what is learned next must not be written while it is read
             if self._place == "root":
                 self._side.join([found.tokens for found in retrieved])
