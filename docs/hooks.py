@@ -30,7 +30,7 @@ from mkdocs.structure.pages import Page
 from outpace.cli import app
 from outpace.methods.catalog import BUILT_IN
 from outpace.methods.model_options import ModelOptions
-from outpace.methods.options import described
+from outpace.methods.options import described, written
 from outpace.shaping.table import BUILT_IN as SHAPES
 
 ROOT = Path(__file__).parents[1]
@@ -148,7 +148,7 @@ def _file(path: str) -> str:
     return f"```{Path(path).suffix[1:]}\n{(ROOT / path).read_text()}```"
 
 
-OPTION = ("option", "type", "default", "meaning")
+OPTION = ("option", "values", "default", "meaning")
 TABLES: dict[str, Any] = {
     "methods": _methods,
     "options": _options,
@@ -168,9 +168,7 @@ def _cells(kind: Any) -> Iterable[tuple[str, ...]]:
 
 def _rows(options: Iterable[tuple[str, str, Any, str]]) -> Iterable[tuple[str, ...]]:
     for name, kind, default, meaning in options:
-        said = "/".join(map(str, default)) if isinstance(default, tuple) else default
-        written = str(said).lower() if isinstance(said, bool) else str(said)
-        yield f"`{name}`", kind, f"`{written}`", meaning
+        yield f"`{name}`", kind, "not set" if default is None else f"`{written(default)}`", meaning
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

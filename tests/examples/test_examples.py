@@ -92,7 +92,7 @@ def test_everything_else_follows(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert {"bigram"} <= {row["name"] for row in json.loads(capsys.readouterr().out)["methods"]}
     listing("linear", shape="fork", as_json=True)
     (sure,) = [row for row in json.loads(capsys.readouterr().out)["options"] if row["name"] == "sure"]
-    assert sure == {"name": "sure", "type": "float", "default": 0.5, "meaning": sure["meaning"]}
+    assert sure == {"name": "sure", "type": "number above 0 up to 1", "default": 0.5, "meaning": sure["meaning"]}
     assert "stands alone" in sure["meaning"]
 
 

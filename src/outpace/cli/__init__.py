@@ -12,6 +12,7 @@ from outpace.cli.convert import convert
 from outpace.cli.count_ngrams import count_ngrams
 from outpace.cli.doctor import doctor
 from outpace.cli.generate import generate
+from outpace.cli.help import Command, Group
 from outpace.cli.methods import methods
 from outpace.cli.models import models_app
 from outpace.cli.options import complain
@@ -37,7 +38,7 @@ EXTRAS = {
 }
 
 # Commands import what they run when they run: --help must not wait for transformers.
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
 for command in (
     generate,
     chat,
@@ -53,7 +54,7 @@ for command in (
     tokenize_corpus,
     warmup,
 ):
-    app.command()(command)
+    app.command(cls=Command)(command)
 app.add_typer(train_app, name="train")
 app.add_typer(models_app, name="models")
 
@@ -66,7 +67,9 @@ def _version(is_asked: bool) -> None:
 
 @app.callback()
 def options(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Language models generate faster without changing a token of what they would have said."""
 

@@ -55,7 +55,7 @@ def generate(
     top_p: TopP = 1.0,
     min_p: MinP = 0.0,
     seed: Seed = None,
-    n: Annotated[int, typer.Option("--n", help="Samples.")] = 1,
+    n: Annotated[int, typer.Option("--n", help="Samples of the answer.")] = 1,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
     repetition_penalty: RepetitionPenalty = 1.0,
     presence_penalty: PresencePenalty = 0.0,

@@ -23,6 +23,7 @@ def methods(
     from outpace.methods.catalog import method_named, option_kinds
     from outpace.methods.catalog import methods as known
     from outpace.methods.model_options import ModelOptions
+    from outpace.methods.options import written
 
     if name is None and shape is not None:
         raise InvalidRequest(f"shape={shape!r}: of which method? Name one, as in `outpace methods domino --shape beam`")
@@ -59,20 +60,13 @@ def methods(
         show_lines=True,
     )
     for option in options:
-        table.add_row(option["name"], f"{option['type']} ({_written(option['default'])})", option["meaning"])
+        table.add_row(option["name"], f"{option['type']} ({written(option['default'])})", option["meaning"])
     console.print(table)
     if issubclass(method.options, ModelOptions):
         names = method.options.shape_names()
         console.print(
             f"shapes: {', '.join(names)}; settings of one: outpace methods {name} --shape SHAPE", highlight=False
         )
-
-
-def _written(default: Any) -> str:
-    """A default as it is written behind --method."""
-    if isinstance(default, tuple):
-        return "/".join(map(str, default))
-    return str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _described(kind: type[BaseModel]) -> list[dict[str, Any]]:

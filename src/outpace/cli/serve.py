@@ -79,7 +79,7 @@ def serve(
         Path | None, typer.Option(exists=True, dir_okay=False, help="A Jinja file instead of the model's own.")
     ] = None,
     host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everywhere.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
     api_key: Annotated[
         list[str] | None,
         typer.Option(envvar="OUTPACE_API_KEY", help="A key that requests must bear; several times for several."),

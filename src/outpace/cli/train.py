@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from outpace.cli.help import Command, Group
 from outpace.cli.options import (
     ApiKey,
     Device,
@@ -27,13 +28,13 @@ from outpace.cli.train_transitions import transitions
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 
-train_app = typer.Typer(no_args_is_help=True, help=__doc__)
+train_app = typer.Typer(cls=Group, no_args_is_help=True, help=__doc__)
 
 
 for method in KINDS:
-    train_app.command(method)(train_command(method))
-train_app.command()(capture)
-train_app.command()(transitions)
+    train_app.command(method, cls=Command)(train_command(method))
+train_app.command(cls=Command)(capture)
+train_app.command(cls=Command)(transitions)
 
 
 @train_app.callback()
@@ -41,7 +42,7 @@ def train() -> None:
     """From prompts to a drafter for your model, step by step."""
 
 
-@train_app.command()
+@train_app.command(cls=Command)
 def regenerate(
     target: Target,
     prompts: Prompts,

@@ -31,8 +31,8 @@ class DominoOptions(ModelOptions):
     pool: int | None = Field(
         default=None,
         ge=0,
-        description="ids per block that drafts come from; 0 for the whole vocabulary, None for 2048 on a CPU, unless a "
-        "ranked vocabulary is drafted from, and all elsewhere",
+        description="ids per block that drafts come from; 0 for the whole vocabulary; by default 2048 on a CPU, unless "
+        "a ranked vocabulary is drafted from, and all elsewhere",
     )
     gate_table: bool = Field(
         default=False,

@@ -23,7 +23,7 @@ from outpace.methods.build_context import BuildContext
 from outpace.methods.drafter_store import DrafterStore
 from outpace.methods.method import LANGUAGE_MODEL, Method
 from outpace.methods.model_options import ModelOptions
-from outpace.methods.options import Options, checked_value, first_complaint
+from outpace.methods.options import Options, checked_value, first_complaint, written
 from outpace.methods.retrievers import with_retrieval
 from outpace.models.shipped import shipped_for
 
@@ -65,7 +65,7 @@ class MethodSpec:
 
     def __str__(self) -> str:
         given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
-        said = ",".join(f"{name}={_written(value)}" for name, value in given.items())
+        said = ",".join(f"{name}={written(value)}" for name, value in given.items())
         return f"{self.name}:{said}" if said else self.name
 
     @property
@@ -80,17 +80,6 @@ class MethodSpec:
     @property
     def uses_draft_model(self) -> bool:
         return self.drafter == LANGUAGE_MODEL
-
-
-def _written(value: Any) -> str:
-    """A value as texts have it."""
-    return (
-        "/".join(map(str, value))
-        if isinstance(value, tuple | list)
-        else str(value).lower()
-        if isinstance(value, bool)
-        else str(value)
-    )
 
 
 def method_named(name: str) -> Method:

@@ -33,7 +33,7 @@ class ModelOptions(RetrievalOptions):
     vocabulary: str | None = Field(
         default=None,
         description="file of the only ids to draft, made by `outpace rank-vocabulary`; `all` drafts from every id; "
-        "None takes the drafter's own file, if it brings one",
+        "by default the drafter's own file, if it brings one",
     )
     calibration: Literal["shared", "private", "off"] = Field(
         default="shared",

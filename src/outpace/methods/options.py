@@ -1,5 +1,6 @@
 """Options: what a method can be told, typed, checked and described in one place."""
 
+from collections.abc import Mapping
 from numbers import Real
 from os import PathLike, fspath
 from typing import Any, Literal
@@ -19,7 +20,7 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     budget: int | None = Field(
-        default=None, ge=0, le=MAX_BUDGET, description="drafted nodes per round; None for the method's default"
+        default=None, ge=0, le=MAX_BUDGET, description="drafted nodes per round; by default the method's own number"
     )
 
     @property
@@ -47,7 +48,7 @@ class MatrixOptions(BaseModel):
         default=None,
         description="file made by `outpace warmup` that drafting starts from: transitions and, with shape=gated, "
         "gates; or one of transitions by `outpace train transitions`; shipped for the one that ships with a built-in "
-        "target; None, or none, starts with nothing learned",
+        "target; none, the default, starts with nothing learned",
     )
 
 
@@ -75,13 +76,13 @@ class RetrievalOptions(MatrixOptions, Options):
         "what the shape leaves free",
     )
     retrieve_depth: int | None = Field(
-        default=None, ge=1, le=9, description="levels that the matrix adds at most; None for the paper's 9"
+        default=None, ge=1, le=9, description="levels that the matrix adds at most; by default the paper's 9"
     )
     retrieve_breadth: int | None = Field(
         default=None,
         ge=1,
         le=8,
-        description="best successors of a token that are tried at most; None for the paper's 8",
+        description="best successors of a token that are tried at most; by default the paper's 8",
     )
 
     @property
@@ -151,19 +152,30 @@ def plain(value: Any) -> str:
 
 
 def described(kind: type[BaseModel]) -> list[tuple[str, str, Any, str]]:
-    """Name, type, default and meaning of each option, in order."""
-    rows = []
-    for name, field in kind.model_fields.items():
-        rows.append((name, _type_name(field.annotation), field.default, field.description or ""))
-    return rows
+    """Name, values in words, default and meaning of each option, in order."""
+    schema = kind.model_json_schema()
+    kinds = {name: _in_words(one, schema.get("$defs", {})) for name, one in schema.get("properties", {}).items()}
+    return [(name, kinds[name], field.default, field.description or "") for name, field in kind.model_fields.items()]
 
 
-def _type_name(annotation: Any) -> str:
-    text = annotation.__name__ if isinstance(annotation, type) else str(annotation)
-    if text.startswith("typing.Literal["):
-        return text.removeprefix("typing.Literal[").removesuffix("]").replace("'", "").replace(", ", " | ")
-    return (
-        text.replace("typing.", "")
-        .replace("tuple[int, ...]", "int/int/...")
-        .replace("tuple[float, ...]", "float/float/...")
-    )
+def written(default: Any) -> str:
+    """A value as it is written behind --method; "not set" for a default that is left open."""
+    if isinstance(default, tuple | list):
+        return "/".join(map(str, default))
+    return "not set" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def _in_words(schema: Mapping[str, Any], kinds: Mapping[str, Any]) -> str:
+    """The values that a JSON schema takes, but for null, which is to leave the option out."""
+    if "$ref" in schema:
+        schema = kinds[schema["$ref"].rpartition("/")[2]]
+    if "anyOf" in schema:
+        return " | ".join(_in_words(one, kinds) for one in schema["anyOf"] if one.get("type") != "null")
+    if "enum" in schema or "const" in schema:
+        return " | ".join(map(str, schema.get("enum", [schema.get("const")])))
+    if schema.get("type") == "array":
+        return f"{_in_words(schema.get('items', {}), kinds)}; several as A/B/C"
+    words = {"boolean": "true | false", "integer": "whole number", "number": "number"}
+    limits = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "up to", "exclusiveMaximum": "below"}
+    bounds = [f"{word} {schema[name]:g}" for name, word in limits.items() if name in schema]
+    return " ".join([words.get(schema.get("type", ""), "text"), *bounds])

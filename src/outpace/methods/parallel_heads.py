@@ -26,7 +26,7 @@ class DartOptions(ModelOptions):
     )
     ngrams: str | None = Field(
         default=None,
-        description="file of the n-grams that say what continues a path, made by `outpace count-ngrams`; None for none",
+        description="file of the n-grams that say what continues a path; made by `outpace count-ngrams`",
     )
 
 

@@ -56,7 +56,7 @@ class OutpaceOptions(MatrixOptions, Options):
     priced: bool | None = Field(
         default=None,
         description="true: a round takes the nodes, and the draft, that are worth the time they take here, as "
-        "measured; false: always the whole budget; None is true unless a budget is given",
+        "measured; false: always the whole budget; by default true, unless a budget is given",
     )
     noise: bool = Field(
         default=True,
@@ -66,7 +66,7 @@ class OutpaceOptions(MatrixOptions, Options):
     warm: str | None = Field(
         default=None,
         description="file made by `outpace train transitions` or `outpace warmup` that drafting starts from; none "
-        "starts with nothing learned; None is shipped where transitions ship for the target, else none",
+        "starts with nothing learned; by default shipped where transitions ship for the target, else none",
     )
     vocabulary: str | None = Field(default=None, description=str(ModelOptions.model_fields["vocabulary"].description))
     context: int = Field(default=2, ge=1, le=2, description=str(MatrixOptions.model_fields["context"].description))

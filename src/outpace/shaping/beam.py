@@ -25,7 +25,7 @@ class BeamConfig(BaseModel):
     depth: int = Field(default=8, ge=1, le=64, description="drafted tokens on the longest path")
     breadth: int = Field(default=10, ge=1, le=64, description="children per node")
     beam: int | None = Field(
-        default=None, ge=1, le=64, description="nodes of a level that are expanded; None for as many as breadth"
+        default=None, ge=1, le=64, description="nodes of a level that are expanded; by default as many as breadth"
     )
     level_power: float = Field(
         default=0.0, ge=0, le=4, description="scores of level l, from 0, weigh (l + 1)^-level_power * level_decay^l"
@@ -42,7 +42,7 @@ class SearchConfig(BeamConfig):
 
     breadth: int = Field(default=25, ge=1, le=64, description="children per node")
     beam: int | None = Field(
-        default=20, ge=1, le=64, description="nodes of a level that are expanded; None for as many as breadth"
+        default=20, ge=1, le=64, description="nodes of a level that are expanded; by default as many as breadth"
     )
     level_power: float = Field(
         default=0.7, ge=0, le=4, description="scores of level l, from 0, weigh (l + 1)^-level_power * level_decay^l"

@@ -23,7 +23,7 @@ class FixedTreeConfig(BaseModel):
     depth: int = Field(default=8, ge=1, le=64, description="drafted tokens on the longest path")
     breadth: int = Field(default=3, ge=1, le=16, description="children per node")
     root_breadth: int | None = Field(
-        default=None, ge=1, le=16, description="children of the pending token; None for breadth"
+        default=None, ge=1, le=16, description="children of the pending token; by default as many as breadth"
     )
     min_path_prob: float = Field(
         default=0.1, ge=0, lt=1, description="probability of the path to a node below which it is pruned"
@@ -38,7 +38,7 @@ class BaselineTreeConfig(FixedTreeConfig):
 
     depth: int = Field(default=9, ge=1, le=64, description="drafted tokens on the longest path")
     root_breadth: int | None = Field(
-        default=1, ge=1, le=16, description="children of the pending token; None for breadth"
+        default=1, ge=1, le=16, description="children of the pending token; by default as many as breadth"
     )
 
 
