@@ -162,6 +162,19 @@ def test_bench_against_stock_generate(folder: str) -> None:
     assert summary["transformers"]["equal"] == 1.0
 
 
+def test_bench_keeps_json_and_table_apart(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a table on standard output where JSON was asked for, and a method's name that is broken in a
+    terminal of 100 columns."""
+    monkeypatch.setenv("COLUMNS", "100")
+    options = ["bench", "-m", folder, "-w", "builtin:1", "--methods", "outpace:draft=none", "--max-new-tokens", "4"]
+    only_json = _run(*options, "--json")
+    assert only_json.exit_code == 0, only_json.output
+    assert set(json.loads(only_json.stdout)["methods"]) == {"plain", "outpace:draft=none"}
+    lines = _run(*options).stdout.splitlines()
+    assert [line for line in lines if line.startswith("\u2502 outpace:draft=none \u2502")]
+    assert max(map(len, lines[1:-2])) <= 100
+
+
 def test_verify_passes_and_fails(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a certificate that cannot fail: with wrong positions in trees it must exit with 1. And against one
     that does not say whether differences by rounding were to be expected."""

@@ -12,18 +12,23 @@ from time import perf_counter
 
 import torch
 from rich.console import Console
-from rich.table import Column, Table
 from transformers.utils import logging
 
 from outpace.api import Model, load
 from outpace.bench.certificate import Certifier, Finding, method_runner
 from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, usual_methods
+from outpace.bench.sheet import UNLIMITED, Column, Sheet
 from outpace.bench.workload import WorkItem, read_workload
 from outpace.core.params import SamplingParams
 from outpace.core.processors import processors
 from outpace.core.threads import COUNTS
 from outpace.models.compiled import loaded_kernels
 
+COLUMNS = (
+    Column("method", is_name=True),
+    *map(Column, ("tokens/s", "speedup", "tokens per step"), (2, 0, 1)),
+    Column("output against plain decoding", prose=UNLIMITED),
+)
 ROUNDS, TOKENS, FEWEST_TOKENS = 3, 160, 32
 SHOW_SECONDS, RACE_SECONDS = 12.0, 32.0
 """For plain decoding's text, and for all measured runs if none were faster than plain decoding; of each prompt."""
@@ -73,24 +78,18 @@ def _race(console: Console, model: Model, item: WorkItem) -> int:
             line = f"{1e3 / run.metrics.tpot_ms:6.1f} tokens/s, {run.metrics.tokens_per_step:.2f} per step, {said}"
             console.print(f"{line}: {method}", highlight=False, markup=False)
     certifier = Certifier(model)
-    method_column = Column("method", overflow="fold")  # options are part of the name
-    table = Table(method_column, "tokens/s", "speedup", "tokens per step", "output against plain decoding")
-    bugs = 0
+    bugs, rows = 0, []
     for method in methods:
         finding = certifier.classify(
             prompt, params, runs[PLAIN].token_ids, runs[method].token_ids, method_runner(method, None)
         )
         bugs += finding.kind == "bug"
         ratio = statistics.median(base / own for base, own in zip(times[PLAIN], times[method], strict=True))
-        table.add_row(
-            method,
-            f"{1e3 / statistics.median(times[method]):.1f}",
-            f"{ratio:.2f}x",
-            f"{runs[method].metrics.tokens_per_step:.2f}",
-            _verdict(finding, runs[method].metrics.new_tokens),
-        )
+        speed = f"{1e3 / statistics.median(times[method]):.1f}"
+        verdict = _verdict(finding, runs[method].metrics.new_tokens)
+        rows.append((method, speed, f"{ratio:.2f}x", f"{runs[method].metrics.tokens_per_step:.2f}", verdict))
     del held
-    console.print(table)
+    Sheet(COLUMNS, rows).show(console.width)
     console.print(
         f"Medians of {rounds} interleaved rounds, at most {tokens} tokens each. This model's default is "
         f"{model.method_name}.\n",

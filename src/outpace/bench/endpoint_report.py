@@ -1,13 +1,14 @@
 """From records of a server to figures: what its users wait, and what it says in all."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from outpace.bench.ratios import kept_apart, over_sets
 from outpace.bench.runner import PLAIN, Record
+from outpace.bench.sheet import Column, Sheet
 
 
 def summarise_endpoint(records: Sequence[Record]) -> list[dict[str, Any]]:
@@ -113,33 +114,24 @@ def endpoint_line(rows: Sequence[dict[str, Any]]) -> str:
     )
 
 
-def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
+COLUMNS = (
+    Column("in flight"),
+    Column("method", is_name=True),
+    *map(Column, ("speedup", "95 %", "tok/s", "x plain"), (0, 4, 1, 2)),
+    *map(Column, ("TTFT ms", "p95", "p99", "TPOT ms", "p95", "p99"), (5, 9, 12, 3, 8, 11)),
+    *map(Column, ("reused", "tok/step", "acc/drafted", "equal"), (10, 6, 7, 0)),
+)
+
+
+def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Sheet:
     """The summary for people; docs/command-line.md says what the columns mean."""
-    result = Table(title=title, title_justify="left")
+    cells: list[list[str]] = []
     has_sets = any(row["speedup_over_sets"] is not None for row in rows)
     copied = dict.fromkeys(name for row in rows for name in row["copied"])
-    numbers = [
-        "speedup",
-        "95 %",
-        *(["over sets"] if has_sets else ()),
-        *copied,
-        "tok/s",
-        "x plain",
-        "TTFT ms",
-        "p95",
-        "p99",
-        "TPOT ms",
-        "p95",
-        "p99",
-        "reused",
-    ]
-    result.add_column("in flight", justify="right", no_wrap=True)
-    result.add_column("method", overflow="fold")
-    for column in [*numbers, "tok/step", "acc/drafted", "equal"]:
-        result.add_column(column, justify="right", no_wrap=True)
-    for number, row in enumerate(rows):
+    sets = [*([Column("over sets", 4)] if has_sets else ()), *(Column(name, 5) for name in copied)]
+    for row in rows:
         low, high = row["speedup_interval"] or (None, None)
-        result.add_row(
+        line = [
             str(row["concurrency"]),
             row["method"],
             _number(row["speedup"], 2, "x"),
@@ -154,9 +146,11 @@ def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Table:
             _number(row["tokens_per_step"], 2),
             _share(row["accepted_per_drafted"]),
             _share(row["equal"]),
-            end_section=number + 1 < len(rows) and rows[number + 1]["concurrency"] != row["concurrency"],
-        )
-    return result
+        ]
+        cells.append(line)
+    pairs = pairwise(rows)
+    ends = [number for number, (row, after) in enumerate(pairs) if row["concurrency"] != after["concurrency"]]
+    return Sheet([*COLUMNS[:4], *sets, *COLUMNS[4:]], cells, title, ends)
 
 
 def _number(value: float | None, digits: int, unit: str = "") -> str:

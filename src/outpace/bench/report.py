@@ -4,11 +4,11 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 
 from outpace.bench.ratios import COPIED, kept_apart, median, over_sets
 from outpace.bench.records import PHASES
 from outpace.bench.runner import PLAIN, Record
+from outpace.bench.sheet import Column, Sheet
 
 
 def summarise(
@@ -146,7 +146,18 @@ def line(summary: dict[str, dict[str, Any]]) -> str:
     )
 
 
-def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = False) -> Table:
+COLUMNS = (
+    Column("method", is_name=True),
+    *map(Column, ("speedup", "95 %"), (0, 2)),
+)
+MORE_COLUMNS = tuple(map(Column, ("slowest", "tok/step", "acc/drafted", "tok/s", "TPOT ms"), (6, 3, 8, 5, 7)))
+TIMES = ("end to end", "TTFT ms", "draft ms", "forward ms", "verify ms", "commit ms", "observe ms", "graft ms")
+PHASE_COLUMNS = (*map(Column, TIMES, (16, 17, 9, 10, 11, 13, 14, 18)), Column("bookkeeping", 12))
+PHASE_COLUMNS += (Column("not forward", 15), Column("MB", 19))
+LAST_COLUMNS = (Column("equal"), Column("ties", 4), Column("bugs", 1))
+
+
+def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = False) -> Sheet:
     """The summary for people; docs/command-line.md says what the columns mean.
 
     Args:
@@ -154,21 +165,13 @@ def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = Fa
         title: above the table.
         with_phases: with the milliseconds of each phase of a round, and memory.
     """
-    result = Table(title=title, title_justify="left")
+    rows: list[list[str]] = []
     has_sets = any(row["speedup_over_sets"] is not None for row in summary.values())
     copied = next(iter(summary.values()))["copied"] if summary else {}
-    columns = ["method", "speedup", "95 %", *(["over sets"] if has_sets else ()), *copied]
-    columns += ["slowest", "tok/step", "acc/drafted", "tok/s", "TPOT ms"]
-    more = ["end to end", "TTFT ms", "draft ms", "forward ms", "verify ms", "commit ms", "observe ms", "graft ms"]
-    more += ["bookkeeping", "not forward", "MB"]
-    for column in [*columns, *(more if with_phases else ()), "equal", "ties", "bugs"]:
-        if column == "method":  # options are part of the name
-            result.add_column(column, overflow="fold")
-        else:
-            result.add_column(column, justify="right", no_wrap=True)
+    sets = [*([Column("over sets", 3)] if has_sets else ()), *(Column(name, 4) for name in copied)]
     for method, row in summary.items():
         low, high = row["speedup_interval"] or (None, None)
-        result.add_row(
+        cells = [
             method,
             _number(row["speedup"], 2, "x"),
             f"{low:.2f}-{high:.2f}" if low is not None else "-",
@@ -183,8 +186,9 @@ def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = Fa
             f"{row['equal']:.0%}",
             str(row["ties"]),
             str(row["bugs"]),
-        )
-    return result
+        ]
+        rows.append(cells)
+    return Sheet([*COLUMNS, *sets, *MORE_COLUMNS, *(PHASE_COLUMNS if with_phases else ()), *LAST_COLUMNS], rows, title)
 
 
 def _phases(row: dict[str, Any]) -> list[str]:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from outpace.cli.bench_endpoint import bench_endpoint
 from outpace.cli.collect import collect
@@ -34,7 +33,6 @@ from outpace.cli.options import (
     TopK,
     TopP,
     Workload,
-    console,
     model_for,
     progress_bar,
     refuse_options,
@@ -182,8 +180,7 @@ def bench(
         prompts = f"{len(items)} prompts" + (f" of {turns} turns" if turns != len(items) else "")
         at_a_time = f"{plan.in_flight} in flight" if concurrency else f"batch size {batch_size}"
         title = f"{model}, {prompts}, {at_a_time}, {where}"
-        wide = Console(width=max(console.width, 240 if phases else 132), markup=False)
-        wide.print(table(summary, title, phases))
+        table(summary, title, phases).show()
     print(json.dumps({"methods": summary}))
 
 

@@ -4,10 +4,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
 from outpace.cli.collect import collect
-from outpace.cli.options import console, notes, progress_bar
+from outpace.cli.options import notes, progress_bar
 
 if TYPE_CHECKING:
     from outpace.bench.endpoint import EndpointPlan
@@ -47,7 +45,7 @@ def bench_endpoint(
         (out / "summary.json").write_text(json.dumps({"levels": summary}, indent=2))
     if not as_json:
         title = f"{server.model} at {endpoint.url}, {len(plan.items)} prompts, asked from {records[0]['hardware']}"
-        Console(width=max(console.width, 185), markup=False).print(endpoint_table(summary, title))
+        endpoint_table(summary, title).show()
         retries = sum(row["retries"] for row in summary)
         if retries:
             notes.print(f"the server was busy {retries} times; these waits are part of the TTFT", highlight=False)

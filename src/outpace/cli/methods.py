@@ -8,8 +8,6 @@ from pydantic import BaseModel
 
 from outpace.core.errors import InvalidRequest
 
-TYPE_WIDTH = 22
-
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, for its options; none for the list.")] = None,
@@ -18,8 +16,8 @@ def methods(
 ) -> None:
     """List the methods, or the options of one with their types, defaults and meaning."""
     from rich.console import Console
-    from rich.table import Column, Table
 
+    from outpace.bench.sheet import UNLIMITED, Column, Sheet
     from outpace.methods.catalog import method_named, option_kinds
     from outpace.methods.catalog import methods as known
     from outpace.methods.model_options import ModelOptions
@@ -33,10 +31,8 @@ def methods(
         if as_json:
             print(json.dumps({"methods": rows}))
             return
-        table = Table("method", "needs", "what it drafts")
-        for row in rows:
-            table.add_row(row["name"], row["needs"], row["summary"])
-        console.print(table)
+        columns = (Column("method", is_name=True), Column("needs", prose=24), Column("what it drafts", prose=UNLIMITED))
+        Sheet(columns, [(row["name"], row["needs"], row["summary"]) for row in rows]).show()
         console.print(
             "Options of one: outpace methods NAME. Use: --method NAME:option=value,option=value", highlight=False
         )
@@ -52,16 +48,10 @@ def methods(
         print(json.dumps({"name": name, "needs": method.needs, "summary": method.summary, "options": options}))
         return
     console.print(f"{name}: {method.summary}\nneeds {method.needs}\n")
-    # Type and default share a column, and take what the sentences leave; nothing is cut off in a narrow terminal.
-    table = Table(
-        Column("option", overflow="fold", min_width=max(len(option["name"]) for option in options)),
-        Column("values (default)", overflow="fold", max_width=TYPE_WIDTH),
-        Column("meaning", overflow="fold"),
-        show_lines=True,
-    )
-    for option in options:
-        table.add_row(option["name"], f"{option['type']} ({written(option['default'])})", option["meaning"])
-    console.print(table)
+    # Values and default share a column, so that the sentences get most of a narrow terminal.
+    columns = (Column("option", is_name=True), Column("values (default)", prose=22), Column("meaning", prose=UNLIMITED))
+    cells = [(one["name"], f"{one['type']} ({written(one['default'])})", one["meaning"]) for one in options]
+    Sheet(columns, cells, has_lines=True).show()
     if issubclass(method.options, ModelOptions):
         names = method.options.shape_names()
         console.print(

@@ -42,7 +42,9 @@ def models_list(as_json: AsJson = False) -> None:
         print(json.dumps(rows))
         return
     for row in rows:
-        console.print(f"{row['name']}  {row['origin']}  {row['folder'] or 'not pulled'}")
+        console.print(f"{row['name']}  {row['origin']}  {row['folder'] or 'not pulled'}", soft_wrap=True)
         for drafter in row["drafters"]:
             millions, megabytes = drafter["parameters"] / 1e6, drafter["megabytes"]
-            console.print(f"  {drafter['name']}  {millions:.1f}M parameters, {megabytes:.1f} MB", highlight=False)
+            console.print(
+                f"  {drafter['name']}  {millions:.1f}M parameters, {megabytes:.1f} MB", highlight=False, soft_wrap=True
+            )

@@ -5,8 +5,6 @@ from datetime import date
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from outpace import __version__
@@ -27,10 +25,9 @@ from outpace.core.params import SamplingParams
 
 if TYPE_CHECKING:
     from outpace.api import Model
+    from outpace.bench.sheet import Sheet
     from outpace.bench.tune import Outcome, Trial
     from outpace.methods.profile import Profile
-
-METHOD_WIDTH = 40
 
 
 def tune(
@@ -87,7 +84,7 @@ def tune(
     else:
         precision = profile.dtype if quantize == "none" else f"{profile.dtype}, {quantize}"
         title = f"{model}, {profile.hardware}, {profile.threads} threads, {precision}, greedy"
-        Console(width=max(console.width, 120), markup=False).print(_table(outcome, title))
+        _table(outcome, title).show()
         lines = [f"left out: {method}: {why}" for method, why in left_out.items()]
         lines += [f"REFUSED {trial.method}: {trial.refusal}; see `outpace verify`" for trial in outcome.refused]
         lines.append(f"{profile.method}: {outcome.why}")
@@ -132,16 +129,16 @@ def _figures(trial: "Trial") -> dict[str, Any]:
     }
 
 
-def _table(outcome: "Outcome", title: str) -> Table:
+def _table(outcome: "Outcome", title: str) -> "Sheet":
     """The candidates; docs/command-line.md says what the columns mean."""
-    table = Table(title=title, title_justify="left")
-    longest = max(len(trial.method) for trial in outcome.trials)
-    table.add_column("method", overflow="fold", min_width=min(longest, METHOD_WIDTH))
-    for column in ("prompts", "speedup", "95 %", "tok/step", "breaks even at", "drafting", "equal"):
-        table.add_column(column, justify="right", no_wrap=True)
+    from outpace.bench.sheet import Column, Sheet
+
+    names = ("prompts", "speedup", "95 %", "tok/step", "breaks even at", "drafting", "equal")
+    columns = [Column("method", is_name=True), *map(Column, names, (6, 0, 1, 2, 4, 5, 0))]
+    rows: list[list[str | Text]] = []
     for trial in outcome.trials:
         interval = trial.interval
-        table.add_row(
+        cells: list[str | Text] = [
             Text(trial.method, "bold" if trial is outcome.chosen else ""),
             str(len(trial.speedups)),
             f"{trial.speedup:.2f}x",
@@ -150,5 +147,6 @@ def _table(outcome: "Outcome", title: str) -> Table:
             f"{trial.break_even:.2f}",
             f"{trial.drafting_share:.0%}",
             "NO" if trial.refusal else "yes",
-        )
-    return table
+        ]
+        rows.append(cells)
+    return Sheet(columns, rows, title)

@@ -1,10 +1,8 @@
 """Figures from records: the arithmetic behind every published number."""
 
-from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from outpace.bench.records import TurnRun, group_figures
 from outpace.bench.report import summarise, table
@@ -60,7 +58,7 @@ def _sets(speedups: dict[str, tuple[float, ...]], **changes: Any) -> list[dict[s
     ]
 
 
-def test_copied_text_has_a_column_of_its_own() -> None:
+def test_copied_text_has_a_column_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against one set of copied text that carries the summary: with it the median here would be 2, and the
     arithmetic mean of the sets 3.5."""
     records = _sets({"chat": (1.0, 1.0, 1.0), "code": (2.0, 4.0, 2.0), "wikitext2": (7.0, 8.0, 7.5)})
@@ -73,9 +71,8 @@ def test_copied_text_has_a_column_of_its_own() -> None:
     assert row["speedup_over_sets"] == pytest.approx(2**0.5), "not the arithmetic mean of 1 and 2"
     assert (row["rounds"], row["tokens_per_step"]) == (60, 1.0), "copied text counts in no other figure of speed"
     assert (row["prompts"], row["bugs"], row["memory_mb"]) == (9, 1, 9.0), "but it does in these"
-    console = Console(width=132, record=True, file=StringIO())
-    console.print(table(summarise(records), "title"))
-    shown = console.export_text()
+    table(summarise(records), "title").show(132)
+    shown = capsys.readouterr().out
     assert all(part in shown for part in ("over sets", "1.41x", "wikitext2", "7.50x"))
     assert "…" not in shown
 
@@ -209,14 +206,24 @@ def test_method_lists() -> None:
         split_methods("plain,magic")
 
 
-def test_the_table_fits_a_terminal() -> None:
-    """Guards against a table that wraps into garbage where people look, and phases that nobody can ask for."""
-    summary = summarise([_record(0, "plain"), _record(0, "fast", steps=4, accepted=6, drafted=20)])
-    for with_phases, width in ((False, 100), (True, 240)):
-        console = Console(width=width, record=True, file=StringIO())
-        console.print(table(summary, "title", with_phases))
-        shown = console.export_text()
-        assert max(map(len, shown.splitlines())) <= width
-        assert ("forward ms" in shown) == with_phases
-        assert all(column in shown for column in ("speedup", "tok/step", "equal", "bugs"))
-        assert "…" not in shown
+METHODS = ("plain", "outpace:draft=none", "outpace:draft=eagle3,retrieve=suffix,budget=31,context=1")
+
+
+@pytest.mark.parametrize("with_phases", [False, True])
+@pytest.mark.parametrize("width", [60, 80, 100, 120, 300])
+def test_the_table_fits_a_terminal(width: int, with_phases: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a table that wraps into garbage where people look, names such as `outpace:draft=none` that are
+    broken in the middle, and a speed without the share of equal outputs beside it."""
+    summary = summarise([_record(index, method) for method in METHODS for index in range(4)])
+    for methods in (METHODS[:2], METHODS):
+        table({method: summary[method] for method in methods}, "a title, 4 prompts", with_phases).show(width)
+        shown = capsys.readouterr().out
+        lines = [line for line in shown.splitlines() if line.startswith("\u2502")]
+        assert [line.split("\u2502")[1].strip() for line in lines] == list(methods)
+        if width >= 100 or methods != METHODS:
+            assert max(map(len, shown.splitlines()[1:-1])) <= width
+        assert all(column in shown for column in ("speedup", "equal"))
+        assert "\u2026" not in shown
+        assert ("no room for: " in shown) == (width < (300 if with_phases or methods == METHODS else 120))
+        if width == 300:
+            assert ("forward ms" in shown) == with_phases

@@ -1,0 +1,54 @@
+"""Tables of benchmarks in narrow terminals and in files."""
+
+import pytest
+
+from outpace.bench.endpoint_report import COLUMNS
+from outpace.bench.sheet import UNLIMITED, Column, Sheet
+
+NAME = "outpace:draft=eagle3,retrieve=suffix,budget=31"
+
+
+def test_the_least_important_columns_go_first(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against names that are broken in the middle, cells that end in dots, and a share of equal outputs that is
+    left out before a time."""
+    sheet = Sheet(
+        (Column("method", is_name=True), Column("tok/s", 2), Column("TTFT ms", 1), Column("equal")), [[NAME, *"123"]]
+    )
+    gone = []
+    for width in range(100, 20, -1):
+        left_out = sheet.within(width)[1]
+        if left_out not in gone:
+            gone.append(left_out)
+    assert gone == [[], ["tok/s"], ["tok/s", "TTFT ms"]]
+    sheet.show(20)
+    shown = capsys.readouterr().out
+    assert NAME in shown
+    assert "equal" in shown
+    assert "no room for: tok/s, TTFT ms" in shown
+
+
+def test_a_server_s_table_keeps_methods_and_equality(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against the widest table of all, that of a server, in a terminal of 100 columns."""
+    Sheet(COLUMNS, [["8", NAME, *["12.34x"] * 13, "100%"]]).show(100)
+    shown = capsys.readouterr().out
+    assert all(column in shown for column in (NAME, "in flight", "speedup", "equal", "100%"))
+    assert max(map(len, shown.splitlines()[:-1])) <= 100
+
+
+def test_sentences_wrap_between_words(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a list of methods whose names wrap because sentences beside them are long."""
+    Sheet((Column("method", is_name=True), Column("meaning", prose=UNLIMITED)), [[NAME, "several words " * 9]]).show(80)
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(NAME in line for line in lines) == 1
+    assert (
+        " ".join(line.split("\u2502")[2].strip() for line in lines if "\u2502" in line)
+        == "several words " * 8 + "several words"
+    )
+
+
+def test_a_file_gets_all_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against columns that are missing from a log because no terminal was there."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    Sheet(COLUMNS, [["8", NAME, *["12.34x"] * 13, "100%"]]).show()
+    assert "no room for" not in capsys.readouterr().out
