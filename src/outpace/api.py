@@ -21,6 +21,7 @@ from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
+from outpace.core.stages import loading, stage
 from outpace.core.threads import tell_of_spinning
 from outpace.engine.costs import PassCosts
 from outpace.engine.engine import Engine
@@ -64,7 +65,9 @@ class Model:
         profile: bool = False,
     ) -> None:
         self.name, self.target, self.codec = name, target, codec
-        choice = choose(name, target, codec, method, drafter, profile)
+        self.exactness = probe(target)
+        with stage("preparing the method"):
+            choice = choose(name, target, codec, method, drafter, profile)
         self.method, self.drafters, self.drafter = choice.method, choice.drafters, choice.drafter
         self.method_name, self.method_from = name_of(self.method), choice.origin
         self.engine = Engine(
@@ -73,10 +76,10 @@ class Model:
             costs=PassCosts(costs_file(target)),
             grammar_tokenizer=lambda: grammar_tokenizer(codec, target.vocab_size, target.eos_token_ids),
         )
-        self.exactness = probe(target)
         self._budget = checked_budget(budget)
         self._proposers = ProposerStore(self.drafters)
-        self._default = self.proposer(self.method)  # which is always kept
+        with stage("preparing the method"):
+            self._default = self.proposer(self.method)  # which is always kept
 
     def proposer(self, method: MethodLike) -> Proposer:
         """The proposer of a method such as "recycle:budget=8", with what it has learned; one made by hand as it is.
@@ -264,6 +267,7 @@ def load(
     max_num_seqs: int = 8,
     exact: bool = False,
     enable_prefix_caching: bool = True,
+    progress: bool | None = None,
 ) -> Model:
     """Load a model for fast, lossless generation.
 
@@ -286,6 +290,8 @@ def load(
         exact: on a GPU, passes of a fixed number of rows and attention in a fixed order, so that a row keeps its bits
             in any company, at some cost; `Model.exactness` says whether it does. CPUs compute so anyway.
         enable_prefix_caching: whether a common beginning of prompts is computed once for all requests that have it.
+        progress: whether stderr shows the stages of loading with a bar, and then their times in one line; None does
+            where stderr is a terminal. There are never bars where it is none.
 
     Raises:
         ModelError: the model cannot be found or read.
@@ -295,9 +301,12 @@ def load(
     method, named = checked_drafting(method, drafter, budget, speculative_config)
     options = checked_loading(model, max_model_len, max_num_seqs, dtype, device, quantize)
     check_flags(profile=profile, exact=exact, enable_prefix_caching=enable_prefix_caching)
-    target, codec = load_target(**options, exact=exact)
+    if progress is not None:
+        check_flags(progress=progress)
+    with loading(options["name"], progress):
+        target, codec = load_target(**options, exact=exact)
+        loaded = Model(options["name"], target, codec, method, budget, named, profile=profile)
     if target.device.type == "cpu":
         tell_of_spinning()
-    loaded = Model(options["name"], target, codec, method, budget, named, profile=profile)
     loaded.engine.shares_prefixes = enable_prefix_caching
     return loaded

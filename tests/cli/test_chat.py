@@ -66,7 +66,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(folder: str, monkeypat
     before = signal.getsignal(signal.SIGINT)
     result = _chat(folder, "Hello\nGo on\n", "--method", "plain")
     assert result.exit_code == 0
-    exactness, first, second = result.stderr.splitlines()
+    loaded, exactness, first, second = result.stderr.splitlines()
+    assert loaded.startswith("loaded ")
     assert exactness.startswith(("exactness: bitwise - ", "exactness: rounding - "))
     assert "5 tokens" in first
     assert [line.split()[-1] for line in (first, second)] == ["cancelled", "length"]

@@ -45,6 +45,54 @@ def test_a_drafter_that_no_method_uses_is_refused(
     assert "leave it out, or choose a method that drafts with one" in str(refused.exception)
 
 
+PLAIN_RUNS = {
+    "generate": ("generate", "hello", "--max-new-tokens", "4"),
+    "verify": ("verify", "-w", "builtin:1", "--max-new-tokens", "4", "--method", "plain"),
+    "bench": ("bench", "-w", "builtin:1", "--max-new-tokens", "4", "--methods", "plain"),
+}
+
+
+@pytest.mark.parametrize("command", PLAIN_RUNS.values(), ids=PLAIN_RUNS.keys())
+def test_times_of_loading_are_one_line_on_stderr(folder: str, command: tuple[str, ...]) -> None:
+    """Guards against a load without times, and against times or bars in what scripts read."""
+    result = _run(*command, "-m", folder, "--json")
+    assert result.exit_code == 0, result.output
+    (line,) = result.stdout.splitlines()
+    json.loads(line)
+    _loaded_once(result.stderr, folder)
+
+
+def _loaded_once(said: str, folder: str) -> None:
+    lines = [line for line in said.splitlines() if line.startswith("loaded ")]
+    assert len(lines) == 1, said
+    assert lines[0].startswith(f"loaded {Path(folder).name} in ")
+    assert "\x1b" not in said
+
+
+def test_tuning_and_serving_say_how_long_loading_took(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against commands that load in silence."""
+    _loaded_once(_run("tune", folder, "--forget").stderr, folder)
+    pytest.importorskip("structlog")
+    from outpace.serve import run
+
+    monkeypatch.setattr(run, "serve", lambda load, settings: load())
+    _loaded_once(_run("serve", folder).stderr, folder)
+
+
+def test_training_says_how_long_loading_took(folder: str, tmp_path: Path) -> None:
+    """Guards against steps of training that load their target in silence."""
+    data = ("--target", folder, "--prompts", "builtin:4")
+    answers = _run("train", "regenerate", *data, "--out", str(tmp_path / "a"), "--max-new-tokens", "12")
+    _loaded_once(answers.stderr, folder)
+    made = ("--answers", str(tmp_path / "a"))
+    ranked = _run("train", "transitions", *data, *made, "--out", str(tmp_path / "t.safetensors"))
+    assert ranked.exit_code == 0, ranked.output
+    _loaded_once(ranked.stderr, folder)
+    captured = _run("train", "capture", "eagle3", "data.held_out=2", *data, *made, "--out", str(tmp_path / "f"))
+    assert captured.exit_code == 0, captured.output
+    _loaded_once(captured.stderr, folder)
+
+
 def test_a_drafter_that_one_method_uses_is_taken(folder: str) -> None:
     """Guards against a race refused because its baselines need no drafter, an unknown method told as an unused drafter,
     and a refusal where nothing is named and the default follows the drafter."""

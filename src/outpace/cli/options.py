@@ -17,6 +17,7 @@ from rich.text import Text
 from outpace.core.checks import shown
 from outpace.core.errors import InvalidRequest
 from outpace.core.grammar import Grammar
+from outpace.core.stages import loading, stage
 
 if TYPE_CHECKING:
     from outpace.api import Model
@@ -128,11 +129,12 @@ class Loading:
         return replace(self, budget=None)._load("plain", methods, slots)
 
     def _load(self, method: str | None, methods: Sequence[str] | None, slots: int) -> "Model":
-        """`outpace.load`, with a line on standard error that says how exact the model is on this machine."""
+        """`outpace.load`, with the stages of loading on standard error."""
         config = _config(self.speculative_config)
-        with working(f"loading {self.model}"):
-            quieten_transformers()
-            from outpace.api import load
+        with loading(self.model, True):
+            with stage("importing libraries"):
+                quieten_transformers()
+                from outpace.api import load
 
             if methods is not None and config is None:
                 self._check_drafter(methods)

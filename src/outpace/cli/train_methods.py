@@ -138,6 +138,9 @@ class Shown:
         self._advance: Callable[[], None] = lambda: None
 
     def answer(self, conversation: object) -> None:
+        if conversation is None:
+            self.close()  # before the bars of loading the target
+            return
         self._bar("answers", self._prompts)
         self._advance()
 

@@ -26,6 +26,7 @@ def transitions(
     quieten_transformers()
     from outpace.bench.workload import read_workloads
     from outpace.core.paths import path_of
+    from outpace.core.stages import loading
     from outpace.core.table_file import new_file
     from outpace.models.frozen import FrozenTarget
     from outpace.models.load import load_target
@@ -38,7 +39,8 @@ def transitions(
 
     new_file(out)  # passes take long: told before, not after them
     items = read_workloads(prompts)
-    model, codec = load_target(target, dtype, device, None, 1)
+    with loading(target, True):
+        model, codec = load_target(target, dtype, device, None, 1)
     frozen = FrozenTarget(model)
     longest = min(max_length, frozen.max_length)
     samples = join(items, path_of(answers), codec, frozen.vocab_size, longest)

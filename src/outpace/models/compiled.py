@@ -19,6 +19,7 @@ from time import perf_counter
 import torch
 from platformdirs import user_cache_path
 
+from outpace.core.stages import stage
 from outpace.models.instructions import cpu_flags, highest_allowed
 
 SOURCES = Path(__file__).parent / "kernels"
@@ -99,6 +100,7 @@ def threads() -> int:
     return torch.get_num_threads()
 
 
+@stage("compiling kernels")
 def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:

@@ -14,6 +14,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from outpace.core.errors import InvalidRequest
+from outpace.core.stages import stage
 from outpace.models.attention import has_kernels
 from outpace.models.kernel_linear import KernelLinear
 from outpace.models.linear import PackedLinear
@@ -48,6 +49,7 @@ class Exactness:
         return f"exactness: {self.kind} - {meant}; found at load: {self.reason}"
 
 
+@stage("measuring")
 @torch.inference_mode()
 def probe(target: TransformersTarget) -> Exactness:
     """Compare rows alone with the same rows in company: products of the model's shapes, scores, and short passes.

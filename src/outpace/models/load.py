@@ -18,6 +18,7 @@ from transformers.utils import CONFIG_NAME
 from outpace.core.checks import is_int
 from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.paths import path_of
+from outpace.core.stages import stage
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import refuse_bare
 from outpace.models.compiled import loaded_kernels, why_none
@@ -29,6 +30,7 @@ from outpace.models.gpu.backend import runs_triton
 from outpace.models.held import find_file, held_by
 from outpace.models.hub import ask_hub, first_line
 from outpace.models.kernel_linear import QUANTIZATIONS
+from outpace.models.library_bars import counted_bars
 from outpace.models.linear import can_pack
 from outpace.models.registry import BUILT_IN, pulled
 from outpace.models.target import TransformersTarget
@@ -142,6 +144,7 @@ def check_quantization(quantize: str, dtype: torch.dtype, device: torch.device) 
         raise InvalidRequest(f"quantize={quantize!r}: its kernels are not there: {why_none()}")
 
 
+@stage("reading the configuration")
 def read_config(source: Source) -> PretrainedConfig:
     """Read a model's configuration.
 
@@ -167,6 +170,7 @@ def read_config(source: Source) -> PretrainedConfig:
     return config
 
 
+@stage("reading weights")
 def read_model(
     source: Source, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str
 ) -> PreTrainedModel:
@@ -186,9 +190,10 @@ def read_model(
             check_complete(config, held_by(source.path, source.name), source.name)
         else:
             check_count(config, source.header.elements, source.name)
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source.path, config=config, dtype=dtype, output_loading_info=True, **options
-        )
+        with counted_bars():
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                source.path, config=config, dtype=dtype, output_loading_info=True, **options
+            )
     except ModelError:
         raise
     except Exception as error:
@@ -201,6 +206,7 @@ def read_model(
     return model
 
 
+@stage("building the tokenizer")
 def read_tokenizer(source: Source) -> TextCodec:
     """Read the tokenizer that belongs to a model.
 

@@ -15,6 +15,7 @@ from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
 from outpace.cache.tiles import Tables, TilePlan
 from outpace.core.errors import InvalidRequest
+from outpace.core.stages import stage
 from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.models.attention import has_kernels
 from outpace.models.experts import has_experts
@@ -269,6 +270,7 @@ class PackedModel:
             check_tap(tap, count)
         return set(taps)
 
+    @stage("measuring")
     @torch.inference_mode()
     def _derive(self) -> NativeDecoder | None:
         """The decoder in one call, if the kernels compute what its modules do; told by a short pass of both."""

@@ -1,9 +1,10 @@
 """A model's layers replaced by those that this machine computes best, whatever reads them."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from outpace.core.stages import advance, stage
 from outpace.models.activation import pack_activations
 from outpace.models.compiled import loaded_kernels
 from outpace.models.experts import pack_experts
@@ -16,10 +17,14 @@ from outpace.models.norm import fuse_norms
 
 def frozen_layers(dtype: torch.dtype, rounded_to: torch.dtype | None = None, quantize: str = "none") -> Make:
     """What makes frozen linear layers on this machine: for the compiled kernels where they are, else for oneDNN."""
-    if loaded_kernels() is None:
-        return PackedLinear
-    kind = kind_of(dtype, rounded_to, quantize)
-    return lambda weight, bias: KernelLinear(weight, bias, kind)
+    has_kernels, kind = loaded_kernels() is not None, kind_of(dtype, rounded_to, quantize)
+
+    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
+        layer = KernelLinear(weight, bias, kind) if has_kernels else PackedLinear(weight, bias)
+        advance(weight.numel())
+        return layer
+
+    return make
 
 
 def layers_for(
@@ -41,8 +46,15 @@ def prepare(
         quantize: "none" or "int8", in which every product is then computed.
     """
     make = layers_for(model.dtype, model.device, rounded_to, quantize) if pack else None
-    head = LmHead(model.get_output_embeddings(), logit_softcap(model.config), make)
-    return prepare_decoder(model, make), head
+    with stage("packing weights", _matrices(model)):
+        head = LmHead(model.get_output_embeddings(), logit_softcap(model.config), make)
+        return prepare_decoder(model, make), head
+
+
+def _matrices(model: nn.Module) -> int:
+    """Weights of all layers that are packed, about: those of every matrix but an embedding's."""
+    layers = [layer for layer in model.modules() if not isinstance(layer, nn.Embedding)]
+    return sum(one.numel() for layer in layers for one in layer.parameters(recurse=False) if one.ndim > 1)
 
 
 def prepare_decoder(model: PreTrainedModel, make: Make | None) -> nn.Module:

@@ -17,6 +17,7 @@ from outpace.bench.workload import WorkItem, read_workloads
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.core.paths import path_of
+from outpace.core.stages import loading
 from outpace.models.frozen import FrozenTarget
 from outpace.models.load import choose_device, choose_dtype, compute_dtype, load_target, load_vocabulary_facts
 from outpace.models.text import TextCodec
@@ -70,7 +71,7 @@ class Run:
 def train(
     run: Run,
     report: Callable[[Mapping[str, Any]], None],
-    answered: Callable[[Conversation], None],
+    answered: Callable[[Conversation | None], None],
     said: Callable[[str], None],
 ) -> dict[str, Any]:
     """Train a drafter; a run that was stopped goes on.
@@ -78,7 +79,7 @@ def train(
     Args:
         run: what the user asked for.
         report: gets what each step and measurement has to show.
-        answered: gets each conversation that the target answers.
+        answered: gets each conversation that the target answers, and None after the last one.
         said: gets what else a user should know: prompts that were left out, and why.
 
     Returns:
@@ -90,7 +91,7 @@ def train(
     accelerator = _accelerator(run)
     items = read_workloads(list(run.prompts))
     folder = answers_of(run, items, accelerator.num_processes, answered, said)
-    target, codec = frozen_target(run, str(accelerator.device))
+    target, codec = frozen_target(run, str(accelerator.device), accelerator.is_main_process)
     longest = min(run.settings.data.max_length, target.max_length)
     samples = join(items, folder, codec, target.vocab_size, longest)
     held_out = samples.held_out(run.settings.data.held_out)
@@ -159,7 +160,7 @@ def answers_of(
     run: Run,
     items: Sequence[WorkItem],
     processes: int,
-    answered: Callable[[Conversation], None],
+    answered: Callable[[Conversation | None], None],
     said: Callable[[str], None],
 ) -> Path:
     """The folder of the answers to train on; made or completed first where none was named.
@@ -180,18 +181,22 @@ def answers_of(
     check_templates(items, codec, run.target)
     store = AnswerStore(folder, about_answers(run.target, codec, vocab_size, params, None, run.dtype))
     if {item.id for item in items} - store.done:
-        model = load(run.target, "plain", dtype=run.dtype, device=run.device, max_num_seqs=how.batch_size)
+        model = load(
+            run.target, "plain", dtype=run.dtype, device=run.device, max_num_seqs=how.batch_size, progress=True
+        )
         answerer = EngineAnswerer(model, params)
         for conversation in regenerate(items, store, answerer):
             answered(conversation)
         for name, reason in answerer.cut.items():
             said(f"cut {name}: {reason}")
+        answered(None)
     return folder
 
 
-def frozen_target(run: Run, device: str) -> tuple[FrozenTarget, TextCodec]:
+def frozen_target(run: Run, device: str, is_main: bool = True) -> tuple[FrozenTarget, TextCodec]:
     """The target as drafters are trained on it, on this process's device."""
-    target, codec = load_target(run.target, run.dtype, device, None, run.settings.training.micro_batch_size)
+    with loading(run.target, is_shown=is_main):  # processes that train together share one terminal
+        target, codec = load_target(run.target, run.dtype, device, None, run.settings.training.micro_batch_size)
     return FrozenTarget(target), codec
 
 

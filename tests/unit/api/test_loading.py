@@ -1,0 +1,99 @@
+"""What `outpace.load` shows of its work."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import outpace
+from outpace.core import stages
+from outpace.core.stages import Stages
+from tests.unit.models.tiny import FAMILIES, save_tiny_model, write_tiny_gguf
+
+STAGES = (
+    "reading the configuration",
+    "reading weights",
+    "building the tokenizer",
+    "packing weights",
+    "measuring",
+    "preparing the method",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_model(tmp_path_factory.mktemp("tiny")))
+
+
+def load(folder: str, progress: bool | None = None) -> outpace.Model:
+    return outpace.load(folder, "plain", device="cpu", max_num_seqs=1, progress=progress)
+
+
+def test_every_stage_is_timed(folder: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Guards against a load that ends without saying where the time went, and against the bars of transformers, which
+    appeared in every program that loaded a model."""
+    monkeypatch.setattr(stages, "_SHORTEST_SHOWN", 0.0)
+    load(folder, progress=True)
+    said = capfd.readouterr()
+    assert said.out == ""
+    (line,) = said.err.splitlines()
+    assert tuple(re.findall(r"(?:: |, )([a-z ]+) \d+\.\d s", line)) == (*STAGES, "other")
+    for progress in (None, False):
+        load(folder, progress)
+        assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "gguf"])
+def test_work_is_counted_to_its_end(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a bar that does not move while tensors are read and weights are packed, or never gets full."""
+    done: dict[str, int] = {}
+    totals: dict[str, int | None] = {}
+    advance, restart = Stages.advance, Stages.restart
+
+    def name_of(own: Stages) -> str:
+        return own._progress.tasks[-1].description
+
+    def counted(own: Stages, amount: int) -> None:
+        done[name_of(own)] = done.get(name_of(own), 0) + amount
+        totals[name_of(own)] = int(own._progress.tasks[-1].total or 0)
+        advance(own, amount)
+
+    def restarted(own: Stages, total: int) -> None:
+        done[name_of(own)] = 0
+        restart(own, total)
+
+    monkeypatch.setattr(Stages, "advance", counted)
+    monkeypatch.setattr(Stages, "restart", restarted)
+    gguf = family == "gguf"
+    load(str(write_tiny_gguf(tmp_path / "tiny.gguf") if gguf else save_tiny_model(tmp_path, family)))
+    assert done["reading weights"] == totals["reading weights"]
+    assert done["reading weights"] > 10
+    assert done["packing weights"] == totals["packing weights"]
+
+
+def test_a_bad_switch_is_refused(folder: str) -> None:
+    """Guards against a word such as "no", which would be true."""
+    with pytest.raises(outpace.InvalidRequest, match="progress='no': must be True or False"):
+        load(folder, progress="no")  # type: ignore[arg-type]
+
+
+def test_tensors_of_a_gguf_file_are_counted_while_they_are_dequantised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against half a minute of a GGUF file's load without a count, as transformers' bar for it has no hook; and
+    against a hook that stays behind in the host's transformers."""
+    from transformers import modeling_gguf_pytorch_utils as library
+
+    stock = vars(library)["tqdm"]
+    totals: list[int] = []
+    restart = Stages.restart
+
+    def restarted(own: Stages, total: int) -> None:
+        totals.append(total)
+        restart(own, total)
+
+    monkeypatch.setattr(Stages, "restart", restarted)
+    load(str(write_tiny_gguf(tmp_path / "tiny.gguf")))
+    assert len(totals) == 2, "once dequantised, once put in place"
+    assert min(totals) > 10
+    assert vars(library)["tqdm"] is stock
