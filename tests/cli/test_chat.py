@@ -1,7 +1,9 @@
 """`outpace chat` as a user runs it: lines in, answers out."""
 
+import io
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,33 @@ def test_commands(folder: str) -> None:
     assert "no command /nope" in result.stderr
 
 
+class Terminal(io.StringIO):
+    """Lines that a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_person_is_greeted_briefly(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Guards against a greeting that explains numerics before anybody asked, and against a person who finds neither
+    what they talk with nor the way out."""
+    monkeypatch.setattr(sys, "stdin", Terminal("/info\n/exit\n"))
+    cli.app(["chat", "-m", folder, "--method", "recycle", "--dtype", "float32"], standalone_mode=False)
+    loaded, greeting, *info = capsys.readouterr().err.replace("> ", "").splitlines()
+    assert loaded.startswith("loaded ")
+    name = Path(folder).name
+    assert (
+        greeting == f"{name}, method recycle, context of 256 tokens; /exit or Ctrl-D leaves, /help lists the commands."
+    )
+    assert info[0] == f"model: {folder}, float32, on cpu"
+    assert info[1].startswith("context: 256 tokens")
+    assert info[2] == "method: recycle (named)"
+    assert sum(line.startswith(("exactness: bitwise - ", "exactness: rounding - ")) for line in info) == 1
+    assert f"outpace doctor {folder}" in info[-1]
+
+
 def test_ctrl_c_stops_the_answer_and_not_the_conversation(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an interrupt that ends the program, or leaves the next turn with half a step in its KV."""
     forward = TransformersTarget.forward
@@ -66,9 +95,8 @@ def test_ctrl_c_stops_the_answer_and_not_the_conversation(folder: str, monkeypat
     before = signal.getsignal(signal.SIGINT)
     result = _chat(folder, "Hello\nGo on\n", "--method", "plain")
     assert result.exit_code == 0
-    loaded, exactness, first, second = result.stderr.splitlines()
+    loaded, first, second = result.stderr.splitlines()
     assert loaded.startswith("loaded ")
-    assert exactness.startswith(("exactness: bitwise - ", "exactness: rounding - "))
     assert "5 tokens" in first
     assert [line.split()[-1] for line in (first, second)] == ["cancelled", "length"]
     assert _reused(result)[1][0] >= _reused(result)[0][1]

@@ -33,6 +33,7 @@ from outpace.cli.options import (
     TopK,
     TopP,
     Workload,
+    aside,
     model_for,
     progress_bar,
     refuse_options,
@@ -168,6 +169,7 @@ def bench(
         loaded = loading.load(methods, plan.in_flight)
         chosen = usual_methods(loaded) if speculative_config is None else (loaded.method_name,)
         plan = replace(plan, methods=with_baseline(chosen))
+    aside(str(loaded.exactness))
     run = BenchRun(loaded, plan)
     with progress_bar("bench", len(items) + len(warm_items)) as advance:
         records = collect(run, len(items), out, advance, lambda found: line(summarise(found)))

@@ -31,9 +31,10 @@ from outpace.cli.options import (
     refuse_options,
 )
 from outpace.core.params import SamplingParams
+from outpace.core.stages import short_name
 
 if TYPE_CHECKING:
-    from outpace import Chat, TokenStream
+    from outpace import Chat, Model, TokenStream
 
 LOADED_WITH = ("drafter", "speculative_config", "dtype", "quantize", "device", "max_model_len", "exact")
 
@@ -87,7 +88,32 @@ def chat(
         exact=exact,
     ).load(method, 1)
     with loaded.chat(system, params) as conversation:
-        converse(lambda text: _answer(conversation, text), conversation.reset)
+        greeting = (
+            f"{short_name(loaded.name)}, method {loaded.method_name}, context of {loaded.target.max_length} tokens"
+        )
+        converse(lambda text: _answer(conversation, text), conversation.reset, greeting, lambda: _info(loaded))
+
+
+def _info(model: "Model") -> list[str]:
+    """What /info prints."""
+    import torch
+
+    from outpace.models.compiled import loaded_kernels, why_none
+
+    target = model.target
+    dtype = str(target.rounded_to).removeprefix("torch.")
+    precision = dtype if target.quantize == "none" else f"{target.quantize}, from {dtype}"
+    lines = [
+        f"model: {model.name}, {precision}, on {target.device}",
+        f"context: {target.max_length} tokens, prompt and answers together",
+        f"method: {model.method_name} ({model.method_from})",
+    ]
+    if model.drafter is not None:
+        lines.append(f"drafter: {model.drafter}")
+    if target.device.type == "cpu":
+        kernels = "compiled" if loaded_kernels() is not None else f"none, {why_none()}"
+        lines.append(f"threads: {torch.get_num_threads()}; kernels: {kernels}")
+    return [*lines, str(model.exactness), f"for measurements of this machine: outpace doctor {model.name}"]
 
 
 def _answer(conversation: "Chat", text: str) -> None:

@@ -48,7 +48,16 @@ def chat_endpoint(
                 "was started; leave them out"
             )
         conversation = RemoteChat(endpoint, server, params, system, method, budget)
-        converse(lambda text: _answer(conversation, text), conversation.reset)
+        decides = f"method {method or server.default_method}" if server.is_outpace else "a server that is not outpace's"
+        greeting = f"{server.model} at {endpoint.url}, {decides}"
+        if "max_model_len" in server.facts:
+            greeting += f", context of {server.facts['max_model_len']} tokens"
+        facts = [greeting, *(f"{name}: {_flat(value)}" for name, value in server.facts.items())]
+        converse(lambda text: _answer(conversation, text), conversation.reset, greeting, lambda: facts)
+
+
+def _flat(value: object) -> str:
+    return ", ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
 
 def _answer(conversation: "RemoteChat", text: str) -> None:

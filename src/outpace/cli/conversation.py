@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import typer
@@ -10,28 +10,39 @@ import typer
 from outpace.cli.options import aside, complain, notes
 from outpace.core.errors import OutpaceError
 
-HELP = "/reset begins a new conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer and leaves at the prompt."
+HELP = (
+    "/reset begins a new conversation, /info describes the model and how it decodes, /exit or Ctrl-D leaves, Ctrl-C "
+    "stops an answer and leaves at the prompt."
+)
+LEAVE = "/exit or Ctrl-D leaves, /help lists the commands."
 
 
-def converse(answer: Callable[[str], None], reset: Callable[[], None]) -> None:
+def converse(
+    answer: Callable[[str], None], reset: Callable[[], None], greeting: str, info: Callable[[], Sequence[str]]
+) -> None:
     """Answer line by line until the end.
 
     Args:
         answer: prints the answer to a message.
         reset: begins a new conversation.
+        greeting: describes the model to a person, in one line.
+        info: lines that describe it in full.
 
     Raises:
         typer.Exit: with status 2, if a message of a script was not answered.
     """
     has_failed = False
     if sys.stdin.isatty():
-        aside(HELP)
+        aside(f"{greeting}; {LEAVE}")
     while (line := _read_line()) is not None:
         command = re.fullmatch(r"/\w+", line)
         if line in ("/exit", "/quit"):
             break
         if line == "/reset":
             reset()
+        elif line == "/info":
+            for fact in info():
+                aside(fact)
         elif command:
             aside(f"{'' if line == '/help' else f'no command {line}: '}{HELP}")
         elif line:

@@ -151,7 +151,6 @@ class Loading:
                 max_num_seqs=slots,
                 exact=self.exact,
             )
-        aside(str(loaded.exactness))
         if "profile" in loaded.method_from:
             aside(f"method {loaded.method_name}, {loaded.method_from}")
         return loaded

@@ -28,6 +28,7 @@ from outpace.cli.options import (
     TopK,
     TopP,
     Workload,
+    aside,
     console,
     progress_bar,
 )
@@ -108,6 +109,7 @@ def verify(
     else:  # the model's default, or the config's, which may name no method beside it
         loaded = loading.load(method, size)
         methods = (loaded.method_name,)
+    aside(str(loaded.exactness))
     certified = ",".join(methods)
     cases: list[dict[str, Any]] = []
     for params in wanted:
