@@ -2,7 +2,15 @@
 
 from typing import TYPE_CHECKING, Any
 
-from outpace.core.errors import InvalidRequest, MethodError, ModelError, NonFiniteLogits, OutpaceError, UnsupportedModel
+from outpace.core.errors import (
+    InvalidRequest,
+    MethodError,
+    ModelError,
+    NonFiniteLogits,
+    OutpaceError,
+    PerformanceWarning,
+    UnsupportedModel,
+)
 from outpace.core.events import Generation, RequestMetrics, RoundTrace, Sample, StepEvent, TokenLogprob
 from outpace.core.grammar import Grammar
 from outpace.core.params import SamplingParams
@@ -29,6 +37,7 @@ __all__ = [
     "ModelError",
     "NonFiniteLogits",
     "OutpaceError",
+    "PerformanceWarning",
     "RequestMetrics",
     "RoundTrace",
     "Sample",

@@ -22,7 +22,7 @@ from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.stages import loading, stage
-from outpace.core.threads import tell_of_spinning
+from outpace.core.threads import warn_of_spinning
 from outpace.engine.costs import PassCosts
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, margin_of
@@ -32,6 +32,7 @@ from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget,
 from outpace.methods.options import checked_budget
 from outpace.methods.profile import choose
 from outpace.methods.proposer_store import ProposerStore
+from outpace.models.compiled import warn_without_kernels
 from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
 from outpace.models.load import load_target
@@ -307,6 +308,7 @@ def load(
         target, codec = load_target(**options, exact=exact)
         loaded = Model(options["name"], target, codec, method, budget, named, profile=profile)
     if target.device.type == "cpu":
-        tell_of_spinning()
+        warn_of_spinning()
+        warn_without_kernels()
     loaded.engine.shares_prefixes = enable_prefix_caching
     return loaded

@@ -1,13 +1,14 @@
 """How commands load their models: what they share, and what they say of it."""
 
 import json
+import warnings
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from outpace import cli
-from outpace.core.errors import InvalidRequest
+from outpace.core.errors import InvalidRequest, PerformanceWarning
 from tests.unit.models.tiny import save_tiny_model
 
 EARLY_EXIT = ("--drafter", "early-exit:1")
@@ -91,6 +92,20 @@ def test_training_says_how_long_loading_took(folder: str, tmp_path: Path) -> Non
     captured = _run("train", "capture", "eagle3", "data.held_out=2", *data, *made, "--out", str(tmp_path / "f"))
     assert captured.exit_code == 0, captured.output
     _loaded_once(captured.stderr, folder)
+
+
+def test_warnings_of_the_package_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """Guards against a remedy hidden between a file name and a line of code, and against other warnings that lose
+    their place."""
+    others: list[str] = []
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *where, **options: others.append(str(message))  # the interpreter's own
+        cli._show_warnings_in_a_line()
+        warnings.simplefilter("always")
+        warnings.warn("slow: do this", PerformanceWarning, stacklevel=1)
+        warnings.warn("another", UserWarning, stacklevel=1)
+    assert capsys.readouterr().err == "warning: slow: do this\n"
+    assert others == ["another"]
 
 
 def test_a_drafter_that_one_method_uses_is_taken(folder: str) -> None:

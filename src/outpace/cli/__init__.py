@@ -1,7 +1,8 @@
 """The command line: generate, chat, serve, verify, bench, doctor, tune, methods, convert, tables, train, models."""
 
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
@@ -23,7 +24,7 @@ from outpace.cli.train import train_app
 from outpace.cli.tune import tune
 from outpace.cli.verify import verify
 from outpace.cli.warmup import warmup
-from outpace.core.errors import OutpaceError
+from outpace.core.errors import OutpaceError, PerformanceWarning
 from outpace.core.threads import choose_threads
 
 EXTRAS = {
@@ -74,9 +75,23 @@ def options(
     """Language models generate faster without changing a token of what they would have said."""
 
 
+def _show_warnings_in_a_line() -> None:
+    """Leave file and line of code out of the package's own warnings: the message names the remedy."""
+    stock = warnings.showwarning
+
+    def show(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
+        if issubclass(category, PerformanceWarning):
+            print(f"warning: {message}", file=sys.stderr)  # not by a console of rich: a bar may be drawn at this time
+        else:
+            stock(message, category, *where, **options)
+
+    warnings.showwarning = show
+
+
 def main() -> None:
     """Entry point: errors made on purpose become one line and exit status 2."""
     choose_threads()
+    _show_warnings_in_a_line()
     try:
         app()
     except OutpaceError as error:

@@ -17,6 +17,10 @@ class UnsupportedModel(ModelError):
     """The model was read, but its architecture cannot be decoded losslessly by this engine."""
 
 
+class PerformanceWarning(UserWarning):
+    """Outpace works, but much slower than it could on this machine. The message names the cause and the remedy."""
+
+
 class StateLost(OutpaceError, RuntimeError):
     """An exception cut a step short, and what a request had reached could not be restored. Send it again."""
 

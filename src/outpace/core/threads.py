@@ -4,11 +4,12 @@ A thread that spins takes a core from whoever has work. Beside one busy process 
 times as long (docs/log.md). OpenMP reads its environment once, when torch is loaded, so this file loads without torch.
 """
 
-import logging
 import os
 import sys
+import warnings
 from functools import cache
 
+from outpace.core.errors import PerformanceWarning
 from outpace.core.processors import Processors, processors
 
 VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
@@ -48,12 +49,14 @@ def _choose(name: str, value: str) -> None:
 
 
 @cache
-def tell_of_spinning() -> None:
-    """Log one line, once in a process, where torch was loaded before anybody chose how its threads wait."""
+def warn_of_spinning() -> None:
+    """Warn, once in a process, where torch was loaded before anybody chose how its threads wait."""
     import torch
 
     if torch.get_num_threads() > 1 and not any(name in os.environ for name in VARIABLES):
-        logging.getLogger("outpace").warning(
-            "outpace: torch was loaded first, so its threads spin while they wait and slow down beside other work; "
-            "set OMP_WAIT_POLICY=passive, or import outpace before torch"
+        warnings.warn(
+            "outpace: torch was loaded first, so its threads spin while they wait, and decoding slows down as soon as "
+            "another program runs. Set OMP_WAIT_POLICY=passive, or import outpace before torch",
+            PerformanceWarning,
+            stacklevel=3,  # the caller of `outpace.load`
         )

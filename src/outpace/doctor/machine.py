@@ -9,8 +9,6 @@ from outpace.doctor.finding import Finding, counted, finding
 from outpace.models import compiled
 from outpace.models.instructions import held_down, instruction_sets
 
-INSTALL = "install GCC's C++ compiler (`apt install g++` or `dnf install gcc-c++`)"
-
 
 def cores(found: Processors, threads: int, busy: float = 0.0, root: Path = ROOT) -> Finding:
     """Threads against cores, affinity and the limit of a container.
@@ -58,21 +56,13 @@ def instructions(flags: str) -> Finding:
 def kernels() -> Finding:
     """Whether the compiled kernels are in use; if this process built them, how long it took."""
     if compiled.loaded_kernels() is None:
-        return finding("kernels", f"torch's operations: {compiled.why_none()}", kernels_remedy(), compiled=False)
+        return finding(
+            "kernels", f"torch's operations: {compiled.why_none()}", compiled.kernels_remedy(), compiled=False
+        )
     build = compiled.build()
     when = f"in {build.seconds:.1f} s now" if build.seconds else "before this start"
     measured = f"compiled, {build.reason}, {when}; kept as {_short(build.path)}"
     return finding("kernels", measured, compiled=True, build_seconds=build.seconds, path=str(build.path))
-
-
-def kernels_remedy() -> str:
-    """What to do where there are no compiled kernels."""
-    reason = compiled.why_none()
-    if reason.startswith(compiled.VARIABLE):
-        return f"unset {compiled.VARIABLE}"
-    if reason.startswith("no C++ compiler"):
-        return f"{INSTALL}; kernels are then built at the next start, in some seconds"
-    return f"{INSTALL} of this year or the last ones, and see that {compiled.build().path.parent} can be written to"
 
 
 def waiting(threads: int) -> Finding:

@@ -8,9 +8,8 @@ from torch import Tensor, nn
 
 from outpace.core.tree import Topology
 from outpace.doctor.finding import Finding, finding
-from outpace.doctor.machine import kernels_remedy
 from outpace.doctor.memory import fastest
-from outpace.models.compiled import loaded_kernels
+from outpace.models.compiled import kernels_remedy, loaded_kernels
 from outpace.models.experts import PackedExperts
 from outpace.models.kernel_linear import KernelLinear
 from outpace.models.linear import PackedLinear

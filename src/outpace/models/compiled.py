@@ -11,6 +11,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import warnings
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from time import perf_counter
 import torch
 from platformdirs import user_cache_path
 
+from outpace.core.errors import PerformanceWarning
 from outpace.core.stages import stage
 from outpace.models.instructions import cpu_flags, highest_allowed
 
@@ -31,6 +33,7 @@ FLAGS = (
 )
 VARIABLE = "OUTPACE_KERNELS"
 _BUILD_SECONDS = 300
+_INSTALL = "install GCC's C++ compiler (`apt install g++` or `dnf install gcc-c++`)"
 # What oneDNN is held to by ONEDNN_MAX_CPU_ISA holds these kernels too: one variable for all products. Each with a flag
 # of CPUs that have it, for a name beyond what there is holds nothing down.
 _LOWER = {
@@ -54,12 +57,14 @@ class Build:
         reason: why not, or for which instructions it was built.
         path: where it is kept.
         seconds: what building took; 0 where it had been built before.
+        log: what a compiler that failed printed; None if none did.
     """
 
     handle: ctypes.CDLL | None
     reason: str
     path: Path
     seconds: float = 0.0
+    log: Path | None = None
 
 
 @cache
@@ -75,14 +80,17 @@ def build() -> Build:
     try:
         if not path.exists():
             if compiler is None:
-                missing = f"no C++ compiler ({', '.join(COMPILERS)}) on the path: install one, as in g++"
+                missing = f"no C++ compiler ({', '.join(COMPILERS)}) on the path"
                 return Build(None, missing, path)
             _compile(compiler, flags, path)
             seconds = perf_counter() - started
         return Build(ctypes.CDLL(str(path)), f"built with {' '.join(_instructions())}", path, seconds)
     except (OSError, subprocess.SubprocessError) as error:
-        detail = getattr(error, "stderr", None) or str(error)
-        return Build(None, f"{compiler} cannot build them: {detail.strip().splitlines()[0]}", path)
+        printed = getattr(error, "stderr", None) or ""
+        # A compiler that is stopped by the time limit leaves bytes.
+        detail = (printed.decode(errors="replace") if isinstance(printed, bytes) else printed).strip() or str(error)
+        log = _write_log(path, detail) if isinstance(error, subprocess.SubprocessError) else None
+        return Build(None, f"{compiler} cannot build them: {detail.splitlines()[0]}", path, log=log)
 
 
 def loaded_kernels() -> ctypes.CDLL | None:
@@ -95,9 +103,43 @@ def why_none() -> str:
     return f"{VARIABLE}=off is set" if os.environ.get(VARIABLE) == "off" else build().reason
 
 
+def kernels_remedy() -> str:
+    """What to do where there are no compiled kernels."""
+    reason = why_none()
+    if reason.startswith(VARIABLE):
+        return f"unset {VARIABLE}"
+    if reason.startswith("no C++ compiler"):
+        return f"{_INSTALL}; kernels are then built at the next start, in some seconds"
+    return f"{_INSTALL} of this year or the last ones, and see that {build().path.parent} can be written to"
+
+
+@cache
+def warn_without_kernels() -> None:
+    """Warn, once in a process, that there are no compiled kernels, unless the user switched them off."""
+    if os.environ.get(VARIABLE) == "off" or build().handle is not None:
+        return
+    log = "" if build().log is None else f"; the compiler's output is in {build().log}"
+    warnings.warn(
+        f"outpace decodes several times slower than it could on this CPU, because it has no compiled kernels: "
+        f"{why_none()}{log}. To fix it, {kernels_remedy()}. {VARIABLE}=off turns this warning off",
+        PerformanceWarning,
+        stacklevel=3,  # the caller of `outpace.load`
+    )
+
+
 def threads() -> int:
     """How many threads a pass is shared by."""
     return torch.get_num_threads()
+
+
+def _write_log(path: Path, text: str) -> Path | None:
+    """Keep what a compiler printed beside the library's place; None where nothing can be written."""
+    log = path.with_suffix(".log")
+    try:
+        log.write_text(text)
+    except OSError:
+        return None
+    return log
 
 
 @stage("compiling kernels")

@@ -21,7 +21,7 @@ from outpace.core.paths import path_of
 from outpace.core.stages import stage
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import refuse_bare
-from outpace.models.compiled import loaded_kernels, why_none
+from outpace.models.compiled import kernels_remedy, loaded_kernels, why_none
 from outpace.models.complete import check_complete, check_count, refuse_incomplete, refuse_infinite
 from outpace.models.config_bounds import check_fields, read_head_size
 from outpace.models.families import check_supported
@@ -141,7 +141,7 @@ def check_quantization(quantize: str, dtype: torch.dtype, device: torch.device) 
     if not can_pack(dtype, device):
         raise InvalidRequest(f"quantize={quantize!r}: not beside {dtype}; use dtype='float32' or 'bfloat16'")
     if loaded_kernels() is None:
-        raise InvalidRequest(f"quantize={quantize!r}: its kernels are not there: {why_none()}")
+        raise InvalidRequest(f"quantize={quantize!r}: its kernels are not there: {why_none()}; {kernels_remedy()}")
 
 
 @stage("reading the configuration")

@@ -17,7 +17,7 @@ from outpace.core.checks import check_flags, shown
 from outpace.core.errors import InvalidRequest
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.core.threads import tell_of_spinning
+from outpace.core.threads import warn_of_spinning
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.methods.build_context import BuildContext
@@ -121,7 +121,7 @@ class CustomGenerate:
         longest = max(map(len, prompts)) + options["max_new_tokens"]
         target = borrow_target(model, longest, len(prompts), self._pack)
         if target.device.type == "cpu":
-            tell_of_spinning()
+            warn_of_spinning()
         # Ids that the model does not have end nothing, here as in stock `generate`.
         options["eos_token_ids"] = tuple(token for token in stops.eos_token_ids if 0 <= token < target.vocab_size)
         requests = self._requests(prompts, options)

@@ -1,13 +1,16 @@
-"""What `outpace.load` shows of its work."""
+"""What `outpace.load` shows of its work, and what it warns of."""
 
 import re
+import warnings
 from pathlib import Path
 
 import pytest
 
 import outpace
-from outpace.core import stages
+from outpace.core import stages, threads
 from outpace.core.stages import Stages
+from outpace.models import compiled
+from outpace.models.compiled import Build
 from tests.unit.models.tiny import FAMILIES, save_tiny_model, write_tiny_gguf
 
 STAGES = (
@@ -75,6 +78,58 @@ def test_a_bad_switch_is_refused(folder: str) -> None:
     """Guards against a word such as "no", which would be true."""
     with pytest.raises(outpace.InvalidRequest, match="progress='no': must be True or False"):
         load(folder, progress="no")  # type: ignore[arg-type]
+
+
+def warned(folder: str, times: int = 2) -> list[warnings.WarningMessage]:
+    """The warnings of loads in a process that has not warned yet."""
+    compiled.warn_without_kernels.cache_clear()
+    threads.warn_of_spinning.cache_clear()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(times):
+            load(folder)
+    compiled.warn_without_kernels.cache_clear()
+    threads.warn_of_spinning.cache_clear()
+    return [one for one in found if issubclass(one.category, outpace.PerformanceWarning)]
+
+
+def test_missing_kernels_are_told_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a quarter of the speed without a word on a machine without a compiler, against a warning at every
+    load, and against a warning about what the user chose."""
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    built = Build(None, "no C++ compiler (g++, c++) on the path", Path("kernels/0.so"))
+    monkeypatch.setattr(compiled, "build", lambda: built)
+    (one,) = warned(folder)
+    assert "no C++ compiler (g++, c++) on the path" in str(one.message)
+    assert "`apt install g++`" in str(one.message)
+    assert one.filename == __file__, "the line that loaded the model"
+    monkeypatch.setenv(compiled.VARIABLE, "off")
+    assert warned(folder) == []
+
+
+def test_a_failed_build_is_told_with_its_log(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against kernels that fail to build in silence, or with a first line of the compiler's output alone."""
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    monkeypatch.setattr(compiled, "user_cache_path", lambda name: tmp_path)
+    (tmp_path / "kernels.cpp").write_text("this is no C++\nnor is this\n")
+    monkeypatch.setattr(compiled, "SOURCES", tmp_path)
+    built = compiled.build.__wrapped__()
+    if "no C++ compiler" in built.reason:
+        pytest.skip("no C++ compiler")
+    monkeypatch.setattr(compiled, "build", lambda: built)
+    (one,) = warned(folder)
+    assert built.log is not None
+    assert f"the compiler's output is in {built.log}" in str(one.message)
+    assert "this is no C++" in built.log.read_text()
+    assert len(built.log.read_text().splitlines()) > 1
+
+
+def test_kernels_that_are_there_are_not_warned_of(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a warning on machines where everything is as it should be."""
+    if compiled.build().handle is None:
+        pytest.skip("no compiled kernels")
+    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    assert warned(folder) == []
 
 
 def test_tensors_of_a_gguf_file_are_counted_while_they_are_dequantised(
