@@ -4,7 +4,9 @@ import ctypes
 import gc
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from threading import Lock
 from weakref import WeakValueDictionary
 
@@ -46,18 +48,20 @@ class ProposerStore:
             with suppress(TypeError):  # a plugin's may have slots, and nothing that could refer to it
                 self._alive[spec] = proposer
             self._recent.move_to_end(spec)
-            is_full = len(self._recent) > MOST_KEPT
-            if is_full:
-                self._recent.popitem(last=False)
-        if is_full:
+            dropped = self._recent.popitem(last=False)[1] if len(self._recent) > MOST_KEPT else None
+        if dropped is not None:  # it ends here, not under the lock: what ends with it may ask for a proposer itself
+            del dropped
             _return_memory()
         return proposer
 
     def reset(self) -> None:
         """Let go of those that nobody has; the others forget what they learned. No step may be under way."""
         with self._building:
-            self._recent.clear()
+            dropped, self._recent = self._recent, OrderedDict()
+        del dropped  # not under the lock
+        with self._building:
             self._reset_alive()
+        gc.collect()  # a plugin's proposers may be in reference cycles
         _return_memory()
 
     def _reset_alive(self) -> None:
@@ -66,9 +70,13 @@ class ProposerStore:
 
 
 def _return_memory() -> None:
-    """Give memory that nobody has any more back to the system. Nets have cycles, which wait for the collector, and
-    glibc keeps most of what is freed in pieces of megabytes. Not under a lock: others would wait for it, and what the
-    collector ends may ask for a proposer itself."""
-    gc.collect()
-    if sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+    """Give memory that nobody has any more back to the system: glibc keeps most of what is freed in pieces of
+    megabytes. Proposers are in no reference cycle, so that none of them waits for the garbage collector."""
+    if (trim := _trimmer()) is not None:
         trim(0)
+
+
+@lru_cache(maxsize=1)
+def _trimmer() -> Callable[[int], int] | None:
+    """glibc's malloc_trim. Looked up once: every `CDLL` defines classes, which are reference cycles."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None

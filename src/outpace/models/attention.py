@@ -102,7 +102,7 @@ def kernel_store(kv: SlotKV) -> structs.Store:
 
 def kernel_parts(segments: Sequence[Segment]) -> tuple[Any, list[Tensor]]:
     """Segments as the kernels read them, and the tensors that must live as long."""
-    parts, kept = (structs.Part * len(segments))(), []
+    parts, kept = structs.array(structs.Part, len(segments))(), []
     for part, segment in zip(parts, segments, strict=True):
         positions = segment.positions.long().contiguous()
         visible = None if segment.visible is None else segment.visible.bool().contiguous()

@@ -2,6 +2,17 @@
 
 import ctypes
 from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from functools import lru_cache
+from typing import TypeVar
+
+T = TypeVar("T", bound="ctypes._CData")
+
+
+@lru_cache(maxsize=512)
+def array(kind: type[T], count: int) -> "type[ctypes.Array[T]]":
+    """The type of arrays of so many. ctypes drops such a type with its last array, and each is a reference cycle: made
+    anew in every pass, they would wait for the garbage collector."""
+    return kind * count  # type: ignore[operator,return-value]  # typeshed knows it of no bounded variable
 
 
 class Matrix(ctypes.Structure):

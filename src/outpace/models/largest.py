@@ -30,12 +30,15 @@ class Awaited:
     def structure(self) -> structs.Awaited:
         """As the kernels read it, with what must live as long."""
         count, rows = len(self.keys), len(self.draws)
-        keys = (ctypes.c_int32 * (2 * count))(*(word for key in self.keys for word in key))
-        draws, temperatures = (ctypes.c_int32 * rows)(*self.draws), (ctypes.c_float * rows)(*self.temperatures)
+        keys = structs.array(ctypes.c_int32, 2 * count)(*(word for key in self.keys for word in key))
+        draws, temperatures = (
+            structs.array(ctypes.c_int32, rows)(*self.draws),
+            structs.array(ctypes.c_float, rows)(*self.temperatures),
+        )
         ids = None
         if self.ids is not None:
             own = [one.contiguous() for one in self.ids]
-            ids = (ctypes.c_void_p * count)(*(one.data_ptr() for one in own))
+            ids = structs.array(ctypes.c_void_p, count)(*(one.data_ptr() for one in own))
         places = (None if each is None else ctypes.addressof(each) for each in (keys, ids, draws, temperatures))
         made = structs.Awaited(*places, count)
         made.kept = (keys, draws, temperatures, ids, None if ids is None else own)

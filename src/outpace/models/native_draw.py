@@ -31,7 +31,7 @@ def draw_natively(
     """
     kernels = loaded_kernels()
     assert kernels is not None, "asked for where there are kernels"
-    drawn = (structs.Drawn * len(rows))()
+    drawn = structs.array(structs.Drawn, len(rows))()
     kept = []
     for one, (outputs, node), temperature, key in zip(drawn, rows, temperatures, keys, strict=True):
         top_ids, top_logits = outputs.top_ids[node].contiguous(), outputs.top_logits[node].contiguous()

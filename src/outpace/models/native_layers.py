@@ -49,7 +49,7 @@ class NativeLayers:
     """
 
     def __init__(self, layers: Sequence[structs.Layer], kept: Kept, **sizes: Any) -> None:
-        rows = kept.add((structs.Layer * len(layers))(*layers))
+        rows = kept.add(structs.array(structs.Layer, len(layers))(*layers))
         self.is_quantized = any(row.qkv.kind == Kind.INT8 for row in rows)
         self.hidden: int = sizes["hidden"]
         self.decoder = structs.Decoder(layers=rows, count=len(layers), **sizes)
@@ -80,7 +80,7 @@ class NativeLayers:
             By tap, [T, H] float32.
         """
         wanted = {tap: torch.empty_like(rows) for tap in taps}
-        places = (ctypes.c_void_p * (self.decoder.count + 1))(
+        places = structs.array(ctypes.c_void_p, self.decoder.count + 1)(
             *(wanted[tap].data_ptr() if tap in wanted else None for tap in range(self.decoder.count + 1))
         )
         one, kept = pass_of(rows, positions, segments, kv)

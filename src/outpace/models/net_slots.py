@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -196,6 +197,7 @@ class NetPass:
         self, slots: NetSlots, function: Callable[..., tuple[Tensor, ...]], sights: Sequence[Sight] = ()
     ) -> None:
         self._slots, self._function, self._sights = slots, function, sights
+        self._tiled = partial(_tiled, slots, function, sights)
         self._captured = CapturedPass(slots.kv, self._tiled)
 
     def __call__(self, parts: Sequence[Rows], *rows: Tensor) -> tuple[Tensor, ...]:
@@ -208,9 +210,17 @@ class NetPass:
             found = self._captured(tables, rows)
         return self._tiled([one.on(device) for one in tables], *rows) if found is None else found
 
-    def _tiled(self, plans: Sequence[TilePlan], *rows: Tensor) -> tuple[Tensor, ...]:
-        attend = self._slots.tiled_attention(plans, self._sights)
-        return self._function(plans[0].rows[:, 2].long(), attend, *rows)
+
+def _tiled(
+    slots: NetSlots,
+    function: Callable[..., tuple[Tensor, ...]],
+    sights: Sequence[Sight],
+    plans: Sequence[TilePlan],
+    *rows: Tensor,
+) -> tuple[Tensor, ...]:
+    """A pass by tables. No method: what is captured would refer back to the `NetPass` that holds it, and a drafter's
+    slots would wait for the garbage collector."""
+    return function(plans[0].rows[:, 2].long(), slots.tiled_attention(plans, sights), *rows)
 
 
 def _causal(part: Rows) -> Rows:

@@ -72,7 +72,7 @@ class EagleSource(PairSource[EagleState]):
             assert head is not None, "a net without a head uses the target's"
             self._head = head if vocabulary is None else head.restricted(vocabulary)
         self._scores = own_scores_of(self._head, self._device)
-        self._pass = NetPass(self.slots, lambda positions, attend, *rows: self.net(*rows, positions, attend))
+        self._pass = NetPass(self.slots, lambda positions, attend, *rows: net(*rows, positions, attend))
 
     def _new_state(self, slot: int) -> EagleState:
         return EagleState(slot, self._no_features())

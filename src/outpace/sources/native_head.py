@@ -134,4 +134,4 @@ def native_head(head: DominoHead, ids: Tensor | None) -> NativeHead | None:
 def _places(picked: Picked) -> "ctypes.Array[ctypes.c_void_p]":
     """Where rows lie; they must live as long."""
     places = [rows.data_ptr() + 4 * rows.shape[-1] * row for rows, numbers in picked for row in numbers]
-    return (ctypes.c_void_p * len(places))(*places)
+    return structs.array(ctypes.c_void_p, len(places))(*places)

@@ -168,8 +168,8 @@ class Lesson:
         known = [(named.order[node], token) for node, token in zip(nodes, said, strict=True)]
         known = [pair for pair in known if pair[0] + 1 < len(named.starts)]
         self.model, self._named, self.count = model, named, len(known)
-        self._nodes = (ctypes.c_int64 * self.count)(*(node for node, _ in known))
-        self._said = (ctypes.c_int64 * self.count)(*(token for _, token in known))
+        self._nodes = structs.array(ctypes.c_int64, self.count)(*(node for node, _ in known))
+        self._said = structs.array(ctypes.c_int64, self.count)(*(token for _, token in known))
 
     def struct(self) -> structs.Learning:
         """As the kernels read it; alive as long as this is."""
@@ -184,7 +184,8 @@ def learn_together(lessons: Sequence[Lesson]) -> None:
         return
     kernels = loaded_kernels()
     assert kernels is not None, "they grew the trees"
-    kernels.outpace_learn((structs.Learning * len(lessons))(*(one.struct() for one in lessons)), len(lessons))
+    rows = structs.array(structs.Learning, len(lessons))(*(one.struct() for one in lessons))
+    kernels.outpace_learn(rows, len(lessons))
     for one in lessons:
         one.model.forget_odds()
 

@@ -190,7 +190,7 @@ def grow_natively(requests: Sequence[GrowthRequest]) -> list[Growth]:
         return []
     kernels = loaded_kernels()
     assert kernels is not None, "asked for where there are kernels"
-    trees, room, filling = (structs.Growing * len(requests))(), _Room(requests), _Filling()
+    trees, room, filling = structs.array(structs.Growing, len(requests))(), _Room(requests), _Filling()
     for index, (tree, request) in enumerate(zip(trees, requests, strict=True)):
         room.lend(index, tree)
         filling.fill(tree, request)

@@ -1,6 +1,7 @@
 """Packed passes over slots as CUDA graphs: tables of any pass in static buffers of a few sizes."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
@@ -23,9 +24,9 @@ class CapturedPass:
     """
 
     def __init__(self, kv: SlotKV, function: PassFunction, rows: int | None = None) -> None:
-        self._kv, self._function, self._rows = kv, function, rows
+        self._kv, self._rows = kv, rows
         self._device = kv.keys.device
-        self._graphs = Graphs(self._run, rows or ROWS[-1], self._device)
+        self._graphs = Graphs(partial(_planned, function), rows or ROWS[-1], self._device)
 
     def __call__(self, tables: Sequence[Tables], rows: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
         """What the function returns for the real rows; None where no bucket holds them or nothing can be captured.
@@ -47,8 +48,10 @@ class CapturedPass:
         inputs += [(each, buckets[0].rows) for each in rows]
         return self._graphs(tuple(buckets), len(tables[0].rows), inputs)
 
-    def _run(self, buckets: Sequence[Bucket], *buffers: Tensor) -> tuple[Tensor, ...]:
-        plans: list[TilePlan] = [
-            bucket.plan(buffer) for bucket, buffer in zip(buckets, buffers[: len(buckets)], strict=True)
-        ]
-        return self._function(plans, *buffers[len(buckets) :])
+
+def _planned(function: PassFunction, buckets: Sequence[Bucket], *buffers: Tensor) -> tuple[Tensor, ...]:
+    """The pass over its buffers. No method: `Graphs` would refer back to the pass that holds it, a reference cycle."""
+    plans: list[TilePlan] = [
+        bucket.plan(buffer) for bucket, buffer in zip(buckets, buffers[: len(buckets)], strict=True)
+    ]
+    return function(plans, *buffers[len(buckets) :])
