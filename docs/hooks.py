@@ -28,9 +28,10 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 from outpace.cli import app
-from outpace.methods.catalog import BUILT_IN
+from outpace.methods.catalog import BUILT_IN, method
 from outpace.methods.model_options import ModelOptions
 from outpace.methods.options import described, written
+from outpace.methods.presets import presets_of
 from outpace.shaping.table import BUILT_IN as SHAPES
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +85,8 @@ def _options(name: str) -> str:
         text = f"Shapes: {takes}; by default `{shape}`. It takes the [shared options](shared-options.md), too.\n"
         if settings is not None:
             text = f"Settings of its shape `{shape}`:\n\n{_table(OPTION, _cells(settings))}\n\n{text}"
+    for preset, row in presets_of(name).items():
+        text += f"\nPreset `as={preset}`: `{method(name, **row)}`.\n"
     table = _table(OPTION, _rows(own)) if own else ""
     return f"{table}\n\n{text}"
 

@@ -22,17 +22,23 @@ def methods(
     from outpace.methods.catalog import methods as known
     from outpace.methods.model_options import ModelOptions
     from outpace.methods.options import written
+    from outpace.methods.presets import presets_of
 
     if name is None and shape is not None:
         raise InvalidRequest(f"shape={shape!r}: of which method? Name one, as in `outpace methods domino --shape beam`")
     console = Console(highlight=False, markup=False)
     if name is None:
-        rows = [{"name": key, "needs": method.needs, "summary": method.summary} for key, method in known().items()]
+        rows: list[dict[str, Any]] = [
+            {"name": key, "needs": method.needs, "summary": method.summary, "presets": list(presets_of(key))}
+            for key, method in known().items()
+        ]
         if as_json:
             print(json.dumps({"methods": rows}))
             return
         columns = (Column("method", is_name=True), Column("needs", prose=24), Column("what it drafts", prose=UNLIMITED))
         Sheet(columns, [(row["name"], row["needs"], row["summary"]) for row in rows]).show()
+        with_presets = ", ".join(row["name"] for row in rows if row["presets"])
+        console.print(f"Presets: NAME:as=paper takes the constants of its paper, for NAME in {with_presets}.")
         console.print(
             "Options of one: outpace methods NAME. Use: --method NAME:option=value,option=value", highlight=False
         )
@@ -45,13 +51,26 @@ def methods(
             raise InvalidRequest(f"shape={shape}: {known_shapes}")
     options = [row for kind in option_kinds(method.options, shape) for row in _described(kind)]
     if as_json:
-        print(json.dumps({"name": name, "needs": method.needs, "summary": method.summary, "options": options}))
+        print(
+            json.dumps(
+                {
+                    "name": name,
+                    "needs": method.needs,
+                    "summary": method.summary,
+                    "options": options,
+                    "presets": presets_of(name),
+                }
+            )
+        )
         return
     console.print(f"{name}: {method.summary}\nneeds {method.needs}\n")
     # Values and default share a column, so that the sentences get most of a narrow terminal.
     columns = (Column("option", is_name=True), Column("values (default)", prose=22), Column("meaning", prose=UNLIMITED))
     cells = [(one["name"], f"{one['type']} ({written(one['default'])})", one["meaning"]) for one in options]
     Sheet(columns, cells, has_lines=True).show()
+    for preset, stands_for in presets_of(name).items():
+        values = ",".join(f"{option}={written(value)}" for option, value in stands_for.items())
+        console.print(f"preset: {name}:as={preset} is {name}:{values}; options beside it win")
     if issubclass(method.options, ModelOptions):
         names = method.options.shape_names()
         console.print(

@@ -24,6 +24,7 @@ from outpace.methods.drafter_store import DrafterStore
 from outpace.methods.method import LANGUAGE_MODEL, Method
 from outpace.methods.model_options import ModelOptions
 from outpace.methods.options import Options, checked_value, first_complaint, written
+from outpace.methods.presets import OPTION, preset_options
 from outpace.methods.retrievers import with_retrieval
 from outpace.models.shipped import shipped_for
 
@@ -64,8 +65,8 @@ class MethodSpec:
     options: Options
 
     def __str__(self) -> str:
-        given = {name: getattr(self.options, name) for name in self.options.model_fields_set}
-        said = ",".join(f"{name}={written(value)}" for name, value in given.items())
+        given = {name: value for name, value in self.options if name in self.options.model_fields_set}
+        said = ",".join(f"{name}={None if value is None else written(value)}" for name, value in given.items())
         return f"{self.name}:{said}" if said else self.name
 
     @property
@@ -117,10 +118,10 @@ def parse_method(text: str) -> MethodSpec:
     kind = method_named(name).options
     items = [item.partition("=") for item in filter(None, rest.split(","))]
     shape = next((value for option, _, value in items if option == "shape"), None)
-    known = [option for part in option_kinds(kind, shape) for option in part.model_fields]
+    known = _known(kind, shape)
     given: dict[str, str] = {}
     for option, equals, value in items:
-        if not equals or option not in known:
+        if not equals or option not in (*known, OPTION):
             near = [f"did you mean {one}? " for one in get_close_matches(option, known, n=1)]
             takes = f"takes {', '.join(known)} (name:option=value)"
             said = option + equals + value
@@ -141,18 +142,27 @@ def method(name: str, /, **options: Any) -> MethodSpec:
         InvalidRequest: unknown method or option, or a bad value.
     """
     kind, options = method_named(name).options, {key: checked_value(key, value) for key, value in options.items()}
-    shape = options.get("shape")
-    kinds = option_kinds(kind, shape if isinstance(shape, str) else None)
-    known = [option for part in kinds for option in part.model_fields]
+    known = _known(kind, options.get("shape"))
     for option in options:
-        if option not in known:
+        if option not in (*known, OPTION):
             raise InvalidRequest(f"method={name!r}: takes {', '.join(known)}, not {option}={shown(options[option])}")
     return _checked(name, name, options)
 
 
+def _known(kind: type[Options], shape: Any) -> list[str]:
+    """The options that a method takes with a shape."""
+    kinds = option_kinds(kind, shape if isinstance(shape, str) else None)
+    return [option for part in kinds for option in part.model_fields]
+
+
 def _checked(what: str, name: str, given: Mapping[str, Any]) -> MethodSpec:
+    """A method with what its options say, and behind them what the preset says that they name. Of a preset, settings of
+    the shape do not hold for another one that has none of that name."""
+    kind, own = methods()[name].options, {option: value for option, value in given.items() if option != OPTION}
+    preset = preset_options(what, name, given[OPTION]) if OPTION in given else {}
+    known = _known(kind, own.get("shape"))
     try:
-        return MethodSpec(name, methods()[name].options.model_validate(given))
+        return MethodSpec(name, kind.model_validate({key: preset[key] for key in preset if key in known} | own))
     except ValidationError as error:
         raise InvalidRequest(f"method={shown(what)}: {first_complaint(error)}") from error
 
