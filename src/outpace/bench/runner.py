@@ -9,6 +9,7 @@ from outpace.bench.certificate import Certifier, Finding, method_runner
 from outpace.bench.environment import environment
 from outpace.bench.memory import held_mb
 from outpace.bench.records import TurnRun, group_figures, prompt_figures
+from outpace.bench.resolved import resolved_options
 from outpace.bench.warm import warm_up
 from outpace.bench.workload import WorkItem, fingerprint, in_groups
 from outpace.core.errors import InvalidRequest
@@ -89,6 +90,7 @@ class BenchRun:
         self._certifier = Certifier(model)
         self._references: dict[int, TransformersReference] = {}
         self._proposers: list[Proposer] = []
+        self._options: dict[str, dict[str, Any]] = {TRANSFORMERS: {}}
         self._held_mb: dict[str, float] = {}
         self._groups = in_groups(plan.items, plan.batch_size)
         self._shared = environment(model.target.device, model.target.dtype, model.target.quantize) | {
@@ -126,8 +128,10 @@ class BenchRun:
         first_new = len({record["group"]["number"] for record in done})
         if first_new == len(self._groups):
             return
+        ours = [method for method in plan.methods if method != TRANSFORMERS]
+        self._options |= {method: resolved_options(self.model, method, plan.budget) for method in ours}
         # Held, so that none of them is built anew after the reset, in the time of its first prompt.
-        self._proposers = [self.model.proposer(method) for method in plan.methods if method != TRANSFORMERS]
+        self._proposers = [self.model.proposer(method) for method in ours]
         first = [self.model.encode(item.prompt(0, [])) for item in self._groups[0]]
         short = SamplingParams(max_new_tokens=WARM_UP_TOKENS)
         for method in plan.methods:
@@ -187,7 +191,7 @@ class BenchRun:
             for method in self.plan.methods:
                 finding = self._compare(asked, own[PLAIN], own[method], method)
                 record: Record = {"id": item.id, "dataset": item.dataset, "method": method}
-                record |= {"options": _options(self.plan, method)} | prompt_figures(own[method])
+                record |= {"options": self._options[method]} | prompt_figures(own[method])
                 record |= {"group": {"number": number} | group_figures(runs[method])}
                 record |= {
                     "memory_mb": self._memory(method),
@@ -275,10 +279,3 @@ def usual_methods(model: Model) -> tuple[str, ...]:
 def with_baseline(methods: tuple[str, ...]) -> tuple[str, ...]:
     """The methods, plain decoding among them: every speedup is measured against it."""
     return methods if PLAIN in methods else (PLAIN, *methods)
-
-
-def _options(plan: BenchPlan, method: str) -> dict[str, Any]:
-    if method == TRANSFORMERS:
-        return {}
-    spec = parse_method(method)
-    return spec.options.model_dump() | {"budget": plan.budget if spec.budget is None else spec.budget}

@@ -67,6 +67,7 @@ def _block(options: ModelOptions, context: BuildContext, kind: type[DFlashNet], 
         # Among a few thousand ids, to choose costs more than to score them all.
         usual = context.default_budget(CPU_POOL, 0) if vocabulary is None else 0
         pool = usual if options.pool is None else options.pool
+        context.resolved["pool"] = pool
         more = {"every_position": options.every_position, "pool": pool or None, "gate_table": options.gate_table}
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
     source = BlockSource(net, target.embedding, head, *size, options.noise, **more)

@@ -1,7 +1,7 @@
 """What a method may ask of the target it drafts for."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,6 +52,8 @@ class BuildContext:
         vocabulary: file of the ids that this drafter drafts from unless an option says otherwise; None for all.
         fingerprint: of the trained drafter, which is read for it when first asked.
         transitions: the file that ships for this target, which `warm=shipped` names; None if there is none.
+        resolved: filled while a method is built with what its options leave open: "files", those that were read, by
+            option; "shape_settings"; "draft_options" of the method that drafts for it; and options by name.
     """
 
     vocab_size: int
@@ -62,6 +64,7 @@ class BuildContext:
     vocabulary: Path | None = None
     fingerprint: Callable[[], str] | None = None
     transitions: Path | None = None
+    resolved: dict[str, Any] = field(default_factory=lambda: {"files": {}}, compare=False)
 
     def default_budget(self, on_cpu: int, otherwise: int) -> int:
         """Beyond a handful of rows a CPU pass is compute-bound, so small trees win there (docs/log.md)."""
@@ -78,9 +81,24 @@ class BuildContext:
                 f"warm={SHIPPED}: no transitions ship for this target; make a file with `outpace train transitions` or "
                 "`outpace warmup`"
             )
-        return self.transitions if option == SHIPPED else None if option == NOTHING else option
+        file = self.transitions if option == SHIPPED else None if option == NOTHING else option
+        return self.read("warm", file, NOTHING)
+
+    def read(self, option: str, file: str | Path | None, without: str | None = None) -> str | Path | None:
+        """A file that a method is built from, which is noted under the option that names it; None for none.
+
+        Args:
+            option: its name.
+            file: what it names.
+            without: how the option says that there is none.
+        """
+        self.resolved[option] = without if file is None else str(file)
+        if file is not None:
+            self.resolved["files"][option] = Path(file)
+        return file
 
     def ranked_vocabulary(self, option: str | None) -> Tensor | None:
         """[K] the only ids to draft, None for all: of the file an option names, or without one of the drafter's own."""
         file = self.vocabulary if option is None else option
-        return None if file is None or file == EVERY_ID else load_vocabulary(file, self.vocab_size)
+        file = self.read("vocabulary", None if file == EVERY_ID else file, EVERY_ID)
+        return None if file is None else load_vocabulary(file, self.vocab_size)

@@ -45,7 +45,7 @@ def _dart(options: DartOptions, context: BuildContext) -> Proposer:
     taps, sizes = net.config.taps_of(target.config.num_hidden_layers), (target.max_length, target.max_slots)
     settings = options.shape_settings()
     decay = settings.level_decay if isinstance(settings, SearchConfig) else None
-    continuity = load_continuity(options.ngrams, decay, context.vocab_size, context.device)
+    continuity = load_continuity(context.read("ngrams", options.ngrams), decay, context.vocab_size, context.device)
     vocabulary = context.ranked_vocabulary(options.vocabulary)
     source = DartSource(net, target.embedding, taps, *sizes, options.noise, vocabulary, continuity)
     budget = net.config.draft_length + 1 if options.shape == "chain" else context.default_budget(15, 60)

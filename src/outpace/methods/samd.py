@@ -52,8 +52,11 @@ def _samd(options: SamdOptions, context: BuildContext) -> Proposer:
     budget = context.default_budget(10, 60) if options.budget is None else options.budget
     draft = DRAFTS[options.draft]
     shape = {"shape": "beam"} if options.draft in ("dflash", "domino") else {}  # by themselves these draft chains
-    other = draft.build(draft.options.model_validate({"budget": budget, **shape}), context)
-    corpus = None if options.corpus is None else load_corpus(options.corpus, context.vocab_size)
+    drafting = draft.options.model_validate({"budget": budget, **shape})
+    context.resolved["draft_options"] = drafting.model_dump()
+    other = draft.build(drafting, context)
+    file = context.read("corpus", options.corpus)
+    corpus = None if file is None else load_corpus(file, context.vocab_size)
     return SamDecoding(other, budget, corpus, options.min_match, options.corpus_bias)
 
 

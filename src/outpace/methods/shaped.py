@@ -43,6 +43,7 @@ def shaped(
     budget = budget if options.budget is None else options.budget
     shape, settings = shapes()[options.shape], _settings(options, context, defaults)
     leaves_room = options.retrieve != "none"
+    context.resolved["shape_settings"] = {} if settings is None else settings.model_dump()
     if settings is None:
         return StaticProposer(source, shape.static(), budget, context.device, leaves_room)
     acceptance = KeyedAcceptance() if options.is_calibrated else None

@@ -124,7 +124,9 @@ def _beam(options: OutpaceOptions, context: BuildContext, budget: int) -> Propos
     if options.noise:
         given["calibration"] = "off"  # prices of its own weigh keyed scores
     draft = DRAFTS[options.draft]
-    return draft.build(draft.options.model_validate(given), context)
+    drafting = draft.options.model_validate(given)
+    context.resolved["draft_options"] = drafting.model_dump()
+    return draft.build(drafting, context)
 
 
 METHODS = {

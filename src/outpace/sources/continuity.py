@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ class Continuity:
 
 
 def load_continuity(
-    file: str | None, search_decay: float | None, vocab_size: int, device: torch.device
+    file: str | Path | None, search_decay: float | None, vocab_size: int, device: torch.device
 ) -> Continuity | None:
     """The continuity of a file that `outpace count-ngrams` wrote; None without a file.
 

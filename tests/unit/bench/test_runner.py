@@ -1,10 +1,14 @@
 """The race: who decodes what with whom, in which order, and what is recorded of it."""
 
+import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import outpace
 from outpace.api import Model
@@ -13,11 +17,16 @@ from outpace.bench.workload import WorkItem, in_groups
 from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
+from outpace.methods import drafter_store
 from outpace.methods.learned import learns
+from outpace.retrieval.transition_matrix import TransitionMatrix
+from outpace.retrieval.warm_file import save_matrix
 from outpace.shaping.acceptance import KeyedAcceptance
 from outpace.shaping.beam import Beam, BeamConfig
 from outpace.shaping.growing import GrowingProposer
+from outpace.sources.frequency import save_vocabulary
 from outpace.testing import ToySource, blend
+from tests.unit.methods.test_presets import write_drafters
 from tests.unit.models.tiny import save_tiny_model
 
 METHODS = ("plain", "recycle:budget=6", "lookup")
@@ -187,3 +196,39 @@ def test_rates_of_scores_are_learned(private: bool, expected: bool) -> None:
     proposer = GrowingProposer(source, Beam(BeamConfig()), 8, acceptance=KeyedAcceptance(), private=private)
     assert learns(proposer, is_sampled=True) is expected
     assert not learns(proposer, is_sampled=False), "greedy scores are not keyed"
+
+
+def test_records_have_the_options_that_were_in_effect(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against rows that cannot be made again: `outpace` recorded warm=None where it began with the transitions
+    that ship, and a tree's depth, budget and vocabulary were those of whoever read the record."""
+    folder = save_tiny_model(tmp_path_factory.mktemp("target"), eos_token_id=None, max_position_embeddings=2048)
+    drafter = write_drafters(tmp_path)["eagle3"]
+    save_vocabulary(drafter / "vocabulary.safetensors", torch.arange(0, 264, 2), 264)
+    transitions = tmp_path / "transitions.safetensors"
+    save_matrix(transitions, TransitionMatrix(264, torch.device("cpu"), context=2))
+    monkeypatch.setattr(drafter_store, "shipped_transitions", lambda name: transitions)
+    model = outpace.load(str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=2, drafter=str(drafter))
+    names = ("plain", "outpace:draft=eagle3", "eagle3", "graft:as=paper,budget=7", "samd")
+    records = BenchRun(model, plan(methods=names, items=ITEMS[:2], batch_size=1, budget=None)).records()
+    found: dict[str, dict[str, Any]] = {record["method"]: record["options"] for record in records}
+    assert json.loads(json.dumps(found))
+
+    def of(file: Path) -> dict[str, str]:
+        return {"name": str(file), "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
+
+    ranked = drafter / "vocabulary.safetensors"
+    union, eagle, graft = found["outpace:draft=eagle3"], found["eagle3"], found["graft:as=paper,budget=7"]
+    assert union["files"] == {"warm": of(transitions), "vocabulary": of(ranked)}
+    assert (union["warm"], union["context"], union["follows_prices"]) == (str(transitions), 2, True)
+    assert union["draft_options"]["breadth"] == 10
+    assert (eagle["files"], eagle["budget"], eagle["follows_prices"]) == ({"vocabulary": of(ranked)}, 15, True)
+    assert eagle["shape_settings"]["depth"] == 8
+    assert (graft["files"], graft["vocabulary"], graft["warm"], graft["context"]) == ({}, "all", "none", 1)
+    assert (graft["budget"], graft["follows_prices"], graft["shape_settings"]["depth"]) == (7, False, 9)
+    assert graft["shape_settings"]["thresholds"] == (0.15, 0.13, 0.51)
+    assert found["samd"]["draft_options"]["context"] == 1
+    assert (found["plain"]["drafter"], eagle["drafter"]["kind"]) == (None, "eagle3")
+    assert eagle["drafter"] == graft["drafter"] == union["drafter"]
+    assert len(eagle["drafter"]["fingerprint"]) > 8
