@@ -49,7 +49,7 @@ bench: $(READY) ## The headline table on the built-in prompts
 
 peers: $(READY) ## Other libraries beside this one, each in an environment of its own; the first time builds them
 	$(BIN)/outpace models pull smollm2-135m
-	$(BIN)/python -m outpace.bench.peers --model smollm2-135m --peers $(PEERS) $(addprefix --workload ,$(PROMPTS)) --max-new-tokens $(TOKENS)
+	$(BIN)/python -m benchmarks.peers --model smollm2-135m --peers $(PEERS) $(addprefix --workload ,$(PROMPTS)) --max-new-tokens $(TOKENS)
 
 $(READY): pyproject.toml constraints/cpu.txt
 	@echo "setting up .venv: torch, transformers and others, a minute or two"

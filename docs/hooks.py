@@ -28,11 +28,11 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 from outpace.cli import app
+from outpace.drafters.model_options import ModelOptions
+from outpace.drafters.options import described, written
 from outpace.methods.catalog import BUILT_IN, method
-from outpace.methods.model_options import ModelOptions
-from outpace.methods.options import described, written
 from outpace.methods.presets import presets_of
-from outpace.shaping.table import BUILT_IN as SHAPES
+from outpace.trees.shapes.table import BUILT_IN as SHAPES
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "measurements" / "graft-and-union.md"

@@ -17,11 +17,11 @@ import typer
 import outpace
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, DraftRequest, PromptChunk, Proposer, Stream
-from outpace.methods.build_context import BuildContext
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.dflash.net import default_target_layer_ids
+from outpace.drafters.domino.net import DominoConfig, DominoNet
+from outpace.drafters.packing import pack_net
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.nets.dflash import default_target_layer_ids
-from outpace.nets.domino import DominoConfig, DominoNet
-from outpace.sources.packing import pack_net
 
 
 def main(

@@ -14,8 +14,8 @@ import matplotlib.pyplot as plt
 import typer
 
 import outpace
-from outpace.bench.workload import read_workloads
 from outpace.core.params import SamplingParams
+from outpace.data.workload import read_workloads
 
 
 def main(

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 import outpace
-from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
-from outpace.union.acceptance import BIAS, SIZE, AcceptanceModel, Lesson, named_weights, priors
-from outpace.union.named import Features, Named
-from outpace.union.proposer import Union
+from outpace.data.workload import read_workload
+from outpace.trees.union.acceptance import BIAS, SIZE, AcceptanceModel, Lesson, named_weights, priors
+from outpace.trees.union.named import Features, Named
+from outpace.trees.union.proposer import Union
 
 Seen = tuple[Sequence[Features], int | None]
 BUDGET = 15

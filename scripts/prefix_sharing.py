@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 import outpace
-from outpace.bench.workload import read_workload
 from outpace.core.events import Sample
 from outpace.core.protocols import Chunk
+from outpace.data.workload import read_workload
 
 LENGTHS = (8, 16, 32, 64, 128, 256)
 AT_ONCE, SAMPLES, TOKENS, REPEATS = 8, 4, 16, 9

@@ -11,12 +11,12 @@ from typing import Any
 
 import yaml
 
+from outpace.drafters.domino.files import write_domino
+from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.load import load_net
+from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
+from outpace.lib.checkpoint import write_index
 from outpace.models.shipped import size_of
-from outpace.nets.checkpoint import write_index
-from outpace.nets.domino import DominoNet
-from outpace.nets.layouts.domino import write_domino
-from outpace.nets.load import load_net
-from outpace.sources.frequency import FILE_NAME, load_vocabulary
 
 LIMIT_MB, RECIPE = 16.0, "recipe.yaml"
 CARD = """---

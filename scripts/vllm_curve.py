@@ -29,8 +29,8 @@ import httpx
 from outpace.bench.environment import client_environment
 from outpace.bench.load import Asked, under_load
 from outpace.bench.runner import split_methods
-from outpace.bench.workload import read_workloads
 from outpace.core.params import SamplingParams
+from outpace.data.workload import read_workloads
 from outpace.endpoint.client import Endpoint
 from outpace.endpoint.metrics import speculation_counts
 from outpace.endpoint.requests import sampling_fields

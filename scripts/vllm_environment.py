@@ -8,8 +8,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from outpace.bench.peers.contenders import PEERS
-from outpace.bench.peers.environments import PeerMissing, prepare
+from benchmarks.peers.contenders import PEERS
+from benchmarks.peers.environments import PeerMissing, prepare
 
 FOLDER, VERSIONS = Path("build"), Path("constraints/peers")
 TESTS_NEED = ("pytest", "pytest-timeout", "scipy", "httpx", "prometheus-client")

@@ -19,7 +19,7 @@ import typer
 from transformers import AutoTokenizer
 
 from outpace.bench.runner import split_methods
-from outpace.bench.workload import read_workloads
+from outpace.data.workload import read_workloads
 from outpace.models.export import export
 from outpace.vllm.settings import KEY
 from outpace.vllm.speculation import speculation

@@ -18,8 +18,8 @@ import outpace  # noqa: F401  before torch: it says how torch's threads wait, to
 import pytest
 import torch
 
+from outpace.kernels.build import VARIABLE
 from outpace.methods import profile
-from outpace.models.compiled import VARIABLE
 
 # Triton exists for these machines; elsewhere nothing imports it.
 HAS_TRITON = sys.platform == "linux" and platform.machine() == "x86_64"

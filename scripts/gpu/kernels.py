@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
+from outpace.cache.attention_settings import AttentionSettings
 from outpace.cache.slots import Segment, SlotKV
 from outpace.cache.tiles import TilePlan
 from outpace.core.tree import Topology
-from outpace.models.attention_settings import AttentionSettings
-from outpace.models.gpu.backend import runs_triton
-from outpace.models.gpu.tree_attention import attend_plan, by_torch
+from outpace.drafters.domino.gpu import step as steps
+from outpace.gpu.backend import runs_triton
+from outpace.gpu.tree_attention import attend_plan, by_torch
 from outpace.sampling.noise import noise_bits, noise_key
-from outpace.sources.rollout import step as steps
 
 BOUNDS = {torch.float32: 2e-3, torch.bfloat16: 4e-2, torch.float16: 1e-2}
 """Largest differences that the order of sums explains, of outputs of about 1."""
@@ -37,7 +37,7 @@ def check_kernels(device: torch.device, small: bool) -> dict[str, Any]:
 
 
 def _noise(device: torch.device) -> bool:
-    from outpace.sources.rollout import kernels
+    from outpace.drafters.domino.gpu import kernels
 
     keys = [noise_key(seed, 0, seed) for seed in range(4)]
     ids = torch.arange(0, 150_000, 293, device=device)

@@ -14,21 +14,21 @@ from outpace.cache.passes import PassCache
 from outpace.cache.tiles import TilePlan
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
+from outpace.drafters.dflash.net import DFlashNet
+from outpace.drafters.dflash.source import BlockSource
+from outpace.drafters.domino.gpu.rollout import Rollout, gate_table
+from outpace.drafters.domino.gpu.step import HeadWeights
+from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.eagle3.net import Eagle3Net
+from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.engine.engine import Engine
-from outpace.models.gpu.capture import VARIABLE
-from outpace.models.net_slots import NetPass, NetSlots, Rows, Sight
+from outpace.gpu.capture import VARIABLE
 from outpace.models.packed import Part
 from outpace.models.target import TransformersTarget
-from outpace.nets.dflash import DFlashNet
-from outpace.nets.domino import DominoNet
-from outpace.nets.eagle3 import Eagle3Net
-from outpace.shaping.proposer import StaticProposer
-from outpace.shaping.rank_paths import Chain
-from outpace.sources.block import BlockSource
-from outpace.sources.rollout.rollout import Rollout, gate_table
-from outpace.sources.rollout.step import HeadWeights
+from outpace.sampling.match import match
 from outpace.testing import decode
-from outpace.verify.match import match
+from outpace.trees.proposer import StaticProposer
+from outpace.trees.shapes.rank_paths import Chain
 from scripts.gpu.clock import Clock
 from scripts.gpu.sizes import Sizes, random_drafters, random_target
 

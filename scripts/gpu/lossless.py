@@ -6,10 +6,10 @@ import torch
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
+from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
 from outpace.engine.margin import decision_margin
 from outpace.engine.session import Session
-from outpace.methods.build_context import BuildContext
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.draft import early_exit
 from outpace.models.exactness import probe

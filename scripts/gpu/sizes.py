@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
+from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
+from outpace.drafters.domino.net import DominoConfig, DominoNet
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.models.attention import ATTENTION_NAME
-from outpace.nets.dflash import DFlashConfig, DFlashNet
-from outpace.nets.domino import DominoConfig, DominoNet
-from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
-from outpace.core.errors import (
+from outpace.core.events import Generation, RequestMetrics, RoundTrace, Sample, StepEvent, TokenLogprob
+from outpace.core.grammar import Grammar
+from outpace.core.params import SamplingParams
+from outpace.lib.errors import (
     InvalidRequest,
     MethodError,
     ModelError,
@@ -11,10 +14,7 @@ from outpace.core.errors import (
     PerformanceWarning,
     UnsupportedModel,
 )
-from outpace.core.events import Generation, RequestMetrics, RoundTrace, Sample, StepEvent, TokenLogprob
-from outpace.core.grammar import Grammar
-from outpace.core.params import SamplingParams
-from outpace.core.threads import wait_asleep
+from outpace.lib.threads import wait_asleep
 
 if TYPE_CHECKING:
     from outpace.api import Model, load

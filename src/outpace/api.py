@@ -15,24 +15,24 @@ from outpace.arguments import (
     resolved,
 )
 from outpace.chat import Chat
-from outpace.core.checks import check_flags, shown
 from outpace.core.contract import check_proposer
-from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.core.stages import loading, stage
-from outpace.core.threads import warn_of_spinning
+from outpace.drafters.options import checked_budget
 from outpace.engine.costs import PassCosts
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, margin_of
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
+from outpace.kernels.build import warn_without_kernels
+from outpace.lib.checks import check_flags, shown
+from outpace.lib.errors import InvalidRequest
+from outpace.lib.stages import loading, stage
+from outpace.lib.threads import warn_of_spinning
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method
-from outpace.methods.options import checked_budget
 from outpace.methods.profile import choose
 from outpace.methods.proposer_store import ProposerStore
-from outpace.models.compiled import warn_without_kernels
 from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
 from outpace.models.load import load_target

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from outpace.core.checks import check_int, is_int, items_of, shown
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
-from outpace.core.paths import path_of
+from outpace.drafters.options import checked_budget
+from outpace.lib.checks import check_int, is_int, items_of, shown
+from outpace.lib.errors import InvalidRequest
+from outpace.lib.paths import path_of
 from outpace.methods.catalog import MethodLike, parse_method
-from outpace.methods.options import checked_budget
 from outpace.methods.speculative_config import from_speculative_config
 from outpace.models.text import ChatMessage, TextCodec
 

@@ -17,7 +17,7 @@ SAID = {
     "methods": "`outpace methods`",
     "options": "`outpace methods {}`",
     "shared": "`outpace methods NAME`",
-    "shapes": "`src/outpace/shaping/table.py`",
+    "shapes": "`src/outpace/trees/shapes/table.py`",
     "settings": "--shape ",
     "command": "`outpace COMMAND --help`",
     "arrows": "`tests/architecture/test_arrows.py`",

@@ -24,5 +24,5 @@ def test_make_test_has_everything_at_least_once() -> None:
     cases = [line.partition("test_lossless[")[2].removesuffix("]") for line in chosen("tests/lossless/test_matrix.py")]
     for value in (*SOURCES, *SHAPES, *RETRIEVERS, *OPTIONS):
         assert any(f"-{value}-" in f"-{case}-" for case in cases), f"no case of {value}"
-    rules = chosen("tests/lossless/test_rejection.py", "tests/unit/verify")
+    rules = chosen("tests/lossless/test_rejection.py", "tests/unit/sampling/verify")
     assert {line.partition("::")[0].rpartition("/")[2] for line in rules} >= {"test_rejection.py", "test_match.py"}

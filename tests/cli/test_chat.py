@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from outpace import cli
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 from outpace.models.target import TransformersTarget
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 

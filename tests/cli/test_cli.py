@@ -13,18 +13,18 @@ from typer.testing import CliRunner, Result
 
 from outpace import cli
 from outpace.bench.runner import BenchRun
-from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.tree import Topology
-from outpace.nets import convert
-from outpace.nets.dart import DartConfig, DartNet
-from outpace.nets.layouts.dart import write_dart
-from outpace.nets.layouts.dflash import write_dflash
-from outpace.nets.layouts.medusa import write_medusa
-from outpace.nets.medusa import MedusaConfig, MedusaNet
+from outpace.drafters import convert
+from outpace.drafters.dart.files import write_dart
+from outpace.drafters.dart.net import DartConfig, DartNet
+from outpace.drafters.dflash.files import write_dflash
+from outpace.drafters.medusa.files import write_medusa
+from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
+from outpace.lib.errors import InvalidRequest, ModelError
+from tests.unit.drafters.net.block_nets import small_dflash
+from tests.unit.drafters.source.learned import random_net
 from tests.unit.methods.test_presets import OURS
 from tests.unit.models.tiny import save_tiny_model
-from tests.unit.nets.block_nets import small_dflash
-from tests.unit.sources.learned import random_net
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace import cli
-from outpace.core.errors import InvalidRequest
 from outpace.doctor import examine
 from outpace.doctor.finding import Finding, finding
+from outpace.lib.errors import InvalidRequest
 from tests.unit.models.tiny import save_tiny_model
 
 RUNNER = CliRunner()

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from outpace import cli
-from outpace.core.errors import InvalidRequest, ModelError
+from outpace.lib.errors import InvalidRequest, ModelError
 from tests.unit.bench.test_endpoint import honest
 from tests.unit.endpoint.fake import Reply, serving, streamed
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from outpace.cli.options import grammar_of
-from outpace.core.errors import InvalidRequest
 from outpace.core.grammar import Grammar
+from outpace.lib.errors import InvalidRequest
 
 
 def test_each_option_names_its_grammar(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from outpace.cli import app
+from outpace.drafters.model_options import ModelOptions
+from outpace.drafters.options import described, written
 from outpace.methods.catalog import methods, option_kinds
-from outpace.methods.model_options import ModelOptions
-from outpace.methods.options import described, written
 
 PYTHON = re.compile(
     r"<[a-z]"  # <bool>, <list[str]>, <class 'int'>

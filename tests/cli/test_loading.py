@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from outpace import cli
-from outpace.core.errors import InvalidRequest, PerformanceWarning
+from outpace.lib.errors import InvalidRequest, PerformanceWarning
 from tests.unit.models.tiny import save_tiny_model
 
 EARLY_EXIT = ("--drafter", "early-exit:1")

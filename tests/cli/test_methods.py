@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from outpace.drafters.options import described
 from outpace.methods.catalog import method_named, option_kinds
-from outpace.methods.options import described
 
 
 @pytest.mark.parametrize(("name", "columns"), [("graft", 80), ("outpace", 80), ("domino", 60), ("svip", 200)])

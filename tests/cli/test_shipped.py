@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from outpace import cli
 from outpace.bench import demo
-from outpace.bench.workload import read_workload
+from outpace.data.workload import read_workload
 from tests.unit.api.shipment import install, load, ship
 from tests.unit.models.tiny import needs_kernels
 

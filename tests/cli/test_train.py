@@ -8,8 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace import cli
-from outpace.core.errors import InvalidRequest
-from outpace.train.answers import read_about, read_answers
+from outpace.data.answers import read_about, read_answers
+from outpace.lib.errors import InvalidRequest
 from tests.unit.endpoint.fake import Reply, serving
 from tests.unit.models.tiny import save_tiny_model
 

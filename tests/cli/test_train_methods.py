@@ -22,9 +22,9 @@ import outpace
 from outpace import cli
 from outpace.cli import train_methods
 from outpace.cli.train_methods import KINDS
-from outpace.core.errors import InvalidRequest, ModelError, OutpaceError
-from outpace.train.answers import read_answers
-from outpace.train.methods import METHODS
+from outpace.data.answers import read_answers
+from outpace.drafters.trainable import METHODS
+from outpace.lib.errors import InvalidRequest, ModelError, OutpaceError
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 from tests.unit.train.logs import read_log
 
@@ -94,7 +94,7 @@ def test_bars_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_methods, "progress_bar", bar)
     shown = train_methods.Shown(3)
     for _ in range(3):
-        shown.answer(None)
+        shown.answer(object())
     for step in (5, 6):
         shown.step({"step": step, "steps": 6, "loss": 1.0})
     shown.close()

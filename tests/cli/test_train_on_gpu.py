@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import outpace
-from outpace.nets.load import load_net
-from outpace.nets.medusa import MedusaNet
+from outpace.drafters.load import load_net
+from outpace.drafters.medusa.net import MedusaNet
 from tests.unit.models.tiny import save_tiny_model
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_on_gpu.sh"

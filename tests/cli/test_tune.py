@@ -7,8 +7,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from outpace import cli
-from outpace.core.errors import InvalidRequest
 from outpace.engine import round as engine_round
+from outpace.lib.errors import InvalidRequest
 from outpace.methods import profile
 from tests.unit.bench.test_tune import trusting
 from tests.unit.models.tiny import save_tiny_model

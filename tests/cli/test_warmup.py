@@ -10,12 +10,12 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from outpace import cli
-from outpace.core.errors import InvalidRequest
-from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
-from outpace.nets.layouts.eagle3_export import write_eagle3
+from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.lib.errors import InvalidRequest
+from tests.unit.drafters.source.learned import random_net
 from tests.unit.methods.test_presets import OURS
 from tests.unit.models.tiny import save_tiny_model
-from tests.unit.sources.learned import random_net
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import outpace
-from outpace.core import plugins
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
+from outpace.lib import plugins
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, methods, parse_method
-from outpace.shaping.growing import GrowingProposer
-from outpace.shaping.table import shapes
 from outpace.testing import ToySource, ToyTarget, assert_lossless, blend, toy_context
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.shapes.table import shapes
 from tests.unit.models.tiny import save_tiny_model
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

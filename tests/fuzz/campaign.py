@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outpace.core.errors import OutpaceError
+from outpace.lib.errors import OutpaceError
 
 FACTOR = "OUTPACE_FUZZ_FACTOR"
 

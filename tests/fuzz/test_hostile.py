@@ -15,12 +15,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.unit.drafters.net.test_load import write_all
 from tests.unit.models.tiny import save_tiny_model, write_tiny_gguf
-from tests.unit.nets.test_load import write_all
 
 LOADS = """
 import pathlib, resource, sys
-import outpace, outpace.api, outpace.nets.load
+import outpace, outpace.api, outpace.drafters.load
 status = pathlib.Path("/proc/self/status")
 def peak():
     lines = status.read_text().splitlines() if status.exists() else ["VmHWM: 0"]
@@ -30,7 +30,7 @@ limit = int(used.ru_utime + used.ru_stime) + 60
 resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
 for path in sys.argv[1:]:
     try:
-        outpace.nets.load.load_net(path) if "/net-" in path else outpace.load(path, "plain", dtype="float32")
+        outpace.drafters.load.load_net(path) if "/net-" in path else outpace.load(path, "plain", dtype="float32")
         said = "ACCEPTED"
     except outpace.OutpaceError as error:
         said = "refused: " + str(error).splitlines()[0]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import outpace
-from outpace.core.errors import ModelError
+from outpace.lib.errors import ModelError
 from outpace.methods.catalog import methods, option_kinds, parse_method
 from tests.fuzz.campaign import Tally, counts
 from tests.unit.models.tiny import save_tiny_model

@@ -13,18 +13,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import outpace
-from outpace.bench.workload import read_workload
 from outpace.core.drafting import Gates
+from outpace.data.workload import read_workload
+from outpace.drafters.dart.ngrams import count_ngrams, save_ngrams
+from outpace.drafters.fingerprint import fingerprint
+from outpace.drafters.load import load_net
+from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.engine.costs import ROWS, PassCosts
 from outpace.methods.profile import read_profile
-from outpace.nets.fingerprint import fingerprint
-from outpace.nets.load import load_net
-from outpace.retrieval.corpus import save_corpus
-from outpace.retrieval.transition_matrix import TransitionMatrix
-from outpace.retrieval.warm_file import Calibration, save_matrix
-from outpace.sources.frequency import save_vocabulary
-from outpace.sources.ngrams import count_ngrams, save_ngrams
-from outpace.union.acceptance import PRIOR, read_priors
+from outpace.trees.retrieval.corpus import save_corpus
+from outpace.trees.retrieval.transition_matrix import TransitionMatrix
+from outpace.trees.retrieval.warm_file import Calibration, save_matrix
+from outpace.trees.union.acceptance import PRIOR, read_priors
 from tests.fuzz.mutation import byte_mutants, deep, factor, json_mutants, tensor_mutants
 from tests.fuzz.outcome import Campaign
 from tests.unit.methods.test_presets import write_drafters

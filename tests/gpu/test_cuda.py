@@ -10,25 +10,25 @@ from outpace.core.drafting import Retriever
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.tree import DraftTree, Topology
+from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
-from outpace.methods.build_context import BuildContext
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import early_exit
 from outpace.models.exactness import probe
 from outpace.models.target import TransformersTarget
-from outpace.retrieval.matrix_retriever import MatrixRetriever
-from outpace.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
-from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.sampling.noise import noise_bits, noise_key
-from outpace.shaping.graft_template import grafted_paths, retrieval_plan
-from outpace.shaping.grafted import GraftedProposer
 from outpace.testing import AdversaryDrafter, assert_lossless
-from outpace.union.acceptance import AcceptanceModel, priors
-from outpace.union.proposer import Union, UnionPlan
-from tests.unit.models.gpu.test_captured_pass import played, random_rounds, target_of
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
+from outpace.trees.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.union.acceptance import AcceptanceModel, priors
+from outpace.trees.union.proposer import Union, UnionPlan
+from tests.unit.drafters.source.learned import proposer_of, source_of
+from tests.unit.gpu.test_captured_pass import played, random_rounds, target_of
 from tests.unit.models.tiny import FAMILIES, VOCAB, open_with, path_tokens, random_ids, stock_model, tiny_config
-from tests.unit.sources.learned import proposer_of, source_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import outpace
-from outpace.core.errors import StateLost
+from outpace.lib.errors import StateLost
 from tests.interrupted.injector import Injector, Interrupt, NoMemory
 
 T = TypeVar("T")

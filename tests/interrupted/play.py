@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from outpace.core.errors import OutpaceError, StateLost
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
+from outpace.lib.errors import OutpaceError, StateLost
 from tests.interrupted.injector import Injector, Interrupt, Line, NoMemory
 from tests.interrupted.world import OPTIONS, PROMPTS, World, plain, same
 

@@ -10,29 +10,29 @@ from llguidance import LLTokenizer
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.draft_lm.source import DraftLM
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
-from outpace.methods.build_context import BuildContext
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import draft_model_of, early_exit
 from outpace.models.target import TransformersTarget
-from outpace.retrieval.matrix_retriever import MatrixRetriever
-from outpace.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
-from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.shaping.graft_template import grafted_paths, retrieval_plan
-from outpace.shaping.grafted import GraftedProposer
-from outpace.shaping.proposer import EmptyDraft
-from outpace.sources.draft_lm import DraftLM
 from outpace.testing import decode
 from outpace.testing.requests import no_draft_model
-from outpace.union.acceptance import AcceptanceModel, priors
-from outpace.union.proposer import Union, UnionPlan
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.proposer import EmptyDraft
+from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
+from outpace.trees.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.union.acceptance import AcceptanceModel, priors
+from outpace.trees.union.proposer import Union, UnionPlan
 from tests.grammars import EOS, OBJECT, toy_tokenizer
 from tests.lossless.led import LedSource
+from tests.unit.drafters.source.learned import proposer_of, source_of
 from tests.unit.engine.doubles import PairDetokenizer
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
-from tests.unit.sources.learned import proposer_of, source_of
 
 CPU = torch.device("cpu")
 SLOTS = 4

@@ -11,16 +11,16 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, NodeOutputs, Proposer, Stream
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
-from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.shaping.beam import Beam, BeamConfig
-from outpace.shaping.fixed import FixedTree, FixedTreeConfig
-from outpace.shaping.growing import GrowingProposer
-from outpace.shaping.proposer import EmptyDraft, StaticProposer
-from outpace.shaping.rank_paths import Chain, RecyclingTemplate
 from outpace.testing import ToyTarget, decode
 from outpace.testing.sources import ToySource, ToyState, blend, node_paths
-from outpace.union.acceptance import AcceptanceModel, priors
-from outpace.union.proposer import Union, UnionPlan
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.proposer import EmptyDraft, StaticProposer
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.shapes.beam import Beam, BeamConfig
+from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig
+from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
+from outpace.trees.union.acceptance import AcceptanceModel, priors
+from outpace.trees.union.proposer import Union, UnionPlan
 from tests.lossless.test_toy import EOS, METHODS, PROMPTS, VOCAB, requests
 
 SHALLOW = {"plain", "lookup", "lookahead-2", "toy-gated", "toy-svip", "toy-echo"}

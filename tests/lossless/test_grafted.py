@@ -10,11 +10,11 @@ from outpace.core.drafting import RetrievalPlan, Retrieved
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import Topology
 from outpace.engine.engine import Engine
-from outpace.retrieval.matrix_retriever import MatrixRetriever
-from outpace.retrieval.transition_matrix import TransitionMatrix
-from outpace.shaping.graft_template import grafted_paths, retrieval_plan
-from outpace.shaping.grafted import GraftedProposer
 from outpace.testing import OracleDrafter, decode
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
+from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from tests.lossless.test_matrix import Case, plain, proposer_for, requests
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
 

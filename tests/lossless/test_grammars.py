@@ -18,8 +18,8 @@ from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.sampling.noise import Purpose, gumbel, noise_key
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import AdversaryDrafter, ToyTarget, decode
+from outpace.trees.proposer import EmptyDraft
 from tests.grammars import ANY_LETTERS, EOS, OBJECT, ToyTokens, text_of, toy_tokenizer
 from tests.interrupted.world import METHODS, PROMPTS, World
 from tests.statistics import chi_square_p

@@ -16,29 +16,29 @@ import torch
 from outpace.core.drafting import Retriever
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.draft_lm.source import DraftLM
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
-from outpace.methods.build_context import BuildContext
 from outpace.methods.catalog import build_proposer, methods, parse_method
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import draft_model_of, early_exit
 from outpace.models.target import TransformersTarget
-from outpace.retrieval.matrix_retriever import MatrixRetriever
-from outpace.retrieval.recycle import TokenRecycling
-from outpace.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
-from outpace.retrieval.transition_matrix import TransitionMatrix
-from outpace.shaping.graft_template import grafted_paths, retrieval_plan
-from outpace.shaping.grafted import GraftedProposer
-from outpace.shaping.proposer import EmptyDraft, StaticProposer
-from outpace.shaping.rank_paths import RecyclingTemplate
-from outpace.shaping.table import shapes
-from outpace.sources.draft_lm import DraftLM
 from outpace.testing import decode
 from outpace.testing.requests import no_draft_model
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.proposer import EmptyDraft, StaticProposer
+from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
+from outpace.trees.retrieval.recycle import TokenRecycling
+from outpace.trees.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
+from outpace.trees.retrieval.transition_matrix import TransitionMatrix
+from outpace.trees.shapes.rank_paths import RecyclingTemplate
+from outpace.trees.shapes.table import shapes
 from tests.lossless.led import LedSource
 from tests.pairwise import covering, pairs_of
+from tests.unit.drafters.source.learned import KINDS, proposer_of, source_of
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
-from tests.unit.sources.learned import KINDS, proposer_of, source_of
 
 SHAPES = tuple(name for name, shape in shapes().items() if shape.is_general or name == "template")
 WITHOUT_SCORES = ("chain", "template")  # a growing shape needs scores

@@ -12,8 +12,8 @@ from outpace.engine.session import Session
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.process import History
 from outpace.sampling.warp import warp
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_lossless, decode
+from outpace.trees.proposer import EmptyDraft
 from tests.lossless.test_toy import EOS, METHODS, PROMPTS, REJECTED, VOCAB, make_engine
 from tests.statistics import chi_square_p
 

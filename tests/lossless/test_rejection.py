@@ -14,17 +14,17 @@ from outpace.core.protocols import DraftRequest, Proposer
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
-from outpace.shaping.beam import Beam, BeamConfig
-from outpace.shaping.fixed import FixedTree, FixedTreeConfig
-from outpace.shaping.growing import GrowingProposer
-from outpace.shaping.proposer import EmptyDraft, StaticProposer
-from outpace.shaping.rank_paths import Chain, rank_plan
-from outpace.shaping.svip import Svip, SvipConfig
 from outpace.testing import ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.proposer import EmptyDraft, StaticProposer
+from outpace.trees.shapes.beam import Beam, BeamConfig
+from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig
+from outpace.trees.shapes.rank_paths import Chain, rank_plan
+from outpace.trees.shapes.svip import Svip, SvipConfig
 from tests.lossless.test_toy import METHODS, PROMPTS, make_engine
 from tests.statistics import chi_square_p
-from tests.unit.sources.test_keyed_acceptance import keyed_agreement
+from tests.unit.drafters.source.test_keyed_acceptance import keyed_agreement
 
 V = 4
 CPU = torch.device("cpu")

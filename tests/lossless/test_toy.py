@@ -11,30 +11,30 @@ from outpace.core.drafting import GrowingShape
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Observation, Proposer
 from outpace.core.tree import DraftTree, Topology
+from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
-from outpace.methods.build_context import BuildContext
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.retrieval.matrix_retriever import MatrixRetriever
-from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import warp
-from outpace.shaping.beam import Beam, BeamConfig
-from outpace.shaping.ddd import DddConfig, DynamicDepth
-from outpace.shaping.dynatree import DynaTree, DynaTreeConfig
-from outpace.shaping.echo import Echo, EchoConfig
-from outpace.shaping.fixed import FixedTree, FixedTreeConfig
-from outpace.shaping.gates import Gated, GatedConfig
-from outpace.shaping.graft_template import grafted_paths, retrieval_plan
-from outpace.shaping.grafted import GraftedProposer
-from outpace.shaping.growing import GrowingProposer
-from outpace.shaping.proposer import EmptyDraft, StaticProposer
-from outpace.shaping.rank_paths import Chain
-from outpace.shaping.svip import Svip, SvipConfig
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_lossless, decode
 from outpace.testing.requests import no_draft_model
 from outpace.testing.sources import ToySource, blend
-from outpace.union.acceptance import AcceptanceModel, priors
-from outpace.union.proposer import Union, UnionPlan
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.proposer import EmptyDraft, StaticProposer
+from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.shapes.beam import Beam, BeamConfig
+from outpace.trees.shapes.ddd import DddConfig, DynamicDepth
+from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig
+from outpace.trees.shapes.echo import Echo, EchoConfig
+from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig
+from outpace.trees.shapes.gates import Gated, GatedConfig
+from outpace.trees.shapes.rank_paths import Chain
+from outpace.trees.shapes.svip import Svip, SvipConfig
+from outpace.trees.union.acceptance import AcceptanceModel, priors
+from outpace.trees.union.proposer import Union, UnionPlan
 from tests.statistics import chi_square_p
 
 VOCAB = 12

@@ -11,14 +11,14 @@ from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.models.target import TransformersTarget
-from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.shaping.beam import Beam, BeamConfig
-from outpace.shaping.growing import GrowingProposer
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
-from outpace.union.acceptance import AcceptanceModel, priors
-from outpace.union.proposer import Union, UnionPlan
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.proposer import EmptyDraft
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.shapes.beam import Beam, BeamConfig
+from outpace.trees.union.acceptance import AcceptanceModel, priors
+from outpace.trees.union.proposer import Union, UnionPlan
 from tests.lossless.test_matrix import OPTIONS, PROMPTS, Case, plain, proposer_for, requests
 from tests.statistics import chi_square_p
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 import outpace
-from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
+from outpace.data.workload import read_workload
 from outpace.engine.session import Session
 from outpace.models.registry import pull
 

@@ -10,14 +10,14 @@ from safetensors.torch import load_file
 import outpace
 from outpace.api import Model
 from outpace.bench.certificate import CertificatePlan, certify
-from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
+from outpace.data.workload import read_workload
+from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
+from outpace.drafters.trainable import settings_of
+from outpace.lib.checkpoint import INDEX, WEIGHTS
 from outpace.methods.catalog import default_method, parse_method
 from outpace.models.registry import pull
 from outpace.models.shipped import shipped_folder, shipped_for, shipped_transitions, size_of
-from outpace.nets.checkpoint import INDEX, WEIGHTS
-from outpace.sources.frequency import FILE_NAME, load_vocabulary
-from outpace.train.methods import settings_of
 from tests.real.certified import assert_certified
 
 TARGET = "smollm2-135m"

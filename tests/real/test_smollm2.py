@@ -5,8 +5,8 @@ import pytest
 import outpace
 from outpace.api import Model
 from outpace.bench.certificate import CertificatePlan, certify
-from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
+from outpace.data.workload import read_workload
 from outpace.models.reference import TransformersReference
 from outpace.models.registry import pull
 from tests.real.certified import assert_certified

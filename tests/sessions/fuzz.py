@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from outpace.core.errors import InvalidRequest, OutpaceError, StateLost
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
 from outpace.engine.kept import KeptSlot
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
-from outpace.shaping.proposer import EmptyDraft
+from outpace.lib.errors import InvalidRequest, OutpaceError, StateLost
 from outpace.testing import decode
+from outpace.trees.proposer import EmptyDraft
 from tests.grammars import EOS, OBJECT
 from tests.interrupted.injector import Injector, Interrupt, NoMemory, Shot
 from tests.interrupted.world import METHODS, PROMPTS, World

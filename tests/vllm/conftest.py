@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from outpace.bench.workload import read_workload
+from outpace.data.workload import read_workload
 from outpace.models.export import export
 from outpace.models.registry import pull
 from outpace.models.shipped import shipped_folder

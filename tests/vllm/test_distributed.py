@@ -15,9 +15,9 @@ import httpx
 import pytest
 import torch
 
-from outpace.nets.checkpoint import read_checkpoint, write_index
-from outpace.nets.layouts.domino import read_domino, write_domino
-from outpace.sources.frequency import FILE_NAME, save_vocabulary
+from outpace.drafters.domino.files import read_domino, write_domino
+from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
+from outpace.lib.checkpoint import read_checkpoint, write_index
 from outpace.vllm.versions import installed_version
 from tests.vllm.engines import SETTINGS, engine, speculative
 from tests.vllm.tiny import BLOCK, VOCAB, Tiny

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from outpace.nets.checkpoint import read_checkpoint, write_index
-from outpace.nets.layouts.domino import read_domino, write_domino
-from outpace.sources.frequency import FILE_NAME, save_vocabulary
+from outpace.drafters.domino.files import read_domino, write_domino
+from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
+from outpace.lib.checkpoint import read_checkpoint, write_index
 from tests.vllm.engines import Engine, engine, speculative
 from tests.vllm.ours import assert_same_drafts, our_drafts
 from tests.vllm.tiny import BLOCK, VOCAB, Tiny

@@ -9,9 +9,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import outpace.vllm
-from outpace.core.errors import ModelError
-from outpace.nets.domino import DominoNet
-from outpace.nets.layouts.domino import write_domino
+from outpace.drafters.domino.files import write_domino
+from outpace.drafters.domino.net import DominoNet
+from outpace.lib.errors import ModelError
 from outpace.vllm import cpu_sampling, versions
 from tests.vllm.engines import engine, speculative
 from tests.vllm.tiny import BLOCK, HIDDEN, Tiny, domino_config, randomised

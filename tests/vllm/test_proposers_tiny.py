@@ -10,12 +10,12 @@ import pytest
 from scipy.stats import chi2_contingency
 
 import outpace
+from outpace.budget.round_rates import RoundRates
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest
-from outpace.core.round_rates import RoundRates
 from outpace.core.tree import DraftTree
 from outpace.methods.catalog import parse_method, stored_proposer
-from outpace.shaping.linear_form import LinearForm
+from outpace.trees.linear_form import LinearForm
 from outpace.vllm.price import RowPrice
 from tests.vllm.engines import Engine, engine, speculative
 from tests.vllm.tiny import Tiny

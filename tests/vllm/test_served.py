@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 from outpace import cli
 from outpace.api import Model, load
 from outpace.bench.load import under_load
-from outpace.bench.workload import WorkItem, read_workload
 from outpace.core.params import SamplingParams
+from outpace.data.answers import read_answers
+from outpace.data.workload import WorkItem, read_workload
 from outpace.endpoint.client import Endpoint
 from outpace.endpoint.metrics import speculation_counts
 from outpace.endpoint.requests import sampling_fields
-from outpace.train.answers import read_answers
 from tests.vllm.conftest import TARGET
 from tests.vllm.engines import engine
 from tests.vllm.servers import cores, serving, two_nodes

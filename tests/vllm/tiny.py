@@ -8,12 +8,12 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outpace.nets.dflash import DFlashConfig, DFlashNet
-from outpace.nets.domino import DominoConfig, DominoNet
-from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
-from outpace.nets.layouts.dflash import write_dflash
-from outpace.nets.layouts.domino import write_domino
-from outpace.nets.layouts.eagle3_export import write_eagle3
+from outpace.drafters.dflash.files import write_dflash
+from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
+from outpace.drafters.domino.files import write_domino
+from outpace.drafters.domino.net import DominoConfig, DominoNet
+from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from tests.unit.models.tiny import byte_tokenizer
 
 VOCAB, HIDDEN, LAYERS, BLOCK = 512, 256, 4, 5

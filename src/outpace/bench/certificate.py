@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outpace.api import Model, load
-from outpace.bench.workload import WorkItem
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
+from outpace.data.workload import WorkItem
 
 # The largest difference of deciding scores that rounding explains, in logits (nats when sampling). In bfloat16 the
 # widest margin of a flip that float32 did not repeat was 0.257, over 23 flips (docs/log.md).

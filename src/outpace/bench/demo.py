@@ -18,11 +18,11 @@ from outpace.api import Model, load
 from outpace.bench.certificate import Certifier, Finding, method_runner
 from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, usual_methods
 from outpace.bench.sheet import UNLIMITED, Column, Sheet
-from outpace.bench.workload import WorkItem, read_workload
 from outpace.core.params import SamplingParams
-from outpace.core.processors import processors
-from outpace.core.threads import COUNTS
-from outpace.models.compiled import loaded_kernels
+from outpace.data.workload import WorkItem, read_workload
+from outpace.kernels.build import loaded_kernels
+from outpace.lib.processors import processors
+from outpace.lib.threads import COUNTS
 
 COLUMNS = (
     Column("method", is_name=True),

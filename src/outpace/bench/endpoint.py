@@ -9,13 +9,13 @@ from outpace.bench.endpoint_records import Wave, endpoint_records
 from outpace.bench.load import Asked, under_load
 from outpace.bench.records import TurnRun
 from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, Record
-from outpace.bench.workload import WorkItem, fingerprint
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.data.workload import WorkItem, fingerprint
 from outpace.endpoint.client import Endpoint
 from outpace.endpoint.metrics import speculation_counts
 from outpace.endpoint.requests import sampling_fields, speculation_fields
 from outpace.endpoint.server import Server
+from outpace.lib.errors import InvalidRequest
 
 WHOLE_SERVER = "server"  # what a server of others does is one method
 LOADS_PER_GROUP = 4  # a group has so many prompts for each request in flight, so that its ramps weigh little

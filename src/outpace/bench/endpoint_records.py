@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outpace.bench.records import TurnRun, group_figures, prompt_figures
-from outpace.bench.workload import WorkItem
+from outpace.data.workload import WorkItem
 from outpace.endpoint.metrics import SpeculationCounts
 
 ONLY_REPORTED = (

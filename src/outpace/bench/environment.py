@@ -8,7 +8,7 @@ from typing import Any
 import psutil
 import torch
 
-from outpace.core.checkout import git
+from outpace.lib.checkout import git
 
 
 def client_environment() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 
 SETTINGS, RECORDS = "settings.json", "records.jsonl"
 

@@ -7,8 +7,8 @@ from time import perf_counter
 from typing import Any
 
 from outpace.bench.records import TurnRun
-from outpace.core.errors import ModelError
 from outpace.endpoint.client import Endpoint
+from outpace.lib.errors import ModelError
 
 Asked = tuple[str, Mapping[str, Any]]
 REPORTED = ("steps", "drafted", "accepted", "accepted_per_depth", "reused_tokens", "plain_steps", "by_origin")

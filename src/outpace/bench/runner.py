@@ -11,10 +11,10 @@ from outpace.bench.memory import held_mb
 from outpace.bench.records import TurnRun, group_figures, prompt_figures
 from outpace.bench.resolved import resolved_options
 from outpace.bench.warm import warm_up
-from outpace.bench.workload import WorkItem, fingerprint, in_groups
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
+from outpace.data.workload import WorkItem, fingerprint, in_groups
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
 from outpace.methods.learned import learns
 from outpace.models.reference import TransformersReference

@@ -15,11 +15,11 @@ from outpace.api import Model
 from outpace.bench.ratios import median_interval
 from outpace.bench.report import speedups, summarise
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, Record
-from outpace.bench.workload import WorkItem
-from outpace.core.errors import InvalidRequest, OutpaceError
 from outpace.core.params import SamplingParams
+from outpace.data.workload import WorkItem
+from outpace.drafters.method import LANGUAGE_MODEL
+from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.methods.catalog import parse_method
-from outpace.methods.method import LANGUAGE_MODEL
 
 FIRST_PROMPTS, KEPT, FINALISTS = 3, 3, 3
 """Prompts of the first heat; of how many candidates one goes on, to as many times the prompts; how many decode all."""

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from outpace.api import Model
-from outpace.bench.workload import WorkItem
 from outpace.core.params import SamplingParams
+from outpace.data.workload import WorkItem
 
 
 def warm_up(

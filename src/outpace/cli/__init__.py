@@ -24,8 +24,8 @@ from outpace.cli.train import train_app
 from outpace.cli.tune import tune
 from outpace.cli.verify import verify
 from outpace.cli.warmup import warmup
-from outpace.core.errors import OutpaceError, PerformanceWarning
-from outpace.core.threads import choose_threads
+from outpace.lib.errors import OutpaceError, PerformanceWarning
+from outpace.lib.threads import choose_threads
 
 EXTRAS = {
     "fastapi": "serve",

@@ -38,9 +38,9 @@ from outpace.cli.options import (
     progress_bar,
     refuse_options,
 )
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
-from outpace.core.paths import path_of
+from outpace.lib.errors import InvalidRequest
+from outpace.lib.paths import path_of
 
 LOADED_WITH = ("drafter", "speculative_config", "dtype", "quantize", "device", "max_model_len", "exact")
 MEASURED_HERE = ("batch_size", "phases")
@@ -112,7 +112,7 @@ def bench(
     out = None if out is None else path_of(out)
     from outpace.bench.report import line, summarise, table
     from outpace.bench.runner import TRANSFORMERS, BenchPlan, BenchRun, split_methods, usual_methods, with_baseline
-    from outpace.bench.workload import read_workloads
+    from outpace.data.workload import read_workloads
 
     chosen = () if methods is None else split_methods(methods)
     params = SamplingParams(

@@ -31,7 +31,7 @@ from outpace.cli.options import (
     refuse_options,
 )
 from outpace.core.params import SamplingParams
-from outpace.core.stages import short_name
+from outpace.lib.stages import short_name
 
 if TYPE_CHECKING:
     from outpace import Chat, Model, TokenStream
@@ -98,7 +98,7 @@ def _info(model: "Model") -> list[str]:
     """What /info prints."""
     import torch
 
-    from outpace.models.compiled import loaded_kernels, why_none
+    from outpace.kernels.build import loaded_kernels, why_none
 
     target = model.target
     dtype = str(target.rounded_to).removeprefix("torch.")

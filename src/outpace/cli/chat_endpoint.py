@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from outpace.cli.conversation import converse
 from outpace.cli.options import aside
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outpace.endpoint.chat import RemoteChat

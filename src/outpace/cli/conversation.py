@@ -8,7 +8,7 @@ from contextlib import suppress
 import typer
 
 from outpace.cli.options import aside, complain, notes
-from outpace.core.errors import OutpaceError
+from outpace.lib.errors import OutpaceError
 
 HELP = (
     "/reset begins a new conversation, /info describes the model and how it decodes, /exit or Ctrl-D leaves, Ctrl-C "

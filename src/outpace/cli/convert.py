@@ -42,8 +42,8 @@ def convert(
     """Write a drafter in another layout, read it back and compare: exit status 1, and no OUT, if it differs."""
     with working(f"converting {source}"):
         quieten_transformers()
+        from outpace.drafters.convert import convert as convert_files
         from outpace.models.shipped import find_drafter
-        from outpace.nets.convert import convert as convert_files
 
         done = convert_files(
             find_drafter(source), out, layout, target=target, target_weights=target_weights, dtype=dtype

@@ -16,7 +16,7 @@ def count_ngrams(
     keep: Annotated[int, typer.Option(help="N-grams of each length to keep, the most frequent.")] = 2_000_000,
 ) -> None:
     """Count the n-grams of a workload, up to three tokens long, for DART's option ngrams=FILE."""
-    from outpace.sources import ngrams
+    from outpace.drafters.dart import ngrams
 
     with working("counting n-grams"):
         texts, vocab_size, _ = tokenized_turns(model, workload)

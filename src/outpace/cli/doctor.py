@@ -21,7 +21,7 @@ from outpace.cli.options import (
     console,
     working,
 )
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outpace.doctor.finding import Finding

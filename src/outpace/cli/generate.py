@@ -37,9 +37,9 @@ from outpace.cli.options import (
     aside,
     grammar_of,
 )
-from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample
 from outpace.core.params import SamplingParams
+from outpace.lib.errors import InvalidRequest
 
 
 def generate(

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import BaseModel
 
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 
 
 def methods(
@@ -18,10 +18,10 @@ def methods(
     from rich.console import Console
 
     from outpace.bench.sheet import UNLIMITED, Column, Sheet
+    from outpace.drafters.model_options import ModelOptions
+    from outpace.drafters.options import written
     from outpace.methods.catalog import method_named, option_kinds
     from outpace.methods.catalog import methods as known
-    from outpace.methods.model_options import ModelOptions
-    from outpace.methods.options import written
     from outpace.methods.presets import presets_of
 
     if name is None and shape is not None:
@@ -79,6 +79,6 @@ def methods(
 
 
 def _described(kind: type[BaseModel]) -> list[dict[str, Any]]:
-    from outpace.methods.options import described
+    from outpace.drafters.options import described
 
     return [dict(zip(("name", "type", "default", "meaning"), row, strict=True)) for row in described(kind)]

@@ -14,10 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.status import Status
 from rich.text import Text
 
-from outpace.core.checks import shown
-from outpace.core.errors import InvalidRequest
 from outpace.core.grammar import Grammar
-from outpace.core.stages import loading, stage
+from outpace.lib.checks import shown
+from outpace.lib.errors import InvalidRequest
+from outpace.lib.stages import loading, stage
 
 if TYPE_CHECKING:
     from outpace.api import Model
@@ -203,7 +203,7 @@ def grammar_of(json_schema: str | None, regex: str | None, lark: str | None) -> 
 
 def tokenized_turns(model: str, workload: list[str]) -> tuple[Iterator[list[int]], int, tuple[int, ...]]:
     """The turns of workloads as a model's ids, one by one, with the size of its vocabulary and its EOS ids."""
-    from outpace.bench.workload import read_workloads
+    from outpace.data.workload import read_workloads
 
     items = read_workloads(workload)
     quieten_transformers()

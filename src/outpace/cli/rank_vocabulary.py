@@ -16,7 +16,7 @@ def rank_vocabulary(
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
 ) -> None:
     """Count the tokens of a workload and keep the most frequent, for the option vocabulary=FILE (FR-Spec)."""
-    from outpace.sources.frequency import count_tokens, rank_tokens, save_vocabulary
+    from outpace.drafters.ranked_vocabulary import count_tokens, rank_tokens, save_vocabulary
 
     with working("counting tokens"):
         texts, vocab_size, eos = tokenized_turns(model, workload)

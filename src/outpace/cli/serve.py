@@ -20,8 +20,8 @@ from outpace.cli.options import (
     refuse_options,
 )
 from outpace.cli.serve_vllm import serve_with_vllm
-from outpace.core.checks import check_range
-from outpace.core.errors import InvalidRequest
+from outpace.lib.checks import check_range
+from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outpace.api import Model

@@ -5,7 +5,7 @@ from typing import NoReturn
 import typer
 
 from outpace.cli.options import notes, quieten_transformers, refuse_options
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 
 ONLY_OURS = (
     "quantize",

@@ -15,7 +15,7 @@ def tokenize_corpus(
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
 ) -> None:
     """Write the turns of a workload as ids, for SAM-Decoding's option corpus=FILE."""
-    from outpace.retrieval import corpus
+    from outpace.trees.retrieval import corpus
 
     with working("tokenizing"):
         texts, vocab_size, _ = tokenized_turns(model, workload)

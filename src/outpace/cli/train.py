@@ -25,8 +25,8 @@ from outpace.cli.options import (
 )
 from outpace.cli.train_methods import KINDS, capture, train_command
 from outpace.cli.train_transitions import transitions
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.lib.errors import InvalidRequest
 
 train_app = typer.Typer(cls=Group, no_args_is_help=True, help=__doc__)
 
@@ -66,7 +66,7 @@ def regenerate(
     api_key: ApiKey = None,
 ) -> None:
     """Let the target answer prompts: token ids by prompt id, resumable."""
-    from outpace.bench.workload import read_workloads
+    from outpace.data.workload import read_workloads
 
     if endpoint is not None and (method != "plain" or drafter is not None):
         raise InvalidRequest(f"method={method!r}, drafter={drafter!r}: an endpoint drafts as it likes; leave them out")
@@ -75,8 +75,8 @@ def regenerate(
     items = read_workloads(prompts)
     params = SamplingParams(max_new_tokens, temperature, top_k, top_p, min_p, seed=seed)
     quieten_transformers()
+    from outpace.data.answers import AnswerStore
     from outpace.models.load import load_vocabulary_facts
-    from outpace.train.answers import AnswerStore
     from outpace.train.regenerate import Answerer, EngineAnswerer, about_answers, check_templates, regenerate
 
     codec, vocab_size, eos = load_vocabulary_facts(target)

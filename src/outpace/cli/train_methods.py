@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from outpace.cli.options import Device, Dtype, Prompts, Target, notes, progress_bar, quieten_transformers
-from outpace.core.paths import path_of
+from outpace.lib.paths import path_of
 
 KINDS = {
     "dflash": "DFlash: a block of masks filled in one pass, from the target's hidden states.",
@@ -40,7 +40,7 @@ def train_command(method: str) -> Callable[..., None]:
         device: Device = "auto",
     ) -> None:
         quieten_transformers()
-        from outpace.train.methods import settings_of
+        from outpace.drafters.trainable import settings_of
         from outpace.train.run import Run
 
         chosen = settings_of(method, config, settings or ())
@@ -83,7 +83,7 @@ def capture(
 ) -> None:
     """Store the target's hidden states that a method reads, instead of running the target in every epoch."""
     quieten_transformers()
-    from outpace.train.methods import settings_of
+    from outpace.drafters.trainable import settings_of
     from outpace.train.run import Run, capture_features
 
     chosen = settings_of(method, config, settings or ())
@@ -111,7 +111,7 @@ def capture(
 
 
 def _train(job: Any) -> dict[str, Any]:
-    from outpace.bench.workload import read_workloads
+    from outpace.data.workload import read_workloads
     from outpace.train.run import train
 
     shown = Shown(len({item.id for item in read_workloads(list(job.prompts))}))

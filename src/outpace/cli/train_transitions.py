@@ -24,18 +24,18 @@ def transitions(
     """Rank what the target expects after each token, and each pair, over prompts and answers: for the option
     warm=FILE. No drafter is needed, and nothing is trained by gradients."""
     quieten_transformers()
-    from outpace.bench.workload import read_workloads
-    from outpace.core.paths import path_of
-    from outpace.core.stages import loading
-    from outpace.core.table_file import new_file
+    from outpace.data.workload import read_workloads
+    from outpace.lib.paths import path_of
+    from outpace.lib.stages import loading
+    from outpace.lib.table_file import new_file
     from outpace.models.frozen import FrozenTarget
     from outpace.models.load import load_target
-    from outpace.retrieval.transition_ranks import TransitionRanks
-    from outpace.retrieval.warm_file import save_matrix
     from outpace.train.capture import stored_features
     from outpace.train.provenance import files_hash, prompts_hash
     from outpace.train.run import join
     from outpace.train.transitions import expected
+    from outpace.trees.retrieval.transition_ranks import TransitionRanks
+    from outpace.trees.retrieval.warm_file import save_matrix
 
     new_file(out)  # passes take long: told before, not after them
     items = read_workloads(prompts)

@@ -57,7 +57,7 @@ def tune(
     from outpace.bench.runner import split_methods
     from outpace.bench.tune import candidates, measuring, spread
     from outpace.bench.tune import tune as find
-    from outpace.bench.workload import read_workloads
+    from outpace.data.workload import read_workloads
     from outpace.methods.profile import profile_file, write_profile
 
     names = tuple(workload or ["builtin"])
@@ -99,7 +99,7 @@ def _profile(
     model: "Model", outcome: "Outcome", drafter: str | None, items: Any, names: tuple[str, ...], tokens: int
 ) -> "Profile":
     from outpace.bench.environment import environment
-    from outpace.bench.workload import fingerprint
+    from outpace.data.workload import fingerprint
     from outpace.methods.profile import Figures, Profile, found_anywhere
 
     where = environment(model.target.device, model.target.dtype, model.target.quantize)

@@ -32,8 +32,8 @@ from outpace.cli.options import (
     console,
     progress_bar,
 )
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.lib.errors import InvalidRequest
 
 
 def verify(
@@ -71,7 +71,7 @@ def verify(
     """Certify that methods change no token: each prompt is equal, a rounding tie, or a bug (exit status 1)."""
     from outpace.bench.certificate import CertificatePlan, certify, count_kinds
     from outpace.bench.runner import split_methods
-    from outpace.bench.workload import read_workloads
+    from outpace.data.workload import read_workloads
 
     batch_sizes = tuple(batch_size or [1])
     if min(batch_sizes) < 1:

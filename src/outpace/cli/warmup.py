@@ -21,13 +21,13 @@ from outpace.cli.options import (
     notes,
     progress_bar,
 )
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outpace.api import Model
-    from outpace.retrieval.warm_file import Calibration
-    from outpace.shaping.calibration import Recorder
+    from outpace.trees.graft.calibration import Recorder
+    from outpace.trees.retrieval.warm_file import Calibration
 
 ROUNDS = 5
 """Prompts of a file that names no LIMIT: a round of the Graft paper's warm-up is one prompt, answered (its table 4)."""
@@ -54,12 +54,12 @@ def warmup(
     matrix learned, for the option warm=FILE; of a gated method, as graft, its gates too, calibrated for the drafter at
     the budget and temperature given here. Take prompts that are not measured later."""
     from outpace.bench.warm import warm_up
-    from outpace.bench.workload import read_workloads
-    from outpace.core.table_file import new_file
+    from outpace.data.workload import read_workloads
+    from outpace.lib.table_file import new_file
     from outpace.methods.learned import matrix_of
-    from outpace.retrieval.transition_matrix import TransitionMatrix
-    from outpace.retrieval.warm_file import save_matrix
-    from outpace.shaping.calibration import gates_open
+    from outpace.trees.graft.calibration import gates_open
+    from outpace.trees.retrieval.transition_matrix import TransitionMatrix
+    from outpace.trees.retrieval.warm_file import save_matrix
 
     new_file(out)  # answers take long: told before, not after them
     params = SamplingParams(max_new_tokens, temperature, seed=seed)
@@ -101,8 +101,8 @@ def _calibration(
 ) -> "Calibration | None":
     """Gates from what was recorded, and for what; None, and a note, where that is too little."""
     from outpace.methods.catalog import parse_method
-    from outpace.retrieval.warm_file import Calibration
-    from outpace.shaping.calibration import LEAST_ROUNDS, calibrated
+    from outpace.trees.graft.calibration import LEAST_ROUNDS, calibrated
+    from outpace.trees.retrieval.warm_file import Calibration
 
     gates = calibrated(recorder.rounds)
     if gates is None:

@@ -7,10 +7,10 @@ value and the remedy, not in one from inside the engine.
 from collections.abc import Sequence
 from typing import Any
 
-from outpace.core.checks import is_int, shown
-from outpace.core.errors import MethodError
 from outpace.core.protocols import DraftRequest, Needs, Proposer
 from outpace.core.tree import MAX_TREE_NODES, DraftTree
+from outpace.lib.checks import is_int, shown
+from outpace.lib.errors import MethodError
 
 OF_BOTH = ("open", "can_fork", "fork", "rewind", "prefill", "observe", "reset")
 PROPOSER = (*OF_BOTH, "close", "propose")

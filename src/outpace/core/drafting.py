@@ -6,8 +6,8 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
+from outpace.budget.prices import Prices
 from outpace.core.origins import NodeOrigin, origins_of
-from outpace.core.prices import Prices
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import Topology
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outpace.core.checks import check_text, shown
-from outpace.core.errors import InvalidRequest
+from outpace.lib.checks import check_text, shown
+from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from torch import Tensor

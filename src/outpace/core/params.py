@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from outpace.core.checks import (
+from outpace.core.grammar import Grammar
+from outpace.lib.checks import (
     as_bias_pairs,
     as_id_sequences,
     as_ids,
@@ -13,8 +14,7 @@ from outpace.core.checks import (
     check_range,
     shown,
 )
-from outpace.core.errors import InvalidRequest
-from outpace.core.grammar import Grammar
+from outpace.lib.errors import InvalidRequest
 
 MAX_SEED = 2**63 - 1
 MAX_LOGPROBS = 20

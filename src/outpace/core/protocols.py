@@ -7,9 +7,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from outpace.budget.prices import Prices
 from outpace.core.grammar import Constraint
 from outpace.core.params import SamplingParams
-from outpace.core.prices import Prices
 from outpace.core.tree import DraftTree
 
 NO_TOKEN = -1

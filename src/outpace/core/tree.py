@@ -7,9 +7,9 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from outpace.core.checks import shown
-from outpace.core.errors import MethodError
 from outpace.core.origins import NodeOrigin, origins_of
+from outpace.lib.checks import shown
+from outpace.lib.errors import MethodError
 
 MAX_TREE_NODES = 512
 """Of one request, the pending token included."""

@@ -8,8 +8,8 @@ from typing import Any
 from outpace.api import Model
 from outpace.doctor.finding import Finding, finding
 from outpace.doctor.race import Totals
+from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.methods.catalog import parse_method
-from outpace.methods.method import LANGUAGE_MODEL
 
 PROVENANCE = "provenance.json"
 """What `outpace train` writes beside a drafter."""

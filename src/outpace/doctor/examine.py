@@ -5,15 +5,15 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from outpace.api import Model
-from outpace.bench.workload import read_workload
-from outpace.core.errors import InvalidRequest
-from outpace.core.processors import processors
+from outpace.data.workload import read_workload
 from outpace.doctor import drafter, machine, memory, neighbours, passes, precision
 from outpace.doctor.finding import Finding, finding
 from outpace.doctor.method import method_findings
 from outpace.doctor.race import race
-from outpace.models.compiled import loaded_kernels
-from outpace.models.instructions import cpu_flags
+from outpace.kernels.build import loaded_kernels
+from outpace.kernels.instructions import cpu_flags
+from outpace.lib.errors import InvalidRequest
+from outpace.lib.processors import processors
 
 PROMPTS, TOKENS = "builtin:3", 48
 

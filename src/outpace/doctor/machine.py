@@ -3,11 +3,11 @@
 import os
 from pathlib import Path
 
-from outpace.core.processors import ROOT, Processors
-from outpace.core.threads import COUNTS, VARIABLES
 from outpace.doctor.finding import Finding, counted, finding
-from outpace.models import compiled
-from outpace.models.instructions import held_down, instruction_sets
+from outpace.kernels import build as compiled
+from outpace.kernels.instructions import held_down, instruction_sets
+from outpace.lib.processors import ROOT, Processors
+from outpace.lib.threads import COUNTS, VARIABLES
 
 
 def cores(found: Processors, threads: int, busy: float = 0.0, root: Path = ROOT) -> Finding:

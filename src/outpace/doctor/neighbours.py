@@ -10,10 +10,10 @@ from time import perf_counter, sleep
 
 import torch
 
-from outpace.core.processors import ROOT
 from outpace.doctor.finding import Finding, finding
-from outpace.models.compiled import loaded_kernels
-from outpace.models.kernel_linear import KernelLinear, Kind
+from outpace.kernels.build import loaded_kernels
+from outpace.kernels.linear import KernelLinear, Kind
+from outpace.lib.processors import ROOT
 
 SECONDS = 0.5
 _IDLE_FIELDS = (3, 4)  # of a line of /proc/stat: idle, and waiting for a disk

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from outpace.core.tree import Topology
 from outpace.doctor.finding import Finding, finding
 from outpace.doctor.memory import fastest
-from outpace.models.compiled import kernels_remedy, loaded_kernels
+from outpace.kernels.build import kernels_remedy, loaded_kernels
+from outpace.kernels.linear import KernelLinear
 from outpace.models.experts import PackedExperts
-from outpace.models.kernel_linear import KernelLinear
 from outpace.models.linear import PackedLinear
 from outpace.models.packed import Part
 from outpace.models.target import TransformersTarget

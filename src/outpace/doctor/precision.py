@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from outpace.doctor.finding import Finding, finding
-from outpace.models.compiled import loaded_kernels
+from outpace.kernels.build import loaded_kernels
+from outpace.kernels.instructions import cpu_flags, held_down, instruction_sets, multiplies_bfloat16
 from outpace.models.exactness import Exactness
-from outpace.models.instructions import cpu_flags, held_down, instruction_sets, multiplies_bfloat16
 from outpace.models.target import TransformersTarget
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from outpace.api import Model
-from outpace.bench.workload import WorkItem
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
+from outpace.data.workload import WorkItem
 
 PLAIN = "plain"
 PHASES = ("draft", "forward", "verify", "commit", "observe")

@@ -8,8 +8,8 @@ from typing import Any, Self
 
 import httpx
 
-from outpace.core.errors import InvalidRequest, ModelError
 from outpace.endpoint.stream import AnswerStream
+from outpace.lib.errors import InvalidRequest, ModelError
 
 ATTEMPTS = 4
 FIRST_PAUSE_S = 0.5  # doubled after every failure, unless the server says how long

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Self
 
-from outpace.core.errors import ModelError
 from outpace.endpoint.client import Endpoint
+from outpace.lib.errors import ModelError
 
 DRAFTED, ACCEPTED, BY_POSITION = (
     f"vllm:spec_decode_num_{what}_total" for what in ("draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")

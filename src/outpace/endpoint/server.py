@@ -5,8 +5,8 @@ from typing import Any
 
 import httpx
 
-from outpace.core.errors import InvalidRequest, ModelError
 from outpace.endpoint.client import Endpoint
+from outpace.lib.errors import InvalidRequest, ModelError
 
 
 @dataclass(frozen=True)

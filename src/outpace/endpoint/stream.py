@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from outpace.core.errors import ModelError
+from outpace.lib.errors import ModelError
 
 DONE = "[DONE]"
 THOUGHTS = ("reasoning_content", "reasoning")  # where servers put what a model thinks before its answer

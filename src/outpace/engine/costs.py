@@ -15,7 +15,7 @@ from time import perf_counter
 
 import torch
 
-from outpace.core.prices import PassTimes
+from outpace.budget.prices import PassTimes
 from outpace.core.protocols import Target
 from outpace.core.tree import DraftTree, Topology
 

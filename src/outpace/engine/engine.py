@@ -7,9 +7,7 @@ from itertools import count
 from time import perf_counter
 from typing import Any, TypeVar
 
-from outpace.core.checks import check_int, shown
 from outpace.core.contract import check_proposer
-from outpace.core.errors import InvalidRequest
 from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Detokenizer, Proposer, Target
@@ -22,6 +20,8 @@ from outpace.engine.session import Session
 from outpace.engine.steps import Steps
 from outpace.engine.stopping import Stop, StopChecker
 from outpace.engine.turns import Turns
+from outpace.lib.checks import check_int, shown
+from outpace.lib.errors import InvalidRequest
 from outpace.sampling.grammar import GrammarConstraint, Grammars
 
 T = TypeVar("T")

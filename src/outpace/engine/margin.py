@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import torch
 
-from outpace.core.errors import InvalidRequest
 from outpace.core.grammar import Constraint
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, Target
 from outpace.engine.engine import Engine
+from outpace.lib.errors import InvalidRequest
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.process import History, process
 from outpace.sampling.warp import cutoff_distance, warp

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from weakref import WeakKeyDictionary
 
-from outpace.core.prices import PassTimes, Prices, averaged
+from outpace.budget.prices import PassTimes, Prices, averaged
+from outpace.budget.round_rates import RoundRates
 from outpace.core.protocols import Proposer, Target, Verdict
-from outpace.core.round_rates import RoundRates
 from outpace.core.tree import DraftTree
 from outpace.engine.costs import PassCosts
 from outpace.engine.phases import Phases

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import torch
 
+from outpace.budget.prices import Prices
 from outpace.core.contract import check_sizes, check_tree, proposed
-from outpace.core.errors import InvalidRequest, NonFiniteLogits
 from outpace.core.events import RoundTrace, TokenLogprob
-from outpace.core.prices import Prices
 from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, Proposer, Target, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.forced import under_grammars
@@ -19,11 +18,12 @@ from outpace.engine.gain import Gain
 from outpace.engine.phases import Phases
 from outpace.engine.pricing import Pricing
 from outpace.engine.session import Session
-from outpace.models.native_draw import draw_natively, draws_natively
+from outpace.kernels.draw import draw_natively, draws_natively
+from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.sampling.draw import BatchDraw, FastDraw, RejectionDraw
 from outpace.sampling.logprobs import token_logprobs
-from outpace.verify.match import match
-from outpace.verify.rejection import rejection
+from outpace.sampling.match import match
+from outpace.sampling.rejection import rejection
 
 FAST_DRAW = FastDraw(draws_natively, draw_natively)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from outpace.core.prices import PassTimes, averaged
+from outpace.budget.prices import PassTimes, averaged
 from outpace.core.protocols import Verdict
 from outpace.core.tree import DraftTree
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import torch
 
-from outpace.core.errors import StateLost
 from outpace.core.protocols import Target
 from outpace.engine.admission import Admission
 from outpace.engine.gain import Gain
@@ -15,6 +14,7 @@ from outpace.engine.roster import Roster
 from outpace.engine.round import run_round
 from outpace.engine.session import Session
 from outpace.engine.stopping import Stop
+from outpace.lib.errors import StateLost
 
 
 @dataclass(eq=False)

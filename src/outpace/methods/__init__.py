@@ -8,13 +8,13 @@ from outpace.core.bases import BaseProposer, BaseSource
 from outpace.core.drafting import Candidates, Frontier, GrowingShape, Level, LevelSource
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.tree import DraftTree, Topology
-from outpace.methods.build_context import BuildContext
-from outpace.methods.method import Method
-from outpace.methods.model_options import ModelOptions
-from outpace.methods.options import Options
-from outpace.methods.shaped import shaped
-from outpace.shaping.base import PlainShape
-from outpace.shaping.table import Shape
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.method import Method
+from outpace.drafters.model_options import ModelOptions
+from outpace.drafters.options import Options
+from outpace.drafters.shaped import shaped
+from outpace.trees.shapes.base import PlainShape
+from outpace.trees.shapes.table import Shape
 
 __all__ = [
     "BaseProposer",

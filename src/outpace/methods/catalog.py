@@ -13,17 +13,21 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from outpace.core.checks import check_text, shown
 from outpace.core.contract import check_proposer
-from outpace.core.errors import InvalidRequest
-from outpace.core.plugins import plugins
 from outpace.core.protocols import Proposer
-from outpace.methods import blocks, draft_models, eagle3, parallel_heads, samd, union, without_model
-from outpace.methods.build_context import BuildContext
+from outpace.drafters import parallel_methods as parallel_heads
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.dflash import methods as blocks
+from outpace.drafters.draft_lm import methods as draft_models
+from outpace.drafters.eagle3 import methods as eagle3
+from outpace.drafters.method import LANGUAGE_MODEL, Method
+from outpace.drafters.model_options import ModelOptions
+from outpace.drafters.options import Options, checked_value, first_complaint, written
+from outpace.lib.checks import check_text, shown
+from outpace.lib.errors import InvalidRequest
+from outpace.lib.plugins import plugins
+from outpace.methods import samd, union, without_model
 from outpace.methods.drafter_store import DrafterStore
-from outpace.methods.method import LANGUAGE_MODEL, Method
-from outpace.methods.model_options import ModelOptions
-from outpace.methods.options import Options, checked_value, first_complaint, written
 from outpace.methods.presets import OPTION, preset_options
 from outpace.methods.retrievers import with_retrieval
 from outpace.models.shipped import shipped_for

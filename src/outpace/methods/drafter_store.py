@@ -5,19 +5,19 @@ from pathlib import Path
 
 from torch import nn
 
-from outpace.core.errors import InvalidRequest
-from outpace.methods.build_context import BuildContext
-from outpace.methods.method import LANGUAGE_MODEL, said_of
-from outpace.methods.nets import NETS, kind_of
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.fingerprint import fingerprint, fingerprint_of
+from outpace.drafters.kinds import NETS, kind_of
+from outpace.drafters.load import is_net, load_net, locate
+from outpace.drafters.method import LANGUAGE_MODEL, said_of
+from outpace.drafters.packing import pack_net
+from outpace.drafters.ranked_vocabulary import FILE_NAME
+from outpace.lib.errors import InvalidRequest
 from outpace.models.draft import EARLY_EXIT, DraftModel, load_drafter
 from outpace.models.load import resolve
 from outpace.models.shipped import find_drafter, shipped_for, shipped_names, shipped_transitions
 from outpace.models.target import TransformersTarget
 from outpace.models.text import TextCodec
-from outpace.nets.fingerprint import fingerprint, fingerprint_of
-from outpace.nets.load import is_net, load_net, locate
-from outpace.sources.frequency import FILE_NAME
-from outpace.sources.packing import pack_net
 
 
 @dataclass(frozen=True)

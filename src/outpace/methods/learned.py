@@ -3,14 +3,14 @@
 from typing import Any
 
 from outpace.core.protocols import Proposer
-from outpace.retrieval.samd import SamDecoding
-from outpace.retrieval.suffix_retriever import JoinedRetriever
-from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.shaping.dynatree import DynaTree
-from outpace.shaping.grafted import GraftedProposer
-from outpace.shaping.growing import GrowingProposer
-from outpace.shaping.proposer import StaticProposer
-from outpace.union.proposer import Union
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.proposer import StaticProposer
+from outpace.trees.retrieval.samd import SamDecoding
+from outpace.trees.retrieval.suffix_retriever import JoinedRetriever
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.shapes.dynatree import DynaTree
+from outpace.trees.union.proposer import Union
 
 
 def matrix_of(proposer: Proposer) -> TransitionMatrix | None:

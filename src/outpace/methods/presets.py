@@ -14,8 +14,8 @@ already. What holds for all rows:
 from collections.abc import Mapping
 from typing import Any
 
-from outpace.core.errors import InvalidRequest
-from outpace.methods.options import plain
+from outpace.drafters.options import plain
+from outpace.lib.errors import InvalidRequest
 
 OPTION = "as"
 _LIKELIEST: dict[str, Any] = {"vocabulary": "all", "noise": False}

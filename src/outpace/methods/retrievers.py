@@ -2,13 +2,13 @@
 
 from outpace.core.drafting import Retriever
 from outpace.core.protocols import Proposer
-from outpace.methods.build_context import BuildContext
-from outpace.methods.options import Options, RetrievalOptions
-from outpace.retrieval.matrix_retriever import MatrixRetriever
-from outpace.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
-from outpace.retrieval.warm_file import load_matrix
-from outpace.shaping.graft_template import grafted_paths, retrieval_plan
-from outpace.shaping.grafted import GraftedProposer
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.options import Options, RetrievalOptions
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
+from outpace.trees.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
+from outpace.trees.retrieval.warm_file import load_matrix
 
 CHAIN = 16  # tokens behind a tail; an unbroken chain of transitions is hardly ever right for longer
 

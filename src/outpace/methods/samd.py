@@ -5,14 +5,14 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from outpace.core.protocols import Proposer
-from outpace.methods.blocks import DFLASH, DOMINO
-from outpace.methods.build_context import BuildContext
-from outpace.methods.eagle3 import EAGLE3
-from outpace.methods.method import Method
-from outpace.methods.options import Options, idle_option
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.dflash.methods import DFLASH, DOMINO
+from outpace.drafters.eagle3.methods import EAGLE3
+from outpace.drafters.method import Method
+from outpace.drafters.options import Options, idle_option
 from outpace.methods.without_model import RECYCLE
-from outpace.retrieval.corpus import load_corpus
-from outpace.retrieval.samd import SamDecoding
+from outpace.trees.retrieval.corpus import load_corpus
+from outpace.trees.retrieval.samd import SamDecoding
 
 # SAM-Decoding's published constants (arXiv 2411.10666).
 MIN_MATCH, CORPUS_BIAS = 5, 5

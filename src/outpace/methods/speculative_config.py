@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outpace.core.checks import shown
-from outpace.core.errors import InvalidRequest
+from outpace.lib.checks import shown
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import methods, parse_method
 
 

@@ -6,18 +6,18 @@ import torch
 from pydantic import Field, model_validator
 
 from outpace.core.protocols import Proposer
-from outpace.methods.blocks import DFLASH, DOMINO
-from outpace.methods.build_context import SHIPPED, BuildContext
-from outpace.methods.draft_models import LINEAR
-from outpace.methods.eagle3 import EAGLE3
-from outpace.methods.method import Method
-from outpace.methods.model_options import ModelOptions
-from outpace.methods.options import MAX_BUDGET, OF_MATRIX, MatrixOptions, Options, idle_option
-from outpace.retrieval.transition_matrix import MatrixLearner
-from outpace.retrieval.warm_file import load_matrix
-from outpace.shaping.proposer import EmptyDraft
-from outpace.union.acceptance import AcceptanceModel, priors
-from outpace.union.proposer import Union, UnionPlan
+from outpace.drafters.build_context import SHIPPED, BuildContext
+from outpace.drafters.dflash.methods import DFLASH, DOMINO
+from outpace.drafters.draft_lm.methods import LINEAR
+from outpace.drafters.eagle3.methods import EAGLE3
+from outpace.drafters.method import Method
+from outpace.drafters.model_options import ModelOptions
+from outpace.drafters.options import MAX_BUDGET, OF_MATRIX, MatrixOptions, Options, idle_option
+from outpace.trees.proposer import EmptyDraft
+from outpace.trees.retrieval.transition_matrix import MatrixLearner
+from outpace.trees.retrieval.warm_file import load_matrix
+from outpace.trees.union.acceptance import AcceptanceModel, priors
+from outpace.trees.union.proposer import Union, UnionPlan
 
 DRAFTS = {"domino": DOMINO, "dflash": DFLASH, "eagle3": EAGLE3, "linear": LINEAR}
 MOST_PRICED = 31  # nodes of a tree on a CPU where prices say how many

@@ -5,15 +5,15 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from outpace.core.protocols import Proposer
-from outpace.methods.build_context import BuildContext
-from outpace.methods.method import Method
-from outpace.methods.options import MatrixOptions, Options
-from outpace.retrieval.lookahead import Lookahead
-from outpace.retrieval.lookup import CONTINUATION, PromptLookup
-from outpace.retrieval.recycle import TokenRecycling
-from outpace.retrieval.warm_file import load_matrix
-from outpace.shaping.proposer import EmptyDraft, StaticProposer
-from outpace.shaping.rank_paths import Chain, RecyclingTemplate
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.method import Method
+from outpace.drafters.options import MatrixOptions, Options
+from outpace.trees.proposer import EmptyDraft, StaticProposer
+from outpace.trees.retrieval.lookahead import Lookahead
+from outpace.trees.retrieval.lookup import CONTINUATION, PromptLookup
+from outpace.trees.retrieval.recycle import TokenRecycling
+from outpace.trees.retrieval.warm_file import load_matrix
+from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
 
 
 class PlainOptions(Options):

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from outpace.cache.attention_settings import AttentionSettings
 from outpace.cache.passes import Group, PassCache
 from outpace.cache.slots import Segment, SlotKV, in_blocks
-from outpace.core.errors import UnsupportedModel
-from outpace.models import kernel_structs as structs
-from outpace.models.attention_settings import AttentionSettings
-from outpace.models.compiled import loaded_kernels, threads
-from outpace.models.gpu.tree_attention import attend_plan
+from outpace.gpu.tree_attention import attend_plan
+from outpace.kernels import structs
+from outpace.kernels.build import loaded_kernels, threads
+from outpace.lib.errors import UnsupportedModel
 
 ATTENTION_NAME = "outpace"
 _ROW_BLOCK = 4

@@ -9,14 +9,14 @@ from torch import Tensor
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.utils.hub import cached_file
 
-from outpace.core.errors import ModelError
+from outpace.lib.checkpoint import WEIGHTS, opened, write_checkpoint
+from outpace.lib.errors import ModelError
+from outpace.lib.weights import check_fit
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.config_bounds import check_sizes
 from outpace.models.hub import first_line
 from outpace.models.packed import PackedModel
 from outpace.models.text import TextCodec
-from outpace.nets.checkpoint import WEIGHTS, opened, write_checkpoint
-from outpace.nets.layouts.weights import check_fit
 
 # Fields of config.json beside the family's own: whose the embedding and the head are, and which tokens the ids mean.
 EMBEDDING, VOCABULARY = "outpace_embedding", "outpace_vocabulary"

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from outpace.core.errors import InvalidRequest, UnsupportedModel
+from outpace.lib.errors import InvalidRequest, UnsupportedModel
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import DraftModel, draft_model_of, warn_if_shorter
 from outpace.models.families import check_supported

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PretrainedConfig
 from transformers.utils import logging as library
 
-from outpace.core.errors import ModelError
+from outpace.lib.errors import ModelError
 from outpace.models.config_bounds import check_sizes
 from outpace.models.held import TABLES, Held
 

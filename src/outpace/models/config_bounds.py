@@ -5,11 +5,11 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from outpace.core.checks import is_number
-from outpace.core.errors import ModelError
-from outpace.nets.layers import MOST_LAYERS
+from outpace.lib.checks import is_number
+from outpace.lib.errors import ModelError
 
 # Least and most of whole numbers. Transformers makes something for each layer, and for each label of a classifier.
+MOST_LAYERS = 1024
 _COUNTS = dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "block_count"), (1, MOST_LAYERS)) | {
     "num_labels": (0, 10_000),
     "max_position_embeddings": (1, 2**40),

@@ -6,8 +6,8 @@ from pathlib import Path
 import torch
 from platformdirs import user_cache_path
 
-from outpace.models.compiled import loaded_kernels, threads
-from outpace.models.instructions import cpu_flags
+from outpace.kernels.build import loaded_kernels, threads
+from outpace.kernels.instructions import cpu_flags
 from outpace.models.target import TransformersTarget
 
 # Passes of smaller models are measured anew: it takes no time.

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from outpace.core.checks import as_count
-from outpace.core.errors import InvalidRequest, ModelError
+from outpace.lib.checks import as_count
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import is_bare, read_bare
 from outpace.models.families import check_supported

@@ -13,10 +13,10 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from outpace.core.errors import InvalidRequest
-from outpace.core.stages import stage
+from outpace.kernels.linear import KernelLinear
+from outpace.lib.errors import InvalidRequest
+from outpace.lib.stages import stage
 from outpace.models.attention import has_kernels
-from outpace.models.kernel_linear import KernelLinear
 from outpace.models.linear import PackedLinear
 from outpace.models.probes import differing_passes, differing_products, differing_scores
 from outpace.models.target import TransformersTarget

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers.utils.hub import cached_file
 
-from outpace.core.errors import ModelError
+from outpace.lib.errors import ModelError
 from outpace.models.bare import EMBEDDING, VOCABULARY, is_bare
 from outpace.models.load import Source, read_config, read_model, read_tokenizer, resolve
 

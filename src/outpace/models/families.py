@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PretrainedConfig
 
-from outpace.core.errors import UnsupportedModel
+from outpace.lib.errors import UnsupportedModel
 
 # A family belongs here once the contract test passes on it: row i of a branching tree has the logits of its path
 # decoded alone and of stock transformers, and KV after a commit equals a fresh prefill.

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.protocols import NodeOutputs
+from outpace.kernels.largest import largest
+from outpace.kernels.linear import KernelLinear
 from outpace.models.fixed_rows import padded
-from outpace.models.kernel_linear import KernelLinear
-from outpace.models.largest import largest
 from outpace.models.linear import Make
 
 TOP_CANDIDATES = 16

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from transformers.utils.hub import cached_file
 
-from outpace.core.errors import ModelError
-from outpace.nets.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, opened, weight_map
-from outpace.nets.torch_file import read_torch
+from outpace.lib.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, opened, weight_map
+from outpace.lib.errors import ModelError
+from outpace.lib.torch_file import read_torch
 
 TORCH_INDEX = "pytorch_model.bin.index.json"
 # What old checkpoints hold beside weights, or list: tables that models work out by themselves.

@@ -3,7 +3,7 @@
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from transformers.utils import CONFIG_NAME
 
-from outpace.core.errors import ModelError
+from outpace.lib.errors import ModelError
 from outpace.models.registry import BUILT_IN, pulled
 
 HUB_TIMEOUT_S = 5.0

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import modeling_gguf_pytorch_utils
 from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
-from outpace.core.stages import advance, is_loading, restart
+from outpace.lib.stages import advance, is_loading, restart
 
 
 class _Counted(EmptyTqdm):  # type: ignore[misc]  # transformers has no types for it

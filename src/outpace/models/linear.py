@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from outpace.models.instructions import has_tiles, multiplies_bfloat16
+from outpace.kernels.instructions import has_tiles, multiplies_bfloat16
 
 Make = Callable[[Tensor, Tensor | None], nn.Module]
 """(weight [out, in], bias [out] or None) -> a frozen linear layer."""

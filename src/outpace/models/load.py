@@ -15,27 +15,27 @@ from transformers import (
 )
 from transformers.utils import CONFIG_NAME
 
-from outpace.core.checks import is_int
-from outpace.core.errors import InvalidRequest, ModelError
-from outpace.core.paths import path_of
-from outpace.core.stages import stage
+from outpace.gpu.backend import runs_triton
+from outpace.kernels.build import kernels_remedy, loaded_kernels, why_none
+from outpace.kernels.linear import QUANTIZATIONS
+from outpace.lib.checkpoint import read_object
+from outpace.lib.checks import is_int
+from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.paths import path_of
+from outpace.lib.stages import stage
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.bare import refuse_bare
-from outpace.models.compiled import kernels_remedy, loaded_kernels, why_none
 from outpace.models.complete import check_complete, check_count, refuse_incomplete, refuse_infinite
 from outpace.models.config_bounds import check_fields, read_head_size
 from outpace.models.families import check_supported
 from outpace.models.gguf_header import Header, read_header
-from outpace.models.gpu.backend import runs_triton
 from outpace.models.held import find_file, held_by
 from outpace.models.hub import ask_hub, first_line
-from outpace.models.kernel_linear import QUANTIZATIONS
 from outpace.models.library_bars import counted_bars
 from outpace.models.linear import can_pack
 from outpace.models.registry import BUILT_IN, pulled
 from outpace.models.target import TransformersTarget
 from outpace.models.text import TextCodec
-from outpace.nets.checkpoint import read_object
 
 DTYPES = {
     "float64": torch.float64,

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.activations import GELUTanh, SiLUActivation
 
+from outpace.cache.attention_settings import AttentionSettings
 from outpace.cache.slots import Segment, SlotKV
-from outpace.models import kernel_structs as structs
+from outpace.kernels import structs
 from outpace.models.activation import RowwiseActivation
-from outpace.models.attention_settings import AttentionSettings
 from outpace.models.native_layers import Kept, NativeLayers, UnknownLayout, matrix_of
 
 # Of the norm of a difference between two ways to compute a short pass. Another formula differs by far more; rounding to

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from outpace.cache.slots import Segment, SlotKV
-from outpace.models import kernel_structs as structs
+from outpace.kernels import structs
+from outpace.kernels.build import loaded_kernels, threads
+from outpace.kernels.linear import KernelLinear, Kind
 from outpace.models.attention import kernel_parts, kernel_store
-from outpace.models.compiled import loaded_kernels, threads
-from outpace.models.kernel_linear import KernelLinear, Kind
 from outpace.models.linear import SiblingLinear
 
 

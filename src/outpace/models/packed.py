@@ -14,16 +14,16 @@ from transformers import PretrainedConfig
 from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
 from outpace.cache.tiles import Tables, TilePlan
-from outpace.core.errors import InvalidRequest
-from outpace.core.stages import stage
 from outpace.core.tree import MAX_TREE_NODES, Topology
+from outpace.gpu.capture import captures_on
+from outpace.gpu.captured_pass import CapturedPass
+from outpace.kernels.linear import KernelLinear
+from outpace.lib.errors import InvalidRequest
+from outpace.lib.stages import stage
 from outpace.models.attention import has_kernels
 from outpace.models.experts import has_experts
 from outpace.models.fixed_rows import EXACT_ROWS, joined, padded, pieces_of
-from outpace.models.gpu.capture import captures_on
-from outpace.models.gpu.captured_pass import CapturedPass
 from outpace.models.head import LmHead
-from outpace.models.kernel_linear import KernelLinear
 from outpace.models.native import NativeDecoder, agree
 from outpace.models.native_layers import UnknownLayout
 

@@ -4,13 +4,13 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from outpace.core.stages import advance, stage
+from outpace.kernels.build import loaded_kernels
+from outpace.kernels.linear import KernelLinear, kind_of
+from outpace.lib.stages import advance, stage
 from outpace.models.activation import pack_activations
-from outpace.models.compiled import loaded_kernels
 from outpace.models.experts import pack_experts
 from outpace.models.families import logit_softcap
 from outpace.models.head import LmHead
-from outpace.models.kernel_linear import KernelLinear, kind_of
 from outpace.models.linear import Make, PackedLinear, can_pack, pack_linears
 from outpace.models.norm import fuse_norms
 

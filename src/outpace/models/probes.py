@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from outpace.cache.slots import in_blocks
 from outpace.core.protocols import NodeOutputs
 from outpace.core.tree import Topology
+from outpace.kernels.linear import KernelLinear
 from outpace.models.attention import products
-from outpace.models.kernel_linear import KernelLinear
 from outpace.models.linear import PackedLinear
 from outpace.models.packed import PackedModel, Part, first_layers, layers_of
 from outpace.models.target import TransformersTarget

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from transformers.generation.streamers import BaseStreamer
 
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.lib.errors import InvalidRequest
 from outpace.models.load import DTYPES, choose_device, read_config, read_model, resolve
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from outpace.core.errors import ModelError
-from outpace.core.paths import path_of
+from outpace.lib.errors import ModelError
+from outpace.lib.paths import path_of
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
-from outpace.models.compiled import loaded_kernels
+from outpace.gpu.capture import HEAD_ROWS, Captured
+from outpace.kernels.build import loaded_kernels
 from outpace.models.fixed_rows import EXACT_ROWS
-from outpace.models.gpu.capture import HEAD_ROWS, Captured
 from outpace.models.packed import PackedModel, Part
 from outpace.models.prepare import prepare
 

@@ -9,8 +9,8 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
 
-from outpace.core.checks import check_text, shown
-from outpace.core.errors import InvalidRequest, ModelError
+from outpace.lib.checks import check_text, shown
+from outpace.lib.errors import InvalidRequest, ModelError
 
 ChatMessage = dict[str, Any]
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 from outpace.models.text import TextCodec
 
 if TYPE_CHECKING:

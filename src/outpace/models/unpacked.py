@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from outpace.kernels.linear import KernelLinear
 from outpace.models.experts import PackedExperts, PackedRouter
-from outpace.models.kernel_linear import KernelLinear
 from outpace.models.linear import PackedLinear, SiblingLinear
 from outpace.models.norm import FusedRMSNorm
 

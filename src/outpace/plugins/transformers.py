@@ -13,16 +13,16 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList
 from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from outpace.core.checks import check_flags, shown
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Proposer
-from outpace.core.threads import warn_of_spinning
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.options import checked_budget
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
-from outpace.methods.build_context import BuildContext
+from outpace.lib.checks import check_flags, shown
+from outpace.lib.errors import InvalidRequest
+from outpace.lib.threads import warn_of_spinning
 from outpace.methods.catalog import MethodSpec, build_proposer, parse_method
-from outpace.methods.options import checked_budget
 from outpace.models.borrow import borrow_draft_model, borrow_target
 from outpace.models.draft import DraftModel, early_exit
 from outpace.models.target import TransformersTarget

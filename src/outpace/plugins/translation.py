@@ -27,7 +27,7 @@ from transformers.generation.stopping_criteria import (
     StopStringCriteria,
 )
 
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 
 # The processors that we compute too, in the order in which `generate` applies them: the field of `SamplingParams`, and
 # its value read from the processor and the width of the prompts, padding included. Fields that `SamplingParams` does

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.core.errors import InvalidRequest
 from outpace.core.grammar import Grammar
 from outpace.core.tree import Topology
+from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

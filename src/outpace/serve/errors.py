@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from outpace.core.checks import shown
-from outpace.core.errors import InvalidRequest, OutpaceError
+from outpace.lib.checks import shown
+from outpace.lib.errors import InvalidRequest, OutpaceError
 
 MOST_FAULTS = 256
 """Faults of a body that are looked at one by one: each takes a kilobyte."""

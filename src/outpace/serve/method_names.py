@@ -3,8 +3,8 @@
 from threading import Lock
 
 from outpace.api import Model
-from outpace.core.errors import InvalidRequest
 from outpace.core.protocols import Proposer
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, parse_method
 
 OF_FILES = ("corpus", "ngrams", "vocabulary", "warm")

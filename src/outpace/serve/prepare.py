@@ -8,8 +8,8 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from outpace.api import Model
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.lib.errors import InvalidRequest
 from outpace.serve.chat_request import ChatRequest
 from outpace.serve.completion_request import CompletionRequest
 from outpace.serve.constrain import grammar_of

@@ -3,8 +3,8 @@
 import socket
 from dataclasses import dataclass
 
-from outpace.core.checks import shown
-from outpace.core.errors import InvalidRequest
+from outpace.lib.checks import shown
+from outpace.lib.errors import InvalidRequest
 
 MEGABYTE = 1 << 20
 LOOPBACK = ("127.0.0.1", "localhost", "::1")

@@ -6,7 +6,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
-from outpace.shaping.proposer import EmptyDraft
+from outpace.trees.proposer import EmptyDraft
 
 
 def decode(

@@ -7,7 +7,7 @@ import torch
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Stream
-from outpace.methods.build_context import BuildContext
+from outpace.drafters.build_context import BuildContext
 
 
 def draft_request(ids: Sequence[int], budget: int, max_depth: int, seed: int = 0, **params: Any) -> DraftRequest:

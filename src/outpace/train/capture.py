@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
 from outpace.train.data import SampleSet
 from outpace.train.features_store import FeatureStore

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from outpace.core.errors import InvalidRequest
-from outpace.train.batch import Batch, collate, sample_seed
-from outpace.train.objectives.facts import Facts
-from outpace.train.samples import TrainingSample
+from outpace.drafters.training.batch import Batch, collate, sample_seed
+from outpace.drafters.training.facts import Facts
+from outpace.drafters.training.samples import TrainingSample
+from outpace.lib.errors import InvalidRequest
 
 
 class SampleSet(Dataset[TrainingSample]):

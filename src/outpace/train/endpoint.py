@@ -5,13 +5,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from threading import Event, Lock
 from typing import Any
 
-from outpace.bench.workload import WorkItem
-from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.params import SamplingParams
+from outpace.data.answers import Conversation
+from outpace.data.workload import WorkItem
 from outpace.endpoint.client import Endpoint, ServerAway
 from outpace.endpoint.requests import sampling_fields
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.text import TextCodec
-from outpace.train.answers import Conversation
 from outpace.train.regenerate import seed_of
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.errors import InvalidRequest, ModelError
-from outpace.train.folder import PartFolder, contradiction, opened
+from outpace.data.folder import PartFolder, contradiction, opened
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.train.states import check_disk
 
 CONTENTS = "features"

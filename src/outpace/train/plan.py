@@ -8,17 +8,17 @@ from typing import Any
 import torch
 
 from outpace.api import load
-from outpace.bench.workload import WorkItem, read_workloads
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
-from outpace.core.paths import path_of
+from outpace.data.workload import WorkItem, read_workloads
+from outpace.drafters.training.objective import Objective
+from outpace.drafters.training.samples import TrainingSample, encode_prompt
+from outpace.drafters.training.settings import TrainingSettings
+from outpace.lib.errors import InvalidRequest
+from outpace.lib.paths import path_of
 from outpace.models.text import TextCodec
 from outpace.train.data import Deal, Examples, SampleSet, collate_examples
-from outpace.train.objectives.base import Objective
 from outpace.train.optimizers import make_optimizers, step_all
 from outpace.train.run import Run, build, disk_needed, frozen_target, join, training_precision
-from outpace.train.samples import TrainingSample, encode_prompt
-from outpace.train.settings import TrainingSettings
 
 SHOWN_PROMPTS = 64  # whose lengths stand for all
 TRIED_TOKENS = 8  # per answer, to see how fast the target answers

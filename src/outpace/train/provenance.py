@@ -8,10 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.workload import WorkItem
-from outpace.core.checkout import git
-from outpace.core.errors import InvalidRequest, ModelError
-from outpace.train.folder import write_whole
+from outpace.data.folder import write_whole
+from outpace.data.workload import WorkItem
+from outpace.lib.checkout import git
+from outpace.lib.errors import InvalidRequest, ModelError
 
 FILE = "provenance.json"
 PACKAGES = ("outpace", "torch", "transformers", "accelerate", "safetensors", "tokenizers", "tensorboard")

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from outpace.api import Model
-from outpace.bench.workload import WorkItem
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import MAX_SEED, SamplingParams
+from outpace.data.answers import AnswerStore, Conversation
+from outpace.data.workload import WorkItem
+from outpace.drafters.training.samples import by_id
 from outpace.engine.session import Session
+from outpace.lib.errors import InvalidRequest
 from outpace.models.text import TextCodec
-from outpace.train.answers import AnswerStore, Conversation
-from outpace.train.samples import by_id
 
 PART = 256
 """Conversations per part: what a killed run loses at most."""

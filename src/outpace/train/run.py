@@ -13,24 +13,24 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
 
 from outpace.api import load
-from outpace.bench.workload import WorkItem, read_workloads
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
-from outpace.core.paths import path_of
-from outpace.core.stages import loading
+from outpace.data.answers import AnswerStore, Conversation, read_about, read_answers
+from outpace.data.workload import WorkItem, read_workloads
+from outpace.drafters.trainable import METHODS
+from outpace.drafters.training.objective import Objective
+from outpace.drafters.training.samples import training_samples
+from outpace.drafters.training.settings import TrainSettings
+from outpace.lib.errors import InvalidRequest
+from outpace.lib.paths import path_of
+from outpace.lib.stages import loading
 from outpace.models.frozen import FrozenTarget
 from outpace.models.load import choose_device, choose_dtype, compute_dtype, load_target, load_vocabulary_facts
 from outpace.models.text import TextCodec
-from outpace.train.answers import AnswerStore, Conversation, read_about, read_answers
 from outpace.train.capture import about_features, capture, stored_features
 from outpace.train.data import SampleSet, TrainingData
 from outpace.train.features_store import FeatureStore
-from outpace.train.methods import METHODS
-from outpace.train.objectives.base import Objective
 from outpace.train.provenance import claim, files_hash, git_revision, prompts_hash, versions
 from outpace.train.regenerate import EngineAnswerer, about_answers, check_templates, regenerate
-from outpace.train.samples import training_samples
-from outpace.train.settings import TrainSettings
 from outpace.train.start import begin_with, weights_hash
 from outpace.train.states import check_disk
 from outpace.train.trainer import Trainer

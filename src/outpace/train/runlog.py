@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outpace.train.folder import write_whole
+from outpace.data.folder import write_whole
 
 FILE = "log.jsonl"
 

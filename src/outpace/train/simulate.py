@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.train.anchors import all_anchors
-from outpace.train.batch import Batch
-from outpace.train.objectives.base import Objective
+from outpace.drafters.training.anchors import all_anchors
+from outpace.drafters.training.batch import Batch
+from outpace.drafters.training.objective import Objective
 
 ANCHORS_AT_ONCE = 256
 

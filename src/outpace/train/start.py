@@ -5,13 +5,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.core.errors import InvalidRequest, ModelError
+from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.load import load_net, locate
+from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
+from outpace.drafters.training.objective import Objective
+from outpace.lib.checkpoint import read_checkpoint
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.shipped import find_drafter
-from outpace.nets.checkpoint import read_checkpoint
-from outpace.nets.domino import DominoNet
-from outpace.nets.load import load_net, locate
-from outpace.sources.frequency import FILE_NAME, load_vocabulary
-from outpace.train.objectives.base import Objective
 from outpace.train.provenance import files_hash
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")

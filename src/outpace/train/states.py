@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from outpace.core.errors import InvalidRequest, ModelError
+from outpace.lib.errors import InvalidRequest, ModelError
 
 COUNTERS = "counters.json"
 

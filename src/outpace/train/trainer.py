@@ -19,14 +19,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import get_cosine_schedule_with_warmup
 
-from outpace.core.errors import ModelError
-from outpace.train.batch import Batch, sample_seed
+from outpace.drafters.training.batch import Batch, sample_seed
+from outpace.drafters.training.objective import Objective
+from outpace.drafters.training.settings import TrainingSettings
+from outpace.lib.errors import ModelError
 from outpace.train.data import Deal, Examples, TrainingData, collate_examples
-from outpace.train.objectives.base import Objective
 from outpace.train.optimizers import make_optimizers, step_all
 from outpace.train.processes import together, whole
 from outpace.train.runlog import RunLog, scalars
-from outpace.train.settings import TrainingSettings
 from outpace.train.simulate import Simulation, simulate
 from outpace.train.states import States, read_counters, replace_folder
 

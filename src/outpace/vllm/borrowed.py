@@ -5,18 +5,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.core.errors import InvalidRequest, ModelError, UnsupportedModel
-from outpace.core.paths import path_of
-from outpace.methods.build_context import BuildContext
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.kinds import NETS, kind_of
+from outpace.drafters.load import load_net, locate
+from outpace.drafters.packing import pack_net
+from outpace.drafters.ranked_vocabulary import FILE_NAME
+from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
+from outpace.lib.paths import path_of
 from outpace.methods.catalog import MethodSpec
-from outpace.methods.nets import NETS, kind_of
 from outpace.models.draft import DraftModel
 from outpace.models.head import LmHead
 from outpace.models.prepare import layers_for
 from outpace.models.shipped import find_drafter
-from outpace.nets.load import load_net, locate
-from outpace.sources.frequency import FILE_NAME
-from outpace.sources.packing import pack_net
 from outpace.vllm.settings import ProposerSettings
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.errors import UnsupportedModel
 from outpace.core.protocols import Needs
+from outpace.lib.errors import UnsupportedModel
 
 _ROWS_AT_ONCE = 64  # a full prompt's logits would take gigabytes
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from outpace.nets.domino import DominoHead
+from outpace.drafters.domino.net import DominoHead
 
 
 def corrected_chain(

@@ -9,10 +9,10 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
 
-from outpace.core.errors import InvalidRequest, ModelError
-from outpace.nets.domino import DominoConfig
-from outpace.nets.layouts.domino import DOMINO_ARCHITECTURE, PROJECTOR, read_domino_config
-from outpace.sources.frequency import FILE_NAME, load_vocabulary
+from outpace.drafters.domino.files import DOMINO_ARCHITECTURE, PROJECTOR, read_domino_config
+from outpace.drafters.domino.net import DominoConfig
+from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
+from outpace.lib.errors import InvalidRequest, ModelError
 
 
 @dataclass(frozen=True)

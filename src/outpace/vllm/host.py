@@ -4,8 +4,8 @@ from typing import Any
 
 import torch
 
-from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.protocols import Needs
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.vllm.cpu_sampling import guard
 from outpace.vllm.versions import Hook, installed_version, missing_hooks, refusal
 

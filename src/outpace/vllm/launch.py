@@ -14,8 +14,8 @@ from typing import NoReturn
 
 from platformdirs import user_cache_path
 
-from outpace.core.errors import InvalidRequest, OutpaceError
-from outpace.core.threads import users_environment
+from outpace.lib.errors import InvalidRequest, OutpaceError
+from outpace.lib.threads import users_environment
 from outpace.models.export import export
 from outpace.models.load import resolve
 from outpace.models.registry import pulled

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from outpace.shaping.linear_form import LEAST_GAIN
+from outpace.trees.linear_form import LEAST_GAIN
 
 _FIRST = 16  # passes before anything is believed
 _NEW = 0.02  # share of the last pass in what is known: some fifty are remembered

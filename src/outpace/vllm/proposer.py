@@ -35,10 +35,10 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any, ClassVar
 
-from outpace.core.errors import InvalidRequest
-from outpace.core.round_rates import RoundRates
+from outpace.budget.round_rates import RoundRates
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer
-from outpace.shaping.linear_form import LEAST_GAIN, LinearForm
+from outpace.trees.linear_form import LEAST_GAIN, LinearForm
 from outpace.vllm.borrowed import BorrowedTarget, build_context
 from outpace.vllm.capture import Capture, TargetPass
 from outpace.vllm.host import check_graphs, check_host, check_parallel, ending_ids

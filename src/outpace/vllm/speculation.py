@@ -4,17 +4,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outpace.core.errors import InvalidRequest, ModelError
+from outpace.drafters.domino.files import is_domino
+from outpace.drafters.load import kind_of, locate
+from outpace.drafters.method import LANGUAGE_MODEL, said_of
+from outpace.lib.checkpoint import Checkpoint, read_object
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, parse_method
-from outpace.methods.method import LANGUAGE_MODEL, said_of
 from outpace.models.bare import is_bare
 from outpace.models.export import export, export_draft
 from outpace.models.load import read_config, resolve
 from outpace.models.shipped import find_drafter, shipped_for, shipped_names, shipped_transitions
-from outpace.nets.checkpoint import Checkpoint, read_object
-from outpace.nets.layouts.domino import is_domino
-from outpace.nets.load import kind_of, locate
-from outpace.retrieval.lookup import CONTINUATION
+from outpace.trees.retrieval.lookup import CONTINUATION
 from outpace.vllm.settings import KEY, check_drafts, linear_method
 
 PROPOSER = "outpace.vllm.proposer.Method"

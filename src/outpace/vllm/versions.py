@@ -9,7 +9,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from outpace.core.errors import ModelError
+from outpace.lib.errors import ModelError
 
 TESTED = SpecifierSet(">=0.32,<0.34")
 """0.32 by running it on a CPU; of 0.33, for which there is no CPU wheel, the hooks were compared."""

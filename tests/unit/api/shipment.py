@@ -7,19 +7,19 @@ import pytest
 import torch
 
 import outpace
+from outpace.drafters.dflash.files import write_dflash
+from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
+from outpace.drafters.domino.files import write_domino
+from outpace.drafters.domino.net import DominoConfig, DominoNet
+from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.methods import catalog
 from outpace.models import registry, shipped
 from outpace.models.registry import BuiltIn
-from outpace.nets.dflash import DFlashConfig, DFlashNet
-from outpace.nets.domino import DominoConfig, DominoNet
-from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
-from outpace.nets.layouts.dflash import write_dflash
-from outpace.nets.layouts.domino import write_domino
-from outpace.nets.layouts.eagle3_export import write_eagle3
-from outpace.sources.frequency import save_vocabulary
+from tests.unit.drafters.source.learned import BLOCK, random_net
 from tests.unit.methods.test_presets import HEAD, OURS
 from tests.unit.models.tiny import save_tiny_model
-from tests.unit.sources.learned import BLOCK, random_net
 
 KINDS = ("dflash", "domino", "draft-lm", "eagle3")
 WITH_VOCABULARY = ("draft-lm", "eagle3")

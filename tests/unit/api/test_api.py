@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import outpace
-from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
+from outpace.lib.errors import InvalidRequest
 from tests.unit.models.tiny import save_tiny_model
 
 METHODS = ["lookup", "lookup:budget=3", "recycle", "recycle:budget=24", "recycle:shape=chain,budget=5"]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import outpace
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 from tests.unit.api.test_api import assert_nothing_runs
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import outpace
-from outpace.core import stages, threads
-from outpace.core.stages import Stages
-from outpace.models import compiled
-from outpace.models.compiled import Build
+from outpace.kernels import build as compiled
+from outpace.kernels.build import Build
+from outpace.lib import stages, threads
+from outpace.lib.stages import Stages
 from tests.unit.models.tiny import FAMILIES, save_tiny_model, write_tiny_gguf
 
 STAGES = (

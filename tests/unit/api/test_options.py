@@ -7,9 +7,9 @@ import pytest
 
 import outpace
 from outpace.bench.certificate import CertificatePlan, certify, count_kinds
-from outpace.bench.workload import read_workload
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.data.workload import read_workload
+from outpace.lib.errors import InvalidRequest
 from outpace.models.reference import TransformersReference
 from tests.unit.models.tiny import save_tiny_model
 

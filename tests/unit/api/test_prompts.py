@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import outpace
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 from tests.unit.models.tiny import save_tiny_model
 
 MESSAGE = {"role": "user", "content": "Hi"}

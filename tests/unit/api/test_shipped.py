@@ -12,21 +12,21 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import outpace
-from outpace.core.errors import InvalidRequest, ModelError
+from outpace.drafters import load as net_loading
+from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.load import load_net
+from outpace.drafters.ranked_vocabulary import save_vocabulary
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods import drafter_store
 from outpace.methods.learned import matrix_of
 from outpace.models.shipped import find_drafter, shipped, shipped_folder, shipped_for, shipped_transitions, size_of
-from outpace.nets import load as net_loading
-from outpace.nets.domino import DominoNet
-from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
-from outpace.nets.layouts.eagle3_export import write_eagle3
-from outpace.nets.load import load_net
-from outpace.retrieval.transition_matrix import TransitionMatrix
-from outpace.retrieval.warm_file import save_matrix
-from outpace.sources.frequency import save_vocabulary
+from outpace.trees.retrieval.transition_matrix import TransitionMatrix
+from outpace.trees.retrieval.warm_file import save_matrix
 from tests.unit.api.shipment import KINDS, install, load, ship
+from tests.unit.drafters.source.learned import PROMPTS, random_net
 from tests.unit.methods.test_presets import OURS
-from tests.unit.sources.learned import PROMPTS, random_net
 
 ROOT = Path(__file__).parents[3]
 

@@ -10,9 +10,9 @@ import outpace
 from outpace.api import Model
 from outpace.bench import certificate
 from outpace.bench.certificate import CertificatePlan, Certifier, certify, count_kinds
-from outpace.bench.workload import read_workload
 from outpace.core.params import SamplingParams
 from outpace.core.tree import Topology
+from outpace.data.workload import read_workload
 from tests.unit.models.tiny import save_tiny_model
 
 GREEDY = SamplingParams(max_new_tokens=24)

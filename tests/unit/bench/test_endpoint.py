@@ -11,11 +11,11 @@ from rich.console import Console
 
 from outpace.bench.endpoint import EndpointPlan, EndpointRun
 from outpace.bench.endpoint_report import endpoint_line, endpoint_table, summarise_endpoint
-from outpace.bench.workload import WorkItem
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.data.workload import WorkItem
 from outpace.endpoint.client import Endpoint
 from outpace.endpoint.server import Server
+from outpace.lib.errors import InvalidRequest
 from tests.unit.endpoint.fake import Answer, Reply, serving, streamed
 
 ITEMS = (

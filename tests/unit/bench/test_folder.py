@@ -13,9 +13,9 @@ import outpace
 from outpace.api import Model
 from outpace.bench.folder import RECORDS, RunFolder
 from outpace.bench.runner import BenchPlan, BenchRun
-from outpace.bench.workload import WorkItem
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.data.workload import WorkItem
+from outpace.lib.errors import InvalidRequest
 from tests.unit.models.tiny import save_tiny_model
 
 METHODS = (

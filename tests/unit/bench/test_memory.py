@@ -10,8 +10,8 @@ from torch import nn
 import outpace
 from outpace.bench.memory import held_mb
 from outpace.bench.runner import BenchPlan, BenchRun
-from outpace.bench.workload import WorkItem
 from outpace.core.params import SamplingParams
+from outpace.data.workload import WorkItem
 from outpace.methods.learned import matrix_of
 from outpace.models.linear import PackedLinear
 from tests.unit.models.tiny import save_tiny_model

@@ -7,7 +7,7 @@ import pytest
 from outpace.bench.records import TurnRun, group_figures
 from outpace.bench.report import summarise, table
 from outpace.bench.runner import split_methods, with_baseline
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 
 
 def _record(index: int, method: str, **changes: Any) -> dict[str, Any]:

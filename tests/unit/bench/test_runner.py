@@ -13,19 +13,19 @@ import torch
 import outpace
 from outpace.api import Model
 from outpace.bench.runner import BenchPlan, BenchRun
-from outpace.bench.workload import WorkItem, in_groups
-from outpace.core.errors import InvalidRequest
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
+from outpace.data.workload import WorkItem, in_groups
+from outpace.drafters.ranked_vocabulary import save_vocabulary
+from outpace.lib.errors import InvalidRequest
 from outpace.methods import drafter_store
 from outpace.methods.learned import learns
-from outpace.retrieval.transition_matrix import TransitionMatrix
-from outpace.retrieval.warm_file import save_matrix
-from outpace.shaping.acceptance import KeyedAcceptance
-from outpace.shaping.beam import Beam, BeamConfig
-from outpace.shaping.growing import GrowingProposer
-from outpace.sources.frequency import save_vocabulary
 from outpace.testing import ToySource, blend
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.keyed_acceptance import KeyedAcceptance
+from outpace.trees.retrieval.transition_matrix import TransitionMatrix
+from outpace.trees.retrieval.warm_file import save_matrix
+from outpace.trees.shapes.beam import Beam, BeamConfig
 from tests.unit.methods.test_presets import write_drafters
 from tests.unit.models.tiny import save_tiny_model
 

@@ -9,13 +9,13 @@ import pytest
 
 import outpace
 from outpace.bench.tune import FIRST_PROMPTS, Trial, candidates, decide, measuring, spread, trials_of, tune
-from outpace.bench.workload import WorkItem, read_workload
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Verdict
 from outpace.core.tree import Topology
+from outpace.data.workload import WorkItem, read_workload
 from outpace.engine import round as engine_round
-from outpace.verify.match import Draw
+from outpace.lib.errors import InvalidRequest
+from outpace.sampling.match import Draw
 from tests.unit.bench.test_report import _record
 from tests.unit.models.tiny import save_tiny_model
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from outpace.core.errors import InvalidRequest, OutpaceError
 from outpace.core.params import ALIASES, KNOWN_UNSUPPORTED, MAX_SEED, SamplingParams
+from outpace.lib.errors import InvalidRequest, OutpaceError
 
 NAN, INFINITY = float("nan"), float("inf")
 

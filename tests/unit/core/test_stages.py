@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from outpace.core import stages
-from outpace.core.stages import Stages, advance, is_loading, loading, stage
+from outpace.lib import stages
+from outpace.lib.stages import Stages, advance, is_loading, loading, stage
 
 
 @pytest.fixture

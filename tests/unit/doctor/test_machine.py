@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from outpace.core.processors import Processors
-from outpace.core.threads import COUNTS, VARIABLES
 from outpace.doctor import machine
 from outpace.doctor.memory import bandwidth, fastest, memory
-from outpace.models import compiled
-from outpace.models.compiled import Build
-from outpace.models.instructions import HOLDS
+from outpace.kernels import build as compiled
+from outpace.kernels.build import Build
+from outpace.kernels.instructions import HOLDS
+from outpace.lib.processors import Processors
+from outpace.lib.threads import COUNTS, VARIABLES
 
 ZEN = "flags : fpu sse4_2 avx avx2 avx512f avx512_vnni avx512_bf16"
 

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 import outpace
-from outpace.bench.workload import read_workload
+from outpace.data.workload import read_workload
 from outpace.doctor import method
 from outpace.doctor.drafter import Drafter, drafter, drafter_of
 from outpace.doctor.examine import examine_method, examine_model
 from outpace.doctor.finding import Finding
 from outpace.doctor.race import PHASES, Race, Totals, race
-from outpace.nets.domino import DominoConfig, DominoNet
-from outpace.nets.layouts.domino import write_domino
+from outpace.drafters.domino.files import write_domino
+from outpace.drafters.domino.net import DominoConfig, DominoNet
+from tests.unit.drafters.source.learned import BLOCK, random_net
 from tests.unit.methods.test_presets import HEAD, OURS
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
-from tests.unit.sources.learned import BLOCK, random_net
 
 PHASES_MS = dict(zip(PHASES, (100.0, 800.0, 40.0, 20.0, 20.0), strict=True))
 PLAIN = Totals(100, 100, 0, 0, 0, 0, decode_ms=800.0, phases_ms=dict.fromkeys(PHASES, 0.0) | {"forward": 750.0})

@@ -2,8 +2,8 @@
 
 import pytest
 
-from outpace.core.errors import ModelError
 from outpace.endpoint.metrics import SpeculationCounts, read_counts
+from outpace.lib.errors import ModelError
 
 PAGE = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts_total counter

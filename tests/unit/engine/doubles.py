@@ -11,8 +11,8 @@ from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import OracleDrafter, ToyTarget, decode
+from outpace.trees.proposer import EmptyDraft
 
 VOCAB = 60
 PROMPT = [3, 1, 4, 1, 5]

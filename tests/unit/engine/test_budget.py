@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
-from outpace.shaping.proposer import EmptyDraft
+from outpace.lib.errors import InvalidRequest
 from outpace.testing import OracleDrafter, decode
+from outpace.trees.proposer import EmptyDraft
 from tests.unit.engine.doubles import PROMPT, GreedyProposer, distinct_answer, run_all, toy_engine
 
 

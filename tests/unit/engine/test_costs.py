@@ -13,8 +13,8 @@ from outpace.engine import costs as module
 from outpace.engine.costs import ROWS, PassCosts
 from outpace.engine.engine import Engine
 from outpace.engine.pricing import Pricing
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import ToyTarget, decode
+from outpace.trees.proposer import EmptyDraft
 
 
 def known_costs(tmp_path: Path, ms: list[float] | None = None) -> PassCosts:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from outpace.core.errors import InvalidRequest, StateLost
 from outpace.core.params import MAX_SAMPLES, SamplingParams
 from outpace.core.protocols import Observation
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
-from outpace.shaping.proposer import EmptyDraft
+from outpace.lib.errors import InvalidRequest, StateLost
+from outpace.trees.proposer import EmptyDraft
 from tests.interrupted.injector import Injector, Interrupt, Shot
 from tests.unit.engine.doubles import PROMPT, toy_engine
 

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from outpace.core.errors import InvalidRequest, NonFiniteLogits
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.engine.engine import Engine
-from outpace.shaping.proposer import EmptyDraft
+from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
+from outpace.trees.proposer import EmptyDraft
 from tests.unit.engine.doubles import (
     PROMPT,
     VOCAB,

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.errors import InvalidRequest
+from outpace.budget.prices import PassTimes, Prices
 from outpace.core.grammar import Grammar
 from outpace.core.params import SamplingParams
-from outpace.core.prices import PassTimes, Prices
 from outpace.core.protocols import Needs
 from outpace.core.tree import NEW_NODE, DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.engine.forced import under_grammars
 from outpace.engine.session import Session
-from outpace.shaping.proposer import EmptyDraft
+from outpace.lib.errors import InvalidRequest
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
+from outpace.trees.proposer import EmptyDraft
 from tests.grammars import EOS, OBJECT, ToyTokens, toy_tokenizer
 
 V = 160

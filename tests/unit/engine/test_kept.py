@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.errors import InvalidRequest, NonFiniteLogits
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer, Target
+from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
 from outpace.engine.kept import KeptSlot
 from outpace.engine.session import Session
-from outpace.methods.build_context import BuildContext
+from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
 from outpace.testing.requests import no_draft_model
+from outpace.trees.proposer import EmptyDraft
 from tests.unit.engine.doubles import PROMPT, VOCAB, PoisonedTarget, run_all, toy_engine
 from tests.unit.models.tiny import FAMILIES, tiny_config, tiny_target
 from tests.unit.models.tiny import VOCAB as TINY_VOCAB

@@ -5,17 +5,17 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.engine.engine import Engine
 from outpace.engine.margin import decision_margin
 from outpace.engine.session import Session
+from outpace.lib.errors import InvalidRequest
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.process import History, process
 from outpace.sampling.warp import warp
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
+from outpace.trees.proposer import EmptyDraft
 from tests.unit.engine.doubles import PROMPT, VOCAB, character, distinct_answer, run_all, text_of, toy_engine
 
 LENGTH = 14

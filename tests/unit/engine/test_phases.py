@@ -13,14 +13,14 @@ from outpace.core.tree import DraftTree, Topology
 from outpace.engine import engine, gain
 from outpace.engine import phases as timing
 from outpace.engine.session import Session
-from outpace.retrieval.matrix_retriever import MatrixRetriever
-from outpace.retrieval.transition_matrix import TransitionMatrix
-from outpace.shaping import grafted
-from outpace.shaping.graft_template import grafted_paths, retrieval_plan
-from outpace.shaping.grafted import GraftedProposer
-from outpace.shaping.grafting import Offer, graft
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.requests import draft_request
+from outpace.trees.graft import proposer as grafted
+from outpace.trees.graft.grafting import Offer, graft
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
+from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from tests.unit.engine.doubles import CharDetokenizer
 
 CPU = torch.device("cpu")

@@ -15,8 +15,8 @@ from outpace.engine.engine import Engine
 from outpace.engine.kept import LEAST_SHARED
 from outpace.engine.session import Session
 from outpace.sampling.noise import noise_key, uniform
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import ToyTarget, decode
+from outpace.trees.proposer import EmptyDraft
 from tests.interrupted.world import METHODS, World
 from tests.unit.engine.doubles import run_all
 from tests.unit.engine.test_kept import named

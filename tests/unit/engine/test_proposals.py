@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from outpace.core.bases import BaseProposer
-from outpace.core.errors import MethodError
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Needs
 from outpace.core.tree import DraftTree, Topology
-from outpace.retrieval.matrix_retriever import MatrixRetriever
-from outpace.retrieval.transition_matrix import TransitionMatrix
-from outpace.shaping.graft_template import grafted_paths, retrieval_plan
-from outpace.shaping.grafted import GraftedProposer
+from outpace.lib.errors import MethodError
 from outpace.testing import decode
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
+from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from tests.unit.engine.doubles import VOCAB, toy_engine
 
 

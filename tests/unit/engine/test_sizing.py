@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.budget.prices import PassTimes
 from outpace.core.params import SamplingParams
-from outpace.core.prices import PassTimes
 from outpace.core.protocols import DraftRequest, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.costs import ROWS, PassCosts
@@ -18,11 +18,11 @@ from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.engine.sizing import Sizing
 from outpace.methods.catalog import own_budget, parse_method
-from outpace.shaping.beam import Beam, BeamConfig
-from outpace.shaping.growing import GrowingProposer
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.proposer import EmptyDraft
+from outpace.trees.shapes.beam import Beam, BeamConfig
 
 V = 12
 PROMPTS = [[1], [2, 5, 1], [7, 1, 4, 4], [3, 3]]

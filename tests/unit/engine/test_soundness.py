@@ -8,8 +8,8 @@ from torch import Tensor
 
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import AdversaryDrafter, ToyTarget, decode
+from outpace.trees.proposer import EmptyDraft
 
 PROMPT = [1, 2, 3]
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from outpace.core.errors import StateLost
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, NodeOutputs, Observation
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.engine.gain import Gain
-from outpace.shaping.proposer import EmptyDraft
+from outpace.lib.errors import StateLost
 from outpace.testing import OracleDrafter, ToyTarget, decode
+from outpace.trees.proposer import EmptyDraft
 from tests.unit.engine.doubles import PROMPT, VOCAB, CharDetokenizer, run_all, text_of, toy_engine
 
 PARAMS = SamplingParams(max_new_tokens=12)

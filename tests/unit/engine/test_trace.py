@@ -5,27 +5,27 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from outpace.core.errors import InvalidRequest
 from outpace.core.events import RequestMetrics, StepEvent
 from outpace.core.origins import NodeOrigin
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.retrieval.matrix_retriever import MatrixRetriever
-from outpace.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
-from outpace.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.shaping.beam import Beam, BeamConfig
-from outpace.shaping.graft_template import grafted_paths, retrieval_plan
-from outpace.shaping.grafted import GraftedProposer
-from outpace.shaping.growing import GrowingProposer
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.requests import toy_context
 from outpace.testing.sources import ToySource, blend
-from outpace.union.acceptance import AcceptanceModel, priors
-from outpace.union.proposer import Union, UnionPlan
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.proposer import EmptyDraft
+from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
+from outpace.trees.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.shapes.beam import Beam, BeamConfig
+from outpace.trees.union.acceptance import AcceptanceModel, priors
+from outpace.trees.union.proposer import Union, UnionPlan
 from tests.unit.engine.doubles import CharDetokenizer, run_all, text_of
 
 VOCAB = 12

@@ -7,9 +7,9 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace.cli import app
-from outpace.core.errors import InvalidRequest
+from outpace.drafters.model_options import ModelOptions
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import method, methods, option_kinds, parse_method
-from outpace.methods.model_options import ModelOptions
 from outpace.methods.presets import PRESETS
 
 TREES: dict[str, dict[str, Any]] = {

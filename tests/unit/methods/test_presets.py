@@ -8,27 +8,27 @@ import pytest
 import torch
 
 import outpace
-from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.tree import DraftTree
+from outpace.drafters.dart.files import write_dart
+from outpace.drafters.dart.net import DartConfig, DartNet
+from outpace.drafters.dart.ngrams import count_ngrams, save_ngrams
+from outpace.drafters.dflash.files import write_dflash
+from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
+from outpace.drafters.domino.files import write_domino
+from outpace.drafters.domino.net import DominoConfig, DominoNet
+from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.medusa.files import write_medusa
+from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
+from outpace.drafters.ranked_vocabulary import save_vocabulary
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.nets.dart import DartConfig, DartNet
-from outpace.nets.dflash import DFlashConfig, DFlashNet
-from outpace.nets.domino import DominoConfig, DominoNet
-from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
-from outpace.nets.layouts.dart import write_dart
-from outpace.nets.layouts.dflash import write_dflash
-from outpace.nets.layouts.domino import write_domino
-from outpace.nets.layouts.eagle3_export import write_eagle3
-from outpace.nets.layouts.medusa import write_medusa
-from outpace.nets.medusa import MedusaConfig, MedusaNet
-from outpace.shaping.beam import Beam, BeamConfig
-from outpace.shaping.gates import Gated
-from outpace.shaping.growing import GrowingProposer
-from outpace.sources.frequency import save_vocabulary
-from outpace.sources.ngrams import count_ngrams, save_ngrams
-from outpace.union.proposer import Union
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.shapes.beam import Beam, BeamConfig
+from outpace.trees.shapes.gates import Gated
+from outpace.trees.union.proposer import Union
+from tests.unit.drafters.source.learned import BLOCK, PROMPTS, SIZES, random_net
 from tests.unit.models.tiny import random_ids, save_tiny_model
-from tests.unit.sources.learned import BLOCK, PROMPTS, SIZES, random_net
 
 OURS: dict[str, Any] = SIZES | {"vocab_size": 264}
 HEAD: dict[str, Any] = {"emb_dim": 8, "gru_hidden_dim": 12, "shift_label": True, "pure_draft_prefix_len": 1}

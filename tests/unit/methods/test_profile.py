@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import outpace
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 from outpace.methods import profile
 from outpace.methods.profile import Figures, Profile, profile_file, read_profile, write_profile
 from outpace.models import costs_file

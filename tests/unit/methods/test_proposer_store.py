@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import outpace
+from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.methods import proposer_store
 from outpace.methods.catalog import methods, stored_proposer
 from outpace.methods.proposer_store import MOST_KEPT
 from outpace.models.head import LmHead
-from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
-from outpace.nets.layouts.eagle3_export import write_eagle3
-from outpace.retrieval.transition_matrix import TransitionMatrix
-from outpace.shaping.proposer import EmptyDraft
+from outpace.trees.proposer import EmptyDraft
+from outpace.trees.retrieval.transition_matrix import TransitionMatrix
+from tests.unit.drafters.source.learned import SIZES, random_net
 from tests.unit.methods.test_presets import write_drafters
 from tests.unit.models.tiny import save_tiny_model
-from tests.unit.sources.learned import SIZES, random_net
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, Field
 
-from outpace.core.errors import InvalidRequest, MethodError
+from outpace.lib.errors import InvalidRequest, MethodError
 from outpace.methods import BaseSource, Method, ModelOptions, Options, catalog, shaped
 from outpace.methods.catalog import build_proposer, method, parse_method
-from outpace.shaping import table
-from outpace.shaping.beam import Beam
-from outpace.shaping.table import Shape
 from outpace.testing import toy_context
+from outpace.trees.shapes import table
+from outpace.trees.shapes.beam import Beam
+from outpace.trees.shapes.table import Shape
 
 
 def _nothing(options: Options, context: Any) -> Any:
@@ -105,7 +105,7 @@ def test_settings_of_a_shape_do_not_hide_behind_options(monkeypatch: pytest.Monk
         depth: int = 4
 
     known = {**table.shapes(), "greedy": Shape(Beam, "not used", Greedy)}
-    monkeypatch.setattr("outpace.methods.model_options.shapes", lambda: known)
+    monkeypatch.setattr("outpace.drafters.model_options.shapes", lambda: known)
     message = "shape=greedy: its settings budget, noise have reserved names, .* other names in the shape"
     with pytest.raises(InvalidRequest, match=message):
         parse_method("linear:shape=greedy")

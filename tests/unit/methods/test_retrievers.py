@@ -7,19 +7,19 @@ import pytest
 import torch
 
 from outpace.core.drafting import UNKNOWN, Retrieved
-from outpace.core.errors import InvalidRequest
 from outpace.core.tree import Topology
-from outpace.methods.build_context import BuildContext
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.model_options import ModelOptions
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, methods, parse_method
 from outpace.methods.learned import matrix_of
-from outpace.methods.model_options import ModelOptions
 from outpace.methods.retrievers import with_retrieval
-from outpace.retrieval.matrix_retriever import MatrixRetriever
-from outpace.retrieval.suffix import TextMatch
-from outpace.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever, joined
-from outpace.shaping.grafted import GraftedProposer
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing.requests import draft_request, no_draft_model
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.proposer import EmptyDraft
+from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
+from outpace.trees.retrieval.suffix import TextMatch
+from outpace.trees.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever, joined
 
 CPU = torch.device("cpu")
 AROUND = BuildContext(50, CPU, no_draft_model)

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from outpace.core.errors import InvalidRequest
+from outpace.drafters.model_options import ModelOptions
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
-from outpace.methods.model_options import ModelOptions
-from outpace.shaping.beam import BeamConfig, SearchConfig
-from outpace.shaping.cut import CutConfig
-from outpace.shaping.ddd import DddConfig
-from outpace.shaping.dynatree import DynaTreeConfig
-from outpace.shaping.echo import EchoConfig
-from outpace.shaping.fixed import BaselineTreeConfig, FixedTreeConfig
-from outpace.shaping.gates import GatedConfig
-from outpace.shaping.svip import SvipConfig
+from outpace.trees.shapes.beam import BeamConfig, SearchConfig
+from outpace.trees.shapes.cut import CutConfig
+from outpace.trees.shapes.ddd import DddConfig
+from outpace.trees.shapes.dynatree import DynaTreeConfig
+from outpace.trees.shapes.echo import EchoConfig
+from outpace.trees.shapes.fixed import BaselineTreeConfig, FixedTreeConfig
+from outpace.trees.shapes.gates import GatedConfig
+from outpace.trees.shapes.svip import SvipConfig
 
 GATED = GatedConfig(checkpoints=(1, 3), kept=(8, 40), thresholds=(0.2, 0.4))
 

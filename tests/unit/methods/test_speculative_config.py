@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 import outpace
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import methods, parse_method
 from outpace.methods.speculative_config import KEYS, LOOKUP_SIZES, REASONS, ROWS, from_speculative_config
-from outpace.retrieval.lookup import MAX_NGRAM
+from outpace.trees.retrieval.lookup import MAX_NGRAM
+from tests.unit.drafters.source.learned import PROMPTS
 from tests.unit.methods.test_presets import drafters, target  # noqa: F401
-from tests.unit.sources.learned import PROMPTS
 
 DRAFT: dict[str, Any] = {"method": "draft_model", "model": "some/model", "num_speculative_tokens": 5}
 NGRAM: dict[str, Any] = {

@@ -10,17 +10,17 @@ from safetensors.torch import load_file, save_file
 
 import outpace
 from outpace.core.drafting import Gates
-from outpace.core.errors import InvalidRequest, ModelError
-from outpace.nets.eagle3 import Eagle3Config, Eagle3Net
-from outpace.nets.layouts.eagle3_export import write_eagle3
-from outpace.retrieval.transition_matrix import TransitionMatrix
-from outpace.retrieval.warm_file import KIND, Calibration, load_gates, load_matrix, save_matrix
-from outpace.shaping.gates import GatedConfig
-from outpace.shaping.grafted import GraftedProposer
-from outpace.shaping.growing import GrowingProposer
+from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.retrieval.transition_matrix import TransitionMatrix
+from outpace.trees.retrieval.warm_file import KIND, Calibration, load_gates, load_matrix, save_matrix
+from outpace.trees.shapes.gates import GatedConfig
+from tests.unit.drafters.source.learned import random_net
 from tests.unit.methods.test_presets import OURS
 from tests.unit.models.tiny import save_tiny_model
-from tests.unit.sources.learned import random_net
 
 CPU = torch.device("cpu")
 GATES = Gates((1, 3, 4), (0.15, 0.0, 0.51))

@@ -11,8 +11,8 @@ import torch
 from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.models.exactness import probe
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import AdversaryDrafter, decode
+from outpace.trees.proposer import EmptyDraft
 from tests.unit.models.company import assert_said_as_probed
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from outpace.cache.attention_settings import AttentionSettings
 from outpace.cache.passes import PassCache
 from outpace.cache.slots import Segment, SlotKV
-from outpace.core.errors import UnsupportedModel
 from outpace.core.tree import Topology
+from outpace.lib.errors import UnsupportedModel
 from outpace.models.attention import _attend_on_cpu, products, tree_attention
-from outpace.models.attention_settings import AttentionSettings
 from tests.unit.models.company import assert_rows, has_exact_scores
 
 HEADS, DIM = 6, 16

@@ -11,14 +11,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import outpace
-from outpace.core.errors import ModelError
+from outpace.drafters.draft_lm.small import BareLM, SmallSizes, copy_layers, make_bare, small_config
+from outpace.drafters.ranked_vocabulary import save_vocabulary
+from outpace.lib.errors import ModelError
 from outpace.models.draft import DraftModel, Growth, load_drafter
 from outpace.models.frozen import FrozenTarget
 from outpace.models.load import load_vocabulary_facts
-from outpace.models.small import BareLM, SmallSizes, copy_layers, make_bare, small_config
 from outpace.models.target import TransformersTarget
 from outpace.models.text import TextCodec
-from outpace.sources.frequency import save_vocabulary
 from tests.unit.models.tiny import (
     FAMILIES,
     VOCAB,

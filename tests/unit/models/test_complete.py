@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import outpace
-from outpace.core.errors import ModelError
+from outpace.lib.errors import ModelError
 from outpace.models.gguf_header import read_header
 from tests.unit.models.tiny import FAMILIES, save_tiny_model, write_tiny_gguf
 

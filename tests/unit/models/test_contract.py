@@ -12,13 +12,13 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
-from outpace.models import kernel_structs as structs
-from outpace.models.compiled import VARIABLE
+from outpace.kernels import structs
+from outpace.kernels.build import VARIABLE
 from outpace.models.exactness import probe
 from outpace.models.families import SUPPORTED_FAMILIES
 from outpace.models.target import TransformersTarget
-from outpace.shaping.proposer import EmptyDraft
 from outpace.testing import AdversaryDrafter, decode
+from outpace.trees.proposer import EmptyDraft
 from tests.unit.models.company import assert_as_probed, assert_said_as_probed
 from tests.unit.models.tiny import (
     FAMILIES,

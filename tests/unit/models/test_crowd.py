@@ -4,7 +4,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from outpace.models.compiled import COMPILERS, SOURCES
+from outpace.kernels.build import COMPILERS, SOURCES
 from tests.unit.models.tiny import needs_kernels
 
 pytestmark = needs_kernels

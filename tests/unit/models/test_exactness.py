@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from outpace.cache.attention_settings import AttentionSettings
 from outpace.models import attention, experts, probes
 from outpace.models.activation import RowwiseActivation
-from outpace.models.attention_settings import AttentionSettings
 from outpace.models.exactness import probe
 from outpace.models.head import LmHead
 from outpace.models.linear import PackedLinear, can_pack

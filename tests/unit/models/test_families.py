@@ -31,7 +31,7 @@ from transformers import (
     ZambaConfig,
 )
 
-from outpace.core.errors import UnsupportedModel
+from outpace.lib.errors import UnsupportedModel
 from outpace.models.families import SUPPORTED_FAMILIES, check_supported, logit_softcap
 from tests.unit.models.tiny import FAMILIES, tiny_config
 

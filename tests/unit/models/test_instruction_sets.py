@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import outpace
-from outpace.models import compiled, load
-from outpace.models.compiled import loaded_kernels
-from outpace.models.instructions import has_tiles, multiplies_bfloat16
+from outpace.kernels import build as compiled
+from outpace.kernels.build import loaded_kernels
+from outpace.kernels.instructions import has_tiles, multiplies_bfloat16
+from outpace.models import load
 from outpace.models.linear import can_pack
 from outpace.models.load import choose_dtype, compute_dtype, load_target
 from outpace.models.reference import TransformersReference

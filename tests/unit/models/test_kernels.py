@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.core.errors import InvalidRequest
-from outpace.models import compiled
+from outpace.kernels import build as compiled
+from outpace.kernels.linear import KernelLinear, Kind
+from outpace.lib.errors import InvalidRequest
 from outpace.models.exactness import probe
 from outpace.models.head import LmHead
-from outpace.models.kernel_linear import KernelLinear, Kind
 from outpace.models.load import check_quantization, load_target
 from outpace.models.prepare import frozen_layers
 from tests.unit.models.tiny import (

@@ -11,8 +11,8 @@ from huggingface_hub import constants
 from transformers import AutoModelForCausalLM
 
 import outpace
-from outpace.bench.peers import gguf_file
-from outpace.core.errors import InvalidRequest, ModelError, UnsupportedModel
+from benchmarks.peers import gguf_file
+from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
 from outpace.models.load import choose_device, choose_dtype, load_target, resolve
 from outpace.models.registry import BUILT_IN
 from tests.unit.models.tiny import save_tiny_model, write_tiny_gguf

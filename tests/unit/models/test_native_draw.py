@@ -8,8 +8,8 @@ import torch
 from outpace.core.protocols import NodeOutputs
 from outpace.core.tree import Topology
 from outpace.engine.round import FAST_DRAW
-from outpace.models.compiled import loaded_kernels
-from outpace.models.native_draw import draw_natively, draws_natively
+from outpace.kernels.build import loaded_kernels
+from outpace.kernels.draw import draw_natively, draws_natively
 from outpace.sampling.draw import BatchDraw
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing.requests import draft_request

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import outpace
-from outpace.core.errors import ModelError
+from outpace.lib.errors import ModelError
 from outpace.models import registry
 from outpace.models.registry import BuiltIn, models_folder
 from tests.unit.models.tiny import write_tiny_gguf

@@ -8,9 +8,9 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from outpace.core.errors import InvalidRequest, ModelError
+from outpace.drafters.draft_lm.small import SmallSizes, copy_layers, make_small, small_config
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.draft import Growth, load_drafter
-from outpace.models.small import SmallSizes, copy_layers, make_small, small_config
 from outpace.models.text import TextCodec
 from tests.unit.models.tiny import (
     FAMILIES,

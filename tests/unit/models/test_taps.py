@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from outpace.core.errors import InvalidRequest
 from outpace.core.protocols import Chunk
 from outpace.core.tree import DraftTree, Topology
+from outpace.lib.errors import InvalidRequest
 from tests.unit.models.tiny import FAMILIES, open_with, path_tokens, random_ids, stock_model, tiny_config, tiny_target
 
 PROMPT = random_ids(20, 3)

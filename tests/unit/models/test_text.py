@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from outpace.core.errors import InvalidRequest, ModelError
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.text import TextCodec
 from tests.unit.models.tiny import byte_tokenizer
 

@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 from outpace.models.text import TextCodec
 from outpace.models.token_bytes import grammar_tokenizer
 

@@ -34,7 +34,7 @@ from transformers import (
 
 from outpace.core.protocols import Chunk, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
-from outpace.models import compiled
+from outpace.kernels import build as compiled
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.load import compute_dtype
 from outpace.models.target import TransformersTarget

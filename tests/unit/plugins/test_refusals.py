@@ -17,7 +17,7 @@ from transformers import (
 from transformers.generation.logits_process import MinPLogitsWarper, TemperatureLogitsWarper, TopPLogitsWarper
 
 import outpace
-from outpace.core.errors import InvalidRequest, UnsupportedModel
+from outpace.lib.errors import InvalidRequest, UnsupportedModel
 from outpace.models.borrow import borrow_target
 from outpace.plugins.translation import check_config
 from tests.unit.models.tiny import stock_model, tiny_config

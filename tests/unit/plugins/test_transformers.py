@@ -11,10 +11,10 @@ from transformers import PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 import outpace
-from outpace.core.errors import InvalidRequest
 from outpace.core.events import RequestMetrics, Sample
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
+from outpace.lib.errors import InvalidRequest
 from outpace.models.linear import can_pack
 from tests.unit.models.tiny import FAMILIES, VOCAB, random_ids, save_tiny_model, stock_model, tiny_config
 

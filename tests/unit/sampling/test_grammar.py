@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.errors import InvalidRequest
 from outpace.core.grammar import Grammar
 from outpace.core.tree import Topology
+from outpace.lib.errors import InvalidRequest
 from outpace.sampling.grammar import GrammarConstraint, Grammars, _in_deep_stack
 from tests.grammars import ANY_LETTERS, EOS, OBJECT, ToyTokens, toy_tokenizer
 

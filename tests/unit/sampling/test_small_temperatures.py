@@ -8,8 +8,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import LEAST_TEMPERATURE, SamplingParams
+from outpace.lib.errors import InvalidRequest
 from outpace.sampling.process import History
 from outpace.sampling.warp import warp
 from tests.unit.models.tiny import save_tiny_model

@@ -8,12 +8,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from outpace import cli
-from outpace.core.errors import InvalidRequest, ModelError
 from outpace.core.params import SamplingParams
 from outpace.endpoint.client import Endpoint
 from outpace.endpoint.metrics import speculation_counts
 from outpace.endpoint.requests import sampling_fields
 from outpace.endpoint.server import find_server
+from outpace.lib.errors import InvalidRequest, ModelError
 from tests.unit.serve.served import NAME, Served, serving
 
 BENCH = ["-w", "builtin:6", "--max-new-tokens", "12", "--concurrency", "1,3", "--json"]

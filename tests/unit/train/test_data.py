@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 
-from outpace.core.errors import InvalidRequest
-from outpace.train.batch import Batch
+from outpace.drafters.training.batch import Batch
+from outpace.drafters.training.samples import TrainingSample
+from outpace.lib.errors import InvalidRequest
 from outpace.train.data import Deal, Examples, SampleSet, collate_examples
-from outpace.train.samples import TrainingSample
 
 
 def sample(name: str, prompt: int, answer: int, first: int = 0) -> TrainingSample:

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import outpace
-from outpace.bench.workload import WorkItem
-from outpace.core.errors import ModelError
 from outpace.core.params import SamplingParams
+from outpace.data.answers import AnswerStore, read_answers
+from outpace.data.workload import WorkItem
 from outpace.endpoint import client
-from outpace.train.answers import AnswerStore, read_answers
+from outpace.lib.errors import ModelError
 from outpace.train.endpoint import EndpointAnswerer
 from outpace.train.regenerate import EngineAnswerer, regenerate
 from tests.unit.models.tiny import save_tiny_model

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.core.errors import InvalidRequest, ModelError
-from outpace.train import folder as parts
+from outpace.data import folder as parts
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.train.features_store import DTYPES, FeatureStore
 
 ABOUT: dict[str, Any] = {"target": "tiny", "taps": [0, 2, 3], "width": 12, "dtype": "bfloat16"}

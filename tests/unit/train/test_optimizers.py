@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
+from outpace.drafters.training.settings import TrainingSettings
 from outpace.train.optimizers import make_optimizers
-from outpace.train.settings import TrainingSettings
-from tests.unit.train import tiny
-from tests.unit.train.linear import LinearObjective, trainer
-from tests.unit.train.test_domino_objective import fresh
+from tests.unit.drafters.training import tiny
+from tests.unit.drafters.training.linear import LinearObjective, trainer
+from tests.unit.drafters.training.test_domino_objective import fresh
 from tests.unit.train.test_trainer import losses
 
 

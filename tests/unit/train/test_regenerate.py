@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 import outpace
-from outpace.bench.workload import WorkItem
-from outpace.core.errors import InvalidRequest
 from outpace.core.params import SamplingParams
+from outpace.data.answers import AnswerStore, Conversation, read_answers
+from outpace.data.workload import WorkItem
+from outpace.drafters.training.samples import training_samples
+from outpace.lib.errors import InvalidRequest
 from outpace.train import regenerate as module
-from outpace.train.answers import AnswerStore, Conversation, read_answers
 from outpace.train.regenerate import EngineAnswerer, regenerate, seed_of
-from outpace.train.samples import training_samples
 from tests.unit.models.tiny import save_tiny_model
 
 ITEMS = [

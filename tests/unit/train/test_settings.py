@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import Field
 
-from outpace.core.errors import InvalidRequest
-from outpace.train.settings import Section, TrainSettings, assemble
+from outpace.drafters.training.settings import Section, TrainSettings, assemble
+from outpace.lib.errors import InvalidRequest
 
 
 class Net(Section):

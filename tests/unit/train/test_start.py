@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.errors import InvalidRequest, ModelError
+from outpace.drafters.training.objective import Objective
+from outpace.drafters.training.vocabulary import LossVocabulary
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.text import TextCodec
-from outpace.train.objectives.base import Objective
 from outpace.train.start import begin_with, weights_hash
-from outpace.train.vocabulary import LossVocabulary
+from tests.unit.drafters.training import test_dflash_objective as dflash
+from tests.unit.drafters.training import test_domino_objective as domino
+from tests.unit.drafters.training import test_draft_lm_objective as draft_lm
+from tests.unit.drafters.training import test_eagle3 as eagle3
+from tests.unit.drafters.training import tiny
 from tests.unit.models.tiny import byte_tokenizer
-from tests.unit.train import test_dflash_objective as dflash
-from tests.unit.train import test_domino_objective as domino
-from tests.unit.train import test_draft_lm_objective as draft_lm
-from tests.unit.train import test_eagle3 as eagle3
-from tests.unit.train import tiny
 
 CODEC = TextCodec(byte_tokenizer(), "tiny")
 KINDS: dict[str, Any] = {

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from outpace.bench.workload import WorkItem
-from outpace.core.errors import InvalidRequest, ModelError
+from outpace.data.workload import WorkItem
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.train.provenance import FILE, claim, files_hash, prompts_hash, versions
 from outpace.train.runlog import RunLog, scalars
 from outpace.train.states import States, check_disk, read_counters, replace_folder

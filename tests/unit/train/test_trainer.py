@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from outpace.core.errors import ModelError
-from outpace.train.batch import Batch
-from outpace.train.objectives.base import Objective
+from outpace.drafters.training.batch import Batch
+from outpace.drafters.training.objective import Objective
+from outpace.lib.errors import ModelError
 from outpace.train.simulate import Simulation
-from tests.unit.train import tiny
-from tests.unit.train.linear import LinearObjective, trainer
+from tests.unit.drafters.training import tiny
+from tests.unit.drafters.training.linear import LinearObjective, trainer
 from tests.unit.train.logs import read_log
 
 ROOT = Path(__file__).parents[3]
@@ -170,7 +170,7 @@ def test_damaged_state_is_told(tmp_path: Path) -> None:
 def on_two_processes(folder: Path, how: str) -> None:
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launch, "-m", "tests.unit.train.linear", str(folder), how]
+    command = [*launch, "-m", "tests.unit.drafters.training.linear", str(folder), how]
     done = subprocess.run(command, env=environment, cwd=ROOT, timeout=240, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from outpace.drafters.training.samples import TrainingSample
 from outpace.train import transitions
 from outpace.train.data import SampleSet
-from outpace.train.samples import TrainingSample
-from tests.unit.train import tiny
+from tests.unit.drafters.training import tiny
 
 
 @pytest.mark.parametrize("rows", [256, 3])

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.nets.domino import DominoNet
+from outpace.drafters.domino.net import DominoNet
 from outpace.vllm.corrections import corrected_chain
-from tests.unit.nets.block_nets import randn, small_domino
+from tests.unit.drafters.net.block_nets import randn, small_domino
 
 COUNT, DRAFTS, VOCAB, WIDTH = 3, 4, 61, 24
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.errors import InvalidRequest, ModelError
-from outpace.nets.layouts.domino import write_domino
-from outpace.sources.frequency import FILE_NAME, save_vocabulary
+from outpace.drafters.domino.files import write_domino
+from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.vllm.drafter import check_use, is_domino, read_drafter
-from tests.unit.nets.block_nets import small_domino
+from tests.unit.drafters.net.block_nets import small_domino
 
 
 @pytest.fixture

@@ -14,17 +14,17 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from outpace import cli
-from outpace.core import threads
-from outpace.core.errors import InvalidRequest
+from outpace.drafters.draft_lm.small import SmallSizes, make_bare, small_config
+from outpace.lib import threads
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.methods.learned import matrix_of
 from outpace.models.bare import write_bare
 from outpace.models.frozen import FrozenTarget
 from outpace.models.load import load_target
 from outpace.models.shipped import shipped
-from outpace.models.small import SmallSizes, make_bare, small_config
-from outpace.retrieval.transition_matrix import TransitionMatrix
-from outpace.retrieval.warm_file import save_matrix
+from outpace.trees.retrieval.transition_matrix import TransitionMatrix
+from outpace.trees.retrieval.warm_file import save_matrix
 from outpace.vllm import launch
 from outpace.vllm.borrowed import build_context
 from outpace.vllm.launch import Command, Nodes, VllmMissing, VllmServer, command

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outpace.shaping.linear_form import LEAST_GAIN
+from outpace.trees.linear_form import LEAST_GAIN
 from outpace.vllm.price import RowPrice
 
 

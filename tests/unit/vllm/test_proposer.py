@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outpace.core.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest
 from outpace.vllm import proposer as classes
 from outpace.vllm.price import RowPrice
 from outpace.vllm.proposer import Method

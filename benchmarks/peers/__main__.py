@@ -1,0 +1,151 @@
+"""The command behind `make peers`; see docs/measurements/peers.md."""
+
+import json
+import sys
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import torch
+import typer
+from rich.console import Console
+
+from benchmarks.peers.contenders import BASELINE, HF, OURS, Peer, Service, entry_name, named_peers
+from benchmarks.peers.environments import PeerMissing, prepare
+from benchmarks.peers.figures import markdown, rows
+from benchmarks.peers.processes import RunnerProcess
+from benchmarks.peers.race import Entry, Race, Task
+from benchmarks.peers.weights import export_gguf
+from outpace.bench.environment import environment
+from outpace.bench.folder import RunFolder
+from outpace.data.workload import fingerprint, read_workloads
+from outpace.lib.errors import InvalidRequest, OutpaceError
+from outpace.models.export import export, export_draft
+from outpace.models.load import load_vocabulary_facts
+from outpace.models.shipped import shipped_for
+
+
+class Setup:
+    """Sets up who races: environments, weights, processes.
+
+    Args:
+        model: as for `outpace.load`.
+        task: what is decoded.
+        folder: for environments and weights.
+        constraints: the folder of pinned versions.
+        draft: a draft model for assisted generation, if there is one.
+        threads: of each contender.
+    """
+
+    def __init__(
+        self, model: str, task: Task, folder: Path, constraints: Path, draft: str | None, threads: int
+    ) -> None:
+        self.missing: dict[str, str] = {}
+        self._model, self._task, self._draft, self._threads = model, task, draft, threads
+        self._folder, self._constraints = folder, constraints
+        self._weights = folder / "weights" / (Path(model).name or "model")
+
+    def enter(self, name: str, peer: Peer, stack: ExitStack, logs: Path, variables: dict[str, str]) -> list[Entry]:
+        """The entries of a peer, its processes loaded; what is missing is noted with the reason."""
+        try:
+            python = prepare(name, peer, self._folder, self._constraints)
+        except PeerMissing as error:
+            self.missing[name] = str(error)
+            return []
+        entries = []
+        for service in peer.services:
+            methods = service.methods
+            if "assisted" in methods and self._draft is None:
+                self.missing[entry_name(name, service, "assisted")] = (
+                    "no draft model of this model: name one by --draft"
+                )
+                methods = tuple(method for method in methods if method != "assisted")
+            label = f"{name}-{service.precision}-{'-'.join(methods)}"
+            try:
+                settings = self._settings(service, methods)
+                own = variables | service.environment | ({"PYTHONPATH": ""} if peer.packages else {})
+                process = RunnerProcess(python, peer.script, settings, logs / f"{label}.log", own)
+            except OutpaceError as error:
+                self.missing |= {entry_name(name, service, method): str(error) for method in methods}
+                continue
+            stack.enter_context(process)
+            entries += [Entry(name, service, method, process) for method in methods]
+        return entries
+
+    def _settings(self, service: Service, methods: tuple[str, ...]) -> dict[str, object]:
+        settings: dict[str, object] = {"model": self._model, "precision": service.precision, "methods": methods}
+        settings |= {"threads": self._threads, "eos": self._task.eos}
+        settings["max_length"] = max(map(len, self._task.prompts)) + self._task.max_new_tokens + 64
+        if service.weights != OURS:
+            exported = export(self._model, self._weights)
+            settings["weights"] = str(exported if service.weights == HF else export_gguf(exported, service.weights))
+            if "assisted" in methods and self._draft is not None:
+                settings["draft"] = str(export_draft(self._draft, exported, self._weights))
+        return settings
+
+
+def main(
+    model: Annotated[str, typer.Option("--model", "-m", help="As for the other commands.")] = "smollm2-135m",
+    workload: Annotated[list[str] | None, typer.Option("--workload", "-w", help="FILE, FILE:LIMIT, builtin:N.")] = None,
+    peers: Annotated[str, typer.Option(help="Comma-separated.")] = "transformers,llama.cpp,openvino,vllm",
+    max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
+    threads: Annotated[int | None, typer.Option(help="Of every contender; by default physical cores.")] = None,
+    draft: Annotated[str | None, typer.Option(help="For assisted generation; by default what ships.")] = None,
+    wait: Annotated[str | None, typer.Option(help="OMP_WAIT_POLICY of the peers; by default their own.")] = None,
+    folder: Annotated[Path, typer.Option(help="For environments and weights.")] = Path("build/peers"),
+    constraints: Annotated[Path, typer.Option(help="Pinned versions of each peer.")] = Path("constraints/peers"),
+    out: Annotated[Path | None, typer.Option(help="For records, table and chart; a new folder.")] = None,
+) -> None:
+    """Race other libraries against this one: same weights, prompts as ids, lengths and threads, greedy, interleaved."""
+    notes = Console(stderr=True)
+    chosen = named_peers(peers)
+    items = read_workloads(workload or ["builtin:4"], 1)
+    codec, _, eos = load_vocabulary_facts(model)
+    prompts = tuple(
+        tuple(codec.encode(item.turns[0]) if item.raw else codec.encode_chat(item.prompt(0, []))) for item in items
+    )
+    count = threads or psutil.cpu_count(logical=False) or 1
+    shared = environment(torch.device("cpu"), torch.bfloat16) | {"model": model, "threads": count}
+    task = Task(items, prompts, max_new_tokens, eos, shared)
+    where = out or Path("runs") / f"peers-{datetime.now():%F-%H%M%S}"
+    settings = shared | {"peers": list(chosen), "prompts": fingerprint(items), "max_new_tokens": max_new_tokens}
+    run = RunFolder(where, settings | {"wait": wait})
+    if (where / "records.jsonl").exists():
+        raise InvalidRequest(f"out={str(where)!r}: holds the records of a race; choose a new folder")
+    setup = Setup(model, task, folder, constraints, draft or _shipped_draft(model), threads=count)
+    variables = {"OMP_NUM_THREADS": str(count)} | ({"OMP_WAIT_POLICY": wait} if wait else {})
+    with ExitStack() as stack:
+        entries = []
+        for name, peer in chosen.items():
+            notes.print(f"setting up {name}", highlight=False)
+            entries += setup.enter(name, peer, stack, where, variables)
+        if BASELINE not in {entry.name for entry in entries}:
+            raise PeerMissing(setup.missing[BASELINE])
+        race = Race(entries, task, setup.missing)
+        records = []
+        for number, group in enumerate(race.groups(), start=1):
+            run.append(group)
+            records += group
+            notes.print(f"{number}/{len(items)} prompts", highlight=False)
+    found = rows(records)
+    hardware = f"{shared['cores']} cores of {shared['hardware']}"
+    title = f"{model}, {len(items)} prompts, at most {max_new_tokens} tokens, greedy, {count} threads, {hardware}"
+    table = markdown(found, race.missing, title)
+    (where / "table.md").write_text(table, encoding="utf-8")
+    (where / "chart.json").write_text(json.dumps({"title": title, "rows": found, "missing": race.missing}, indent=1))
+    print(table)
+
+
+def _shipped_draft(model: str) -> str | None:
+    found = shipped_for(model).get("draft-lm")
+    return None if found is None else str(found)
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except OutpaceError as error:
+        Console(stderr=True, markup=False).print(f"error: {error}", highlight=False, soft_wrap=True)
+        sys.exit(2)

@@ -1,0 +1,131 @@
+"""A GGUF of weights as they are, or as Q8_0: what llama.cpp and OpenVINO read.
+
+Names, metadata and the order of query and key rows follow the GGUF specification and llama.cpp's reading of it.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, TokenType
+from torch import Tensor
+
+from outpace.lib.errors import InvalidRequest
+
+ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen2": gguf.MODEL_ARCH.QWEN2}
+"""By `model_type`: what this file writes."""
+FORMATS = {
+    "BF16": GGMLQuantizationType.BF16,
+    "F32": GGMLQuantizationType.F32,
+    "F16": GGMLQuantizationType.F16,
+    "Q8_0": GGMLQuantizationType.Q8_0,
+    "Q4_1": GGMLQuantizationType.Q4_1,
+}
+_FILE_TYPES = {
+    "BF16": gguf.LlamaFileType.MOSTLY_BF16,
+    "F32": gguf.LlamaFileType.ALL_F32,
+    "F16": gguf.LlamaFileType.MOSTLY_F16,
+    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
+    "Q4_1": gguf.LlamaFileType.MOSTLY_Q4_1,
+}
+_BLOCKED, _BLOCK = ("Q8_0", "Q4_1"), 32
+
+
+def write_gguf(
+    path: Path, config: Any, weights: Mapping[str, Tensor], tokenizer: Path, precision: str, eos: int
+) -> None:
+    """Write a model: matrices in the precision, vectors in float32.
+
+    Args:
+        path: of the file.
+        config: the model's.
+        weights: its state dict, by transformers' names.
+        tokenizer: its tokenizer.json, whose vocabulary goes into the file.
+        precision: a key of FORMATS.
+        eos: id that ends an answer.
+
+    Raises:
+        InvalidRequest: an architecture that this file does not write, weights that F16 cannot hold, or rows that blocks
+            cannot divide.
+    """
+    if config.model_type not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        raise InvalidRequest(f"model_type={config.model_type!r}: no GGUF can be made of it; of {known} it can")
+    architecture = ARCHITECTURES[config.model_type]
+    writer = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    writer.add_file_type(_FILE_TYPES[precision])
+    _add_sizes(writer, config)
+    _add_vocabulary(writer, json.loads(tokenizer.read_text(encoding="utf-8")), config.vocab_size, eos)
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for name, weight in weights.items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, name
+        _add_tensor(writer, found, _in_order(name, weight, config), precision)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _in_order(name: str, weight: Tensor, config: Any) -> Tensor:
+    """A tensor with its rows as the architecture's rotation wants them.
+
+    Llama's in GGUF turns neighbouring rows of a head, transformers' those half a head apart.
+    """
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    part = name.split(".")[-2]
+    if config.model_type != "llama" or part not in heads:
+        return weight
+    halves = weight.reshape(heads[part], 2, -1, *weight.shape[1:])  # [heads, 2, head_dim / 2, in]
+    return halves.transpose(1, 2).reshape(weight.shape)
+
+
+def _add_tensor(writer: GGUFWriter, name: str, weight: Tensor, precision: str) -> None:
+    kind = FORMATS[precision] if weight.ndim == 2 else GGMLQuantizationType.F32
+    if precision == "F16" and not torch.equal(weight.to(torch.float16).to(weight.dtype), weight):
+        raise InvalidRequest(f"precision='F16': it would change {name}; use BF16 or F32")
+    if precision in _BLOCKED and weight.ndim == 2 and weight.shape[1] % _BLOCK:
+        raise InvalidRequest(
+            f"precision={precision!r}: {name} has rows of {weight.shape[1]}; they must divide by {_BLOCK}"
+        )
+    data: np.ndarray[Any, Any] = gguf.quants.quantize(weight.to(torch.float32).contiguous().numpy(), kind)
+    writer.add_tensor(name, data, raw_dtype=kind)
+
+
+def _add_sizes(writer: GGUFWriter, config: Any) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_rope_dimension_count(head_dim)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+
+
+def _add_vocabulary(writer: GGUFWriter, tokenizer: dict[str, Any], size: int, eos: int) -> None:
+    """Tokens, their kinds and merges. Prompts come as ids, so that how text is split hardly matters."""
+    kinds = dict.fromkeys(tokenizer["model"]["vocab"].values(), TokenType.NORMAL)
+    tokens = {number: text for text, number in tokenizer["model"]["vocab"].items()}
+    for added in tokenizer["added_tokens"]:
+        tokens[added["id"]] = added["content"]
+        kinds[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([tokens.get(number, f"[unused {number}]") for number in range(size)])
+    writer.add_token_types([kinds.get(number, TokenType.UNUSED) for number in range(size)])
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in tokenizer["model"].get("merges", [])]
+    writer.add_token_merges(merges)
+    writer.add_eos_token_id(eos)
+    writer.add_bos_token_id(eos)

@@ -1,0 +1,126 @@
+"""Processes that answer one at a time: whoever is not asked stands still, and takes no core from whoever is."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from benchmarks.peers.environments import PeerMissing
+from outpace.lib.threads import VARIABLES
+
+SERVE = Path(__file__).parent / "serve.py"
+LOADING_S, ANSWER_S, END_S = 900.0, 600.0, 10.0
+
+
+class RunnerProcess:
+    """A runner in its own environment, loaded and then stopped until it is asked.
+
+    Threads wait as the library would have them wait: a stopped process does not spin.
+
+    Args:
+        python: of its environment.
+        script: the runner.
+        settings: as `serve` describes.
+        log: a file for what it prints.
+        variables: of its environment, beside those of this process.
+
+    Raises:
+        PeerMissing: it does not load.
+    """
+
+    def __init__(
+        self, python: Path, script: Path, settings: Mapping[str, Any], log: Path, variables: Mapping[str, str]
+    ) -> None:
+        self._log, self._name = log, log.stem
+        inherited = {key: value for key, value in os.environ.items() if key not in VARIABLES}
+        with log.open("wb") as sink:
+            # A group of its own in our session: if this process is killed, the kernel ends it, stopped or not.
+            self._process = subprocess.Popen(
+                [str(python), "-P", str(SERVE), str(script), json.dumps(settings)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=sink,
+                env=inherited | dict(variables),
+                text=True,
+                process_group=0,
+            )
+        try:
+            self.facts: dict[str, Any] = self._read(LOADING_S)
+        except BaseException:
+            self.close()
+            raise
+        self._signal(signal.SIGSTOP)
+
+    def __enter__(self) -> "RunnerProcess":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def ask(self, method: str, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
+        """The answer to a prompt, as `serve.Clock.answer` gives it.
+
+        Raises:
+            PeerMissing: the process ended or fell silent.
+        """
+        request = {"method": method, "prompt": list(prompt), "max_new_tokens": max_new_tokens}
+        self._signal(signal.SIGCONT)
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return self._read(ANSWER_S)
+        except BrokenPipeError as error:
+            raise PeerMissing(f"{self._name}: ended: {self._last_words()}") from error
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def memory_mb(self) -> float:
+        """MiB that it and its children hold in memory."""
+        parent = psutil.Process(self._process.pid)
+        return sum(one.memory_info().rss for one in (parent, *parent.children(recursive=True))) / 2**20
+
+    def close(self) -> None:
+        """End it."""
+        self._signal(signal.SIGCONT)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with suppress(BrokenPipeError):  # a request that it never read
+            self._process.stdin.close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+        self._process.stdout.close()
+
+    def _read(self, seconds: float) -> dict[str, Any]:
+        """The next line. There is one for each request, so nothing waits in the reader's buffer."""
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], seconds)
+        if not ready:
+            raise PeerMissing(f"{self._name}: silent for {seconds:.0f} s: {self._last_words()}")
+        line = self._process.stdout.readline()
+        if not line:
+            raise PeerMissing(f"{self._name}: ended: {self._last_words()}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _last_words(self) -> str:
+        lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "rror" in line] or lines
+        return errors[-1][:500] if errors else "no reason given"
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)

@@ -1,0 +1,139 @@
+"""The race: every prompt goes to every contender, one at a time, in an order that turns; one record for each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from benchmarks.peers.contenders import BASELINE, Service, entry_name
+from benchmarks.peers.environments import PeerMissing
+from benchmarks.peers.processes import RunnerProcess
+from outpace.bench.records import TurnRun, group_figures, prompt_figures
+from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, Record
+from outpace.core.params import SamplingParams
+from outpace.data.workload import WorkItem
+
+
+@dataclass(frozen=True)
+class Task:
+    """What everybody decodes.
+
+    Attributes:
+        items, prompts: prompts and their ids.
+        max_new_tokens: of an answer.
+        eos: ids that end one.
+        shared: what every record says, such as the machine.
+    """
+
+    items: tuple[WorkItem, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    max_new_tokens: int
+    eos: tuple[int, ...]
+    shared: Mapping[str, Any]
+
+
+@dataclass
+class Entry:
+    """A method of a running process.
+
+    Attributes:
+        peer, service, method: which.
+        process: that serves it.
+        memory_mb: most that the process was seen to hold.
+    """
+
+    peer: str
+    service: Service
+    method: str
+    process: RunnerProcess
+    memory_mb: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return entry_name(self.peer, self.service, self.method)
+
+    @property
+    def own_plain(self) -> str:
+        return entry_name(self.peer, self.service, PLAIN)
+
+    def run(self, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any]:
+        """Its answer."""
+        answer = self.process.ask(self.method, prompt, max_new_tokens)
+        self.memory_mb = max(self.memory_mb, self.process.memory_mb())
+        return answer
+
+
+@dataclass
+class Race:
+    """Contenders and what they decode.
+
+    Attributes:
+        entries: who races, plain decoding of this library among them; who fails is taken out.
+        task: what they decode.
+        missing: who does not race, with the reason.
+    """
+
+    entries: list[Entry]
+    task: Task
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def groups(self) -> Iterator[list[Record]]:
+        """Warm everybody up, then the records of each prompt as soon as all have decoded it.
+
+        Raises:
+            PeerMissing: this library's plain decoding failed, with which all are compared.
+        """
+        for entry in list(self.entries):
+            self._run(entry, self.task.prompts[0], min(WARM_UP_TOKENS, self.task.max_new_tokens))
+        for number, prompt in enumerate(self.task.prompts):
+            shift = number % len(self.entries)
+            order = self.entries[shift:] + self.entries[:shift]
+            answers = {entry.name: self._run(entry, prompt, self.task.max_new_tokens) for entry in order}
+            yield [
+                self._record(number, entry, answer, answers)
+                for entry in self.entries
+                if (answer := answers[entry.name]) is not None
+            ]
+
+    def _run(self, entry: Entry, prompt: Sequence[int], max_new_tokens: int) -> dict[str, Any] | None:
+        """An answer, or None from who fails, who then races no more."""
+        try:
+            return entry.run(prompt, max_new_tokens)
+        except PeerMissing as error:
+            if entry.name == BASELINE:
+                raise
+            self.missing[entry.name] = str(error)
+            self.entries = [other for other in self.entries if other is not entry]
+            return None
+
+    def _record(
+        self, number: int, entry: Entry, answer: dict[str, Any], answers: Mapping[str, dict[str, Any] | None]
+    ) -> Record:
+        item, ids, eos = self.task.items[number], tuple(answer["token_ids"]), self.task.eos
+        counters = {"prompt_tokens": len(self.task.prompts[number]), "new_tokens": len(ids)}
+        times = {"ttft_ms": answer["prompt_seconds"] * 1e3, "decode_ms": answer["decode_seconds"] * 1e3}
+        run = TurnRun(ids, "", "stop" if ids and ids[-1] in eos else "length", counters | times)
+        group = {"number": number} | group_figures([[run]])
+        # Who drafts from the prompt's pass on has more than one token at its end.
+        group["decoded"] = len(ids) - answer["first"]
+        decode_ms = group["decode_ms"]
+        group["tokens_per_second"] = 1e3 * group["decoded"] / decode_ms if group["decoded"] and decode_ms else None
+        record: Record = {"index": number, "id": item.id, "dataset": item.dataset, "method": entry.name}
+        record |= {
+            "peer": entry.peer,
+            "precision": entry.service.precision,
+            "batch_size": 1,
+            "concurrency": 1,
+            **self.task.shared,
+        }
+        record |= prompt_figures([run]) | {"arrivals": answer["arrivals"], "group": group}
+        is_equal = self._said(answer) == self._said(answers[BASELINE])
+        own = answers.get(entry.own_plain)
+        record |= {"memory_mb": entry.memory_mb, "equal": is_equal, "process": entry.process.facts}
+        record |= {"finding": {"kind": "equal" if is_equal else "different"}}
+        record |= {"equal_to_own_plain": None if own is None else self._said(answer) == self._said(own)}
+        return record | {"sampling": asdict(SamplingParams(self.task.max_new_tokens))}
+
+    def _said(self, answer: Mapping[str, Any] | None) -> list[int]:
+        """An answer's ids without one that ends it, which some peers keep to themselves."""
+        ids: list[int] = [] if answer is None else answer["token_ids"]
+        return ids[:-1] if ids and ids[-1] in self.task.eos else ids

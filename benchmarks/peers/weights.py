@@ -1,0 +1,31 @@
+"""A model as a GGUF, from the weights that this library loads."""
+
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from benchmarks.peers.gguf_file import write_gguf
+from outpace.models.export import READY, TENSORS
+from outpace.models.load import load_vocabulary_facts, read_config, resolve
+
+
+def export_gguf(exported: Path, precision: str) -> Path:
+    """A GGUF of an exported folder, made once.
+
+    Args:
+        exported: of `export`.
+        precision: a key of `gguf_file.FORMATS`.
+
+    Raises:
+        InvalidRequest: an architecture that cannot be written.
+    """
+    path = exported.parent / f"{precision}.gguf"
+    record = exported / READY
+    if path.is_file() and path.stat().st_mtime >= record.stat().st_mtime:
+        return path
+    _, _, eos = load_vocabulary_facts(str(exported))
+    scratch = path.with_suffix(".tmp")
+    config, weights = read_config(resolve(str(exported))), load_file(exported / TENSORS)
+    write_gguf(scratch, config, weights, exported / "tokenizer.json", precision, eos[0] if eos else 0)
+    scratch.replace(path)
+    return path

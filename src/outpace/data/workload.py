@@ -1,0 +1,130 @@
+"""Prompts to measure on: JSON lines with an id, a dataset name and one or more turns."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from outpace.lib.checks import as_count, check_flags
+from outpace.lib.errors import InvalidRequest
+from outpace.lib.paths import path_of
+
+BUILT_IN = "builtin"
+
+
+@dataclass(frozen=True)
+class WorkItem:
+    """One prompt of a workload.
+
+    Attributes:
+        id, dataset: names for records.
+        turns: what the user says, turn by turn.
+        raw: plain continuation instead of a chat.
+    """
+
+    id: str
+    dataset: str
+    turns: tuple[str, ...]
+    raw: bool = False
+
+    def prompt(self, turn: int, answers: list[str]) -> Any:
+        """The prompt of a turn, given the answers to the turns before it."""
+        if self.raw:
+            said = [text for pair in zip(self.turns, answers) for text in pair]
+            return "".join([*said, self.turns[turn]])
+        messages = []
+        for asked, answered in zip(self.turns, answers):
+            messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
+        return [*messages, {"role": "user", "content": self.turns[turn]}]
+
+
+def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
+    """Read "FILE" or "FILE:LIMIT"; "builtin" and "builtin:LIMIT" name a few prompts of this package's own.
+
+    Args:
+        spec: what to read.
+        limit: where `spec` names none; None for all.
+
+    Raises:
+        InvalidRequest: no such file, no prompts, or a malformed line, which is named.
+    """
+    name, _, ending = spec.rpartition(":")
+    if (count := as_count(ending)) is None:
+        name = spec
+    else:
+        limit = count
+    if name == BUILT_IN:
+        text = (files("outpace") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
+    else:
+        path = path_of(name)
+        if not path.is_file():
+            raise InvalidRequest(f"workload {name!r}: no such file; give a JSON-lines file or '{BUILT_IN}'")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"workload {name!r}: cannot be read as UTF-8 text: {error}") from error
+    # Not splitlines: JSON strings may hold separators, such as U+2028, that it takes for ends of lines.
+    items = [_read_line(name, number, line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
+    if not items:
+        raise InvalidRequest(f"workload {name!r}: no prompts in it")
+    return items[:limit]
+
+
+def read_workloads(
+    specs: list[str], max_turns: int | None = None, limit: int | None = None, may_be_empty: bool = False
+) -> tuple[WorkItem, ...]:
+    """Several workloads one after the other, conversations cut to `max_turns`, with `limit` items of those that do not
+    say how many. A race or a certificate over nothing says nothing, so limits of 0 are refused unless they may be.
+
+    Raises:
+        InvalidRequest: see `read_workload`; or no turn or no prompt would be left.
+    """
+    if max_turns is not None and max_turns < 1:
+        raise InvalidRequest(f"max_turns={max_turns}: must be at least 1")
+    items = [item for spec in specs for item in read_workload(spec, limit)]
+    if specs and not items and not may_be_empty:
+        raise InvalidRequest(f"workload {specs[-1]!r}: its limit leaves no prompts; give 1 or more")
+    return tuple(replace(item, turns=item.turns[:max_turns]) for item in items)
+
+
+def fingerprint(items: Sequence[WorkItem]) -> str:
+    """How many prompts there are, and a short name of what they say."""
+    digest = hashlib.sha256(json.dumps([asdict(item) for item in items]).encode())
+    return f"{len(items)} prompts, sha256 {digest.hexdigest()[:16]}"
+
+
+def in_groups(items: Sequence[WorkItem], size: int) -> list[Sequence[WorkItem]]:
+    """Items in groups of `size` for decoding together, the last one maybe smaller.
+
+    Raises:
+        InvalidRequest: a size below 1, or a group whose conversations differ in length: some would go on without the
+            others, in a batch of another size.
+    """
+    if size < 1:
+        raise InvalidRequest(f"batch_size={size}: must be at least 1")
+    groups = [items[start : start + size] for start in range(0, len(items), size)]
+    for group in groups:
+        if len({len(item.turns) for item in group}) > 1:
+            turns = ", ".join(f"{item.id} {len(item.turns)}" for item in group)
+            raise InvalidRequest(
+                f"batch_size={size}: prompts decoded together need the same number of turns, and these have {turns}: "
+                "cut them with --max-turns 1 (max_turns=1)"
+            )
+    return groups
+
+
+def _read_line(name: str, number: int, line: str) -> WorkItem:
+    where = f"workload {name!r}, line {number}"
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:  # also numbers of thousands of digits, and nesting as deep
+        raise InvalidRequest(f"{where}: not JSON: {error}") from error
+    turns = row.get("turns") if isinstance(row, dict) else None
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise InvalidRequest(f"{where}: needs 'turns', a list of non-empty strings")
+    check_flags(**{f"{where}: raw": row.get("raw", False)})
+    dataset = str(row.get("dataset", Path(name).stem))
+    return WorkItem(str(row.get("id", f"{dataset}-{number}")), dataset, tuple(turns), row.get("raw", False))

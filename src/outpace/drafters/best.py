@@ -1,0 +1,80 @@
+"""The best ids of each row of draft logits: by the compiled kernels where nothing but logits and keyed noise counts."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from outpace.core.protocols import Stream
+from outpace.gpu.capture import HEAD_ROWS, Captured, captures_on
+from outpace.kernels.build import loaded_kernels
+from outpace.kernels.largest import Awaited, largest
+from outpace.models.head import LmHead, SubsetHead
+from outpace.sampling.scores import Best, Pool, awaited_draws, best_scores
+
+
+def own_scores_of(head: LmHead | SubsetHead, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """`head.own_scores`, captured where passes on a device are."""
+    if not captures_on(device):
+        return head.own_scores
+    captured = Captured(lambda hidden: (head.own_scores(hidden),), HEAD_ROWS, device)
+    return lambda hidden: captured(hidden)[0]
+
+
+def counts_scores_alone(streams: Sequence[Stream], noise: bool, wants_entropy: bool) -> bool:
+    """Whether the best ids of these requests are those of the largest logits, or of logits / temperature + noise of the
+    target's draws, and nothing else is asked.
+
+    Args:
+        streams: of the requests.
+        noise: whether sampled ones draft with their noise.
+        wants_entropy: whether entropies are asked too.
+    """
+    if wants_entropy:
+        return False
+    wanted = [stream.params for stream in streams]
+    return all(
+        not params.has_processors
+        and (params.is_greedy or not noise or (params.is_tempered and not params.is_rejection))
+        for params in wanted
+    )
+
+
+def awaited_by(streams: Sequence[Stream], depths: Sequence[int], noise: bool, ids: Tensor | None) -> Awaited | None:
+    """The draws whose noise decides which ids of each row are best; None where no row awaits any.
+
+    Args:
+        streams, depths, noise: as for `best_ids`, of rows that count scores alone.
+        ids: [C] of the columns of all rows, or [F, C] of each row's; None where columns are ids.
+    """
+    rows = [row for row, stream in enumerate(streams) if noise and not stream.params.is_greedy]
+    if not rows:
+        return None
+    first, keys, of_rows = awaited_draws([streams[row] for row in rows], [depths[row] for row in rows])
+    draws, temperatures = [-1] * len(streams), [0.0] * len(streams)
+    for row, draw in zip(rows, of_rows, strict=True):
+        draws[row], temperatures[row] = draw, streams[row].params.temperature
+    own = None if ids is None else [ids if ids.ndim == 1 else ids[rows[row]] for row in first]
+    return Awaited(keys, own, draws, temperatures)
+
+
+def best_ids(
+    logits: Tensor,
+    streams: Sequence[Stream],
+    depths: Sequence[int],
+    width: int,
+    noise: bool = True,
+    paths: Sequence[Sequence[int]] | None = None,
+    pool: Pool | None = None,
+    wants_entropy: bool = False,
+    draws: bool = False,
+) -> Best:
+    """As `sampling.scores.best_scores`, in one call of the kernels where that is enough."""
+    is_readable = logits.device.type == "cpu" and logits.dtype == torch.float32 and loaded_kernels() is not None
+    if not is_readable or not counts_scores_alone(streams, noise, wants_entropy):
+        return best_scores(
+            logits, streams, depths, width, noise, paths, pool=pool, wants_entropy=wants_entropy, draws=draws
+        )
+    awaited = awaited_by(streams, depths, noise, None if pool is None else pool.ids)
+    log_probs, columns = largest(logits, min(width, logits.shape[1]), normalised=True, awaited=awaited)  # [F, C]
+    return Best(columns if pool is None else pool.ids.gather(1, columns), log_probs, None, {})

@@ -1,0 +1,104 @@
+"""What a method may ask of the target it drafts for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from outpace.drafters.ranked_vocabulary import EVERY_ID, load_vocabulary
+from outpace.lib.errors import InvalidRequest
+from outpace.models.draft import DraftModel
+from outpace.models.head import LmHead
+
+SHIPPED, NOTHING = "shipped", "none"
+"""Instead of a warm-up's file: what ships for the target, or nothing."""
+
+
+class Drafted(Protocol):
+    """What trained drafters take of the target that they draft for: ours, or one inside another engine.
+
+    Attributes:
+        config: of its decoder, transformers'.
+        vocab_size, max_length, max_slots: as a `Target`'s.
+        embedding: ids [T] to [T, H].
+        head: hidden states to logits.
+    """
+
+    config: Any
+    vocab_size: int
+    max_length: int
+    max_slots: int
+
+    @property
+    def embedding(self) -> nn.Embedding: ...
+
+    @property
+    def head(self) -> LmHead: ...
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a method may want to know of the target it drafts for.
+
+    Attributes:
+        vocab_size, device: of the target.
+        draft_model: loads the draft model when first asked, and gives the same one ever after.
+        target: the target itself, whose embedding and head trained drafters work with; None if it is no transformers
+            model.
+        net: reads the trained drafter when first asked.
+        vocabulary: file of the ids that this drafter drafts from unless an option says otherwise; None for all.
+        fingerprint: of the trained drafter, which is read for it when first asked.
+        transitions: the file that ships for this target, which `warm=shipped` names; None if there is none.
+        resolved: filled while a method is built with what its options leave open: "files", those that were read, by
+            option; "shape_settings"; "draft_options" of the method that drafts for it; and options by name.
+    """
+
+    vocab_size: int
+    device: torch.device
+    draft_model: Callable[[], DraftModel]
+    target: Drafted | None = None
+    net: Callable[[], nn.Module] | None = None
+    vocabulary: Path | None = None
+    fingerprint: Callable[[], str] | None = None
+    transitions: Path | None = None
+    resolved: dict[str, Any] = field(default_factory=lambda: {"files": {}}, compare=False)
+
+    def default_budget(self, on_cpu: int, otherwise: int) -> int:
+        """Beyond a handful of rows a CPU pass is compute-bound, so small trees win there (docs/log.md)."""
+        return on_cpu if self.device.type == "cpu" else otherwise
+
+    def warm_file(self, option: str | None) -> str | Path | None:
+        """What the option `warm` names: a file, the one that ships, or nothing.
+
+        Raises:
+            InvalidRequest: none ships for this target.
+        """
+        if option == SHIPPED and self.transitions is None:
+            raise InvalidRequest(
+                f"warm={SHIPPED}: no transitions ship for this target; make a file with `outpace train transitions` or "
+                "`outpace warmup`"
+            )
+        file = self.transitions if option == SHIPPED else None if option == NOTHING else option
+        return self.read("warm", file, NOTHING)
+
+    def read(self, option: str, file: str | Path | None, without: str | None = None) -> str | Path | None:
+        """A file that a method is built from, which is noted under the option that names it; None for none.
+
+        Args:
+            option: its name.
+            file: what it names.
+            without: how the option says that there is none.
+        """
+        self.resolved[option] = without if file is None else str(file)
+        if file is not None:
+            self.resolved["files"][option] = Path(file)
+        return file
+
+    def ranked_vocabulary(self, option: str | None) -> Tensor | None:
+        """[K] the only ids to draft, None for all: of the file an option names, or without one of the drafter's own."""
+        file = self.vocabulary if option is None else option
+        file = self.read("vocabulary", None if file == EVERY_ID else file, EVERY_ID)
+        return None if file is None else load_vocabulary(file, self.vocab_size)

@@ -1,0 +1,228 @@
+"""Public layouts of DFlash drafters.
+
+z-lab, SpecForge, SGLang and vLLM share one: a Qwen3-like config with `dflash_config`, in which newer writers also put
+the block size. speculators nests the decoder's fields and counts taps as Hugging Face's hidden states do, from the
+embedding on, so that its ids are larger by one. Tensor names are the same everywhere, and the net's own.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from outpace.drafters.dflash.block_weights import check_block_weights
+from outpace.drafters.dflash.net import DFlashConfig, DFlashNet, default_target_layer_ids
+from outpace.drafters.domino.net import DominoConfig
+from outpace.drafters.fields import (
+    Fields,
+    agreed,
+    as_tuple,
+    build,
+    dtype_name,
+    flag,
+    needed,
+    read_decoder,
+    write_decoder,
+)
+from outpace.lib.checkpoint import Checkpoint, write_checkpoint
+from outpace.lib.errors import ModelError
+from outpace.lib.weights import filled
+
+DFlashLayout = Literal["z-lab", "speculators"]
+ARCHITECTURE = "DFlashDraftModel"
+SPECULATORS_VERSION = "0.9.0"
+PROJECTOR_FIELDS = ("projector_type", "emb_dim", "gru_hidden_dim", "shift_label", "pure_draft_prefix_len")
+# A field of dflash_config that is not known here would change what the drafter computes.
+DFLASH_FIELDS = frozenset(
+    {"block_size", "mask_token_id", "target_layer_ids", "target_hidden_size", "num_target_layers", "causal"}
+)
+
+
+def read_dflash(checkpoint: Checkpoint) -> DFlashNet:
+    """A DFlash drafter from any of its public layouts, told apart by the config.
+
+    Raises:
+        ModelError: another kind of drafter; fields or tensors missing, unexpected or inconsistent.
+    """
+    fields = Fields(checkpoint.config, f"{checkpoint.name}: config.json")
+    if "speculators_model_type" in fields:
+        config = build(DFlashConfig, _speculators_values(fields), fields.where)
+    else:
+        inner = fields.inside("dflash_config")
+        check_architecture(fields, (ARCHITECTURE,))
+        stray = [key for key in PROJECTOR_FIELDS if agreed(key, fields, inner) is not None]
+        if stray:
+            raise ModelError(f"{fields.where}: {', '.join(stray)}: not a plain DFlash drafter; read it as Domino")
+        config = build(DFlashConfig, dflash_values(fields), fields.where)
+    check_block_weights(config, checkpoint.tensors, checkpoint.name)
+    return filled(lambda: DFlashNet(config), checkpoint.tensors, checkpoint.name)
+
+
+def check_architecture(fields: Fields, accepted: Sequence[str]) -> None:
+    """Refuse a config that names another architecture, or is no DFlash config at all.
+
+    Raises:
+        ModelError: naming what it is.
+    """
+    named = fields.words("architectures")
+    if any(architecture not in accepted for architecture in named):
+        raise ModelError(f"{fields.where}: architectures={named!r}: expected {' or '.join(accepted)}")
+    if "dflash_config" not in fields:
+        raise ModelError(f"{fields.where}: dflash_config is missing: not a DFlash or Domino drafter")
+
+
+def dflash_values(fields: Fields, more: Sequence[str] = ()) -> dict[str, Any]:
+    """Values of a DFlashConfig from the z-lab layout.
+
+    Args:
+        fields: config.json.
+        more: fields of dflash_config that the caller reads.
+
+    Raises:
+        ModelError: a field missing, unknown, or given twice and differently.
+    """
+    inner = fields.inside("dflash_config")
+    unknown = sorted(set(inner) - DFLASH_FIELDS - set(more))
+    if unknown:
+        raise ModelError(f"{inner.where}: {', '.join(unknown)}: unknown, and it may change what the drafter computes")
+    values = read_decoder(fields)
+    ids, target_layers = agreed("target_layer_ids", fields, inner), agreed("num_target_layers", fields, inner)
+    if ids is None and isinstance(target_layers, int) and isinstance(values["layers"], int):
+        ids = list(default_target_layer_ids(target_layers, values["layers"]))
+    return values | {
+        "block_size": needed("block_size", fields, inner),
+        "mask_token_id": needed("mask_token_id", fields, inner),
+        "target_layer_ids": as_tuple(inner.need("target_layer_ids") if ids is None else ids),
+        "target_layers": target_layers,
+        "target_hidden_size": agreed("target_hidden_size", fields, inner) or values["hidden_size"],
+        "sliding_causal": _causal(inner, values["layer_types"]),
+    }
+
+
+def _causal(inner: Fields, layer_types: Sequence[str]) -> bool:
+    """Whether sliding layers are causal inside the block: yes, unless `causal` says otherwise."""
+    causal = flag("causal", inner)
+    if causal and "full_attention" in layer_types:
+        raise ModelError(f"{inner.where}: causal=true, but full attention layers of a block are never causal here")
+    return causal is not False
+
+
+def _speculators_values(fields: Fields) -> dict[str, Any]:
+    kind = fields.get("speculators_model_type")
+    if kind != "dflash":
+        raise ModelError(f"{fields.where}: speculators_model_type={kind!r}: not a DFlash drafter")
+    if flag("sample_from_anchor", fields):
+        raise ModelError(
+            f"{fields.where}: sample_from_anchor=true: a DFlash block whose anchor's position drafts is not supported"
+        )
+    values = read_decoder(fields.inside("transformer_layer_config"))
+    if fields.get("draft_vocab_size", values["vocab_size"]) != values["vocab_size"]:
+        raise ModelError(
+            f"{fields.where}: draft_vocab_size={fields.get('draft_vocab_size')} is not "
+            f"vocab_size={values['vocab_size']}: a draft vocabulary of its own is not supported here"
+        )
+    ids = fields.need("aux_hidden_state_layer_ids")
+    if not isinstance(ids, list) or any(type(index) is not int or index < 1 for index in ids):
+        raise ModelError(f"{fields.where}: aux_hidden_state_layer_ids={ids!r}: must be integers from 1 on")
+    if "sliding_attention" in values["layer_types"]:
+        fields.need("sliding_window_non_causal")  # engines differ in its default
+    return values | {
+        "block_size": fields.need("block_size"),
+        "mask_token_id": fields.need("mask_token_id"),
+        "target_layer_ids": tuple(index - 1 for index in ids),
+        "target_hidden_size": fields.get("target_hidden_size", values["hidden_size"]),
+        "sliding_causal": not flag("sliding_window_non_causal", fields),
+    }
+
+
+def export_dflash(
+    net: DFlashNet, layout: DFlashLayout, target: str | None = None, target_architecture: str | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of a drafter in a public layout.
+
+    Args:
+        net: a Domino net loses its head, which only works out where its labels are not shifted.
+        layout: "z-lab" (also for SGLang, SpecForge and vLLM) or "speculators".
+        target: name or path of the target, which speculators' configs mention.
+        target_architecture: its class in transformers, mentioned likewise.
+
+    Raises:
+        ModelError: a Domino net with shifted labels; an unknown layout.
+    """
+    config = net.config
+    if isinstance(config, DominoConfig) and config.shift_label:
+        raise ModelError(
+            "shift_label=true: as plain DFlash this Domino drafter would be off by one position; "
+            "write it as Domino, or train it with shift_label=false"
+        )
+    tensors = {key: tensor for key, tensor in net.state_dict().items() if not key.startswith("head.")}
+    if layout == "z-lab":
+        return zlab_config(config, tensors), tensors
+    if layout == "speculators":
+        return _speculators_config(config, tensors, target, target_architecture), tensors
+    raise ModelError(f"layout={layout!r}: choose 'z-lab' or 'speculators'")
+
+
+def zlab_config(config: DFlashConfig, tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """config.json in z-lab's layout; the block size stands in both places that readers look at."""
+    inner: dict[str, Any] = {
+        "block_size": config.block_size,
+        "mask_token_id": config.mask_token_id,
+        "target_layer_ids": list(config.target_layer_ids),
+    }
+    if config.sliding_window is not None and not config.sliding_causal:
+        inner["causal"] = False
+    written = {"architectures": [ARCHITECTURE], **write_decoder(config), "block_size": config.block_size}
+    if config.target_layers is not None:
+        written["num_target_layers"] = config.target_layers
+    return written | {"dflash_config": inner, "dtype": dtype_name(tensors["fc.weight"])}
+
+
+def _speculators_config(
+    config: DFlashConfig, tensors: dict[str, Tensor], target: str | None, target_architecture: str | None
+) -> dict[str, Any]:
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": config.block_size - 1,
+        "verifier_accept_k": 1,
+        "accept_tolerance": 0.0,
+    }
+    return {
+        "speculators_model_type": "dflash",
+        "speculators_version": SPECULATORS_VERSION,
+        "architectures": ["DFlashSpeculator"],
+        "transformer_layer_config": write_decoder(config),
+        "draft_vocab_size": config.vocab_size,
+        "block_size": config.block_size,
+        "target_hidden_size": config.target_hidden_size,
+        "aux_hidden_state_layer_ids": list(config.taps),
+        "mask_token_id": config.mask_token_id,
+        "sliding_window_non_causal": not config.sliding_causal,
+        "sample_from_anchor": False,
+        "dtype": dtype_name(tensors["fc.weight"]),
+        "speculators_config": {
+            "algorithm": "dflash",
+            "proposal_methods": [proposal],
+            "default_proposal_method": "greedy",
+            "verifier": {
+                "name_or_path": target,
+                "architectures": [] if target_architecture is None else [target_architecture],
+            },
+        },
+    }
+
+
+def write_dflash(
+    net: DFlashNet,
+    folder: str | Path,
+    layout: DFlashLayout = "z-lab",
+    target: str | None = None,
+    target_architecture: str | None = None,
+) -> None:
+    """Write a drafter in a public layout; the arguments are those of `export_dflash`.
+
+    Raises:
+        ModelError: as `export_dflash`; the folder already holds a checkpoint; parameters never filled.
+    """
+    write_checkpoint(folder, *export_dflash(net, layout, target, target_architecture))

@@ -1,0 +1,151 @@
+"""Public layouts of Domino drafters: DFlash's own with four more tensors and the fields of the causal head.
+
+Authors and SpecForge write `DominoDraftModel`, SGLang reads `DFlashDraftModel` with the same fields; the rank of the
+correction may stand at the top level, in `dflash_config` or in both. Early checkpoints nested the head's tensors. What
+ships with the project has W2's rows for a ranked vocabulary alone (`ranked_rows`).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from outpace.drafters.dflash.block_weights import check_block_weights
+from outpace.drafters.dflash.files import (
+    ARCHITECTURE,
+    PROJECTOR_FIELDS,
+    check_architecture,
+    dflash_values,
+    export_dflash,
+    zlab_config,
+)
+from outpace.drafters.domino.net import DominoConfig, DominoNet
+from outpace.drafters.domino.ranked_rows import with_every_row, without_other_rows
+from outpace.drafters.fields import Fields, agreed, build, needed
+from outpace.lib.checkpoint import Checkpoint, write_checkpoint
+from outpace.lib.errors import ModelError
+from outpace.lib.weights import filled
+
+DominoLayout = Literal["domino", "sglang", "z-lab", "speculators"]
+DOMINO_ARCHITECTURE = "DominoDraftModel"
+PROJECTOR = "domino"
+HEAD = ("prefix_gru.", "embed_proj.")
+EARLY = "logit_head."
+
+
+def is_domino(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint says that it is a Domino drafter, of whatever generation."""
+    fields = Fields(checkpoint.config, f"{checkpoint.name}: config.json")
+    projector = agreed("projector_type", fields, fields.inside("dflash_config"))
+    return projector is not None or DOMINO_ARCHITECTURE in fields.words("architectures")
+
+
+def read_domino(checkpoint: Checkpoint) -> DominoNet:
+    """A Domino drafter from any of its public layouts.
+
+    Raises:
+        ModelError: another kind of drafter; fields or tensors missing, unexpected or inconsistent.
+    """
+    config = read_domino_config(checkpoint.config, checkpoint.name)
+    tensors = with_every_row(checkpoint.tensors, config.vocab_size, checkpoint.name)
+    tensors = _net_names(tensors, checkpoint.name)
+    _explain_head(config, tensors, checkpoint.name)
+    check_block_weights(config, tensors, checkpoint.name)
+    return filled(lambda: DominoNet(config), tensors, checkpoint.name)
+
+
+def read_domino_config(values: Mapping[str, Any], name: str) -> DominoConfig:
+    """Sizes and conventions of a Domino drafter from its config.json, in any of the public layouts.
+
+    Args:
+        values: config.json.
+        name: of the checkpoint, for errors.
+
+    Raises:
+        ModelError: another kind of drafter; fields missing, unknown or inconsistent.
+    """
+    fields = Fields(values, f"{name}: config.json")
+    inner = fields.inside("dflash_config")
+    check_architecture(fields, (DOMINO_ARCHITECTURE, ARCHITECTURE))
+    projector = agreed("projector_type", fields, inner)
+    if projector is None:
+        raise ModelError(f"{inner.where}: projector_type is missing: not a Domino drafter; read it as DFlash")
+    if projector != PROJECTOR:
+        legacy = " (a projector of an early, internal generation)" if projector == "causal_v5" else ""
+        raise ModelError(f"{inner.where}: projector_type={projector!r}{legacy}: only {PROJECTOR!r} is supported")
+    found = dflash_values(fields, PROJECTOR_FIELDS)
+    found |= {key: needed(key, fields, inner) for key in PROJECTOR_FIELDS if key != "projector_type"}
+    return build(DominoConfig, found, fields.where)
+
+
+def _net_names(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    renamed: dict[str, Tensor] = {}
+    for key, tensor in tensors.items():
+        plain = key.removeprefix(EARLY)
+        ours = f"head.{plain}" if plain.startswith(HEAD) else key
+        if ours in renamed:
+            raise ModelError(f"{name}: holds {plain} twice, with and without {EARLY!r}")
+        renamed[ours] = tensor
+    return renamed
+
+
+def _explain_head(config: DominoConfig, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Refuse sizes of the head that disagree with the fields, naming the fields."""
+    first, state = tensors.get("head.embed_proj.0.weight"), tensors.get("head.prefix_gru.weight_hh_l0")
+    complaints = []
+    if first is not None and first.ndim == 2 and first.shape[0] != config.emb_dim:
+        complaints.append(f"emb_dim={config.emb_dim}, but embed_proj.0 has {first.shape[0]} rows")
+    if state is not None and state.ndim == 2 and state.shape[-1] != config.gru_hidden_dim:
+        complaints.append(f"gru_hidden_dim={config.gru_hidden_dim}, but prefix_gru has a state of {state.shape[-1]}")
+    if complaints:
+        raise ModelError(f"{name}: {'; '.join(complaints)}")
+
+
+def export_domino(
+    net: DominoNet, layout: DominoLayout, ids: Tensor | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of a drafter in a public layout.
+
+    Args:
+        net: filled.
+        layout: "domino" (authors, SpecForge), "sglang", or "z-lab" and "speculators", plain DFlash without the head.
+        ids: [K] ascending, the only ids whose rows of W2 are kept; with layout "domino".
+
+    Raises:
+        ModelError: a layout that cannot express the drafter; an unknown layout; ids in one without a place for them.
+    """
+    config = net.config
+    if ids is not None and layout != "domino":
+        raise ModelError(f"layout={layout!r}: has no place for a part of W2's rows; use layout 'domino', or all rows")
+    if layout in ("z-lab", "speculators"):
+        return export_dflash(net, layout)
+    if layout not in ("domino", "sglang"):
+        raise ModelError(f"layout={layout!r}: choose 'domino', 'sglang', 'z-lab' or 'speculators'")
+    if layout == "sglang" and config.pure_draft_prefix_len != 1:
+        raise ModelError(
+            f"pure_draft_prefix_len={config.pure_draft_prefix_len}: SGLang serves 1 only; use layout 'domino'"
+        )
+    tensors = {key.removeprefix("head."): tensor for key, tensor in net.state_dict().items()}
+    written = zlab_config(config, tensors)
+    written["architectures"] = [DOMINO_ARCHITECTURE if layout == "domino" else ARCHITECTURE]
+    written["emb_dim"] = config.emb_dim  # some readers look only here, others only below
+    written["dflash_config"] |= {
+        "projector_type": PROJECTOR,
+        "emb_dim": config.emb_dim,
+        "gru_hidden_dim": config.gru_hidden_dim,
+        "shift_label": config.shift_label,
+        "pure_draft_prefix_len": config.pure_draft_prefix_len,
+    }
+    return written, tensors if ids is None else without_other_rows(tensors, ids)
+
+
+def write_domino(
+    net: DominoNet, folder: str | Path, layout: DominoLayout = "domino", ids: Tensor | None = None
+) -> None:
+    """Write a drafter in a public layout; the arguments are those of `export_domino`.
+
+    Raises:
+        ModelError: as `export_domino`; the folder already holds a checkpoint; parameters never filled.
+    """
+    write_checkpoint(folder, *export_domino(net, layout, ids))

@@ -1,0 +1,66 @@
+"""Methods of draft language models: one source, and the shapes that papers are about."""
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from pydantic import BaseModel, Field
+
+from outpace.core.protocols import Proposer
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.draft_lm.source import DraftLM
+from outpace.drafters.method import LANGUAGE_MODEL, Method
+from outpace.drafters.model_options import ModelOptions
+from outpace.drafters.shaped import shaped
+from outpace.trees.shapes.dynatree import DynaTreeConfig
+from outpace.trees.shapes.fixed import BaselineTreeConfig, FixedTreeConfig
+from outpace.trees.shapes.svip import SvipConfig
+
+
+class FixedOptions(ModelOptions):
+    """DynaTree's baseline; `linear:shape=fixed` also branches at the pending token, and is a level less deep."""
+
+    only = ("fixed",)
+    settings_of: ClassVar[Mapping[str, type[BaseModel]]] = {"fixed": BaselineTreeConfig}
+    shape: str = Field(default="fixed", description="how the tree grows")
+
+
+class DynaTreeOptions(ModelOptions):
+    """DynaTree."""
+
+    only = ("dynatree",)
+    shape: str = Field(default="dynatree", description="how the tree grows")
+
+
+class SvipOptions(ModelOptions):
+    """SVIP."""
+
+    only = ("svip",)
+    shape: str = Field(default="svip", description="how the chain grows")
+
+
+def _draft_model(options: ModelOptions, context: BuildContext) -> Proposer:
+    vocabulary = context.ranked_vocabulary(options.vocabulary)
+    source = DraftLM(context.draft_model(), context.vocab_size, options.noise, vocabulary)
+    settings = options.shape_settings()
+    if isinstance(settings, SvipConfig):
+        budget = settings.depth
+    elif isinstance(settings, FixedTreeConfig | DynaTreeConfig):
+        budget = context.default_budget(15, 255)
+    else:
+        budget = context.default_budget(4, 8) if settings is None else context.default_budget(15, 60)
+    return shaped(source, options, context, budget)
+
+
+LINEAR = Method(
+    _draft_model, "a draft model's chain, or any tree: classic speculative decoding", ModelOptions, LANGUAGE_MODEL
+)
+METHODS = {
+    "linear": LINEAR,
+    "fixed": Method(_draft_model, "a draft model's tree of fixed depth and breadth", FixedOptions, LANGUAGE_MODEL),
+    "dynatree": Method(
+        _draft_model, "DynaTree: a draft model's tree that follows its confidence", DynaTreeOptions, LANGUAGE_MODEL
+    ),
+    "svip": Method(
+        _draft_model, "SVIP: a draft model's chain that ends where it is in doubt", SvipOptions, LANGUAGE_MODEL
+    ),
+}

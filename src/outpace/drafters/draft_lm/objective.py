@@ -1,0 +1,194 @@
+"""Distillation of a target into a small language model with its tokenizer, which drafts by itself."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from outpace.drafters.convert import DTYPES
+from outpace.drafters.draft_lm.small import (
+    BareLM,
+    SmallLM,
+    SmallSizes,
+    copy_layers,
+    make_bare,
+    make_small,
+    small_config,
+)
+from outpace.drafters.training.anchors import Anchors
+from outpace.drafters.training.batch import Batch
+from outpace.drafters.training.facts import Facts
+from outpace.drafters.training.losses import ROWS_AT_ONCE, summed
+from outpace.drafters.training.objective import Objective
+from outpace.drafters.training.vocabulary import Compared, LossVocabulary, VocabularySettings
+from outpace.lib.errors import InvalidRequest
+from outpace.models.frozen import FrozenTarget
+from outpace.models.text import TextCodec
+
+
+class DraftLmNetSettings(SmallSizes):
+    """A new draft model, of the target's family.
+
+    Attributes:
+        start: "random" weights, or the target's embedding, norms, head and first layers ("target-layers"), for which
+            all widths must be the target's.
+        embedding: its "own", trained with it, or the "target"'s, which stays as it is and is not stored again. Then the
+            head is the target's too, and so must `hidden_size` be.
+    """
+
+    start: Literal["random", "target-layers"] = "random"
+    embedding: Literal["own", "target"] = "own"
+
+    @model_validator(mode="after")
+    def _check(self) -> "DraftLmNetSettings":
+        given = {name: getattr(self, name) for name in SmallSizes.model_fields if name != "layers"}
+        named = [f"{name}={value}" for name, value in given.items() if value is not None]
+        if self.start == "target-layers" and named:
+            raise ValueError(f"start='target-layers' takes all widths from the target; leave out {', '.join(named)}")
+        if self.embedding == "target" and self.tie_word_embeddings is not None:
+            raise ValueError(
+                f"embedding='target' takes the head from the target too; leave out "
+                f"tie_word_embeddings={self.tie_word_embeddings}"
+            )
+        return self
+
+
+class DraftLmObjectiveSettings(VocabularySettings):
+    """The loss.
+
+    Attributes:
+        vocabulary, sampled: as in `VocabularySettings`.
+        loss: "kl" from the target's distribution to the draft model's, or the cross-entropy with the "tokens" that
+            came.
+        temperature: of both distributions of "kl".
+        chain_depth: drafts per round that training counts with; drafting may take others.
+    """
+
+    loss: Literal["kl", "tokens"] = "kl"
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    chain_depth: Annotated[int, Field(ge=1, le=64)] = 8
+
+    @model_validator(mode="after")
+    def _check(self) -> "DraftLmObjectiveSettings":
+        if self.loss == "tokens" and self.temperature != 1:
+            raise ValueError(f"temperature={self.temperature} does not go with loss='tokens'; leave it out")
+        return self
+
+
+class DraftLmObjective(Objective):
+    """A causal LM's loss wherever the next token is the target's own, the one that begins an answer included.
+
+    Positions count from the beginning of the sequence, as in `sources.draft_lm`.
+
+    Args:
+        net: the draft model, with the target's vocabulary.
+        target: what it is to foresee.
+        settings: of the loss.
+        vocabulary: ids that the loss compares; None for all.
+    """
+
+    net: SmallLM
+
+    def __init__(
+        self,
+        net: SmallLM,
+        target: FrozenTarget,
+        settings: DraftLmObjectiveSettings,
+        vocabulary: LossVocabulary | None = None,
+    ) -> None:
+        taps = (target.layers,) if settings.loss == "kl" else ()
+        super().__init__(net, target, taps, settings.chain_depth, vocabulary)
+        self.settings = settings
+
+    def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
+        compared = self.vocabulary.draw(batch.step_seed)
+        labels, known = compared.labels(batch.ids[:, 1:])
+        own = batch.mask[:, 1:] & known  # [N, T - 1], of what comes next
+        rows = [self.net(batch.ids)[:, :-1][own], labels[own]]
+        if self.settings.loss == "kl":
+            rows.append(batch.features[:, :-1][own])
+        loss = self._divergences if self.settings.loss == "kl" else self._cross_entropies
+        at_once = compared.rows_at_once(ROWS_AT_ONCE, self.target.vocab_size)
+        sums = summed(partial(loss, compared), rows, at_once)
+        return {"loss": sums[0], "weight": own.sum().float(), "right": sums[1].detach()}
+
+    @torch.no_grad()
+    def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
+        truth, own = anchors.followed(batch, self.depth)
+        end = int(anchors.positions.max()) + self.depth + 1
+        members, rows = anchors.rows.unique(return_inverse=True)
+        ids = batch.ids[members, :end]
+        where = anchors.positions[:, None] + torch.arange(self.depth, device=ids.device)  # [A, depth]
+        places = (rows[:, None] * ids.shape[1] + where.clamp(max=ids.shape[1] - 1)).flatten()
+        needed, back = places.unique(return_inverse=True)
+        hidden = self.net(ids).flatten(0, 1)[needed]  # what anchors have in common is scored once
+        drafted = self._drafts(hidden)[back].view_as(truth)
+        return (drafted == truth) & own
+
+    def write(self, tensors: Mapping[str, Tensor], folder: Path, codec: TextCodec, dtype: str) -> None:
+        small = self.net.twin()
+        small.load_state_dict(dict(tensors))
+        small.write(folder, codec, DTYPES[dtype])
+        self.write_vocabulary(folder)
+
+    def _drafts(self, hidden: Tensor) -> Tensor:
+        """[R] ids that are drafted at hidden states [R, H]."""
+        if isinstance(self.net, BareLM):
+            return self.scores(hidden).argmax(dim=-1)
+        best, ids = self.net.logits(hidden, self.vocabulary.ranked).argmax(dim=-1), self.vocabulary.ranked
+        return best if ids is None else ids[best]
+
+    def _logits(self, compared: Compared, hidden: Tensor) -> Tensor:
+        """[R, K] float32 logits of hidden states [R, H], through which gradients flow."""
+        return compared.shifted(self.net.logits(hidden, compared.ids).float())
+
+    def _divergences(self, compared: Compared, hidden: Tensor, truth: Tensor, features: Tensor) -> Tensor:
+        """[2] sums: of KL(target || draft) at a temperature, and of right first choices."""
+        logits, temperature = self._logits(compared, hidden), self.settings.temperature  # [R, K]
+        with torch.no_grad():
+            told = compared.shifted(self.target.logits(features, compared.ids).float())
+            log_target = torch.log_softmax(told / temperature, dim=-1)
+        log_draft = torch.log_softmax(logits / temperature, dim=-1)
+        loss = torch.nn.functional.kl_div(log_draft, log_target, reduction="sum", log_target=True)
+        return torch.stack((loss, _right(logits, truth)))
+
+    def _cross_entropies(self, compared: Compared, hidden: Tensor, truth: Tensor) -> Tensor:
+        """[2] sums: of cross-entropies, and of right first choices."""
+        logits = self._logits(compared, hidden)  # [R, K]
+        loss = torch.nn.functional.cross_entropy(logits, truth, reduction="sum")
+        return torch.stack((loss, _right(logits, truth)))
+
+
+def _right(logits: Tensor, truth: Tensor) -> Tensor:
+    return (logits.argmax(dim=-1) == truth).sum().float()
+
+
+def build_draft_lm(
+    net: DraftLmNetSettings, objective: DraftLmObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
+) -> DraftLmObjective:
+    """A draft model in the target's image.
+
+    Args:
+        net: sizes, and where weights come from.
+        objective: the loss.
+        target: whose family, vocabulary and perhaps layers it gets.
+        facts: of the training data, for the vocabulary of the loss.
+        seed: of random weights.
+
+    Raises:
+        InvalidRequest: sizes that the target's family cannot have, or another width than that of the embedding.
+    """
+    config = small_config(target.config, net)
+    if net.embedding == "target" and config.hidden_size != target.hidden_size:
+        raise InvalidRequest(
+            f"hidden_size={config.hidden_size}: embedding='target' has vectors of {target.hidden_size}; leave it out"
+        )
+    small = make_bare(config, target, seed) if net.embedding == "target" else make_small(config, seed)
+    if net.start == "target-layers":
+        copy_layers(small, target.decoder, target.head)
+    vocabulary = LossVocabulary.chosen(objective, facts, target.device)
+    return DraftLmObjective(small.to(target.device), target, objective, vocabulary)

@@ -1,0 +1,152 @@
+"""A draft language model as a source: a whole tree level for all requests in one pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outpace.core.bases import BaseSource
+from outpace.core.drafting import Candidates, Frontier
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
+from outpace.drafters.best import best_ids
+from outpace.drafters.scratch import Scratch
+from outpace.models.draft import DraftModel, Growth
+from outpace.sampling.scores import Pool
+
+
+@dataclass(eq=False)
+class DraftState:
+    """One request in the draft model. Its committed rows are a prefix of the request's ids; the rows of the tree
+    that is growing lie behind them as scratch.
+
+    Attributes:
+        slot: of the draft model.
+        told: prompt ids it has been shown, whether they have rows or not.
+        request: the request of this round.
+        scratch: the growing tree.
+    """
+
+    slot: int
+    told: int = 0
+    request: DraftRequest | None = None
+    scratch: Scratch = field(default_factory=Scratch)
+
+
+class DraftLM(BaseSource):
+    """Any causal LM with the target's tokenizer, or the target's own first layers.
+
+    The first pass of a round writes the ids that are new since the last one, one to a few; each further level is one
+    pass. An accepted path's rows are kept where they were computed, so no id is ever computed twice.
+
+    Args:
+        model: the draft model on its slots.
+        vocab_size: of the target.
+        noise: draft with the request's keyed noise at temperature > 0 rather than greedily.
+        vocabulary: [K] the only ids to draft; None for all.
+    """
+
+    def __init__(
+        self, model: DraftModel, vocab_size: int, noise: bool = True, vocabulary: Tensor | None = None
+    ) -> None:
+        self.needs = Needs()
+        # Either model may have more ids than the other, padding of its embedding.
+        kept = None if vocabulary is None else vocabulary[vocabulary < model.vocab_size]
+        self._head = None if kept is None else model.head.restricted(kept)
+        self.model, self._vocab_size, self._noise = model, vocab_size, noise
+
+    def open(self, slot: int, alone: bool = False) -> DraftState:
+        self.model.rewind_slot(slot, 0)
+        return DraftState(slot)
+
+    def can_fork(self, own: bool) -> bool:
+        return True  # rows that are missing are written by the next round's first pass
+
+    def fork(self, state: DraftState | None, slot: int, length: int) -> DraftState:
+        if state is None:
+            self.model.rewind_slot(slot, 0)
+        else:
+            self.model.copy_slot(state.slot, slot, length)
+        return DraftState(slot, told=length)
+
+    def rewind(self, state: DraftState, length: int) -> None:
+        self.model.rewind_slot(state.slot, length)
+        state.told = length
+        state.scratch.plant(0)
+
+    def prefill(self, states: Sequence[DraftState], chunks: Sequence[PromptChunk]) -> None:
+        fits = []
+        for state, chunk in zip(states, chunks, strict=True):
+            # After a rewind a row or two may be missing; then the next round's first pass writes the prompt too.
+            is_next = self.model.length(state.slot) == state.told
+            state.told += len(chunk.tokens)
+            if is_next and state.told <= self.model.max_length:
+                fits.append((state.slot, chunk.tokens))
+        if fits:
+            self.model.fill([slot for slot, _ in fits], [ids for _, ids in fits])
+
+    def begin(self, states: Sequence[DraftState], requests: Sequence[DraftRequest]) -> list[int]:
+        """Start a round. Beyond the draft model's own context nothing is drafted."""
+        for state, request in zip(states, requests, strict=True):
+            state.request = request
+            state.scratch.plant(0)
+        return [min(request.max_depth, self.model.max_length - len(request.ids)) for request in requests]
+
+    def expand(self, states: Sequence[DraftState], frontier: Frontier, width: int) -> Candidates:
+        """Candidates of every frontier node from one pass: the `width` best by keyed score."""
+        groups = frontier.groups()
+        growths = []
+        for owner, nodes in groups.items():
+            state, above = states[owner], frontier.parents[nodes.start : nodes.stop]
+            if above[0] < 0:
+                state.scratch.plant(nodes.start)
+                growths.append(self._catch_up(state))
+            else:
+                growths.append(_extend(state, frontier.tokens[nodes.start : nodes.stop], above, nodes.start))
+        logits, pool = self._whole(self.model.grow(growths, self._head))
+        streams, depths, paths = [], [], []
+        for (owner, nodes), growth in zip(groups.items(), growths, strict=True):
+            state = states[owner]
+            assert state.request is not None, "begin() comes before expand()"
+            if not len(state.scratch):
+                self.model.commit([state.slot], [range(len(growth.tokens))])
+            stream = state.request.stream
+            streams += [stream] * len(nodes)
+            depths += [state.scratch.depth] * len(nodes)
+            paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
+        asked = frontier.wants_entropy, frontier.draws
+        best = best_ids(logits, streams, depths, width, self._noise, paths, pool, *asked)
+        return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)
+
+    def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
+        """Logits in the target's ids, or of those that a pool names."""
+        if self._head is not None:
+            return logits, Pool(self._head.ids.expand(len(logits), -1), self._vocab_size)
+        missing = self._vocab_size - logits.shape[1]
+        if missing <= 0:
+            return logits[:, : self._vocab_size], None
+        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf), None
+
+    def observe(self, states: Sequence[DraftState], observations: Sequence[Observation]) -> None:
+        """Keep the scratch rows of the accepted path; a leaf on it is caught up in the next round."""
+        drafted = [(state, one) for state, one in zip(states, observations, strict=True) if len(state.scratch)]
+        accepted = [state.scratch.accepted(observation) for state, observation in drafted]
+        self.model.commit([state.slot for state, _ in drafted], accepted)
+        for state, _ in drafted:
+            state.scratch.plant(0)  # its rows are kept or gone
+
+    def _catch_up(self, state: DraftState) -> Growth:
+        """The ids without rows, the pending token last."""
+        assert state.request is not None, "begin() comes before expand()"
+        tokens = torch.tensor(state.request.ids[self.model.length(state.slot) :])
+        count = len(tokens)
+        visible = torch.ones(count, count, dtype=torch.bool).tril()
+        return Growth(state.slot, tokens, torch.arange(count), visible, scratch=0, wanted=1)
+
+
+def _extend(state: DraftState, tokens: Tensor, above: Sequence[int], start: int) -> Growth:
+    """A level of nodes behind the levels above it."""
+    before, count = len(state.scratch), len(tokens)
+    visible = state.scratch.extend(tokens, above, start)
+    # The pending token is committed, so depth 1 stands right behind the committed rows.
+    return Growth(state.slot, tokens, torch.tensor(state.scratch.depths) - 1, visible, before, wanted=count)

@@ -1,0 +1,164 @@
+"""Public layouts of EAGLE-3 checkpoints, told apart by config.json.
+
+    who wrote it                  architectures               layer     rope_theta  numbers of layer ids
+    EAGLE's authors               LlamaForCausalLM            midlayer  may lack    as below
+    AngelSlim                     Eagle3LlamaForCausalLM      midlayer  stated      as below
+    SpecForge                     LlamaForCausalLMEagle3      midlayer  stated      as below
+    speculators                   speculators_model_type      layers.0  stated      hidden_states
+
+Ids under `eagle_config` count layer outputs (SGLang), ids at the top level index `hidden_states` (vLLM, speculators).
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import Tensor
+
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.fields import Fields, build, flag, rope
+from outpace.drafters.fusion_files import check_features, read_sizes
+from outpace.drafters.reduced_vocabulary import check_offsets
+from outpace.lib.checkpoint import Checkpoint
+from outpace.lib.errors import ModelError
+from outpace.lib.weights import filled
+
+Numbering = Literal["inputs", "outputs"]
+
+AUTHORS, ANGELSLIM, SPECFORGE = "LlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"
+SPECULATORS = "speculators"
+IDS = "eagle_aux_hidden_state_layer_ids"
+VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm")
+RENAMED = {
+    "layers.0.": "midlayer.",
+    "aux_norm_low.": "fc_norm.0.",
+    "aux_norm_mid.": "fc_norm.1.",
+    "aux_norm_high.": "fc_norm.2.",
+}
+AUTHORS_THETA = 10000.0  # what the authors' code turns by when their config names no base, whatever the target's is
+
+
+def layout_of(checkpoint: Checkpoint) -> str:
+    """Who wrote a checkpoint: one of the names above.
+
+    Raises:
+        ModelError: nobody known, or another kind of drafter.
+    """
+    config = checkpoint.config
+    if "speculators_model_type" in config:
+        if config["speculators_model_type"] != "eagle3":
+            raise ModelError(
+                f"{checkpoint.name}: speculators_model_type={config['speculators_model_type']!r} is not 'eagle3'"
+            )
+        return SPECULATORS
+    architecture = next(iter(Fields(config, f"{checkpoint.name}: config.json").words("architectures")), None)
+    if architecture not in (AUTHORS, ANGELSLIM, SPECFORGE):
+        raise ModelError(
+            f"{checkpoint.name}: architectures={config.get('architectures')} is no known layout of EAGLE-3; known are "
+            f"{AUTHORS}, {ANGELSLIM}, {SPECFORGE} and speculators_model_type 'eagle3'"
+        )
+    if architecture == AUTHORS and "draft_vocab_size" not in config:
+        raise ModelError(f"{checkpoint.name}: {AUTHORS} without draft_vocab_size is a language model, not EAGLE-3")
+    return str(architecture)
+
+
+def read_eagle3(checkpoint: Checkpoint, numbering: Numbering | None = None) -> Eagle3Net:
+    """The net of a checkpoint, in the dtype of its file.
+
+    Args:
+        checkpoint: as it was read.
+        numbering: how the file counts layer ids, if not as its place says: "inputs" index `hidden_states`, "outputs"
+            are one less.
+
+    Raises:
+        ModelError: an unknown layout; a tensor that is missing, left over or of another shape; fields that disagree.
+    """
+    tensors = _renamed(checkpoint)
+    t2d = tensors.pop("t2d", None)
+    config = _config(checkpoint, tensors, numbering)
+    if "d2t" in tensors:
+        check_offsets(tensors["d2t"], t2d, config.draft_vocab_size, config.vocab_size, checkpoint.name)
+        if config.draft_vocab_size == config.vocab_size:
+            del tensors["d2t"]  # ascending ids that fill the vocabulary: nothing is mapped
+    return filled(lambda: Eagle3Net(config), tensors, checkpoint.name)
+
+
+def _renamed(checkpoint: Checkpoint) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for key, tensor in checkpoint.tensors.items():
+        ours = key.removeprefix("model.")
+        for old, new in RENAMED.items():
+            if ours.startswith(old):
+                ours = new + ours.removeprefix(old)
+        if ours in tensors:
+            raise ModelError(f"{checkpoint.name}: two tensors stand for {ours}, one of them {key}")
+        tensors[ours] = tensor
+    return tensors
+
+
+def _config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], numbering: Numbering | None) -> Eagle3Config:
+    top, layout = Fields(checkpoint.config, f"{checkpoint.name}: config.json"), layout_of(checkpoint)
+    eagle, layer = top.inside("eagle_config"), top
+    if layout == SPECULATORS:
+        top.need("transformer_layer_config")
+        layer = top.inside("transformer_layer_config")
+    values = read_sizes(layer, tensors)
+    taps = _taps(top, eagle, numbering)
+    width = top.count("target_hidden_size", values["hidden_size"])
+    check_features(taps, width, tensors, checkpoint.name)
+    variants = {key: flag(key, top, eagle) for key in VARIANTS}
+    if variants["fc_norm"] is None:
+        variants["fc_norm"] = flag("use_aux_norm", top, eagle)  # SGLang's earlier name
+    if layout == SPECULATORS and variants["norm_before_residual"] is None:
+        raise ModelError(
+            f"{top.where} does not state norm_before_residual, which vLLM then takes for true and the "
+            "speculators library for false; write into it what the drafter was trained with"
+        )
+    draft = top.count("draft_vocab_size", values["vocab_size"])
+    values |= rope(layer, AUTHORS_THETA if layout == AUTHORS else None)
+    values |= {key: bool(value) for key, value in variants.items()}
+    values |= {
+        "norm_output": _norm_output(top, eagle, layout),
+        "draft_vocab_size": draft,
+        "target_hidden_size": width,
+        "taps": taps,
+        "qk_norm": _qk_norm(layer, tensors, layout),
+        "own_embedding": "embed_tokens.weight" in tensors,
+        "own_head": "lm_head.weight" in tensors or draft != values["vocab_size"],
+    }
+    return build(Eagle3Config, values, top.where)
+
+
+def _taps(top: Fields, eagle: Fields, numbering: Numbering | None) -> tuple[int, ...] | None:
+    """Indices into `hidden_states`, or None where the file names no layers."""
+    found = []
+    for fields, usual in ((top, "inputs"), (eagle, "outputs")):
+        ids = fields.get(IDS)
+        if not ids:
+            continue
+        if not isinstance(ids, list) or not all(type(one) is int for one in ids):
+            raise ModelError(f"{fields.where}: {IDS}={ids!r} must be a list of whole numbers")
+        found.append(tuple(one + ((numbering or usual) == "outputs") for one in ids))
+    if len(set(found)) > 1:
+        raise ModelError(
+            f"{top.where}: {IDS} at the top level (hidden_states {list(found[0])}) and under eagle_config "
+            f"(layer outputs, hidden_states {list(found[1])}) name different layers"
+        )
+    return found[0] if found else None
+
+
+def _norm_output(top: Fields, eagle: Fields, layout: str) -> bool:
+    said = flag("norm_output", top, eagle)
+    if layout != SPECFORGE:
+        return bool(said)
+    if said is False:
+        raise ModelError(
+            f"{top.where}: norm_output=false in SpecForge's layout drops the norm before the head: not supported"
+        )
+    return False  # SpecForge's true says that there is a norm before the head
+
+
+def _qk_norm(layer: Fields, tensors: Mapping[str, Tensor], layout: str) -> bool:
+    """Whether to expect query and key norms: by model type in speculators files, else by whether one is there."""
+    if layout == SPECULATORS and layer.get("model_type"):
+        return bool(layer.get("model_type") == "qwen3")
+    return any(key.endswith(("q_norm.weight", "k_norm.weight")) for key in tensors)

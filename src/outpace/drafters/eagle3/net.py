@@ -1,0 +1,124 @@
+"""EAGLE-3: one decoder layer that extends the target's features token by token (arXiv 2503.01840).
+
+The feature at position t is paired with the embedding of token t + 1; the pair (feature 0, token 1) has position 0.
+Where the target has spoken, the feature is `fuse` of its hidden states; on drafted tokens it is the drafter's own
+previous output, and nothing is fused.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from outpace.drafters.fusion import FusionConfig, FusionLayer
+from outpace.drafters.layers import Attend, RMSNorm, fill_with_nan
+from outpace.lib.errors import ModelError
+
+
+class Eagle3Config(FusionConfig):
+    """Sizes and variants of an EAGLE-3 drafter.
+
+    Attributes:
+        norm_before_residual: the residual is the normed feature, not the feature itself.
+        norm_before_fc: one norm over the joined features before `fc`.
+        fc_norm: one norm per feature before `fc`.
+        norm_output: the state handed to the next step is the one after the final norm (vLLM's and SGLang's meaning;
+            SpecForge uses the same word for the norm before the head, which every drafter here has).
+    """
+
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+
+class Eagle3Net(nn.Module):
+    """An EAGLE-3 drafter. Where it has no embedding or head of its own, the target's serve.
+
+    Weights are NaN until they are filled.
+
+    Args:
+        config: sizes and variants.
+    """
+
+    def __init__(self, config: Eagle3Config) -> None:
+        super().__init__()
+        self.config = config
+        size, joined = config.hidden_size, config.joined_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, size) if config.own_embedding else None
+        self.input_norm = RMSNorm(joined, config.rms_eps) if config.norm_before_fc else None
+        self.fc_norm = (
+            nn.ModuleList(RMSNorm(config.target_hidden_size, config.rms_eps) for _ in range(config.tap_count))
+            if config.fc_norm
+            else None
+        )
+        self.fc = nn.Linear(joined, size, bias=False)
+        self.midlayer = FusionLayer(config)
+        self.norm = RMSNorm(size, config.rms_eps)
+        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if config.own_head else None
+        self.d2t: Tensor | None
+        reduced = config.draft_vocab_size < config.vocab_size
+        self.register_buffer("d2t", torch.full((config.draft_vocab_size,), -1) if reduced else None)
+        fill_with_nan(self)
+
+    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
+        """Embeddings [T, H] of target ids [T]: the drafter's own, else from the target's table [V, H]."""
+        return nn.functional.embedding(ids, table if self.embed_tokens is None else self.embed_tokens.weight)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """One state per row from the target's joined features.
+
+        Args:
+            features: hidden states of the taps side by side, in the order of the taps, [T, taps * Ht].
+
+        Returns:
+            [T, H].
+
+        Raises:
+            ModelError: features of another width.
+        """
+        if features.shape[-1] != self.config.joined_size:
+            raise ModelError(
+                f"features have {features.shape[-1]} columns, but taps={self.config.tap_count} x "
+                f"target_hidden_size={self.config.target_hidden_size} is {self.config.joined_size}"
+            )
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        if self.fc_norm is not None:
+            chunks = features.chunk(self.config.tap_count, dim=-1)  # taps x [T, Ht]
+            features = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=-1)
+        fused: Tensor = self.fc(features)
+        return fused
+
+    def forward(self, embeddings: Tensor, states: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
+        """One pass over packed rows.
+
+        Args:
+            embeddings: of the tokens after the features, [T, H].
+            states: features, [T, H]: from `fuse`, or what the previous pass returned.
+            positions: of the pairs, [T].
+            attend: attention over the rows and whatever came before them.
+
+        Returns:
+            The states of the next step [T, H], and what `logits` takes [T, H].
+        """
+        layer = self.midlayer
+        normed = layer.hidden_norm(states)
+        residual = normed if self.config.norm_before_residual else states
+        mixed = residual + layer.attention(layer.pair(embeddings, normed), positions, attend)
+        out = layer.finish(mixed)
+        hidden = self.norm(out)
+        return (hidden if self.config.norm_output else out), hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [T, Vd] of hidden rows [T, H] by the drafter's own head.
+
+        Raises:
+            ModelError: it has none.
+        """
+        if self.lm_head is None:
+            raise ModelError("own_head=False: this drafter has no head; score its hidden rows with the target's")
+        out: Tensor = self.lm_head(hidden)
+        return out
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """The target's ids of draft ids, of the same shape."""
+        return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]

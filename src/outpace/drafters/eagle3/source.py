@@ -1,0 +1,134 @@
+"""EAGLE-3 as a source: the target's features extended token by token, a tree level per pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outpace.core.drafting import Candidates, Frontier
+from outpace.core.protocols import Stream
+from outpace.drafters.best import best_ids, own_scores_of
+from outpace.drafters.eagle3.net import Eagle3Net
+from outpace.drafters.native_nets import native_fusion
+from outpace.drafters.net_slots import NetPass, Rows
+from outpace.drafters.pairs import PairSource, PairState
+from outpace.drafters.ranked_vocabulary import head_of, pool_of
+from outpace.drafters.scratch import Scratch
+from outpace.models.head import LmHead, SubsetHead
+
+SCRATCH_ROWS = 512
+"""Room for one tree behind the committed rows."""
+
+
+@dataclass(eq=False)
+class EagleState(PairState):
+    """One request in an EAGLE-3 drafter.
+
+    Attributes:
+        scratch: the growing tree.
+        outputs: [n, H] what the net made of the last level's rows, features of the next.
+    """
+
+    scratch: Scratch = field(default_factory=Scratch)
+    outputs: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+class EagleSource(PairSource[EagleState]):
+    """An EAGLE-3 net on slots of its own.
+
+    Accepted positions are written from the target's own features; rows of a tree, which stand on the net's own
+    outputs, are scratch and go when the round ends.
+
+    Args:
+        net: the drafter.
+        table: the target's embedding [V, H].
+        head: the target's, which nets without one of their own are scored by, cap included; None if the net has one.
+        taps: the hidden states the net reads, as `net.config.taps_of(layers)` says.
+        max_length, max_slots, vocab_size: of the target.
+        noise: draft with the request's keyed noise at temperature > 0.
+        vocabulary: [K] the only ids to draft; None for all that the net has.
+    """
+
+    def __init__(
+        self,
+        net: Eagle3Net,
+        table: Tensor,
+        head: LmHead | None,
+        taps: tuple[int, ...],
+        max_length: int,
+        max_slots: int,
+        vocab_size: int,
+        noise: bool = True,
+        vocabulary: Tensor | None = None,
+    ) -> None:
+        super().__init__(net, taps, max_length, max_slots, SCRATCH_ROWS)
+        self.net, self._table, self._noise = net, table, noise
+        self._native = native_fusion(net, self.slots)
+        self._head: LmHead | SubsetHead
+        if net.lm_head is not None:
+            self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, vocab_size)
+        else:
+            assert head is not None, "a net without a head uses the target's"
+            self._head = head if vocabulary is None else head.restricted(vocabulary)
+        self._scores = own_scores_of(self._head, self._device)
+        self._pass = NetPass(self.slots, lambda positions, attend, *rows: net(*rows, positions, attend))
+
+    def _new_state(self, slot: int) -> EagleState:
+        return EagleState(slot, self._no_features())
+
+    def expand(self, states: Sequence[EagleState], frontier: Frontier, width: int) -> Candidates:
+        groups = frontier.groups()
+        if frontier.parents[0] < 0:
+            members = [states[owner] for owner in groups]
+            for state, nodes in zip(members, groups.values(), strict=True):
+                state.scratch.plant(nodes.start)
+            hidden = self._write(members, self._unwritten(members))  # [R, H]
+        else:
+            hidden = self._grow([(states[owner], nodes) for owner, nodes in groups.items()], frontier)
+        streams: list[Stream] = []
+        depths: list[int] = []
+        paths: list[list[int]] = []
+        for owner, nodes in groups.items():
+            state, stream = states[owner], states[owner].asked.stream
+            streams += [stream] * len(nodes)
+            depths += [state.scratch.depth] * len(nodes)
+            paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
+        logits, pool = self._scores(hidden), pool_of(self._head, len(hidden))  # [F, K]
+        asked = frontier.wants_entropy, frontier.draws
+        best = best_ids(logits, streams, depths, width, self._noise, paths, pool, *asked)
+        return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)
+
+    @torch.inference_mode()
+    def _write(self, states: Sequence[EagleState], ids: Sequence[Sequence[int]]) -> Tensor:
+        """As the base says; outputs of the last rows [R, H]."""
+        parts, tokens, features = self._due(states, ids)
+        outputs, hidden = self._run(tokens, self.net.fuse(features), parts)
+        self._commit(states, parts)
+        last = torch.tensor([part.count for part in parts]).cumsum(0) - 1
+        for state, row in zip(states, last.tolist(), strict=True):
+            state.outputs = outputs[row : row + 1]
+        return hidden[last]
+
+    @torch.inference_mode()
+    def _grow(self, members: Sequence[tuple[EagleState, range]], frontier: Frontier) -> Tensor:
+        """Write a level as scratch; outputs [F, H] for the LM head."""
+        parts, features = [], []
+        for state, nodes in members:
+            above = frontier.parents[nodes.start : nodes.stop]
+            features.append(state.outputs[state.scratch.rows_above(above)])
+            before = len(state.scratch)
+            visible = state.scratch.extend(frontier.tokens[nodes.start : nodes.stop], above, nodes.start)
+            offsets = torch.tensor(state.scratch.depths) - 1
+            parts.append(Rows(state.slot, len(nodes), offsets, visible, before))
+        outputs, hidden = self._run(frontier.tokens, torch.cat(features), parts)
+        for (state, _), rows in zip(members, outputs.split([part.count for part in parts]), strict=True):
+            state.outputs = rows
+        return hidden
+
+    def _run(self, tokens: Tensor, features: Tensor, parts: Sequence[Rows]) -> tuple[Tensor, Tensor]:
+        embeddings = self.net.embed(tokens.to(self._device), self._table)
+        if self._native is not None:
+            return self._native.run(embeddings, features, parts)
+        outputs, hidden = self._pass(parts, embeddings, features)
+        return outputs, hidden

@@ -1,0 +1,128 @@
+"""What EAGLE-3 and DART share: the sizes of a one-layer drafter on target features, and the layer itself.
+
+The layer's queries, keys and values are made of two rows side by side, the embedding of a token and a feature of the
+target, each normed by itself (EAGLE-3, arXiv 2503.01840, section 3.1).
+"""
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from outpace.drafters.layers import Attend, GatedMLP, LayerConfig, Projections, RMSNorm, Rotary, Size
+from outpace.lib.errors import ModelError
+
+
+def usual_taps(target_layers: int) -> tuple[int, int, int]:
+    """Indices into `hidden_states` of the three features that EAGLE-3 reads where a file does not name others."""
+    return 2, target_layers // 2, target_layers - 3
+
+
+class FusionConfig(LayerConfig):
+    """Sizes of a one-layer drafter on target features.
+
+    Attributes:
+        layers: 1; published drafters of this kind have one.
+        rms_eps: of all norms.
+        draft_vocab_size: of the drafter's head; `vocab_size` or less.
+        taps: indices into transformers' `hidden_states`, in the order in which features are joined; None for the usual
+            three, which depend on the target (`taps_of`).
+        bias: whether q, k, v and o have biases.
+        qk_norm: whether queries and keys are normed per head.
+        own_embedding: whether the file brings an embedding; otherwise it is the target's.
+        own_head: whether the file brings a head; otherwise it is the target's.
+    """
+
+    layers: int = 1
+    rms_eps: float = Field(gt=0)
+    draft_vocab_size: Size
+    taps: tuple[int, ...] | None = None
+    bias: bool = False
+    qk_norm: bool = False
+    own_embedding: bool = False
+    own_head: bool = True
+
+    @model_validator(mode="after")
+    def _check(self) -> "FusionConfig":
+        if self.layers != 1:
+            raise ValueError(f"layers={self.layers} is not supported; a drafter of this kind has one layer")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim={self.head_dim} is odd, but positions rotate pairs")
+        if self.draft_vocab_size > self.vocab_size:
+            raise ValueError(f"draft_vocab_size={self.draft_vocab_size} exceeds vocab_size={self.vocab_size}")
+        if self.taps is not None and (not self.taps or min(self.taps) < 0):
+            raise ValueError(f"taps={self.taps} must be one or more indices from 0 on")
+        if not self.own_head and self.draft_vocab_size != self.vocab_size:
+            raise ValueError(
+                f"draft_vocab_size={self.draft_vocab_size} needs a head of its own: the target's has "
+                f"vocab_size={self.vocab_size} rows"
+            )
+        if self.hidden_size != self.target_hidden_size and not (self.own_embedding and self.own_head):
+            raise ValueError(
+                f"hidden_size={self.hidden_size} differs from target_hidden_size={self.target_hidden_size}, so the "
+                "target's embedding and head do not fit; the file must bring its own"
+            )
+        return self
+
+    @property
+    def tap_count(self) -> int:
+        """Features that are joined."""
+        return 3 if self.taps is None else len(self.taps)
+
+    @property
+    def joined_size(self) -> int:
+        """Columns of the joined features."""
+        return self.tap_count * self.target_hidden_size
+
+    def taps_of(self, target_layers: int) -> tuple[int, ...]:
+        """Indices into `hidden_states` of a target with so many layers.
+
+        The last index is left out: transformers puts the output of the final norm there, not that of the last layer.
+
+        Raises:
+            ModelError: an index the target does not have.
+        """
+        taps = self.taps or usual_taps(target_layers)
+        if not all(0 <= tap < target_layers for tap in taps):
+            raise ModelError(
+                f"taps {taps} do not fit a target of {target_layers} layers: 0 to {target_layers - 1} exist"
+            )
+        return taps
+
+
+class FusionLayer(nn.Module):
+    """One decoder layer whose attention reads embedding and feature side by side."""
+
+    def __init__(self, config: FusionConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_eps
+        self.input_layernorm = RMSNorm(size, eps)
+        self.hidden_norm = RMSNorm(size, eps)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.self_attn = Projections(
+            2 * size,
+            size,
+            config.heads,
+            kv_heads=config.kv_heads,
+            head_dim=config.head_dim,
+            eps=eps if config.qk_norm else None,
+            bias=config.bias,
+        )
+        self.mlp = GatedMLP(size, config.intermediate_size)
+        self.rotary = Rotary(config.head_dim, config.rope_theta, config.rope_scaling, config.max_positions)
+
+    def pair(self, embeddings: Tensor, normed: Tensor) -> Tensor:
+        """Rows [T, 2H] of embeddings [T, H] and normed features [T, H], the embedding first."""
+        return torch.cat((self.input_layernorm(embeddings), normed), dim=-1)
+
+    def attention(self, pairs: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """What attention adds, [T, H], to rows of pairs [T, 2H] at positions [T]."""
+        query = self.self_attn.queries(pairs, positions, self.rotary)  # [T, heads, D]
+        key, value = self.self_attn.keys_values(pairs, positions, self.rotary)  # [T, kv_heads, D]
+        return self.self_attn.merge(attend(0, query, key, value))
+
+    def finish(self, rows: Tensor) -> Tensor:
+        """Rows [T, H] after attention, with what the MLP adds."""
+        out: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
+        return out

@@ -1,0 +1,198 @@
+"""What drafter nets are made of: norms, rotary positions, gated MLPs, attention whose keys somebody else keeps.
+
+The nets compute on packed rows [T, H] and leave attention to a function they are handed: drafting reads keys from
+slots, training from a mask over whole sequences, a test from a plain matrix product. Weights start as NaN, so that one
+that a file did not provide cannot pass unseen.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Annotated, Any, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from outpace.lib.errors import ModelError
+from outpace.models.config_bounds import MOST_LAYERS
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, query [T, heads, D], key [T, kv_heads, D], value [T, kv_heads, D]) -> [T, heads, D], scaled by D ** -0.5.
+
+Keys and values are those of the rows themselves; what else a row sees is the function's business."""
+
+# Beyond what any drafter has, and small enough that no product of two overflows: a damaged config is refused before
+# memory is asked for.
+LARGEST_SIZE = 2**26
+Size = Annotated[int, Field(ge=1, le=LARGEST_SIZE)]
+Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS)]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class LayerConfig(BaseModel):
+    """What all drafters made of decoder layers have in common.
+
+    Attributes:
+        hidden_size, intermediate_size, heads, kv_heads, head_dim: sizes of a layer.
+        rope_theta, rope_scaling, max_positions: rotary positions, as in a transformers config.
+        vocab_size: of the target.
+        target_hidden_size: width of the target's hidden states.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    hidden_size: Size
+    intermediate_size: Size
+    heads: Size
+    kv_heads: Size
+    head_dim: Size
+    rope_theta: float = Field(gt=0)
+    rope_scaling: dict[str, Any] | None = None
+    max_positions: Size
+    vocab_size: Size
+    target_hidden_size: Size
+
+
+def fill_with_nan(module: M) -> M:
+    """Make every parameter of a module NaN, without gradients."""
+    for weight in module.parameters():
+        weight.requires_grad_(False)
+        weight.fill_(torch.nan)
+    return module
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dimension, in float32 inside."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.empty(size)), eps
+
+    def forward(self, rows: Tensor) -> Tensor:
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(rows.dtype)
+
+
+class GatedMLP(nn.Module):
+    """down(silu(gate(x)) * up(x)), without biases."""
+
+    def __init__(self, size: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(size, inner, bias=False)
+        self.up_proj = nn.Linear(size, inner, bias=False)
+        self.down_proj = nn.Linear(inner, size, bias=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(nn.functional.silu(self.gate_proj(rows)) * self.up_proj(rows))
+        return out
+
+
+def _scaled(kind: str, settings: dict[str, Any], parameters: dict[str, Any]) -> tuple[Tensor, float]:
+    """Frequencies [D/2] of a scaled rotation, and the factor of its angles' tables, as transformers works them out."""
+    try:
+        config = PretrainedConfig(**settings, rope_parameters=parameters)  # type: ignore[call-arg]
+        with torch.device("cpu"):  # a net built without memory still needs to know its angles
+            frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
+        return frequencies, float(factor)
+    except Exception as error:  # keys that are missing, values of other types, divisions by zero
+        raise ModelError(f"rope_scaling={parameters}: cannot be worked out: {type(error).__name__}: {error}") from error
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding over the whole head dimension, halves rotated against each other (Llama, Qwen).
+
+    Args:
+        head_dim: D.
+        theta: base of the frequencies.
+        scaling: a `rope_scaling` dictionary of a static kind ("linear", "llama3", "yarn"), or None.
+        max_positions: `max_position_embeddings`, which some kinds read.
+
+    Raises:
+        ModelError: a kind whose rotation depends on the longest position, or an unknown one; keys that are missing, or
+            values that make no angles.
+    """
+
+    def __init__(self, head_dim: int, theta: float, scaling: dict[str, Any] | None, max_positions: int) -> None:
+        super().__init__()
+        kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
+        self.factor = 1.0
+        if kind == "default":
+            frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
+        elif kind in ("linear", "llama3", "yarn"):
+            parameters = {**(scaling or {}), "rope_type": kind, "rope_theta": theta}
+            settings: dict[str, Any] = {"head_dim": head_dim, "max_position_embeddings": max_positions}
+            settings |= {"hidden_size": head_dim, "num_attention_heads": 1}  # yarn reads them even beside a head_dim
+            frequencies, self.factor = _scaled(kind, settings, parameters)
+        else:
+            raise ModelError(
+                f"rope_scaling={scaling}: kind {kind!r} is not supported; use linear, llama3, yarn or none"
+            )
+        if not bool(frequencies.isfinite().all()) or not math.isfinite(self.factor):
+            raise ModelError(
+                f"rope_theta={theta}, rope_scaling={scaling}: make angles that are not finite; correct them"
+            )
+        self.exact = tuple(frequencies.tolist())
+        self.frequencies: Tensor
+        self.register_buffer("frequencies", frequencies.double(), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
+        """Follow the net to its device, not to its dtype: rounded to bfloat16, angles are wrong after few positions."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.frequencies = torch.tensor(self.exact, dtype=torch.float64, device=self.frequencies.device)
+        return self
+
+    def tables(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [T, D] float64 of positions [T], scaled."""
+        angles = positions[:, None].double() * self.frequencies.double()  # [T, D/2]
+        return (angles.cos() * self.factor).repeat(1, 2), (angles.sin() * self.factor).repeat(1, 2)
+
+    def forward(self, rows: Tensor, positions: Tensor) -> Tensor:
+        """Rotate rows [T, heads, D] to positions [T]."""
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        cosine, sine = (table.to(wide)[:, None] for table in self.tables(positions))  # [T, 1, D]
+        low, high = rows.to(wide).chunk(2, dim=-1)
+        return (rows.to(wide) * cosine + torch.cat((-high, low), dim=-1) * sine).to(rows.dtype)
+
+
+class Projections(nn.Module):
+    """The four projections of an attention layer, with rotated and optionally normalised queries and keys.
+
+    Args:
+        inputs: width of the rows that queries, keys and values are made of.
+        outputs: width of the result.
+        heads, kv_heads, head_dim: sizes.
+        eps: of the query and key norms; None for no such norms.
+        bias: whether q, k, v and o have biases.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, heads: int, kv_heads: int, head_dim: int, eps: float | None, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.head_dim = head_dim
+        self.q_proj = nn.Linear(inputs, heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(inputs, kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(inputs, kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(heads * head_dim, outputs, bias=bias)
+        self.q_norm = RMSNorm(head_dim, eps) if eps is not None else None
+        self.k_norm = RMSNorm(head_dim, eps) if eps is not None else None
+
+    def queries(self, rows: Tensor, positions: Tensor, rotary: Rotary) -> Tensor:
+        """[T, heads, D] of rows [T, inputs]."""
+        query: Tensor = self.q_proj(rows).unflatten(-1, (-1, self.head_dim))
+        rotated: Tensor = rotary(query if self.q_norm is None else self.q_norm(query), positions)
+        return rotated
+
+    def keys_values(self, rows: Tensor, positions: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
+        """Keys and values [T, kv_heads, D] of rows [T, inputs]."""
+        key = self.k_proj(rows).unflatten(-1, (-1, self.head_dim))
+        key = rotary(key if self.k_norm is None else self.k_norm(key), positions)
+        return key, self.v_proj(rows).unflatten(-1, (-1, self.head_dim))
+
+    def merge(self, attended: Tensor) -> Tensor:
+        """[T, outputs] of attended heads [T, heads, D]."""
+        out: Tensor = self.o_proj(attended.flatten(1))
+        return out

@@ -1,0 +1,171 @@
+"""Public layouts of Medusa checkpoints, told apart by their names of tensors.
+
+    who       blocks                       vocabulary layers           config.json
+    authors   {head}.{layer}.linear.*      {head}.{layers}.weight      medusa_num_heads, medusa_num_layers
+    vLLM      blocks.{head}.layers.{i}.*   lm_heads.{head}.weight, or  num_heads, num_hidden_layers, hidden_size,
+                                           one lm_head.weight for all  vocab_size, truncated_vocab_size
+
+The authors' config states no sizes; they are read off the weights.
+"""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from outpace.drafters.fields import Fields, build, flag
+from outpace.drafters.medusa.net import HeadKind, MedusaConfig, MedusaNet
+from outpace.lib.checkpoint import MEDUSA_WEIGHTS, WEIGHTS, Checkpoint, write_checkpoint
+from outpace.lib.errors import ModelError
+from outpace.lib.weights import filled
+
+Layout = Literal["authors", "vllm"]
+
+
+def read_medusa(checkpoint: Checkpoint) -> MedusaNet:
+    """The heads of a checkpoint, in the dtype of its file.
+
+    All heads of the file are taken, numbered from 0 without a gap. Public configs count fewer than their files hold;
+    a file that holds fewer than its config counts is incomplete.
+
+    Args:
+        checkpoint: as it was read.
+
+    Raises:
+        ModelError: a tensor that is missing, left over or of another shape; heads that are missing; fields that
+            disagree.
+    """
+    name = checkpoint.name
+    fields = Fields(checkpoint.config, f"{name}: config.json")
+    bare = {re.sub(r"^medusa_heads?\.", "", key): tensor for key, tensor in checkpoint.tensors.items()}
+    if len(bare) < len(checkpoint.tensors):
+        raise ModelError(f"{name}: holds a tensor twice, with and without the prefix 'medusa_head.'")
+    vllm = any(key.startswith("blocks.") for key in bare)
+    layers = fields.count("num_hidden_layers" if vllm else "medusa_num_layers", 1)
+    tensors = _from_vllm(bare, fields) if vllm else _from_authors(bare, layers)
+    heads = _count_heads(fields, tensors, name)
+    config = _config(fields, tensors, heads, layers)
+    _check_map(tensors.get("token_map"), config, name)
+    return filled(lambda: MedusaNet(config), tensors, name)
+
+
+def _count_heads(fields: Fields, tensors: Mapping[str, Tensor], name: str) -> int:
+    key = "medusa_num_heads" if "medusa_num_heads" in fields else "num_heads"
+    stated = fields.count(key)
+    if fields.get("num_heads", stated) != stated:
+        raise ModelError(f"{fields.where}: {key}={stated}, but num_heads={fields.get('num_heads')}; the two disagree")
+    numbers = {int(match[1]) for match in map(re.compile(r"heads\.(\d+)\.").match, tensors) if match}
+    if len(numbers) < stated or max(numbers) >= len(numbers):
+        raise ModelError(
+            f"{name}: {key}={stated}, but the file has heads {sorted(numbers)}; all from 0 on must be there"
+        )
+    return len(numbers)
+
+
+def _from_authors(bare: Mapping[str, Tensor], layers: int) -> dict[str, Tensor]:
+    tensors = {}
+    for key, tensor in bare.items():
+        ours = re.sub(r"^(\d+)\.(\d+)\.linear\.", r"heads.\1.blocks.\2.", key)
+        tensors[re.sub(rf"^(\d+)\.{layers}\.weight$", r"heads.\1.lm_head.weight", ours)] = tensor
+    return tensors
+
+
+def _from_vllm(bare: Mapping[str, Tensor], fields: Fields) -> dict[str, Tensor]:
+    shared = flag("original_lm_head", fields)
+    tensors = {}
+    for key, tensor in bare.items():
+        ours = re.sub(r"^blocks\.(\d+)\.layers\.(\d+)\.", r"heads.\1.blocks.\2.", key)
+        if shared and ours == "lm_heads.0.weight":
+            ours = "lm_head.weight"
+        tensors[re.sub(r"^lm_heads\.(\d+)\.", r"heads.\1.lm_head.", ours)] = tensor
+    # A file may keep whole vocabulary layers beside the map that thins them out.
+    kept = tensors.get("token_map")
+    if kept is not None and kept.dtype == torch.int64 and kept.numel() and int(kept.min()) >= 0:
+        for key, tensor in tensors.items():
+            if key.endswith("lm_head.weight") and len(tensor) > max(len(kept), int(kept.max())):
+                tensors[key] = tensor[kept]
+    return tensors
+
+
+def _config(fields: Fields, tensors: Mapping[str, Tensor], heads: int, layers: int) -> MedusaConfig:
+    own, block = _any(tensors, "lm_head.weight"), _any(tensors, "blocks.0.weight")
+    kind: HeadKind = "own" if own is not None else "shared" if "lm_head.weight" in tensors else "target"
+    vocabulary = fields.count("vocab_size", None if own is None else own.shape[0])
+    values = {
+        "hidden_size": fields.count("hidden_size", None if block is None else block.shape[1]),
+        "vocab_size": vocabulary,
+        "draft_vocab_size": fields.count("truncated_vocab_size", vocabulary),
+        "heads": heads,
+        "layers": layers,
+        "bias": any(key.endswith(".bias") for key in tensors),
+        "head": kind,
+    }
+    return build(MedusaConfig, values, fields.where)
+
+
+def _any(tensors: Mapping[str, Tensor], ending: str) -> Tensor | None:
+    """A matrix of this name of any head, so that sizes do not hang on the first head being there."""
+    found = (one for key, one in tensors.items() if re.fullmatch(rf"heads\.\d+\.{ending}", key) and one.dim() == 2)
+    return next(found, None)
+
+
+def _check_map(token_map: Tensor | None, config: MedusaConfig, name: str) -> None:
+    if token_map is None:
+        return
+    if token_map.dtype != torch.int64 or token_map.shape != (config.draft_vocab_size,):
+        raise ModelError(
+            f"{name}: token_map is {token_map.dtype} {list(token_map.shape)}; "
+            f"truncated_vocab_size={config.draft_vocab_size} asks for int64 [{config.draft_vocab_size}]"
+        )
+    low, high = int(token_map.min()), int(token_map.max())
+    if low < 0 or high >= config.vocab_size or len(token_map.unique()) != len(token_map):
+        raise ModelError(f"{name}: token_map must name different ids below vocab_size={config.vocab_size}")
+
+
+def export_medusa(net: MedusaNet, layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors in a public layout: "authors" (also text-generation-inference), or "vllm".
+
+    Raises:
+        ModelError: the layout cannot say a variant.
+    """
+    config, state = net.config, dict(net.state_dict())
+    if layout == "authors" and (config.head == "shared" or net.token_map is not None):
+        raise ModelError(f"layout='authors' has no head={config.head!r} and no token_map; use layout='vllm'")
+    if layout == "vllm" and config.head == "target":
+        raise ModelError("layout='vllm' needs vocabulary layers in the file, but head='target'")
+    sizes: dict[str, Any] = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
+    if layout == "authors":
+        fields = sizes | {"medusa_num_heads": config.heads, "medusa_num_layers": config.layers}
+        return fields, {_to_authors(key, config): state[key] for key in state}
+    fields = sizes | {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "num_heads": config.heads,
+        "num_hidden_layers": config.layers,
+        "truncated_vocab_size": config.draft_vocab_size,
+        "medusa_fc_bias": config.bias,
+        "original_lm_head": config.head == "shared",
+    }
+    return fields, {_to_vllm(key): state[key] for key in state}
+
+
+def write_medusa(net: MedusaNet, folder: str | Path, layout: Layout) -> None:
+    """Write a checkpoint; the layouts are those of `export_medusa`.
+
+    Raises:
+        ModelError: as `export_medusa`; a weight is NaN, or the folder holds a checkpoint.
+    """
+    write_checkpoint(folder, *export_medusa(net, layout), MEDUSA_WEIGHTS if layout == "authors" else WEIGHTS)
+
+
+def _to_authors(key: str, config: MedusaConfig) -> str:
+    key = re.sub(r"^heads\.(\d+)\.lm_head\.", rf"\1.{config.layers}.", key)
+    return re.sub(r"^heads\.(\d+)\.blocks\.(\d+)\.", r"\1.\2.linear.", key)
+
+
+def _to_vllm(key: str) -> str:
+    key = re.sub(r"^heads\.(\d+)\.lm_head\.", r"lm_heads.\1.", key)
+    return re.sub(r"^heads\.(\d+)\.blocks\.(\d+)\.", r"blocks.\1.layers.\2.", key)

@@ -1,0 +1,120 @@
+"""Medusa: heads on the target's last hidden state, each guessing one token further ahead (arXiv 2401.10774, 2.1.1).
+
+Head k (from 0) predicts the token k + 1 places after the one the target's own head predicts. All heads read the same
+row, so one pass gives every depth; none knows what the others chose.
+"""
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, model_validator
+from torch import Tensor, nn
+
+from outpace.drafters.layers import Layers, Size, fill_with_nan
+from outpace.lib.errors import ModelError
+
+HeadKind = Literal["own", "shared", "target"]
+
+
+class MedusaConfig(BaseModel):
+    """Sizes of a set of Medusa heads.
+
+    Attributes:
+        hidden_size: of the target.
+        vocab_size: of the target.
+        draft_vocab_size: rows of the vocabulary layers; `vocab_size` or less.
+        heads: how many tokens ahead are guessed.
+        layers: residual blocks per head.
+        bias: whether the blocks have biases.
+        head: whose vocabulary layer is used: one per head ("own"), one in the file for all ("shared"), or the target's.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    hidden_size: Size
+    vocab_size: Size
+    draft_vocab_size: Size
+    heads: Layers
+    layers: Layers = 1
+    bias: bool = True
+    head: HeadKind = "own"
+
+    @model_validator(mode="after")
+    def _check(self) -> "MedusaConfig":
+        if self.draft_vocab_size > self.vocab_size:
+            raise ValueError(f"draft_vocab_size={self.draft_vocab_size} exceeds vocab_size={self.vocab_size}")
+        if self.head == "target" and self.draft_vocab_size != self.vocab_size:
+            raise ValueError(
+                f"draft_vocab_size={self.draft_vocab_size} does not go with head='target', which has "
+                f"vocab_size={self.vocab_size} rows"
+            )
+        return self
+
+
+class MedusaHead(nn.Module):
+    """x + silu(W x + b), as often as there are layers, and a vocabulary layer if the head has one of its own."""
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.blocks = nn.ModuleList(nn.Linear(size, size, bias=config.bias) for _ in range(config.layers))
+        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if config.head == "own" else None
+
+    def forward(self, rows: Tensor) -> Tensor:
+        for block in self.blocks:
+            rows = rows + nn.functional.silu(block(rows))
+        return rows
+
+
+class MedusaNet(nn.Module):
+    """Medusa heads; weights are NaN until they are filled.
+
+    Args:
+        config: sizes.
+    """
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.heads = nn.ModuleList(MedusaHead(config) for _ in range(config.heads))
+        shared = config.head == "shared"
+        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) if shared else None
+        self.token_map: Tensor | None
+        reduced = config.draft_vocab_size < config.vocab_size
+        self.register_buffer("token_map", torch.full((config.draft_vocab_size,), -1) if reduced else None)
+        fill_with_nan(self)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """What each head's vocabulary layer reads, [T, heads, H].
+
+        Args:
+            states: what the target's own head reads, after the final norm, [T, H].
+        """
+        return torch.stack([head(states) for head in self.heads], dim=1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [T, heads, Vd] of rows [T, heads, H] from `forward`, by vocabulary layers of the file.
+
+        Raises:
+            ModelError: the file brings none.
+        """
+        weights = self.vocabulary_layers()
+        if len(weights) == 1:
+            return nn.functional.linear(hidden, weights[0])
+        return torch.stack([nn.functional.linear(hidden[:, at], one) for at, one in enumerate(weights)], dim=1)
+
+    def vocabulary_layers(self) -> list[Tensor]:
+        """Weights [Vd, H] of the file, one per head in their order, or a single one that all share.
+
+        Raises:
+            ModelError: the file brings none.
+        """
+        if self.config.head == "own":
+            return [one.lm_head.weight for one in self.heads]  # type: ignore[union-attr, misc]
+        if self.lm_head is None:
+            raise ModelError("head='target': these heads have no vocabulary layer; score their rows with the target's")
+        return [self.lm_head.weight]
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """The target's ids of draft ids, of the same shape."""
+        return draft_ids if self.token_map is None else self.token_map[draft_ids]

@@ -1,0 +1,111 @@
+"""Medusa as a source: heads on the target's last hidden state guess all depths at once (arXiv 2401.10774, 2.1)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from outpace.core.bases import BaseSource
+from outpace.core.drafting import Candidates, Frontier
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
+from outpace.drafters.depthwise import Depthwise, expand_depthwise
+from outpace.drafters.medusa.net import MedusaNet
+from outpace.drafters.ranked_vocabulary import head_of
+from outpace.models.head import LmHead, SubsetHead
+
+
+@dataclass(eq=False)
+class MedusaState:
+    """One request in a set of Medusa heads.
+
+    Attributes:
+        hidden: [1, H] what the target's LM head read to choose the pending token; None if it is not known.
+        request: the request of this round.
+        draft: this round's guesses.
+    """
+
+    hidden: Tensor | None = None
+    request: DraftRequest | None = None
+    draft: Depthwise | None = None
+
+
+class MedusaSource(BaseSource):
+    """Medusa heads; the only state is one row of the target's.
+
+    At position t, where the target's own head chooses token t + 1, head k (from 0) guesses token t + k + 2. Token
+    t + 1 is pending when drafts are made, so head k is depth k + 1. No head knows what the others chose: candidates of
+    a depth are the same below every node.
+
+    Args:
+        net: the heads.
+        head: the target's, which heads without a vocabulary layer of their own are scored by, cap included.
+        layers: of the target; the tap of what its LM head reads.
+        noise: draft with the request's keyed noise at temperature > 0.
+        vocabulary: [K] the only ids to draft; None for all that the heads have.
+    """
+
+    def __init__(
+        self, net: MedusaNet, head: LmHead, layers: int, noise: bool = True, vocabulary: Tensor | None = None
+    ) -> None:
+        self.net, self._noise = net, noise
+        self.needs = Needs(taps=(layers,))
+        self._scorers: list[LmHead | SubsetHead]  # one per head, or one for all
+        if net.config.head == "target":
+            self._scorers = [head if vocabulary is None else head.restricted(vocabulary)]
+        else:
+            ids = net.target_ids(torch.arange(net.config.draft_vocab_size, device=head.weight.device))
+            size = net.config.vocab_size
+            self._scorers = [head_of(weight, ids, vocabulary, size) for weight in net.vocabulary_layers()]
+
+    def open(self, slot: int, alone: bool = False) -> MedusaState:
+        return MedusaState()
+
+    def can_fork(self, own: bool) -> bool:
+        return True  # at least one prompt id is left to be written, and brings the only row that counts
+
+    def rewind(self, state: MedusaState, length: int) -> None:
+        state.hidden = None  # a conversation goes on with at least one more prompt id, which brings the next one
+
+    def prefill(self, states: Sequence[MedusaState], chunks: Sequence[PromptChunk]) -> None:
+        for state, chunk in zip(states, chunks, strict=True):
+            assert chunk.features is not None, "needs.taps asks for features at every position"
+            state.hidden = chunk.features[-1:].clone()
+
+    def observe(self, states: Sequence[MedusaState], observations: Sequence[Observation]) -> None:
+        for state, observation in zip(states, observations, strict=True):
+            features, last = observation.outputs.features, observation.verdict.path[-1]
+            assert features is not None, "needs.taps asks for features at every node"
+            state.hidden = features[last : last + 1].clone()
+
+    def begin(self, states: Sequence[MedusaState], requests: Sequence[DraftRequest]) -> list[int]:
+        limits = []
+        for state, request in zip(states, requests, strict=True):
+            state.request, state.draft = request, None
+            limits.append(0 if state.hidden is None else min(request.max_depth, self.net.config.heads))
+        return limits
+
+    def expand(self, states: Sequence[MedusaState], frontier: Frontier, width: int) -> Candidates:
+        members = [states[owner] for owner in frontier.groups()]
+        is_first = frontier.parents[0] < 0
+        if is_first:
+            self._guess(members)
+        drafts = [state.draft for state in members if state.draft is not None]
+        best = expand_depthwise(drafts, frontier, width, self._noise)
+        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
+
+    @torch.inference_mode()
+    def _guess(self, states: Sequence[MedusaState]) -> None:
+        """One pass of all heads over the last rows of all requests."""
+        rows = torch.cat([state.hidden for state in states if state.hidden is not None])  # [R, H]
+        logits = self._logits(self.net(rows))  # [R, D, V]
+        for state, own in zip(states, logits, strict=True):
+            assert state.request is not None, "begin() comes before expand()"
+            state.draft = Depthwise(state.request, own)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[R, D, V] float32 logits in the target's ids of what the vocabulary layers read, [R, D, H]."""
+        if len(self._scorers) == 1:
+            scores = self._scorers[0].scores(hidden.flatten(0, 1))  # [R * D, V]
+            return scores.view(*hidden.shape[:2], -1)
+        return torch.stack([one.scores(hidden[:, depth]) for depth, one in enumerate(self._scorers)], dim=1)

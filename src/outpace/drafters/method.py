@@ -1,0 +1,72 @@
+"""A method: what drafts, by its name, its options and how its proposer is built."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from outpace.core.protocols import Proposer
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.options import Options
+from outpace.lib.checks import shown
+from outpace.lib.errors import MethodError
+
+LANGUAGE_MODEL = "draft-lm"
+"""The kind of drafters that are no nets."""
+
+
+def said_of(kind: str) -> str:
+    """A kind of drafters in words."""
+    return "a language model" if kind == LANGUAGE_MODEL else f"a drafter of kind {kind}"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A row of the catalog: source x shape x retriever.
+
+    Attributes:
+        build: makes its proposer from checked options and what it may ask of the target.
+        summary: in words.
+        options: that it takes, an `Options` with a description on each field.
+        drafter: kind of the drafter it drafts with, such as "domino"; None if it needs none.
+        remark: what it needs in words, where that says too little.
+    """
+
+    build: Callable[[Any, BuildContext], Proposer]
+    summary: str
+    options: type[Options] = Options
+    drafter: str | None = None
+    remark: str | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.build):
+            raise MethodError(f"Method: build={shown(self.build)}: must be a function of options and a BuildContext")
+        if not (isinstance(self.options, type) and issubclass(self.options, Options)):
+            raise MethodError(
+                f"Method: options={shown(self.options)}: must be a class derived from outpace.methods.Options"
+            )
+        for kind in self.options.__mro__[1:]:
+            if issubclass(kind, Options):
+                _check_reserved(self.options, kind)
+
+    @property
+    def needs(self) -> str:
+        """What it needs beside the target, in words."""
+        if self.remark is not None:
+            return self.remark
+        if self.drafter is None:
+            return "nothing"
+        return (
+            "a draft model, or the target's first layers" if self.drafter == LANGUAGE_MODEL else said_of(self.drafter)
+        )
+
+
+def _check_reserved(options: type[Options], base: type[Options]) -> None:
+    """Refuse options that give a name of a base another meaning: the engine reads those of the base by that name."""
+    for name, field in options.model_fields.items():
+        inherited = base.model_fields.get(name)
+        is_taken = hasattr(base, name) if inherited is None else field.annotation != inherited.annotation
+        if is_taken:
+            raise MethodError(
+                f"Method: {options.__name__}.{name}: {name} is a reserved name, with a meaning of its own in "
+                f"{base.__name__}; choose another name for this option"
+            )

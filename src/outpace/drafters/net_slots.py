@@ -1,0 +1,229 @@
+"""Slots for drafter nets: their own keys and values, and the attention function that a net is handed for a pass."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from outpace.cache.attention_settings import AttentionSettings
+from outpace.cache.passes import FreshRows
+from outpace.cache.slots import Segment, SlotKV
+from outpace.cache.tiles import Tables, TilePlan
+from outpace.drafters.layers import Attend
+from outpace.gpu.capture import captures_on
+from outpace.gpu.captured_pass import CapturedPass
+from outpace.gpu.tree_attention import attend_plan
+from outpace.kernels.build import loaded_kernels
+from outpace.models.attention import attend_segments
+
+MOST_CAPTURED_ROWS = 64
+"""Of a request in a pass that is captured: a prompt has more."""
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """One request's share of a net's pass: N fresh rows behind S scratch rows of earlier passes.
+
+    Attributes:
+        slot: of the net.
+        count: N.
+        offsets: [S + N] positions of scratch and fresh rows, counted from the committed length.
+        visible: [N, S + N] bool, which of those each fresh row sees; None if all.
+        scratch: S.
+    """
+
+    slot: int
+    count: int
+    offsets: Tensor
+    visible: Tensor | None = None
+    scratch: int = 0
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a layer lets a row see of its pass.
+
+    Attributes:
+        window: how far back, in positions; None without a limit.
+        is_causal: whether rows of the pass see only earlier ones and themselves, whatever their part says.
+    """
+
+    window: int | None = None
+    is_causal: bool = False
+
+
+class NetSlots:
+    """Keys and values of a drafter net, one slot per request.
+
+    Args:
+        layers, kv_heads, head_dim: of the net.
+        slots: requests at a time.
+        capacity: rows per slot.
+        dtype, device: of the net. On a CPU without compiled kernels attention computes in float32 at least.
+
+    Attributes:
+        tiled: one call per layer attends for all requests, as on everything but a CPU.
+        captures: passes of few rows run over static buffers, on CUDA as graphs (`NetPass`); where they are tiled.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        slots: int,
+        kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        reads_halves = device.type != "cpu" or loaded_kernels() is not None
+        kept = dtype if reads_halves else torch.promote_types(dtype, torch.float32)
+        self.kv = SlotKV(
+            layers,
+            slots,
+            kv_heads,
+            capacity=capacity,
+            head_dim=head_dim,
+            key_dtype=kept,
+            value_dtype=kept,
+            device=device,
+        )
+        self._scale, self.tiled = head_dim**-0.5, device.type != "cpu"
+        self.captures = captures_on(device)
+
+    def positions(self, parts: Sequence[Rows]) -> Tensor:
+        """[T] absolute positions of the fresh rows, packed."""
+        return torch.cat([part.offsets[part.scratch :] + self.kv.lengths[part.slot] for part in parts])
+
+    def attention(self, parts: Sequence[Rows], sights: Sequence[Sight] = ()) -> Attend:
+        """The attention function of one pass over the parts' fresh rows.
+
+        Args:
+            parts: the requests, in the order of the packed rows.
+            sights: what each layer lets a row see; everything that its part does if left out.
+        """
+        if self.tiled:
+            return self.tiled_attention(
+                [tables.on(self.kv.keys.device) for tables in self.tables(parts, sights)], sights
+            )
+        return SlotAttention(*self._segments_by_sight(parts, sights), self._scale, sights)
+
+    def tables(self, parts: Sequence[Rows], sights: Sequence[Sight] = ()) -> list[Tables]:
+        """Tables of a pass: what parts say that their rows see, and where it differs what causal layers let them."""
+        plain, causal = self._segments_by_sight(parts, sights)
+        return [Tables.of(segments) for segments in ([plain] if causal is plain else [plain, causal])]
+
+    def tiled_attention(self, plans: Sequence[TilePlan], sights: Sequence[Sight] = ()) -> Attend:
+        """The attention function of a pass by its tables, as of `tables`."""
+        return TiledAttention(self.kv, plans, self._scale, sights)
+
+    def _segments_by_sight(self, parts: Sequence[Rows], sights: Sequence[Sight]) -> tuple[list[Segment], list[Segment]]:
+        """For layers that let rows see what their parts say, and for causal ones."""
+        plain = self.segments(parts)
+        is_causal = any(sight.is_causal for sight in sights)
+        return plain, self.segments([_causal(part) for part in parts]) if is_causal else plain
+
+    def segments(self, parts: Sequence[Rows]) -> list[Segment]:
+        """The parts as rows of a packed pass over the slots."""
+        segments, start = [], 0
+        for part in parts:
+            where = part.offsets + self.kv.lengths[part.slot]
+            segments.append(
+                Segment(
+                    self.kv,
+                    part.slot,
+                    start,
+                    positions=where,
+                    visible=part.visible,
+                    is_prompt=True,
+                    scratch=part.scratch,
+                )
+            )
+            start += part.count
+        return segments
+
+    def append(self, slot: int, rows: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Commit keys and values [T, kv_heads, D] of each layer that were computed without a query."""
+        count = len(rows[0][0])
+        segment = Segment(self.kv, slot, 0, torch.arange(count) + self.kv.lengths[slot])
+        for layer, (keys, values) in enumerate(rows):
+            segment.write(layer, keys.transpose(0, 1), values.transpose(0, 1))
+        self.kv.commit([slot], [range(count)])
+
+
+class SlotAttention:
+    """`nets.layers.Attend` over slots: files the rows' keys and values, then attends to all that they may see."""
+
+    def __init__(
+        self, plain: Sequence[Segment], causal: Sequence[Segment], scale: float, sights: Sequence[Sight]
+    ) -> None:
+        self._plain, self._causal, self._scale, self._sights = plain, causal, scale, sights
+        self._fresh = FreshRows(plain[0].kv, plain)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self._fresh.write(layer, key.transpose(0, 1), value.transpose(0, 1))
+        sight = self._sights[layer] if self._sights else Sight()
+        settings = AttentionSettings(layer, self._scale, sight.window, None)
+        return attend_segments(query.transpose(0, 1), self._causal if sight.is_causal else self._plain, settings)
+
+
+class TiledAttention:
+    """The same in one call for all requests, by the tables of the pass: those of what rows see, and of what they see in
+    causal layers."""
+
+    def __init__(self, kv: SlotKV, plans: Sequence[TilePlan], scale: float, sights: Sequence[Sight]) -> None:
+        self._kv, self._plans, self._scale, self._sights = kv, plans, scale, sights
+        self._fresh = FreshRows(kv, (), plans[0])
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        self._fresh.write(layer, key.transpose(0, 1), value.transpose(0, 1))
+        sight = self._sights[layer] if self._sights else Sight()
+        settings = AttentionSettings(layer, self._scale, sight.window, None)
+        return attend_plan(query.transpose(0, 1), self._kv, self._plans[-1 if sight.is_causal else 0], settings)
+
+
+class NetPass:
+    """A net's pass over rows of its slots, captured where its slots are.
+
+    Args:
+        slots: of the net.
+        function: of positions [T], an attention function and packed rows; returns tensors of T rows.
+        sights: of the net's layers.
+    """
+
+    def __init__(
+        self, slots: NetSlots, function: Callable[..., tuple[Tensor, ...]], sights: Sequence[Sight] = ()
+    ) -> None:
+        self._slots, self._function, self._sights = slots, function, sights
+        self._tiled = partial(_tiled, slots, function, sights)
+        self._captured = CapturedPass(slots.kv, self._tiled)
+
+    def __call__(self, parts: Sequence[Rows], *rows: Tensor) -> tuple[Tensor, ...]:
+        """What the function makes of the parts' fresh rows."""
+        slots, device = self._slots, self._slots.kv.keys.device
+        if not slots.tiled:
+            return self._function(slots.positions(parts), slots.attention(parts, self._sights), *rows)
+        tables, found = slots.tables(parts, self._sights), None
+        if slots.captures and max(part.count for part in parts) <= MOST_CAPTURED_ROWS:
+            found = self._captured(tables, rows)
+        return self._tiled([one.on(device) for one in tables], *rows) if found is None else found
+
+
+def _tiled(
+    slots: NetSlots,
+    function: Callable[..., tuple[Tensor, ...]],
+    sights: Sequence[Sight],
+    plans: Sequence[TilePlan],
+    *rows: Tensor,
+) -> tuple[Tensor, ...]:
+    """A pass by tables. No method: what is captured would refer back to the `NetPass` that holds it, and a drafter's
+    slots would wait for the garbage collector."""
+    return function(plans[0].rows[:, 2].long(), slots.tiled_attention(plans, sights), *rows)
+
+
+def _causal(part: Rows) -> Rows:
+    """The same rows, each seeing only earlier ones of the pass and itself."""
+    assert part.scratch == 0, "rows behind scratch bring their own visibility"
+    return replace(part, visible=torch.ones(part.count, part.count, dtype=torch.bool).tril())

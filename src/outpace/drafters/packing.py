@@ -1,0 +1,34 @@
+"""Trained drafters laid out for the CPU's matrix kernels, as their target is."""
+
+from torch import nn
+
+from outpace.drafters.domino.net import DominoNet
+from outpace.kernels.build import loaded_kernels
+from outpace.models.linear import SIBLINGS, pack_linears
+from outpace.models.prepare import layers_for
+
+# Layers over the vocabulary: sources pick rows of their weights.
+VOCABULARY_LAYERS = ("lm_head", "embed_proj")
+
+
+def pack_net(net: nn.Module) -> None:
+    """Replace the net's products by faster ones where this machine has them; afterwards it only drafts.
+
+    Where the compiled kernels run a net, products that read the same rows are joined as the target's are. Elsewhere
+    they are not: keys and values of the context are made without queries.
+
+    Args:
+        net: is changed; on the device and in the dtype that it will draft in.
+    """
+    weight = next(net.parameters())
+    make = layers_for(weight.dtype, weight.device)
+    if make is None:
+        return
+    has_kernels = loaded_kernels() is not None
+    pack_linears(net, SIBLINGS if has_kernels else (), kept=VOCABULARY_LAYERS, make=make)
+    if isinstance(net, DominoNet):
+        of_input, of_state = net.head.gate_weights()
+        net.head.of_input, net.head.of_state = make(of_input, None), make(of_state, None)
+        if not has_kernels:  # else each source packs the rows that it drafts from
+            net.head.of_low_rank = make(net.head.vocabulary_weight, None)
+        pack_linears(net.head.embed_proj, siblings=(), kept=("2",), make=make)

@@ -1,0 +1,180 @@
+"""What EAGLE-3 and DART share: committed rows that pair a feature of the target with the token after it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
+from outpace.drafters.dart.net import DartNet
+from outpace.drafters.eagle3.net import Eagle3Net
+from outpace.drafters.net_slots import NetSlots, Rows
+
+
+@dataclass(eq=False)
+class PairState:
+    """One request.
+
+    Row i of its slot is the pair (feature of position i, token i + 1), so the last known feature waits for its token.
+
+    Attributes:
+        slot: of the net.
+        features: [m, taps * H] the target's features that have no row yet.
+        tokens: prompt ids that the waiting features' pairs need, first the one after the last committed row.
+        request: the request of this round.
+        is_behind: rows are missing that only the next round can write.
+        is_beyond: the context has outgrown the net; nothing is drafted any more.
+    """
+
+    slot: int
+    features: Tensor
+    tokens: list[int] = field(default_factory=list)
+    request: DraftRequest | None = None
+    is_behind: bool = False
+    is_beyond: bool = False
+
+    @property
+    def asked(self) -> DraftRequest:
+        """The request of this round."""
+        assert self.request is not None, "begin() comes before expand()"
+        return self.request
+
+
+_WAITING = 256  # features of a request that nothing is drafted for, which wait at most
+S = TypeVar("S", bound=PairState)
+
+
+class PairSource(ABC, Generic[S]):
+    """A one-layer net on slots of its own that keeps up with the target's features.
+
+    Args:
+        net: the drafter.
+        taps: the hidden states the net reads, as `net.config.taps_of(layers)` says.
+        max_length, max_slots: of the target.
+        spare: rows behind the committed ones for what a round drafts.
+        depth: drafted tokens on a path at most; None without a limit of its own.
+    """
+
+    def __init__(
+        self,
+        net: Eagle3Net | DartNet,
+        taps: tuple[int, ...],
+        max_length: int,
+        max_slots: int,
+        spare: int,
+        depth: int | None = None,
+    ) -> None:
+        self.needs, self.depth = Needs(taps=taps), depth
+        config, weight = net.config, net.norm.weight
+        self._device, self._dtype, self._width = weight.device, weight.dtype, config.joined_size
+        self._limit = min(max_length, config.max_positions)
+        capacity = self._limit + spare
+        self.slots = NetSlots(
+            1,
+            max_slots,
+            config.kv_heads,
+            capacity=capacity,
+            head_dim=config.head_dim,
+            dtype=self._dtype,
+            device=self._device,
+        )
+        self._target_ids = net.target_ids(torch.arange(config.draft_vocab_size, device=self._device))
+
+    def open(self, slot: int, alone: bool = False) -> S:
+        self.slots.kv.truncate(slot, 0)
+        return self._new_state(slot)
+
+    def can_fork(self, own: bool) -> bool:
+        return own
+
+    def fork(self, state: S, slot: int, length: int) -> S:
+        features = state.features
+        self.slots.kv.copy(state.slot, slot, length)
+        forked = self._new_state(slot)
+        forked.features = features
+        self.rewind(forked, length)
+        return forked
+
+    @abstractmethod
+    def _new_state(self, slot: int) -> S: ...
+
+    @abstractmethod
+    def _write(self, states: Sequence[S], ids: Sequence[Sequence[int]]) -> Tensor:
+        """Write and commit the pairs of waiting features with the ids after them."""
+
+    def rewind(self, state: S, length: int) -> None:
+        """Keep what the first `length` ids and the one behind them determine: a row reads one token ahead."""
+        self.slots.kv.truncate(state.slot, length)
+        waiting = length - self.slots.kv.lengths[state.slot]
+        state.features, state.tokens = state.features[:waiting], []
+        # The tokens of waiting features are not shown again; the next round, which sees all ids, writes these rows.
+        state.is_behind = waiting > 0
+        state.is_beyond = len(state.features) < waiting
+
+    def reset(self) -> None:
+        pass  # nothing outlives a request
+
+    def prefill(self, states: Sequence[S], chunks: Sequence[PromptChunk]) -> None:
+        for state, chunk in zip(states, chunks, strict=True):
+            # Without a waiting feature the first id is in a row already, or the first of all, which has none.
+            state.tokens += chunk.tokens.tolist()[0 if len(state.features) else 1 :]
+            self._keep(state, chunk.features)
+        ready = [state for state in states if state.tokens and not (state.is_behind or state.is_beyond)]
+        if ready:
+            self._write(ready, [state.tokens for state in ready])
+
+    def observe(self, states: Sequence[S], observations: Sequence[Observation]) -> None:
+        for state, observation in zip(states, observations, strict=True):
+            features = observation.outputs.features
+            assert features is not None, "needs.taps asks for features at every node"
+            self._keep(state, features[torch.tensor(observation.verdict.path)])
+
+    def begin(self, states: Sequence[S], requests: Sequence[DraftRequest]) -> list[int]:
+        limits = []
+        for state, request in zip(states, requests, strict=True):
+            state.request = request
+        late = [
+            state
+            for state, request in zip(states, requests, strict=True)
+            if not request.budget and len(state.features) >= _WAITING and not state.is_beyond
+        ]
+        if late:
+            self._write(late, self._unwritten(late))
+        for state, request in zip(states, requests, strict=True):
+            deepest = request.max_depth if self.depth is None else min(request.max_depth, self.depth)
+            # Drafts stand on the last feature, which a round that was taken back has used up: the next one brings one.
+            limits.append(0 if state.is_beyond or not len(state.features) else deepest)
+        return limits
+
+    def _unwritten(self, states: Sequence[S]) -> list[Sequence[int]]:
+        """The ids that the waiting features' pairs need, for each request, the pending token last."""
+        return [state.asked.ids[self.slots.kv.lengths[state.slot] + 1 :] for state in states]
+
+    def _due(self, states: Sequence[S], ids: Sequence[Sequence[int]]) -> tuple[list[Rows], Tensor, Tensor]:
+        """The rows that can be written, their tokens [T] and the target's features [T, taps * H], packed."""
+        counts = [min(len(state.features), len(after)) for state, after in zip(states, ids, strict=True)]
+        rows = [
+            Rows(state.slot, count, torch.arange(count), torch.ones(count, count, dtype=torch.bool).tril())
+            for state, count in zip(states, counts, strict=True)
+        ]
+        tokens = torch.tensor([token for after, count in zip(ids, counts, strict=True) for token in after[:count]])
+        features = torch.cat([state.features[:count] for state, count in zip(states, counts, strict=True)])
+        return rows, tokens, features
+
+    def _commit(self, states: Sequence[S], rows: Sequence[Rows]) -> None:
+        for state, part in zip(states, rows, strict=True):
+            self.slots.kv.commit([state.slot], [range(part.count)])
+            state.features, state.tokens, state.is_behind = state.features[part.count :], [], False
+
+    def _keep(self, state: S, features: Tensor | None) -> None:
+        assert features is not None, "needs.taps asks for features at every position"
+        state.features = torch.cat([state.features, features.to(state.features)])
+        known = self.slots.kv.lengths[state.slot] + len(state.features)
+        if known > self._limit:
+            state.is_beyond, state.features, state.tokens = True, self._no_features(), []
+
+    def _no_features(self) -> Tensor:
+        return torch.empty(0, self._width, dtype=self._dtype, device=self._device)

@@ -1,0 +1,112 @@
+"""Frequency-ranked vocabularies: drafting only the tokens that are common (FR-Spec, arXiv 2502.14856, section 3).
+
+Most of a small drafter's time goes into scoring a large vocabulary, and most text is made of few of its tokens. Only
+drafts are restricted: the target verifies against its whole vocabulary, so nothing it says changes.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.table_file import TableKind, as_ids, load_table, save_table
+from outpace.models.head import LmHead, SubsetHead, subset_head
+from outpace.models.prepare import layers_for
+from outpace.sampling.scores import Pool
+
+FILE_NAME = "vocabulary.safetensors"
+"""In a drafter's folder: the ids it drafts from unless it is told others."""
+EVERY_ID = "all"
+"""Instead of a file: the whole vocabulary, whatever the drafter brings."""
+KIND = TableKind("vocabulary", "a vocabulary", "rank-vocabulary", frozenset({"ids"}))
+
+
+def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
+    """How often each id occurs, [V] int64.
+
+    Args:
+        texts: token ids.
+        vocab_size: V.
+
+    Raises:
+        InvalidRequest: an id outside the vocabulary.
+    """
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for ids in texts:
+        counts += torch.bincount(as_ids(ids, vocab_size), minlength=vocab_size)
+    return counts
+
+
+def rank_tokens(counts: Tensor, keep: int, eos_ids: Sequence[int]) -> Tensor:
+    """The most frequent ids, [keep] int64 in ascending order.
+
+    Args:
+        counts: [V], how often each id occurs. Among equals the lower id, which tokenizers learned earlier, is kept.
+        keep: how many ids.
+        eos_ids: always among them: a drafter that cannot draft the end loses the last round of every answer.
+
+    Raises:
+        InvalidRequest: more ids than there are, no room for the EOS ids, or an EOS id outside the vocabulary.
+    """
+    ends = sorted(set(eos_ids))
+    if ends and (ends[0] < 0 or ends[-1] >= len(counts)):
+        raise InvalidRequest(f"eos_ids={ends}: the vocabulary has ids 0 to {len(counts) - 1}")
+    if not max(len(ends), 1) <= keep <= len(counts):
+        raise InvalidRequest(f"keep={keep}: must be from {max(len(ends), 1)} (the EOS ids) to {len(counts)}")
+    order = counts.double().index_fill(0, torch.tensor(ends, dtype=torch.int64), torch.inf)
+    return order.argsort(descending=True, stable=True)[:keep].sort().values
+
+
+def save_vocabulary(file: str | Path, ids: Tensor, vocab_size: int) -> None:
+    """Write ids [K] as the tensor "ids" of a safetensors file, with the size of the target's vocabulary.
+
+    Raises:
+        InvalidRequest: the file exists, or its folder does not.
+    """
+    save_table(file, KIND, {"ids": ids.to(torch.int64)}, vocab_size)
+
+
+def load_vocabulary(file: str | Path, vocab_size: int) -> Tensor:
+    """Read ids [K], ascending.
+
+    Args:
+        file: as `save_vocabulary` wrote it.
+        vocab_size: of the target.
+
+    Raises:
+        ModelError: no such file, another kind of file, one for another vocabulary, or ids that are not ascending ids
+            of it.
+    """
+    ids = load_table(file, KIND, vocab_size)["ids"]
+    is_list = ids.dtype == torch.int64 and ids.dim() == 1 and len(ids) > 0
+    if not is_list or not bool((ids.diff() > 0).all()) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
+        raise ModelError(f"vocabulary={file}: must hold ascending int64 ids from 0 to {vocab_size - 1}, each once")
+    return ids
+
+
+def pool_of(head: LmHead | SubsetHead, rows: int) -> Pool | None:
+    """The ids that columns of `head.own_scores` stand for, in so many rows; None for all of the target's."""
+    return None if head.ids is None else Pool(head.ids.expand(rows, -1), head.vocab_size)
+
+
+def head_of(weight: Tensor, own: Tensor, vocabulary: Tensor | None, vocab_size: int) -> SubsetHead:
+    """A drafter's own head, in the target's ids.
+
+    Args:
+        weight: [Vd, H].
+        own: [Vd] the target's id of each draft id.
+        vocabulary: [K] the only target ids to draft; None for all that the drafter has.
+        vocab_size: of the target.
+
+    Raises:
+        ModelError: they have no id in common.
+    """
+    make = layers_for(weight.dtype, weight.device)
+    if vocabulary is None:
+        return subset_head(weight, None, own, vocab_size, make=make)
+    rows = torch.isin(own, vocabulary.to(own.device)).nonzero()[:, 0]
+    if not len(rows):
+        raise ModelError("vocabulary: it has no id in common with the drafter's own reduced vocabulary")
+    return subset_head(weight, rows, own[rows], vocab_size, make=make)

@@ -1,0 +1,76 @@
+"""Source x shape: the proposer of any source under the shape that its options name."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel
+
+from outpace.core.contract import check_source
+from outpace.core.drafting import LevelSource
+from outpace.core.protocols import Proposer
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.model_options import ModelOptions
+from outpace.lib.errors import InvalidRequest
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.keyed_acceptance import KeyedAcceptance
+from outpace.trees.proposer import StaticProposer
+from outpace.trees.retrieval.warm_file import load_gates
+from outpace.trees.shapes.table import shapes
+
+
+def shaped(
+    source: LevelSource,
+    options: ModelOptions,
+    context: BuildContext,
+    budget: int,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+) -> Proposer:
+    """The proposer of a source under the shape that its options name.
+
+    Args:
+        source: drafts.
+        options: of the method.
+        context: what it is built in.
+        budget: drafted nodes unless the options say otherwise.
+        defaults: of the shape's settings that the options do not name, where they are not the shape's own.
+
+    Raises:
+        InvalidRequest: a warm-up's file has not the gates that it is asked for.
+        MethodError: the source lacks a method or an attribute.
+    """
+    check_source(type(source).__name__, source)
+    budget = budget if options.budget is None else options.budget
+    shape, settings = shapes()[options.shape], _settings(options, context, defaults)
+    leaves_room = options.retrieve != "none"
+    context.resolved["shape_settings"] = {} if settings is None else settings.model_dump()
+    if settings is None:
+        return StaticProposer(source, shape.static(), budget, context.device, leaves_room)
+    acceptance = KeyedAcceptance() if options.is_calibrated else None
+    is_private = options.calibration == "private"
+    return GrowingProposer(source, shape.growing(settings), budget, leaves_room, acceptance, is_private)
+
+
+def _settings(options: ModelOptions, context: BuildContext, defaults: Mapping[str, Any]) -> BaseModel | None:
+    """The settings of the shape; what the options leave open of its gates is as a warm-up calibrated it.
+
+    Raises:
+        InvalidRequest: the file has no gates for this drafter, or another number of them than the options name.
+    """
+    file = context.warm_file(options.warm) if options.takes_gates else None
+    if file is None:
+        return options.shape_settings(defaults)
+    if context.fingerprint is None:
+        raise InvalidRequest(f"warm={options.warm}: its gates are for one drafter; name checkpoints= and thresholds=")
+    gates = load_gates(file, context.vocab_size, context.fingerprint())
+    if gates is None and not options.reads_matrix:
+        raise InvalidRequest(
+            f"warm={options.warm}: holds no gates, and with retrieve={options.retrieve} nothing else of it is used; "
+            "make one by `outpace warmup` with this method, or choose retrieve=matrix"
+        )
+    try:
+        return options.shape_settings({**defaults, **({} if gates is None else gates._asdict())})
+    except ValueError as error:
+        raise InvalidRequest(
+            f"{error}; warm={options.warm} has {gates}: name checkpoints, thresholds and kept, as many of each"
+        ) from error

@@ -1,0 +1,334 @@
+// The union's trees, grown best-first on the host: suffix automata, prices of candidates, and what they learn.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <queue>
+#include <utility>
+#include <vector>
+
+// The automaton of a text that grows (trees/retrieval/suffix.py): a state stands for all substrings that end at the same places.
+struct Automaton {
+  struct State {
+    int32_t length = 0, end = 0, link = -1;
+    std::vector<std::pair<int32_t, int32_t>> edges;  // token and state, ascending
+  };
+  std::vector<State> states = std::vector<State>(1);
+  std::vector<int32_t> ids;
+  int32_t last = 0;
+
+  int32_t* edge(int32_t state, int32_t token) {
+    auto& edges = states[state].edges;
+    auto found = std::lower_bound(edges.begin(), edges.end(), std::make_pair(token, INT32_MIN));
+    return found != edges.end() && found->first == token ? &found->second : nullptr;
+  }
+
+  void lead(int32_t state, int32_t token, int32_t to) {
+    auto& edges = states[state].edges;
+    edges.insert(std::lower_bound(edges.begin(), edges.end(), std::make_pair(token, INT32_MIN)), {token, to});
+  }
+
+  void extend(int32_t token) {
+    ids.push_back(token);
+    const int32_t added = int32_t(states.size());
+    states.emplace_back();
+    states[added].length = states[added].end = int32_t(ids.size());
+    int32_t state = last;
+    last = added;
+    for (; state != -1 && !edge(state, token); state = states[state].link) lead(state, token, added);
+    if (state == -1) {
+      states[added].link = 0;
+      return;
+    }
+    int32_t known = *edge(state, token);
+    if (states[known].length > states[state].length + 1) {
+      // Its shorter substrings now end here too and its longer ones do not: they part.
+      const int32_t longer = known;
+      known = int32_t(states.size());
+      states.push_back(State(states[longer]));
+      states[known].length = states[state].length + 1;
+      states[longer].link = known;
+      for (; state != -1; state = states[state].link) {
+        int32_t* to = edge(state, token);
+        if (!to || *to != longer) break;
+        *to = known;
+      }
+    }
+    states[added].link = known;
+  }
+};
+
+// Where a text's continuation stands in it: a state, and how long the match is.
+struct Place {
+  int32_t state, length;
+};
+
+static inline Place place_of(const Automaton& text) {
+  const int32_t state = std::max(text.states[text.last].link, 0);
+  return {state, text.states[state].length};
+}
+
+static inline Place step(Automaton& text, Place at, int32_t token) {
+  const int32_t* to;
+  while (!(to = text.edge(at.state, token))) {
+    at.state = text.states[at.state].link;
+    if (at.state == -1) return {0, 0};
+    at.length = text.states[at.state].length;
+  }
+  return {*to, at.length + 1};
+}
+
+constexpr int kSuccessors = 8, kSources = 5;
+constexpr int kPending = 0, kDraftedOrigin = 1, kRetrievedOrigin = 2, kMatchedOrigin = 3;
+
+// Which weight each feature has (trees/union/acceptance.py).
+struct Layout {
+  int32_t drafted, passed_over, undrafted, paired, outranked, unpaired, ranked, unranked, matched, unmatched, noisy,
+      quiet, noises, match_count;
+  int32_t matches[8];
+};
+
+// Rows by the last two tokens (trees/retrieval/pair_rows.py).
+struct Pairs {
+  const int64_t* keys;
+  const int32_t* rows;
+  uint64_t factor;
+  int32_t bits;
+};
+
+// One request's tree. What is named below node n stands from named_from[n] to named_from[n + 1].
+struct Growing {
+  Automaton* text;            // null not to ask it
+  const int64_t* successors;  // [V, 8]; null not to ask them
+  const Pairs* pairs;         // null not to ask them
+  const double* weights;
+  const int64_t* draft_tokens;  // of the draft's tree
+  const int64_t* draft_parents;
+  const float* draft_scores;
+  const int64_t* endings;
+  const int32_t* noise;        // [depths, 2] keys of the target's draws; null where nobody listens
+  const double* least_gains;  // by count of nodes; null to follow none
+  int64_t* tokens;            // [budget + 1], the first one given
+  int64_t* parents;
+  int64_t* drafted;
+  int64_t* origins;  // who named each (core/origins.py)
+  double* gains;
+  int64_t* named_from;   // [budget + 2]
+  int64_t* named;        // [budget + 1, most named]
+  uint8_t* features;     // the same, of kSources each
+  double min_prob, wanted_gain;
+  int64_t vocabulary, before;
+  int32_t draft_count, ending_count, least_count, budget, max_depth, most_named;
+  int32_t count, expanded;  // nodes, and how many of them were expanded
+};
+
+static inline uint32_t mix(uint32_t bits) {
+  bits = (bits ^ bits >> 16) * 0x7FEB352Du;
+  bits = (bits ^ bits >> 15) * 0x846CA68Bu;
+  return bits ^ bits >> 16;
+}
+
+// The hash of an id, and its keyed noise (sampling/noise.py).
+static inline uint32_t noise_word(const int32_t* key, int64_t token) {
+  return mix(mix(uint32_t(token) * 0x9E3779B9u + uint32_t(key[0])) ^ uint32_t(key[1]));
+}
+
+static inline double gumbel(const int32_t* key, int64_t token) {
+  const double value = std::min((double(noise_word(key, token)) + 0.5) * 0x1p-32, 1.0 - 0x1p-24);
+  return -std::log(-std::log1p(-value));
+}
+
+static inline double odds_of(const double* weights, const uint8_t* features) {
+  double sum = 0;
+  for (int source = 0; source < kSources; ++source) sum += weights[features[source]];
+  return std::exp(weights[0] + sum);
+}
+
+struct Grower {
+  const Layout& layout;
+  Growing& tree;
+  std::vector<int32_t> first_child, next_child;  // of the draft's nodes
+  struct Offer {
+    double price;
+    int32_t order, parent, depth, named;
+    int64_t token, drafted;
+    Place place;
+    bool operator<(const Offer& other) const {
+      return price != other.price ? price < other.price : order > other.order;
+    }
+  };
+  std::priority_queue<Offer> offers;
+  std::vector<double> odds;
+  int32_t order = 0, used = 0;
+
+  Grower(const Layout& of, Growing& one) : layout(of), tree(one) {
+    first_child.assign(tree.draft_count, -1), next_child.assign(tree.draft_count, -1);
+    for (int node = tree.draft_count - 1; node > 0; --node) {
+      next_child[node] = first_child[tree.draft_parents[node]];
+      first_child[tree.draft_parents[node]] = node;
+    }
+  }
+
+  // The features of a token that is named below the current node, or is from now on.
+  uint8_t* name(int32_t from, int64_t token, const uint8_t* missing) {
+    for (int32_t at = from; at < used; ++at)
+      if (tree.named[at] == token) return tree.features + size_t(at) * kSources;
+    tree.named[used] = token;
+    uint8_t* features = tree.features + size_t(used++) * kSources;
+    std::memcpy(features, missing, kSources);
+    return features;
+  }
+
+  bool is_ending(int64_t token) const {
+    return std::find(tree.endings, tree.endings + tree.ending_count, token) != tree.endings + tree.ending_count;
+  }
+
+  const int32_t* pair_row(int64_t before, int64_t token) const {
+    if (!tree.pairs) return nullptr;
+    const int64_t key = before * tree.vocabulary + token;
+    const size_t at = uint64_t(key) * tree.pairs->factor >> (64 - tree.pairs->bits);
+    return tree.pairs->keys[at] == key ? tree.pairs->rows + at * kSuccessors : nullptr;
+  }
+
+  void name_all(int32_t node, int32_t depth, Place place) {
+    const int32_t from = used, source = int32_t(tree.drafted[node]);
+    const int64_t token = tree.tokens[node], before = node ? tree.tokens[tree.parents[node]] : tree.before;
+    const int32_t child = source < 0 || source >= tree.draft_count ? -1 : first_child[source];
+    const int32_t* pair = pair_row(before, token);
+    const int64_t* rank = tree.successors ? tree.successors + token * kSuccessors : nullptr;
+    if (rank && rank[0] == rank[1]) rank = nullptr;  // never seen
+    const uint8_t missing[kSources] = {uint8_t(child < 0 ? layout.undrafted : layout.passed_over),
+                                       uint8_t(pair ? layout.outranked : layout.unpaired), uint8_t(layout.unranked),
+                                       uint8_t(layout.unmatched), uint8_t(layout.quiet)};
+    for (int32_t at = child; at >= 0; at = next_child[at]) {
+      const double log_prob = double(tree.draft_scores[at]) - double(tree.draft_scores[source]);
+      const int tenth = std::min(9, int(10 * std::exp(std::min(log_prob, 0.0))));
+      name(from, tree.draft_tokens[at], missing)[0] = uint8_t(layout.drafted + tenth);
+    }
+    const int32_t drafted_end = used;
+    for (int place_in = 0; pair && place_in < kSuccessors; ++place_in)
+      name(from, pair[place_in], missing)[1] = uint8_t(layout.paired + place_in);
+    for (int place_in = 0; rank && place_in < kSuccessors; ++place_in)
+      name(from, rank[place_in], missing)[2] = uint8_t(layout.ranked + place_in);
+    if (tree.text) {
+      const Automaton& text = *tree.text;
+      while (place.state != 0 && text.states[place.state].end == int32_t(text.ids.size())) {
+        place.state = text.states[place.state].link;
+        place.length = text.states[place.state].length;
+      }
+      if (place.state != 0) {
+        int kind = -1;
+        for (int each = 0; each < layout.match_count; ++each) kind += place.length >= layout.matches[each];
+        name(from, text.ids[text.states[place.state].end], missing)[3] = uint8_t(layout.matched + kind);
+      }
+    }
+    // What is drafted is priced by a score that knows the noise already.
+    for (int32_t at = tree.noise ? drafted_end : used; at < used; ++at) {
+      const double floor = std::floor(gumbel(tree.noise + 2 * depth, tree.named[at])) + 1;
+      const int kind = int(std::min(double(layout.noises - 1), std::max(0.0, floor)));
+      tree.features[size_t(at) * kSources + 4] = uint8_t(layout.noisy + kind);
+    }
+  }
+
+  void offer_all(int32_t node, int32_t depth, double price, double min_prob, Place place) {
+    const int32_t from = used;
+    name_all(node, depth, place);
+    double total = 0;
+    odds.clear();
+    for (int32_t at = from; at < used; ++at) {
+      odds.push_back(odds_of(tree.weights, tree.features + size_t(at) * kSources));
+      total += odds.back();
+    }
+    total += 1;  // for none of them
+    const int64_t source = tree.drafted[node];
+    const int32_t first = source < 0 || source >= tree.draft_count ? -1 : first_child[source];
+    for (int32_t at = from; at < used; ++at) {
+      const double worth = price * (odds[at - from] / total);
+      if (!(worth >= min_prob)) continue;
+      int64_t drafted = -1;
+      for (int32_t child = first; child >= 0; child = next_child[child])
+        if (drafted < 0 && tree.draft_tokens[child] == tree.named[at]) drafted = child;
+      offers.push({worth, order++, node, depth + 1, at, tree.named[at], drafted, place});
+    }
+  }
+
+  // Who named a token: the draft if it did; of rows and text, what speaks louder for it.
+  int32_t origin(int32_t at) const {
+    const uint8_t* features = tree.features + size_t(at) * kSources;
+    const double* weights = tree.weights;
+    if (features[0] < layout.passed_over) return kDraftedOrigin;
+    if (features[3] == layout.unmatched) return kRetrievedOrigin;
+    const bool is_paired = features[1] < layout.outranked;
+    if (!is_paired && features[2] == layout.unranked) return kMatchedOrigin;
+    const double of_rows = weights[features[2]] - weights[layout.unranked] +
+                           (is_paired ? weights[features[1]] - weights[layout.outranked] : 0.0);
+    return weights[features[3]] - weights[layout.unmatched] >= of_rows ? kMatchedOrigin : kRetrievedOrigin;
+  }
+
+  void grow() {
+    tree.parents[0] = -1, tree.drafted[0] = 0, tree.origins[0] = kPending, tree.count = 1, tree.expanded = 0, tree.named_from[0] = 0;
+    int32_t node = 0, depth = 0;
+    double price = 1, gain = 0, min_prob = tree.min_prob;
+    Place place = tree.text ? place_of(*tree.text) : Place{0, 0};
+    while (tree.count <= tree.budget) {
+      if (tree.least_gains) {
+        const int32_t nodes = tree.count - 1;
+        min_prob = std::max(min_prob, nodes < tree.least_count ? tree.least_gains[nodes] : INFINITY);
+      }
+      if (depth < tree.max_depth && (!node || !is_ending(tree.tokens[node]))) offer_all(node, depth, price, min_prob, place);
+      tree.named_from[++tree.expanded] = used;
+      if (offers.empty()) break;
+      const Offer best = offers.top();
+      offers.pop();
+      node = tree.count, price = best.price, depth = best.depth;
+      if (price < min_prob || gain + price * (tree.budget + 1 - node) < tree.wanted_gain) break;
+      tree.tokens[node] = best.token, tree.parents[node] = best.parent, tree.drafted[node] = best.drafted;
+      tree.origins[node] = origin(best.named);
+      tree.gains[node - 1] = price, gain += price, ++tree.count;
+      place = tree.text ? step(*tree.text, best.place, int32_t(best.token)) : Place{0, 0};
+    }
+  }
+};
+
+// What was said below accepted nodes: a step of Adagrad for each on the log-loss of it (trees/union/acceptance.py).
+struct Learning {
+  double* weights;
+  double* squares;
+  const int64_t* named_from;
+  const int64_t* named;
+  const uint8_t* features;
+  const int64_t* nodes;  // accepted ones
+  const int64_t* said;   // the token behind each
+  double rate;
+  int32_t count, size;  // nodes, and weights
+};
+
+static inline void learn(const Learning& one) {
+  std::vector<double> slopes(one.size), odds;
+  std::vector<int32_t> touched;
+  for (int index = 0; index < one.count; ++index) {
+    const int64_t from = one.named_from[one.nodes[index]], to = one.named_from[one.nodes[index] + 1];
+    double total = 0;
+    odds.clear(), touched.clear();
+    for (int64_t at = from; at < to; ++at) {
+      odds.push_back(odds_of(one.weights, one.features + at * kSources));
+      total += odds.back();
+    }
+    total += 1;
+    for (int64_t at = from; at < to; ++at) {
+      const double miss = odds[at - from] / total - (one.named[at] == one.said[index]);
+      for (int source = -1; source < kSources; ++source) {
+        const int32_t feature = source < 0 ? 0 : one.features[at * kSources + source];
+        if (std::find(touched.begin(), touched.end(), feature) == touched.end()) touched.push_back(feature);
+        slopes[feature] += miss;
+      }
+    }
+    for (int32_t feature : touched) {
+      const double slope = slopes[feature];
+      one.squares[feature] += slope * slope;
+      one.weights[feature] -= one.rate * slope / std::sqrt(one.squares[feature]);
+      slopes[feature] = 0;
+    }
+  }
+}

@@ -1,0 +1,133 @@
+"""Linear layers over the compiled kernels: weights in panels, each output one sum over the inputs in their order.
+
+A row therefore keeps its bits in any company, on any CPU, by the way it is computed. In int8 sums are of integers,
+which have no order at all.
+"""
+
+import ctypes
+from enum import IntEnum
+
+import torch
+from torch import Tensor, nn
+
+from outpace.kernels.build import loaded_kernels, threads
+from outpace.kernels.instructions import multiplies_bfloat16
+from outpace.kernels.structs import Matrix
+from outpace.lib.errors import InvalidRequest
+
+# Rotations of inputs are blocks of the largest power of two that divides their number, up to this.
+_LARGEST_ROTATION = 512
+_PANEL, _PADDING = 32, 64
+QUANTIZATIONS = ("none", "int8")
+
+
+class Kind(IntEnum):
+    """In what a product is computed (rows.h)."""
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    INT8 = 2
+    WIDENED = 3
+
+
+_TOGETHER = {Kind.FLOAT32: 1, Kind.BFLOAT16: 2, Kind.INT8: 4, Kind.WIDENED: 2}
+_STORED = {
+    Kind.FLOAT32: torch.float32,
+    Kind.BFLOAT16: torch.bfloat16,
+    Kind.INT8: torch.uint8,
+    Kind.WIDENED: torch.bfloat16,
+}
+
+
+def kind_of(dtype: torch.dtype, rounded_to: torch.dtype | None = None, quantize: str = "none") -> Kind:
+    """What weights of a dtype are multiplied in.
+
+    Args:
+        dtype: of the model's computation, float32 or bfloat16.
+        rounded_to: the dtype that the weights were rounded to before.
+        quantize: one of `QUANTIZATIONS`.
+    """
+    if quantize == "int8":
+        return Kind.INT8
+    if dtype == torch.bfloat16:
+        return Kind.BFLOAT16 if multiplies_bfloat16() else Kind.WIDENED
+    return Kind.WIDENED if rounded_to == torch.bfloat16 else Kind.FLOAT32
+
+
+class KernelLinear(nn.Module):
+    """A frozen linear layer over a weight laid out for the compiled kernels.
+
+    In int8 the weight has one scale for each output and a row one for itself. Outliers among a row's numbers would
+    cost what the others have, so blocks of them are rotated by a Hadamard matrix, which the weight takes back (QuaRot,
+    arXiv 2404.00456, of the inputs of every layer and without calibration).
+
+    Args:
+        weight: [out, in] on the CPU.
+        bias: [out] or None.
+        kind: in what it is computed.
+        dtype: of the results; None for the weight's.
+
+    Attributes:
+        matrix: what the kernels read.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, kind: Kind, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.outputs, self.inputs = weight.shape
+        self.kind, self.dtype = kind, dtype or weight.dtype
+        whole = -(-self.outputs // _PANEL) * _PANEL
+        self.bias = None if bias is None else nn.functional.pad(bias.detach().float(), (0, whole - self.outputs))
+        self.scales = torch.zeros(whole) if kind == Kind.INT8 else None
+        block = 1
+        while kind == Kind.INT8 and block < _LARGEST_ROTATION and self.inputs % (2 * block) == 0:
+            block *= 2
+        self.panels = torch.empty(whole * -(-self.inputs // _PADDING) * _PADDING, dtype=_STORED[kind])
+        self.matrix = Matrix(
+            panels=self.panels.data_ptr(),
+            scales=_address(self.scales),
+            bias=_address(self.bias),
+            outputs=self.outputs,
+            inputs=self.inputs,
+            kind=kind,
+            block=block,
+        )
+        kernels = loaded_kernels()
+        assert kernels is not None, "compiled kernels are asked for where there are none"
+        wide = weight.detach().float().contiguous()
+        kernels.outpace_pack(
+            ctypes.byref(self.matrix), _pointer(wide), _pointer(self.panels), _pointer(self.scales), threads()
+        )
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[..., out] of rows [..., in]."""
+        return self.wide(rows).to(self.dtype)
+
+    def wide(self, rows: Tensor) -> Tensor:
+        """As `forward`, in float32 as it was summed."""
+        flat = rows.reshape(-1, self.inputs).float().contiguous()
+        out = torch.empty(len(flat), self.outputs)
+        kernels = loaded_kernels()
+        assert kernels is not None
+        kernels.outpace_linear(ctypes.byref(self.matrix), _pointer(flat), len(flat), _pointer(out), threads())
+        return out.view(*rows.shape[:-1], self.outputs)
+
+    def unpacked(self) -> Tensor:
+        """[out, in] as it was packed.
+
+        Raises:
+            InvalidRequest: of a quantised layer, which does not have it any more.
+        """
+        if self.kind == Kind.INT8:
+            raise InvalidRequest("quantize='int8': the full weights are gone; load the model with quantize='none'")
+        together = _TOGETHER[self.kind]
+        panels = self.panels.view(-(-self.outputs // _PANEL), -1, _PANEL, together)
+        whole = panels.transpose(1, 2).reshape(-(-self.outputs // _PANEL) * _PANEL, -1)
+        return whole[: self.outputs, : self.inputs].to(self.dtype)
+
+
+def _pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(_address(tensor))
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,168 @@
+"""The structures that the compiled kernels read, as `kernels/cpp/*.h` declare them."""
+
+import ctypes
+from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
+from functools import lru_cache
+from typing import TypeVar
+
+T = TypeVar("T", bound="ctypes._CData")
+
+
+@lru_cache(maxsize=512)
+def array(kind: type[T], count: int) -> "type[ctypes.Array[T]]":
+    """The type of arrays of so many. ctypes drops such a type with its last array, and each is a reference cycle: made
+    anew in every pass, they would wait for the garbage collector."""
+    return kind * count  # type: ignore[operator,return-value]  # typeshed knows it of no bounded variable
+
+
+class Matrix(ctypes.Structure):
+    """A weight in panels (product.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("panels", "scales", "bias")),
+        *((name, c_int32) for name in ("outputs", "inputs", "kind", "block")),
+    ]
+
+
+class Sight(ctypes.Structure):
+    """What a layer lets a row see (attention.h)."""
+
+    _fields_ = [("window", c_int32), ("softcap", c_float), ("scaling", c_float), ("causal", c_int32)]
+
+
+class Store(ctypes.Structure):
+    """Keys and values (attention.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("keys", "values")),
+        *((name, c_int64) for name in ("layer_stride", "slot_stride", "head_stride")),
+        *((name, c_int32) for name in ("kind", "head_dim")),
+    ]
+
+
+class Part(ctypes.Structure):
+    """One request's rows in a pass (attention.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("visible", "positions")),
+        *((name, c_int32) for name in ("slot", "start", "count", "committed", "scratch")),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """A decoder's layer (decoder.h)."""
+
+    _fields_ = [
+        *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, c_void_p) for name in ("before_attention", "behind_attention", "before_mlp", "behind_mlp")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "beside_norm", "cosines", "sines")),
+        ("sight", Sight),
+        ("rotated", c_int32),
+    ]
+
+
+class Decoder(ctypes.Structure):
+    """A decoder (decoder.h)."""
+
+    _fields_ = [
+        ("layers", POINTER(Layer)),
+        ("last_norm", c_void_p),
+        *((name, c_int32) for name in ("count", "hidden", "heads", "kv_heads", "head_dim", "intermediate")),
+        *((name, c_int32) for name in ("activation", "norms_all_heads", "adds_to_normed")),
+        ("eps", c_float),
+    ]
+
+
+class Pass(ctypes.Structure):
+    """A pass over packed rows (decoder.h)."""
+
+    _fields_ = [
+        ("kv", Store),
+        ("parts", POINTER(Part)),
+        *((name, c_void_p) for name in ("positions", "x", "beside", "raw")),
+        ("taps", POINTER(c_void_p)),
+        *((name, c_int32) for name in ("part_count", "rows")),
+    ]
+
+
+class CausalHead(ctypes.Structure):
+    """Domino's head (drafting.h)."""
+
+    _fields_ = [
+        *((name, Matrix) for name in ("of_input", "of_state", "down", "up")),
+        *((name, c_int32) for name in ("hidden", "state", "rank")),
+    ]
+
+
+class Awaited(ctypes.Structure):
+    """Draws whose noise rows of draft logits await (keyed.h)."""
+
+    _fields_ = [*((name, c_void_p) for name in ("keys", "ids", "draw_of", "temperatures")), ("draws", c_int32)]
+    kept: object = None
+    """What the addresses point to."""
+
+
+class Correction(ctypes.Structure):
+    """Rows of a causal head that read a token more (drafting.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("embeddings", "before", "outputs", "base", "after", "logits", "best", "ids")),
+        ("awaited", POINTER(Awaited)),
+        *((name, c_int32) for name in ("rows", "wanted")),
+    ]
+
+
+class Layout(ctypes.Structure):
+    """Which weight each feature of the union's candidates has (growth.h)."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("drafted", "passed_over", "undrafted", "paired", "outranked", "unpaired")),
+        *((name, c_int32) for name in ("ranked", "unranked", "matched", "unmatched", "noisy", "quiet", "noises")),
+        ("match_count", c_int32),
+        ("matches", c_int32 * 8),
+    ]
+
+
+class Pairs(ctypes.Structure):
+    """Rows of the transition matrix by the last two tokens (growth.h)."""
+
+    _fields_ = [("keys", c_void_p), ("rows", c_void_p), ("factor", c_uint64), ("bits", c_int32)]
+
+
+class Growing(ctypes.Structure):
+    """One request's tree (growth.h)."""
+
+    _fields_ = [
+        ("text", c_void_p),
+        ("successors", c_void_p),
+        ("pairs", POINTER(Pairs)),
+        *((name, c_void_p) for name in ("weights", "draft_tokens", "draft_parents", "draft_scores", "endings")),
+        *((name, c_void_p) for name in ("noise", "least_gains", "tokens", "parents", "drafted", "origins")),
+        *((name, c_void_p) for name in ("gains", "named_from", "named", "features")),
+        *((name, c_double) for name in ("min_prob", "wanted_gain")),
+        *((name, c_int64) for name in ("vocabulary", "before")),
+        *((name, c_int32) for name in ("draft_count", "ending_count", "least_count", "budget", "max_depth")),
+        *((name, c_int32) for name in ("most_named", "count", "expanded")),
+    ]
+
+
+class Learning(ctypes.Structure):
+    """What was said below accepted nodes (growth.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("weights", "squares", "named_from", "named", "features", "nodes", "said")),
+        ("rate", c_double),
+        *((name, c_int32) for name in ("count", "size")),
+    ]
+
+
+class Drawn(ctypes.Structure):
+    """A keyed draw (draw.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("logits", "top_ids", "top_logits")),
+        ("temperature", c_double),
+        ("key", c_int32 * 2),
+        *((name, c_int32) for name in ("width", "top_count", "is_bfloat16")),
+        ("token", c_int64),
+    ]

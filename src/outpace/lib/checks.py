@@ -1,0 +1,185 @@
+"""Checks and normal forms of option values. Each refusal names the option, the value and what would be right.
+
+Numbers and ids of NumPy are numbers and ids; True and False never are, though they pass as 1 and 0 wherever numbers are
+compared.
+"""
+
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from reprlib import Repr
+from typing import Any
+
+from outpace.lib.errors import InvalidRequest
+
+BIAS_LIMIT = 100.0
+LONGEST_COUNT = 18  # digits of a whole number as text
+
+
+class _Repr(Repr):
+    """Values as errors show them: short, whatever is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = 100
+        self.maxlist = self.maxtuple = self.maxdict = 8
+
+    def repr_int(self, value: int, level: int) -> str:
+        return repr(value) if abs(value) < 10**40 else f"an integer of {value.bit_length()} bits"
+
+
+def shown(value: Any) -> str:
+    """A value in one short line, for an error; a value without a repr by its type."""
+    return " ".join(_Repr().repr(value).split())
+
+
+def check_int(name: str, value: Any, low: int, high: int | None = None) -> int:
+    """An integer from `low` to `high`, both included; None sets no upper limit. Anything else is refused."""
+    if not is_int(value) or value < low or (high is not None and value > high):
+        limit = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
+        raise InvalidRequest(f"{name}={shown(value)}: must be {limit}")
+    return int(value)
+
+
+def check_range(name: str, value: Any, low: float, high: float, wanted: str, open_low: bool = False) -> float:
+    """A finite number from `low` to `high`; `open_low` leaves out `low` itself. Anything else is refused."""
+    number = _float_of(value)
+    if number is None or not low <= number <= high or number == float("inf") or (open_low and number == low):
+        raise InvalidRequest(f"{name}={shown(value)}: must be {wanted}")
+    return number
+
+
+def _float_of(value: Any) -> float | None:
+    """A real number as a float; None for what is none, or too large for one."""
+    if not is_number(value):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def is_int(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a real number; infinity is."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def check_flags(**flags: Any) -> None:
+    """Refuse what is neither True nor False: "no" would be true."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{name}={shown(value)}: must be True or False")
+
+
+def check_text(name: str, text: Any) -> None:
+    """Refuse what is no text, or holds half a surrogate pair, which no text in UTF-8 does."""
+    if not isinstance(text, str):
+        raise InvalidRequest(f"{name}={shown(text)}: must be text, not a {type(text).__name__}")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{name}={shown(text)}: character {error.start} is a lone surrogate, {text[error.start]!r}, left over from "
+            "what was no UTF-8; give whole characters"
+        ) from error
+
+
+def items_of(value: Any) -> tuple[Any, ...] | None:
+    """The items of a sequence, a set, an array or a tensor; None of whatever has none, and of text, bytes, mappings."""
+    if isinstance(value, str | bytes | bytearray | memoryview | Mapping) or not isinstance(value, Iterable):
+        return None
+    try:
+        return tuple(value.tolist() if hasattr(value, "tolist") else value)
+    except Exception:  # an array without dimensions, a tensor without data
+        return None
+
+
+def as_count(text: str) -> int | None:
+    """A whole number written in the digits 0 to 9; None for other text, other digits such as "²" included."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= LONGEST_COUNT else None
+
+
+def as_strings(name: str, value: Any, what: str) -> tuple[str, ...]:
+    """One text or several, none of them empty, as a tuple; a single text is not a sequence of characters.
+
+    Args:
+        name: of the option, for errors.
+        value: a text, a sequence of texts, or None.
+        what: one of them is, for the same.
+
+    Raises:
+        InvalidRequest: the value is neither a text nor a sequence of texts.
+    """
+    if value is None:
+        return ()
+    items = (value,) if isinstance(value, str) else items_of(value)
+    if items is None or any(not isinstance(item, str) or not item for item in items):
+        raise InvalidRequest(f"{name}={shown(value)}: every {what} must be a non-empty string")
+    for item in items:
+        check_text(name, item)
+    return items
+
+
+def as_ids(name: str, value: Any) -> tuple[int, ...]:
+    """One token id or several as a tuple.
+
+    Raises:
+        InvalidRequest: the value is neither.
+    """
+    items = (value,) if is_int(value) else items_of(value)
+    if items is None or any(not is_int(item) or item < 0 for item in items):
+        raise InvalidRequest(f"{name}={shown(value)}: give a token id, or a list of token ids: integers >= 0")
+    return tuple(map(int, items))
+
+
+def as_bias_pairs(name: str, value: Any) -> tuple[tuple[int, float], ...]:
+    """A mapping of token ids to biases as pairs sorted by id, so that equal mappings are equal keys.
+
+    Args:
+        name: of the option, for errors.
+        value: a mapping with integer or numeric-string keys (JSON has no others), its pairs, or None.
+
+    Raises:
+        InvalidRequest: a key is no id or is there twice, or a bias is not a number in [-100, 100] (OpenAI's range).
+    """
+    pairs: dict[int, float] = {}
+    if not isinstance(value, Mapping | list | tuple | None):
+        raise InvalidRequest(f"{name}={shown(value)}: must map token ids to numbers, as in {{50: -100}}")
+    items = value.items() if isinstance(value, Mapping) else value or ()
+    for item in items:
+        if not isinstance(item, list | tuple) or len(item) != 2:
+            raise InvalidRequest(f"{name}={shown(value)}: {shown(item)} is not a pair of a token id and a number")
+        key, bias = item
+        token = as_count(key) if isinstance(key, str) else int(key) if is_int(key) else None
+        if token is None or token < 0:
+            raise InvalidRequest(f"{name}={shown(value)}: {shown(key)} is not a token id")
+        number = _float_of(bias)
+        if number is None or not -BIAS_LIMIT <= number <= BIAS_LIMIT:
+            raise InvalidRequest(
+                f"{name}={shown(value)}: the bias of token {shown(token)} must be a number in [-100, 100]"
+            )
+        if token in pairs:
+            raise InvalidRequest(f"{name}={shown(value)}: token {shown(token)} is there twice")
+        pairs[token] = number
+    return tuple(sorted(pairs.items()))
+
+
+def as_id_sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
+    """Sequences of token ids as tuples.
+
+    Raises:
+        InvalidRequest: the value is no sequence of non-empty sequences of ids.
+    """
+    items = () if value is None else items_of(value)
+    if items is None:
+        raise InvalidRequest(f"{name}={shown(value)}: must be sequences of token ids, as in [[50], [17, 4]]")
+    sequences = []
+    for sequence in items:
+        ids = items_of(sequence)
+        if not ids or any(not is_int(token) or token < 0 for token in ids):
+            raise InvalidRequest(f"{name}={shown(value)}: {shown(sequence)} is not a non-empty sequence of token ids")
+        sequences.append(tuple(map(int, ids)))
+    return tuple(sequences)

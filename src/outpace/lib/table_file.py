@@ -1,0 +1,111 @@
+"""Files of what was counted in texts for one vocabulary: written once, checked when read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.paths import path_of
+
+
+@dataclass(frozen=True)
+class TableKind:
+    """What kind of table a file holds.
+
+    Attributes:
+        option: of a method, which names such a file.
+        what: it is, with its article.
+        command: that makes one.
+        names: of its tensors.
+        optional: names of tensors that it may hold beside them.
+    """
+
+    option: str
+    what: str
+    command: str
+    names: frozenset[str]
+    optional: frozenset[str] = frozenset()
+
+    @property
+    def format(self) -> str:
+        """What the file says of itself."""
+        return f"outpace.{self.option}"
+
+
+def as_ids(ids: Sequence[int], vocab_size: int) -> Tensor:
+    """[T] int64 ids of a text.
+
+    Raises:
+        InvalidRequest: an id outside the vocabulary.
+    """
+    found = torch.as_tensor(ids, dtype=torch.int64)
+    if len(found) and (int(found.min()) < 0 or int(found.max()) >= vocab_size):
+        raise InvalidRequest(f"ids {int(found.min())} to {int(found.max())}: the vocabulary ends at {vocab_size}")
+    return found
+
+
+def new_file(file: str | Path) -> Path:
+    """Where a table can be written.
+
+    Raises:
+        InvalidRequest: the file exists, or its folder does not.
+    """
+    path = path_of(file)
+    if path.exists() or not path.parent.is_dir():
+        raise InvalidRequest(f"{path}: exists already, or its folder does not; name a new file")
+    return path
+
+
+def save_table(
+    file: str | Path,
+    kind: TableKind,
+    tensors: Mapping[str, Tensor],
+    vocab_size: int,
+    about: Mapping[str, str] | None = None,
+) -> None:
+    """Write tensors as a safetensors file, with the size of the target's vocabulary.
+
+    Args:
+        file: a new one.
+        kind: of table.
+        tensors: by name.
+        vocab_size: of the target.
+        about: what else the file says of itself.
+
+    Raises:
+        InvalidRequest: the file exists, or its folder does not.
+    """
+    path = new_file(file)
+    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(contiguous, path, {**(about or {}), "format": kind.format, "vocab_size": str(vocab_size)})
+
+
+def load_table(file: str | Path, kind: TableKind, vocab_size: int) -> dict[str, Tensor]:
+    """The tensors that `save_table` wrote, by name; what is in them is for the caller to check.
+
+    Raises:
+        ModelError: no such file, another kind of file, or one for another vocabulary than the target's.
+    """
+    return load_described(file, kind, vocab_size)[0]
+
+
+def load_described(file: str | Path, kind: TableKind, vocab_size: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """As `load_table`, and what the file says of itself."""
+    path = path_of(file)
+    try:
+        with safe_open(path, framework="pt") as opened:
+            about, names = opened.metadata() or {}, set(opened.keys())
+            if about.get("format") != kind.format or not kind.names <= names <= kind.names | kind.optional:
+                raise ModelError(f"{kind.option}={path}: not {kind.what}; make one with `outpace {kind.command}`")
+            tensors = {name: opened.get_tensor(name) for name in names}
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{kind.option}={path}: cannot be read: {error}") from error
+    made_for = about.get("vocab_size")
+    if made_for != str(vocab_size):
+        raise ModelError(f"{kind.option}={path}: made for {made_for} ids, and the target has {vocab_size}")
+    return tensors, about

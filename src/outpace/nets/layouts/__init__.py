@@ -1,1 +1,0 @@
-"""Public layouts of drafter checkpoints, read and written."""

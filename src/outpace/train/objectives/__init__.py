@@ -1,1 +1,0 @@
-"""What drafters are trained for, one file per kind."""

@@ -1,0 +1,162 @@
+"""Lookahead decoding: a Jacobi window and the n-grams of its trajectory (Fu et al. 2024, arXiv 2402.02057).
+
+The window has LEVEL - 1 rows of WINDOW columns. Its token at level j and column i is a guess for the place i + j behind
+the pending token; the pending token itself is level 0 of column 0. A round asks the target what follows each column's
+last level. That is the window's next row: the oldest one goes, all move with the text, and each column's tokens, oldest
+first, are an n-gram that the target's own trajectory went through. N-grams that begin with the pending token are
+verified in the same pass.
+
+**The window is a tree.** In the authors' mask, level j of column i sees level 0 up to column i and the levels 1 to j of
+column i. So level 0 is a chain below the pending token, and each column hangs below its own place in that chain; a
+guessed n-gram is a branch of its own. Depth is i + j, so a node's position, prefix plus depth, is theirs too. All that
+is verified counts towards the budget: (LEVEL - 1) * (WINDOW + GUESS) - 1 nodes, the pending token not among them.
+
+What differs from the authors' code:
+
+- Nodes that say the same after the same path are one, so a tree may be smaller. The target says the same after both.
+- Window nodes are drafts like any others: where one happens to be right it is accepted, level 0's included, which are
+  guesses and stand in for tokens that nobody has decided. The window then moves by as many places; theirs never is.
+- While the window fills, which takes LEVEL - 2 rounds, n-grams are verified too, if the pool has any (from the prompt).
+- Where the window runs out of tokens, ids of the request's own text are put, drawn from a generator per request.
+
+At any temperature the next row is the target's argmax (the first of `top_ids`): the trajectory is that of greedy
+decoding, and verification alone decides what is said. A token that ends the request ends n-grams; the window, which
+could say nothing behind it, goes on with the next best.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from outpace.core.bases import BaseProposer
+from outpace.core.origins import origins_of
+from outpace.core.protocols import DraftRequest, Needs, Observation
+from outpace.core.tree import DraftTree, Topology
+from outpace.trees.retrieval.jacobi import JacobiWindow, NGramPool, Sizes
+
+
+@dataclass(eq=False)
+class LookaheadState:
+    """One request.
+
+    Attributes:
+        sizes: of window and pool, which follow the request's budget.
+        pool: the n-grams.
+        window: None before the first tree and after a rewind, which leaves it at places that are no more.
+        ends: node of each column's last level in the tree of this round, of the first columns if not all have room.
+        ids: the request's in this round.
+        finals: ids behind which nothing can be said.
+        seen: ids whose n-grams the pool has, if it takes any from the text.
+    """
+
+    sizes: Sizes | None = None
+    pool: NGramPool = field(default_factory=lambda: NGramPool(0))
+    window: JacobiWindow | None = None
+    ends: list[int] = field(default_factory=list)
+    ids: Sequence[int] = ()
+    finals: Sequence[int] = ()
+    seen: int = 0
+    source: random.Random = field(default_factory=lambda: random.Random(0))
+
+
+class Lookahead(BaseProposer):
+    """Drafts the window and what the pool has for the pending token, in one tree.
+
+    Args:
+        budget: drafted nodes per tree by default; sizes follow from it.
+        pool_from_prompt: n-grams of the text itself go into the pool too, of the prompt and of the answer as it grows
+            (their POOL_FROM_PROMPT).
+    """
+
+    def __init__(self, budget: int, pool_from_prompt: bool = False) -> None:
+        # Verified nodes have their top ids anyway; to need them would have them computed over the prompt as well.
+        self.needs = Needs(whole_trees=True)
+        self.budget, self._pool_from_prompt = budget, pool_from_prompt
+
+    def open(self, slot: int, alone: bool = False) -> LookaheadState:
+        return LookaheadState()
+
+    def rewind(self, state: LookaheadState, length: int) -> None:
+        state.window, state.seen = None, min(state.seen, length)
+
+    def propose(self, states: Sequence[LookaheadState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        return [self._tree(state, request) for state, request in zip(states, requests, strict=True)]
+
+    def observe(self, states: Sequence[LookaheadState], observations: Sequence[Observation]) -> None:
+        wanted = 1 + max(len(state.finals) for state in states)
+        tops = torch.cat([observation.outputs.top_ids[:, :wanted] for observation in observations]).tolist()
+        for state, observation in zip(states, observations, strict=True):
+            top, tops = tops[: len(observation.tree)], tops[len(observation.tree) :]
+            if state.window is None:
+                continue
+            if state.window.is_full:
+                for key, rest in state.window.ngrams([top[node][0] for node in state.ends]):
+                    state.pool.add(key, rest)
+            after = [token for node in state.ends if (token := _onward(top[node], state.finals)) is not None]
+            if len(after) < len(state.ends):  # there all that is known ends the request, and a window is to go on
+                state.window = None
+                continue
+            state.window.advance(after, observation.verdict.accepted_drafts, state.ids)
+
+    def _tree(self, state: LookaheadState, request: DraftRequest) -> DraftTree:
+        ids, depth = request.ids, request.max_depth
+        if request.budget < 1:
+            state.window = None  # it stands still while the text goes on
+            return DraftTree.chain(torch.tensor([ids[-1]]))
+        level_0, *columns = self._window(state, request).rows
+        level_0[0] = ids[-1]
+        branches = _Branches(ids[-1])
+        columns_with_room = max(min(len(level_0), depth - len(columns) + 1), 0)
+        state.ends, place = [], 0
+        for column in range(columns_with_room):
+            if column:
+                place = branches.add(place, [level_0[column]])
+            state.ends.append(branches.add(place, [row[column] for row in columns]))
+        for rest in state.pool.after(ids[-1]):
+            last = next((place for place, token in enumerate(rest) if token in state.finals), depth)
+            branches.add(0, rest[: min(last + 1, depth)])
+        return branches.tree()
+
+    def _window(self, state: LookaheadState, request: DraftRequest) -> JacobiWindow:
+        """The window, and the pool with it, as the request's ids and budget want them."""
+        ids, sizes = request.ids, Sizes.within(request.budget)
+        if state.sizes != sizes:
+            state.pool, state.window, state.seen = NGramPool(sizes.guess), None, 0
+            state.sizes = sizes  # last: until then the pool is of no known size
+        if state.window is None:
+            state.window = JacobiWindow(sizes, ids, state.source, request.stream.ending_ids)
+        if self._pool_from_prompt:
+            for end in range(max(state.seen, sizes.level - 1), len(ids)):
+                state.pool.add(ids[end - sizes.level + 1], tuple(ids[end - sizes.level + 2 : end + 1]))
+            state.seen = len(ids)
+        state.ids, state.finals = ids, request.stream.ending_ids
+        return state.window
+
+
+def _onward(top: Sequence[int], finals: Sequence[int]) -> int | None:
+    """The best token that does not end the request; None where all that are known do."""
+    return next((token for token in top if token not in finals), None)
+
+
+class _Branches:
+    """A tree in the making, in which no node has two children that say the same."""
+
+    def __init__(self, pending: int) -> None:
+        self._tokens, self._parents = [pending], [-1]
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    def add(self, node: int, tokens: Sequence[int]) -> int:
+        """Hang a path below a node; the node at its end."""
+        for token in tokens:
+            found = self._nodes.setdefault((node, token), len(self._tokens))
+            if found == len(self._tokens):
+                self._tokens.append(token)
+                self._parents.append(node)
+            node = found
+        return node
+
+    def tree(self) -> DraftTree:
+        origins = origins_of("retrieved", len(self._tokens))
+        return DraftTree(torch.tensor(self._tokens), Topology.of(self._parents), origins=origins)

@@ -1,0 +1,111 @@
+"""SAM-Decoding: what followed the longest match, or another drafter's tree (Hu et al. 2024, arXiv 2411.10666)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from outpace.core.protocols import DraftRequest, Observation, PromptChunk, Proposer
+from outpace.core.tree import DraftTree
+from outpace.trees.retrieval.suffix import CorpusMatch, SuffixAutomaton, TextMatch
+
+MOST_PREDICTS = 40
+
+
+@dataclass(eq=False)
+class SamState:
+    """One request.
+
+    Attributes:
+        text: matches in its own prompt and answer.
+        corpus: matches in the corpus, if there is one.
+        other: the other drafter's state.
+    """
+
+    text: TextMatch
+    corpus: CorpusMatch | None
+    other: Any
+
+
+class SamDecoding:
+    """Routes each request of each round (section 3.3): a long match is worth a chain of what followed it, a short one
+    less than what another drafter has to say.
+
+    The match counts with its length, one in the corpus with `corpus_bias` less: the request's own text is the better
+    witness.
+    From `min_match` on the better match drafts a chain, at most as long as the budget and 40; else the other drafter
+    drafts a tree of the whole budget. Their limit on all that a round verifies (max_predicts) is the budget here.
+
+    Args:
+        other: drafts where no match is long enough. It is asked for every tree, for empty ones too, and is told of
+            every verdict, so it keeps up with the text whoever drafted.
+        budget: drafted nodes per tree by default, in chains and trees alike.
+        corpus: shared by all requests; None for none.
+        min_match: the least length that counts.
+        corpus_bias: by which a match in the corpus must be longer.
+    """
+
+    def __init__(
+        self,
+        other: Proposer,
+        budget: int,
+        corpus: SuffixAutomaton | None,
+        min_match: int,
+        corpus_bias: int,
+    ) -> None:
+        self.needs, self.budget = other.needs, budget
+        self.other, self._corpus, self._min_match, self._corpus_bias = other, corpus, min_match, corpus_bias
+
+    def open(self, slot: int, alone: bool = False) -> SamState:
+        return self._around(self.other.open(slot, alone))
+
+    def can_fork(self, own: bool) -> bool:
+        return self.other.can_fork(own)
+
+    def fork(self, state: SamState | None, slot: int, length: int) -> SamState:
+        return self._around(self.other.fork(None if state is None else state.other, slot, length))
+
+    def _around(self, other: Any) -> SamState:
+        corpus = None if self._corpus is None else CorpusMatch(self._corpus)
+        return SamState(TextMatch(), corpus, other)
+
+    def close(self, state: SamState) -> None:
+        self.other.close(state.other)
+
+    def rewind(self, state: SamState, length: int) -> None:
+        state.text.rewind(length)
+        if state.corpus is not None:
+            state.corpus.rewind(length)
+        self.other.rewind(state.other, length)
+
+    def prefill(self, states: Sequence[SamState], chunks: Sequence[PromptChunk]) -> None:
+        self.other.prefill([state.other for state in states], chunks)  # matches follow the ids shown when drafting
+
+    def propose(self, states: Sequence[SamState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        chains = [self.retrieve(state, request) for state, request in zip(states, requests, strict=True)]
+        asked = [
+            replace(request, budget=0, max_depth=0) if chain else request
+            for chain, request in zip(chains, requests, strict=True)
+        ]
+        trees = self.other.propose([state.other for state in states], asked)
+        return [
+            DraftTree.chain(tree.tokens.new_tensor([request.ids[-1], *chain]), origin="matched") if chain else tree
+            for chain, request, tree in zip(chains, requests, trees, strict=True)
+        ]
+
+    def retrieve(self, state: SamState, request: DraftRequest) -> list[int]:
+        """The tokens after the better match; none where it is too short or nothing follows it."""
+        state.text.follow(request.ids)
+        best: TextMatch | CorpusMatch = state.text
+        length = state.text.length
+        if state.corpus is not None:
+            state.corpus.follow(request.ids)
+            if state.corpus.length - self._corpus_bias > length:
+                best, length = state.corpus, state.corpus.length - self._corpus_bias
+        count = min(request.budget, request.max_depth, MOST_PREDICTS)
+        return best.continuation(count) if length >= self._min_match else []
+
+    def observe(self, states: Sequence[SamState], observations: Sequence[Observation]) -> None:
+        self.other.observe([state.other for state in states], observations)
+
+    def reset(self) -> None:
+        self.other.reset()

@@ -1,0 +1,218 @@
+"""The transition matrix: which ids the target ranked highest after each token (Token Recycling, arXiv 2408.08696;
+Graft, arXiv 2605.20104, section 3.2), or after each pair of tokens, which the papers do not have.
+
+Eight ids of 8 bytes per token of the vocabulary: 3.1 MB on the device for 49,152 tokens, 9.7 MB for 151,936. Rows of
+pairs take 5.2 MB more (`pair_rows`). Shared by the requests of an engine that is paid once; private, once per open
+request, which also starts with a copy of it.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outpace.core.protocols import Needs, Observation, PromptChunk
+from outpace.lib.errors import InvalidRequest
+from outpace.trees.retrieval.pair_rows import PairRows, last_of
+
+SUCCESSORS = 8
+
+
+class Rows(NamedTuple):
+    """What is known of the target's transitions.
+
+    Attributes:
+        tokens: [N] int64, ascending.
+        successors: [N, 8] their rows.
+        pairs: [P, 2] int64 of tokens, ascending; the first may be NO_TOKEN.
+        pair_successors: [P, 8] their rows.
+    """
+
+    tokens: Tensor
+    successors: Tensor
+    pairs: Tensor
+    pair_successors: Tensor
+
+
+class TransitionMatrix:
+    """For each token, the 8 ids that the target last ranked highest after it: [V, 8] on the device.
+
+    Ranked by the model's own logits, before any option: penalties depend on a path, and rows are for all paths. Rows
+    never seen are zeros, as in the paper; a row that was seen never is, for its ids differ.
+
+    Args:
+        vocab_size: V.
+        device: where the target runs, so that drafting needs no host read.
+        known: rows that it starts with and returns to when it is reset; they are kept in as much memory again.
+        context: how many tokens a row is keyed by: 1, or 2, backing off to 1 where a pair was not seen.
+
+    Attributes:
+        successors: [V, 8] int64, rows by the last token.
+        pairs: rows by the last two; None with a context of 1.
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device, known: Rows | None = None, context: int = 1) -> None:
+        if vocab_size < SUCCESSORS:
+            raise InvalidRequest(
+                f"a transition matrix needs a vocabulary of at least {SUCCESSORS} tokens, not {vocab_size}"
+            )
+        self.successors = torch.zeros(vocab_size, SUCCESSORS, dtype=torch.int64, device=device)
+        self.pairs = PairRows(vocab_size, SUCCESSORS, device) if context == 2 else None
+        self._beginning: tuple[Tensor, PairRows | None] | None = None
+        if known is not None:
+            self._begin(Rows(*(part.to(device) for part in known)))
+
+    @property
+    def nbytes(self) -> int:
+        """Memory on the device."""
+        return self.successors.nbytes + (0 if self.pairs is None else self.pairs.nbytes)
+
+    @property
+    def context(self) -> int:
+        """How many tokens a row is keyed by."""
+        return 1 if self.pairs is None else 2
+
+    def fresh(self) -> "TransitionMatrix":
+        """A matrix of what this one was made with, that learns for itself."""
+        made = TransitionMatrix(len(self.successors), self.successors.device, context=self.context)
+        made._beginning = self._beginning
+        made.reset()
+        return made
+
+    def copy(self) -> "TransitionMatrix":
+        """A matrix of the same content that learns for itself."""
+        copied = TransitionMatrix(len(self.successors), self.successors.device, context=self.context)
+        copied._beginning = self._beginning
+        copied._take(self.successors, self.pairs)
+        return copied
+
+    def reset(self) -> None:
+        """Forget what was learned since it was made; what it was made with it keeps."""
+        if self._beginning is not None:
+            self._take(*self._beginning)
+            return
+        self.successors.zero_()
+        if self.pairs is not None:
+            self.pairs.clear()
+
+    def rows(self) -> Rows:
+        """All that is known."""
+        tokens = self.successors.any(dim=1).nonzero()[:, 0]
+        none = self.successors[:0]
+        pairs = (none[:, :2], none) if self.pairs is None else self.pairs.known()
+        return Rows(tokens, self.successors[tokens], *pairs)
+
+    def after(self, before: Tensor, tokens: Tensor) -> Tensor:
+        """[..., 8] ids after tokens [...] that stand behind the tokens `before` [...], the likeliest first.
+
+        The pair's row where there is one, else the token's; zeros where neither was seen.
+        """
+        rows = self.successors[tokens]
+        return rows if self.pairs is None else self.pairs.read(before, tokens, rows)
+
+    def update(self, tokens: Tensor, top_ids: Tensor, before: Tensor | None = None) -> None:
+        """Refresh the rows of tokens [M], and of the pairs with those before them [M], from the target's top ids
+        [M, >= 8] after them.
+
+        Where a token or a pair appears more than once the last one wins, always. Without `before` no pair is known.
+        """
+        device = self.successors.device
+        tokens, rows = tokens.to(device), top_ids[:, :SUCCESSORS].to(device)
+        self.successors[tokens] = rows[last_of(tokens, len(self.successors))]
+        if self.pairs is not None and before is not None:
+            self.pairs.update(before.to(device), tokens, rows)
+
+    def _begin(self, known: Rows) -> None:
+        """Know these rows, now and after each `reset`: a copy of all is kept, which costs less than to look for the
+        places of as many pairs as a table holds."""
+        self.successors[known.tokens] = known.successors
+        if self.pairs is not None:
+            before, tokens = known.pairs.unbind(1)
+            self.pairs.update(before, tokens, known.pair_successors)
+        kept = None if self.pairs is None else self.pairs.copy()
+        self._beginning = self.successors.clone(), kept
+
+    def _take(self, successors: Tensor, pairs: PairRows | None) -> None:
+        self.successors.copy_(successors)
+        if self.pairs is not None and pairs is not None:
+            self.pairs.copy_(pairs)
+
+
+class MatrixLearner:
+    """What every reader of a transition matrix does with the target's answers: it refreshes the rows of all tokens that
+    the target was asked about, of prompts and of verified nodes, accepted or not.
+
+    A request's state is the matrix that it reads and teaches.
+
+    Args:
+        matrix: shared by all requests, or what private ones start from.
+        private: every request has a matrix of its own, and forgets it when it ends; a request that is opened alone has
+            one in any case, of what the shared one was made with.
+    """
+
+    def __init__(self, matrix: TransitionMatrix, private: bool = False) -> None:
+        self.needs = Needs(top_k=SUCCESSORS)
+        self.matrix, self.private = matrix, private
+
+    def open(self, slot: int, alone: bool = False) -> TransitionMatrix:
+        if alone:
+            return self.matrix.fresh()
+        return self.matrix.copy() if self.private else self.matrix
+
+    def can_fork(self, own: bool) -> bool:
+        """What the prompt teaches is in the shared matrix already; in a private one it would be missing."""
+        return own and not self.private
+
+    def fork(self, state: TransitionMatrix, slot: int, length: int) -> TransitionMatrix:
+        return self.open(slot)
+
+    def rewind(self, state: TransitionMatrix, length: int) -> None:
+        pass  # what follows a token was true wherever it stood
+
+    def prefill(self, states: Sequence[TransitionMatrix], chunks: Sequence[PromptChunk]) -> None:
+        told = [(state, chunk) for state, chunk in zip(states, chunks, strict=True) if chunk.top_ids is not None]
+        if told:
+            before = [_with(chunk.before, chunk.tokens[:-1]) for _, chunk in told]
+            seen = [chunk.top_ids for _, chunk in told if chunk.top_ids is not None]
+            _teach([state for state, _ in told], [chunk.tokens for _, chunk in told], seen, before)
+
+    def observe(self, states: Sequence[TransitionMatrix], observations: Sequence[Observation]) -> None:
+        trees = [observation.tree for observation in observations]
+        sizes = [len(tree) for tree in trees]
+        starts = [0, *accumulate(sizes[:-1])]
+        tokens = torch.cat([tree.tokens for tree in trees])  # [T]
+        said, above = tokens.tolist(), list[int]()
+        for one, start in zip(observations, starts, strict=True):
+            above += [one.before, *(said[start + parent] for parent in one.tree.topology.parents[1:])]
+        before = tokens.new_tensor(above)
+        top_ids = [observation.outputs.top_ids for observation in observations]
+        if all(state is states[0] for state in states):
+            states[0].update(tokens, torch.cat(top_ids), before)
+            return
+        _teach(states, tokens.split(sizes), top_ids, before.split(sizes))
+
+    def reset(self) -> None:
+        self.matrix.reset()
+
+
+def by_matrix(states: Sequence[TransitionMatrix]) -> dict[TransitionMatrix, list[int]]:
+    """Indices of the requests that share a matrix."""
+    groups: dict[TransitionMatrix, list[int]] = {}
+    for index, state in enumerate(states):
+        groups.setdefault(state, []).append(index)
+    return groups
+
+
+def _with(first: int, rest: Tensor) -> Tensor:
+    """[1 + M] a token and the M after it."""
+    return torch.cat([rest.new_tensor([first]), rest])
+
+
+def _teach(
+    states: Sequence[TransitionMatrix], tokens: Sequence[Tensor], top_ids: Sequence[Tensor], before: Sequence[Tensor]
+) -> None:
+    """One flattened update per matrix, in the order of requests."""
+    for matrix, members in by_matrix(states).items():
+        matrix.update(*(torch.cat([part[index] for index in members]) for part in (tokens, top_ids, before)))

@@ -1,0 +1,181 @@
+"""The file of a warm-up: a safetensors file with the metadata format=outpace.warm and vocab_size.
+
+Its tensors are tokens [N] int32, ascending, and successors [N, 8] int32, their rows; of a matrix with two tokens of
+context also pairs [P, 2] int32, ascending, where -1 stands before the first token of a text, and pair_successors
+[P, 8] int32. If the warm-up calibrated gates it also holds gate_checkpoints [G] int32, ascending depths, and
+gate_thresholds [G] float64, a probability for each, and its metadata say what for: gates_drafter, the drafter's
+fingerprint, without which they are not taken, gates_budget and gates_temperature. Transitions are the target's and
+serve any drafter; a file of gates alone has N = 0.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outpace.core.drafting import Gates
+from outpace.core.protocols import NO_TOKEN
+from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.table_file import TableKind, load_described, load_table, save_table
+from outpace.trees.retrieval.transition_matrix import SUCCESSORS, Rows, TransitionMatrix
+
+DEEPEST = 64
+"""Checkpoint of a gate."""
+GATE_NAMES = ("gate_checkpoints", "gate_thresholds")
+PAIR_NAMES = ("pairs", "pair_successors")
+GATES_DRAFTER = "gates_drafter"
+KIND = TableKind(
+    "warm",
+    "a transition matrix",
+    "warmup",
+    frozenset({"tokens", "successors"}),
+    optional=frozenset((*GATE_NAMES, *PAIR_NAMES)),
+)
+
+
+class Calibration(NamedTuple):
+    """Gates, and what a warm-up calibrated them for.
+
+    Attributes:
+        gates: where a draft may end.
+        drafter: fingerprint of whose drafts it saw; other drafters are refused, for their confidence is another.
+        budget, temperature: of these drafts; others are a matter of speed, and who reads the file may ask.
+    """
+
+    gates: Gates
+    drafter: str
+    budget: int
+    temperature: float
+
+    def about(self) -> dict[str, str]:
+        """Metadata of the file."""
+        given = {"gates_budget": str(self.budget), "gates_temperature": str(self.temperature)}
+        return given | {GATES_DRAFTER: self.drafter}
+
+
+def save_matrix(
+    file: str | Path,
+    matrix: TransitionMatrix,
+    calibration: Calibration | None = None,
+    origin: Mapping[str, str] | None = None,
+) -> int:
+    """Write the known rows as a safetensors file: 36 bytes for each token's, 40 for each pair's.
+
+    Args:
+        file: a new one.
+        matrix: whose rows.
+        calibration: of the same warm-up; None for a file without gates.
+        origin: what else the file is to say of where its rows come from.
+
+    Returns:
+        How many tokens have one.
+
+    Raises:
+        InvalidRequest: the file exists, or its folder does not.
+    """
+    rows = Rows(*(part.to("cpu", torch.int32) for part in matrix.rows()))
+    tensors = {"tokens": rows.tokens, "successors": rows.successors}
+    if matrix.context == 2:
+        tensors |= zip(PAIR_NAMES, (rows.pairs, rows.pair_successors), strict=True)
+    if calibration is not None:
+        depths = torch.tensor(calibration.gates.checkpoints, dtype=torch.int32)
+        thresholds = torch.tensor(calibration.gates.thresholds, dtype=torch.float64)
+        tensors |= zip(GATE_NAMES, (depths, thresholds), strict=True)
+    about = {} if calibration is None else calibration.about()
+    save_table(file, KIND, tensors, len(matrix.successors), {**(origin or {}), **about})
+    return len(rows.tokens)
+
+
+def load_matrix(file: str | Path | None, vocab_size: int, device: torch.device, context: int = 1) -> TransitionMatrix:
+    """A matrix with the rows of a file, to which `reset` returns; an empty one without a file.
+
+    Args:
+        file: as `save_matrix` wrote it. One without rows of pairs is the beginning of a matrix that has them.
+        vocab_size: of the target.
+        device: of the matrix.
+        context: tokens that a row is keyed by; with 1 a file's rows of pairs are left alone.
+
+    Raises:
+        ModelError: no such file, another kind of file, one for another vocabulary, or no rows of it.
+    """
+    if file is None:
+        return TransitionMatrix(vocab_size, device, context=context)
+    table = load_table(file, KIND, vocab_size)
+    tokens, successors = table["tokens"], table["successors"]
+    none = torch.empty(0, 2, dtype=torch.int32), torch.empty(0, SUCCESSORS, dtype=torch.int32)
+    pairs, pair_successors = (table.get(name, empty) for name, empty in zip(PAIR_NAMES, none, strict=True))
+    keyed = tokens[:, None] if tokens.dim() == 1 else tokens
+    if not _are_rows(keyed, successors, vocab_size, 1) or not _are_rows(pairs, pair_successors, vocab_size, 2):
+        raise ModelError(
+            f"{KIND.option}={file}: must hold ascending int32 tokens, or pairs of them, each with {SUCCESSORS} "
+            f"different int32 ids from 0 to {vocab_size - 1}; make one with `outpace {KIND.command}`"
+        )
+    rows = Rows(tokens.long(), successors.long(), pairs.long(), pair_successors.long())
+    return TransitionMatrix(vocab_size, device, rows, context)
+
+
+def _are_rows(keys: Tensor, successors: Tensor, vocab_size: int, context: int) -> bool:
+    """Whether keys [N, context] of tokens ascend and each has a row [N, 8] of ids that differ.
+
+    Args:
+        keys: the tokens that rows are keyed by.
+        successors: the rows.
+        vocab_size: below which all ids are.
+        context: how many tokens a key has; of two the first may be none.
+    """
+    if not keys.dtype == successors.dtype == torch.int32 or keys.dim() != 2 or keys.shape[1] != context:
+        return False
+    if successors.shape != (len(keys), SUCCESSORS):
+        return False
+    if not len(keys):
+        return True
+    ids = torch.cat([keys, successors], dim=1)  # [N, C + 8]
+    least = 0 if context == 1 else NO_TOKEN
+    if int(ids[:, 0].min()) < least or int(ids[:, 1:].min()) < 0 or int(ids.max()) >= vocab_size:
+        return False
+    numbers = keys[:, 0].long()
+    for column in keys.unbind(1)[1:]:
+        numbers = numbers * vocab_size + column
+    return bool((numbers.diff() > 0).all() and (successors.sort().values.diff() > 0).all())
+
+
+def load_gates(file: str | Path, vocab_size: int, drafter: str) -> Gates | None:
+    """The gates of a file; None if it holds none.
+
+    Args:
+        file: as `save_matrix` wrote it.
+        vocab_size: of the target.
+        drafter: fingerprint of whose drafts they will end.
+
+    Raises:
+        ModelError: no such file, another kind of file, one for another vocabulary, or no gates that could be.
+        InvalidRequest: they were calibrated for another drafter, or the file does not say for which.
+    """
+    table, about = load_described(file, KIND, vocab_size)
+    if not table.keys() & set(GATE_NAMES):
+        return None
+    depths, thresholds = (table.get(name, torch.empty(0)) for name in GATE_NAMES)
+    is_table = depths.dtype == torch.int32 and thresholds.dtype == torch.float64 and depths.dim() == 1
+    if (
+        not is_table
+        or depths.shape != thresholds.shape
+        or not len(depths)
+        or not bool((depths.diff() > 0).all() and depths[0] >= 1 and depths[-1] <= DEEPEST)
+        or not bool(((thresholds >= 0) & (thresholds <= 1)).all())
+    ):
+        raise ModelError(
+            f"{KIND.option}={file}: gate_checkpoints must be ascending int32 depths from 1 to {DEEPEST}, and "
+            f"gate_thresholds a float64 probability for each; make a file with `outpace {KIND.command}`"
+        )
+    made_for = about.get(GATES_DRAFTER)
+    if made_for != drafter:
+        said = (
+            "does not say for which drafter its gates are" if made_for is None else f"has gates for drafter {made_for}"
+        )
+        raise InvalidRequest(
+            f"{KIND.option}={file}: {said}, and this drafter is {drafter}; make a file with this drafter by `outpace "
+            f"{KIND.command}`, or name checkpoints= and thresholds="
+        )
+    return Gates(tuple(depths.tolist()), tuple(thresholds.tolist()))

@@ -1,0 +1,53 @@
+"""What growing shapes share: what they do unless they say otherwise, and how their options write lists."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+from torch import Tensor
+
+from outpace.budget.prices import Prices
+from outpace.core.protocols import Observation
+
+
+class PlainShape:
+    """A growing shape without a history: each request keeps its budget, and no level weighs more than another."""
+
+    reranks = False
+    wants_entropy = False
+    draws = False
+    wants_prices = False
+
+    def open(self, alone: bool = False) -> Any:
+        return None
+
+    def close(self, state: Any) -> None:
+        pass
+
+    def weight(self, depth: int) -> float:
+        return 1.0
+
+    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Sequence[Prices | None] = ()) -> None:
+        pass
+
+    def kept(self, states: Sequence[Any], budgets: Tensor) -> Tensor:
+        return budgets
+
+    def observe(self, state: Any, observation: Observation) -> None:
+        pass
+
+    def end_answer(self, state: Any) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+
+def _parts(value: object) -> object:
+    return value.split("/") if isinstance(value, str) else value
+
+
+Integers = Annotated[tuple[int, ...], BeforeValidator(_parts)]
+"""A tuple that options write with slashes, as in 1/2/6: commas stand between options."""
+Numbers = Annotated[tuple[float, ...], BeforeValidator(_parts)]
+"""The same for real numbers."""

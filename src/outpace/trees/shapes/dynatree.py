@@ -1,0 +1,232 @@
+"""DynaTree: breadth, depth and pruning of a draft tree follow the draft's confidence and what was accepted of late."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Self
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch import Tensor
+
+from outpace.core.drafting import Level
+from outpace.core.protocols import Observation
+from outpace.trees.shapes.base import PlainShape
+from outpace.trees.shapes.fixed import PRUNE, Prune
+
+# The authors' rule, from their public code: a dead zone around the target, fixed steps, ranges of its own.
+AUTHORS_DEAD_ZONE = 0.1
+AUTHORS_CONFIDENCE_STEP = 0.05
+AUTHORS_CONFIDENCE_RANGE = (0.5, 0.95)
+AUTHORS_DEEP_RANGE = (0.3, 0.8)
+# Both rules wait for this many entries of history: a mean over fewer says little.
+FEWEST_ENTRIES = 5
+# Keeps the two confidence thresholds apart when history moves the upper one.
+CONFIDENCE_GAP = 0.01
+
+
+class DynaTreeConfig(BaseModel):
+    """Settings of DynaTree (sections 3.3 to 3.5, Algorithm 1; what the paper omits is from the authors' code).
+
+    The paper's names: B_min, B_mid, B_max; tau_h and tau_l on c(u), the probability of the best child; D0 and D_max;
+    rho_stop and rho_deep; tau; a*, W, eta_D and eta_h.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_breadth: int = Field(
+        default=1, ge=1, le=16, description="children of a node whose best child has at least high_confidence"
+    )
+    mid_breadth: int = Field(default=2, ge=1, le=16, description="children of a node between the two")
+    max_breadth: int = Field(
+        default=3, ge=1, le=16, description="children of a node whose best child has less than low_confidence"
+    )
+    high_confidence: float = Field(default=0.9, gt=0, le=1, description="probability of a best child; see min_breadth")
+    low_confidence: float = Field(default=0.4, gt=0, lt=1, description="probability of a best child; see max_breadth")
+    base_depth: int = Field(
+        default=5, ge=1, description="nodes above this depth are expanded whenever they are likely enough"
+    )
+    depth: int = Field(default=8, ge=2, le=64, description="drafted tokens on the longest path")
+    stop_path_prob: float = Field(
+        default=0.1, gt=0, lt=1, description="probability of the path to a node below which it is not expanded"
+    )
+    deep_path_prob: float = Field(
+        default=0.5, gt=0, lt=1, description="the same beyond base_depth, where it must be above this"
+    )
+    min_path_prob: float = Field(
+        default=0.05, gt=0, lt=1, description="probability of the path to a node below which it is pruned"
+    )
+    prune: Prune = Field(default="leaves", description=PRUNE)
+    adaptive_breadth: bool = Field(default=True, description="off: every node gets mid_breadth children")
+    adaptive_depth: bool = Field(
+        default=True, description="off: every node above base_depth is expanded unless pruned, and none below"
+    )
+    history: Literal["paper", "authors", "off"] = Field(
+        default="paper",
+        description="paper: the two update equations of section 3.3, each round; authors: fixed steps outside a dead "
+        "zone, once per answer, as in their code; off. Under rejection, where trees have a say in what is said, the "
+        "authors' rule stands still, for it goes from answer to answer; the paper's follows the request itself",
+    )
+    target_acceptance: float = Field(default=0.7, gt=0, lt=1, description="what history steers towards")
+    window: int = Field(default=10, ge=FEWEST_ENTRIES, description="entries of history in the mean")
+    depth_step: float = Field(default=0.5, ge=0, allow_inf_nan=False, description="step of base_depth")
+    confidence_step: float = Field(default=0.025, ge=0, allow_inf_nan=False, description="step of high_confidence")
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        ordered = [
+            (self.min_breadth <= self.mid_breadth, "min_breadth", "mid_breadth", "at most"),
+            (self.mid_breadth <= self.max_breadth, "mid_breadth", "max_breadth", "at most"),
+            (self.low_confidence < self.high_confidence, "low_confidence", "high_confidence", "below"),
+            (self.stop_path_prob < self.deep_path_prob, "stop_path_prob", "deep_path_prob", "below"),
+            (self.base_depth < self.depth, "base_depth", "depth", "below"),
+        ]
+        for holds, lower, upper, relation in ordered:
+            if not holds:
+                values = f"{lower}={getattr(self, lower)} and {upper}={getattr(self, upper)} contradict each other"
+                raise ValueError(f"{values}: {lower} must be {relation} {upper}")
+        return self
+
+
+@dataclass
+class DynaTreeState:
+    """What history has made of the settings for one request.
+
+    Attributes:
+        base_depth: D0 as a real number, rounded where it is used.
+        high_confidence, deep_path_prob: tau_h and rho_deep now.
+        rates: acceptance of recent rounds, accepted drafts over the deepest depth drafted.
+        emitted, rounds: tokens and rounds of the answer so far.
+        alone: it neither follows other answers nor counts for them.
+    """
+
+    base_depth: float
+    high_confidence: float
+    deep_path_prob: float
+    rates: deque[float]
+    emitted: int = 0
+    rounds: int = 0
+    alone: bool = False
+
+
+@dataclass
+class _AuthorsHistory:
+    """What the authors' rule carries from answer to answer."""
+
+    base_depth: float
+    high_confidence: float
+    deep_path_prob: float
+    rates: deque[float] = field(default_factory=deque)
+
+
+class DynaTree(PlainShape):
+    """The confidence-adaptive tree.
+
+    Args:
+        config: its settings.
+    """
+
+    def __init__(self, config: DynaTreeConfig) -> None:
+        self.config = config
+        self.width = config.max_breadth
+        self.reset()
+
+    def reset(self) -> None:
+        self._carried = self._first()
+
+    def _first(self) -> _AuthorsHistory:
+        config = self.config
+        return _AuthorsHistory(
+            float(config.base_depth), config.high_confidence, config.deep_path_prob, deque(maxlen=config.window)
+        )
+
+    def open(self, alone: bool = False) -> DynaTreeState:
+        carried, rates = self._first() if alone else self._carried, deque[float](maxlen=self.config.window)
+        return DynaTreeState(carried.base_depth, carried.high_confidence, carried.deep_path_prob, rates, alone=alone)
+
+    def grow(self, states: Sequence[DynaTreeState], level: Level) -> tuple[Tensor, Tensor]:
+        """Dynamic breadth, dynamic depth and adaptive pruning of one level (section 3.3)."""
+        config = self.config
+        likely = level.cumulative >= math.log(config.min_path_prob)  # [F, C]
+        ranks = torch.arange(level.log_probs.shape[1])
+        selected = ranks < self._breadths(states, level)[:, None]
+        if config.prune == "leaves":
+            # A node below the threshold has no descendant above it, so pruning afterwards would leave the same tree,
+            # but would have spent budget on it.
+            selected &= likely
+        base = torch.tensor([round(state.base_depth) for state in states])[level.owners, None]  # [F, 1]
+        shallow = level.depth < base
+        if not config.adaptive_depth:
+            return selected, selected & likely & shallow
+        deep = torch.tensor([math.log(state.deep_path_prob) for state in states])[level.owners, None]
+        expanded = (level.cumulative >= math.log(config.stop_path_prob)) & (shallow | (level.cumulative > deep))
+        return selected, selected & likely & expanded & (level.depth < config.depth)
+
+    def _breadths(self, states: Sequence[DynaTreeState], level: Level) -> Tensor:
+        """[F] children per node: B(u)."""
+        config = self.config
+        breadths = torch.full((len(level.owners),), config.mid_breadth)
+        if config.adaptive_breadth:
+            confidence = level.log_probs[:, 0]
+            high = torch.tensor([math.log(state.high_confidence) for state in states])[level.owners]
+            breadths[confidence >= high] = config.min_breadth
+            breadths[confidence < math.log(config.low_confidence)] = config.max_breadth
+        return breadths
+
+    def observe(self, state: DynaTreeState, observation: Observation) -> None:
+        """History adaptation: D0 and tau_h follow the acceptance of the last rounds (section 3.3)."""
+        config, tree = self.config, observation.tree
+        accepted = sum(node < tree.drafted for node in observation.verdict.path) - 1  # grafts are none of its choices
+        state.rounds += 1
+        state.emitted += accepted + 1
+        deepest = max(tree.topology.depths[: tree.drafted])
+        if not deepest:
+            return  # nothing was drafted, so nothing was learned
+        state.rates.append(accepted / deepest)
+        if config.history != "paper" or len(state.rates) < FEWEST_ENTRIES:
+            return
+        error = sum(state.rates) / len(state.rates) - config.target_acceptance
+        state.base_depth = _clip(state.base_depth + config.depth_step * error, 1, config.depth - 1)
+        lowest = config.low_confidence + CONFIDENCE_GAP
+        state.high_confidence = _clip(state.high_confidence - config.confidence_step * error, lowest, 1.0)
+
+    def end_answer(self, state: DynaTreeState) -> None:
+        """Count the answer, and begin the next one of the conversation with what is carried."""
+        if self.config.history == "authors":
+            self.close(state)
+            carried = self._carried
+            state.base_depth, state.high_confidence = carried.base_depth, carried.high_confidence
+            state.deep_path_prob = carried.deep_path_prob
+            state.emitted = state.rounds = 0
+
+    def close(self, state: DynaTreeState) -> None:
+        """The authors' rule: once per answer, one step if the mean of the last answers left the dead zone.
+
+        Their rate counts emitted tokens, the bonus included, over D0 + 2, as their code does.
+        """
+        config, carried = self.config, self._carried
+        if config.history != "authors" or not state.rounds or state.alone:
+            return
+        carried.rates.append(state.emitted / state.rounds / (config.base_depth + 2))
+        if len(carried.rates) < FEWEST_ENTRIES:
+            return
+        error = sum(carried.rates) / len(carried.rates) - config.target_acceptance
+        if abs(error) <= AUTHORS_DEAD_ZONE:
+            return
+        step = math.copysign(1.0, error)
+        carried.base_depth = _clip(carried.base_depth + step, 2, config.depth - 1)
+        low, high = _above(config.low_confidence, AUTHORS_CONFIDENCE_RANGE)
+        carried.high_confidence = _clip(carried.high_confidence - step * AUTHORS_CONFIDENCE_STEP, low, high)
+        low, high = _above(config.stop_path_prob, AUTHORS_DEEP_RANGE)
+        carried.deep_path_prob = _clip(carried.deep_path_prob - step * AUTHORS_CONFIDENCE_STEP, low, high)
+
+
+def _above(threshold: float, limits: tuple[float, float]) -> tuple[float, float]:
+    """The limits moved where needed so that what is clipped to them stays above the lower threshold of its pair."""
+    low = max(limits[0], threshold + CONFIDENCE_GAP)
+    return low, max(limits[1], low)
+
+
+def _clip(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)

@@ -1,0 +1,153 @@
+"""Graft's pruning: a doubtful draft ends at one of a few checkpoints, which frees slots (arXiv 2605.20104, 3.1)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from outpace.budget.prices import Prices
+from outpace.trees.shapes.base import Integers, Numbers
+from outpace.trees.shapes.beam import Beam, BeamConfig
+
+KEPT_OF = 60
+"""The budget that `CheckpointConfig.kept` is stated for, the paper's K."""
+
+
+class CheckpointConfig(BeamConfig):
+    """A beam with gates at some depths.
+
+    The paper names its checkpoints d0, d1 and d5 by the expansions before them: d0 is judged after the root draft step,
+    which has scored depth 1 of drafted tokens ("prune at root"), and Algorithm 2 judges d after expansion d, which has
+    scored depth d + 1. Hence 1, 2 and 6 here. Its full template, "the same maximum depth" as a base tree of depth 8 in
+    EAGLE's count, has 9 levels, which is the same shift: the base tree has depth=9 and 60 drafted nodes, which `graft`
+    and `echo` take by default off the CPU. The default thresholds are its own for Qwen3-8B on HumanEval (table 11),
+    which table 12 carries over to other texts; a warm-up calibrates these and the checkpoints for another drafter
+    (`shaping.calibration`).
+    """
+
+    checkpoints: Integers = Field(
+        default=(1, 2, 6), description="depths, ascending, at which a draft may end; written as 1/2/6"
+    )
+    kept: Integers = Field(
+        default=(8, 24, 40),
+        description="of a budget of 60 drafted nodes, how many a draft keeps that ended at each checkpoint",
+    )
+
+    thresholds: Numbers = Field(
+        default=(0.15, 0.13, 0.51),
+        description="what the confidence must exceed at each checkpoint for drafting to go on; 0 never ends it",
+    )
+
+    @property
+    def prunes_early(self) -> bool:
+        """Whether a closed gate ends drafting at once."""
+        return True
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        check_ascending("checkpoints", self.checkpoints, 1, 64)
+        check_ascending("kept", self.kept, 1, KEPT_OF, len(self.checkpoints))
+        if len(self.thresholds) != len(self.checkpoints) or not all(0 <= tau <= 1 for tau in self.thresholds):
+            wanted = f"{len(self.checkpoints)} probabilities, one for each of checkpoints={_slashed(self.checkpoints)}"
+            raise ValueError(f"thresholds={_slashed(self.thresholds)}: must be {wanted}")
+        return self
+
+
+class GatedConfig(CheckpointConfig):
+    """Graft's gates, without what it grafts."""
+
+    draft_all: bool = Field(
+        default=False,
+        description="draft the whole tree and then prune it to as many nodes, the best of all depths, so that requests "
+        "of a batch draft alike (batch mode, appendix D); else a closed gate ends drafting, which saves its passes",
+    )
+
+    @property
+    def prunes_early(self) -> bool:
+        return not self.draft_all
+
+
+@dataclass(eq=False)
+class GateState:
+    """A request in a gated shape.
+
+    Attributes:
+        stage: of this round: which checkpoint, from 0, its draft ended at; None if no gate has closed.
+    """
+
+    stage: int | None = None
+
+
+class Gated(Beam):
+    """The beam, ended at the first checkpoint whose confidence is not above its threshold.
+
+    The confidence c_d is exp(best cumulative score at depth d). A draft that ended keeps the best of its nodes, fewer
+    the earlier it ended; one that no gate ends is the beam's tree.
+
+    Args:
+        config: its settings.
+    """
+
+    config: CheckpointConfig
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        super().__init__(config)
+
+    def open(self, alone: bool = False) -> Any:
+        return GateState()
+
+    def begin(self, states: Sequence[Any], budgets: Sequence[int], prices: Sequence[Prices | None] = ()) -> None:
+        for state in states:
+            state.stage = None
+
+    def stage(self, state: GateState) -> int | None:
+        """Which checkpoint, from 0, ended the request's last draft; None if none did."""
+        return state.stage
+
+    def share(self, budget: int, stage: int | None) -> int:
+        """Drafted nodes that a draft may keep which ended at a stage, None for one that was not ended.
+
+        The proportion that `kept` states for a budget of 60, rounded to the nearest number, halves up; at least one,
+        unless the budget is 0.
+        """
+        if stage is None:
+            return budget
+        return min(budget, max(1, (2 * budget * self.config.kept[stage] + KEPT_OF) // (2 * KEPT_OF)))
+
+    def kept(self, states: Sequence[Any], budgets: Tensor) -> Tensor:
+        pairs = zip(states, budgets.tolist(), strict=True)
+        return torch.tensor([self.share(budget, state.stage) for state, budget in pairs], dtype=torch.int64)
+
+    def goes_on(self, state: Any, depth: int, scores: Tensor) -> bool:
+        if depth in self.config.checkpoints:
+            stage = self.config.checkpoints.index(depth)
+            gate = self.config.thresholds[stage]
+            # By logarithms: the exponential of a long path's score would be 0, and not above a gate of 0.
+            if state.stage is None and gate > 0 and float(scores.max()) <= math.log(gate):
+                state.stage = stage
+                if self.config.prunes_early:
+                    return False
+        return super().goes_on(state, depth, scores)
+
+
+def check_ascending(name: str, values: tuple[int, ...], least: int, most: int, count: int | None = None) -> None:
+    """Refuse values that do not ascend from `least` to `most`, or are not so many.
+
+    Raises:
+        ValueError: with what would be right.
+    """
+    is_counted = len(values) == count if count is not None else len(values) > 0
+    ascend = all(before < after for before, after in pairwise(values))
+    if not is_counted or not ascend or not all(least <= value <= most for value in values):
+        number = "one or more" if count is None else str(count)
+        wanted = f"{number} ascending numbers from {least} to {most}, with slashes between them"
+        raise ValueError(f"{name}={_slashed(values)}: must be {wanted}")
+
+
+def _slashed(values: Sequence[float]) -> str:
+    return "/".join(str(value) for value in values)

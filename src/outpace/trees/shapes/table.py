@@ -1,0 +1,76 @@
+"""The shapes by name: options, help and tests follow from this table.
+
+A shape of another package is one file and one line, an entry point of the group "outpace.shapes" that names a `Shape`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import BaseModel
+
+from outpace.core.drafting import GrowingShape, StaticShape
+from outpace.lib.plugins import plugins
+from outpace.trees.shapes.beam import Beam, BeamConfig, SearchConfig
+from outpace.trees.shapes.cut import Cut, CutConfig
+from outpace.trees.shapes.ddd import DddConfig, DynamicDepth
+from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig
+from outpace.trees.shapes.echo import Echo, EchoConfig
+from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig
+from outpace.trees.shapes.gates import Gated, GatedConfig
+from outpace.trees.shapes.priced import Priced, PricedConfig
+from outpace.trees.shapes.rank_paths import Chain, MedusaTemplate
+from outpace.trees.shapes.svip import Svip, SvipConfig
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A row of the table.
+
+    Attributes:
+        make: the shape; a growing one from its settings, a static one from nothing.
+        summary: in words.
+        settings: what a growing shape is made from, a pydantic model that forbids extra fields; None for a static one.
+        is_general: whether every source with scores takes it; else the methods that name it.
+        compares: whether a growing shape reads scores as probabilities.
+    """
+
+    make: Callable[..., GrowingShape | StaticShape]
+    summary: str
+    settings: type[BaseModel] | None = None
+    is_general: bool = True
+    compares: bool = True
+
+    def growing(self, settings: BaseModel) -> GrowingShape:
+        """The growing shape of some settings."""
+        shape: Any = self.make(settings)
+        return shape  # type: ignore[no-any-return]
+
+    def static(self) -> StaticShape:
+        """The static shape."""
+        shape: Any = self.make()
+        return shape  # type: ignore[no-any-return]
+
+
+BUILT_IN = {
+    "chain": Shape(Chain, "the best candidate of the best candidate"),
+    "template": Shape(MedusaTemplate, "Medusa's static tree of 63 nodes", is_general=False),
+    "beam": Shape(Beam, "EAGLE-2's dynamic tree: a beam, and the best nodes of all levels", BeamConfig),
+    "priced": Shape(Priced, "a beam whose levels and nodes must be worth their time, as measured here", PricedConfig),
+    "search": Shape(Beam, "DART's tree search: the beam with its constants", SearchConfig, False, False),
+    "fixed": Shape(FixedTree, "the same depth and breadth whatever the draft believes", FixedTreeConfig),
+    "dynatree": Shape(DynaTree, "DynaTree: breadth and depth follow confidence and history", DynaTreeConfig),
+    "gated": Shape(Gated, "Graft's gates: a beam that ends in doubt, which frees slots", GatedConfig),
+    "ddd": Shape(DynamicDepth, "DDD: a beam that goes deeper while it holds much probability", DddConfig),
+    "svip": Shape(Svip, "SVIP: a chain that ends where its distribution grows flat", SvipConfig),
+    "echo": Shape(Echo, "ECHO: gated beams that lend their slots to the batch", EchoConfig),
+    "cut": Shape(Cut, "a chain up to its first unlikely token", CutConfig),
+}
+
+
+@lru_cache(maxsize=1)
+def shapes() -> Mapping[str, Shape]:
+    """All shapes by name: those above, and those of installed packages."""
+    return MappingProxyType(BUILT_IN | plugins("outpace.shapes", Shape, tuple(BUILT_IN)))

@@ -1,0 +1,300 @@
+"""The union: drafted, recycled and matched tokens compete for the same slots, by one price.
+
+Domino or EAGLE-3 drafts a shallow beam; Graft's transition matrix and SAM-Decoding's automaton continue every node of
+it, not the pending token alone; and, as DynaTree's, the tree is as wide and deep as the odds say. What goes beyond the
+papers is that none has a share of its own: the next slot is for whatever is most likely to be accepted.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from torch import device, tensor
+
+from outpace.budget.prices import Prices, shared
+from outpace.budget.worth import DraftWorth, RoundWorth
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
+from outpace.core.tree import NEW_NODE, DraftTree
+from outpace.kernels.build import loaded_kernels
+from outpace.trees.retrieval.suffix import TextMatch
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.union.acceptance import AcceptanceModel, learn_together
+from outpace.trees.union.best_first import grow
+from outpace.trees.union.growth import Growth, GrowthRequest
+from outpace.trees.union.named import Named
+from outpace.trees.union.native_growth import NativeText, grow_natively
+
+
+@dataclass(frozen=True)
+class UnionPlan:
+    """How the union builds its trees.
+
+    Attributes:
+        draft_budget: nodes that the draft may have.
+        min_prob: a token less likely to be accepted gets no slot; 0 uses the whole budget.
+        skip_draft_above: tokens that a tree must be expected to gain without a draft for the draft to be left out; None
+            to draft always.
+        uses_matrix, uses_text: whether transitions and matches are asked.
+        uses_noise: whether the noise of the target's own draw counts. If so retrieved tokens are priced by it, and the
+            draft's scores must know it already.
+        most_priced: nodes that a tree may have where prices of time say how many, and whether to draft; 0 to follow
+            none.
+        may_draft: whether the base drafts anything.
+    """
+
+    draft_budget: int
+    min_prob: float
+    skip_draft_above: float | None
+    uses_matrix: bool = True
+    uses_text: bool = True
+    uses_noise: bool = True
+    most_priced: int = 0
+    may_draft: bool = True
+
+
+@dataclass(eq=False)
+class UnionState:
+    """One request.
+
+    Attributes:
+        of_base: its state in the draft.
+        matrix: what it reads and teaches.
+        text: matches in its own ids; None if they are not asked.
+        greedy, sampled: what prices its tokens at temperature 0, and above, by the rule that verifies it.
+        acceptance: the one of them that priced those of this round.
+        named: what was named below each node of the tree of this round.
+    """
+
+    of_base: Any
+    matrix: TransitionMatrix
+    text: TextMatch | NativeText | None
+    greedy: AcceptanceModel
+    sampled: AcceptanceModel
+    acceptance: AcceptanceModel
+    named: Sequence[Named] = ()
+
+
+class Union:
+    """Grows every tree best-first from what draft, transitions and text name.
+
+    Trees and the transition matrix live on the host: what is most likely is decided node by node.
+
+    Args:
+        base: drafts a tree with scores, or empty trees.
+        matrix: keeps the target's transitions, on the host.
+        greedy, sampled: what the candidates are worth at temperature 0, and above.
+        plan: how trees are built.
+        budget: nodes per tree by default.
+        device: where tokens live.
+        rejected: what the candidates are worth above temperature 0 under rejection, where every request learns for
+            itself; None for `sampled`.
+    """
+
+    def __init__(
+        self,
+        base: Proposer,
+        matrix: MatrixLearner,
+        greedy: AcceptanceModel,
+        sampled: AcceptanceModel,
+        plan: UnionPlan,
+        budget: int,
+        device: device,
+        rejected: AcceptanceModel | None = None,
+    ) -> None:
+        self.base, self.matrix, self.greedy, self.sampled, self.budget = base, matrix, greedy, sampled, budget
+        self.needs = Needs(max(base.needs.top_k, matrix.needs.top_k), base.needs.taps, plan.most_priced)
+        self._plan, self._device = plan, device
+        self.rejected = (rejected or sampled).copy()
+        self._draft_worth, self._round_worth = DraftWorth(), RoundWorth()
+        self._drafting_ms = self._learning_ms = 0.0
+        self._is_compiled = loaded_kernels() is not None
+        self._worths: dict[int, float] = {}  # by request, of this round's trees without a draft
+
+    def open(self, slot: int, alone: bool = False) -> UnionState:
+        greedy, sampled = self.greedy, self.sampled
+        if self.matrix.private:  # else its trees would depend on its neighbours all the same
+            greedy, sampled = greedy.copy(), sampled.copy()
+        if alone:
+            sampled = self.rejected.copy()
+        text = self._new_text() if self._plan.uses_text else None
+        return UnionState(self.base.open(slot, alone), self.matrix.open(slot, alone), text, greedy, sampled, greedy)
+
+    def can_fork(self, own: bool) -> bool:
+        return self.base.can_fork(own) and self.matrix.can_fork(own)
+
+    def fork(self, state: UnionState, slot: int, length: int) -> UnionState:
+        of_base = self.base.fork(state.of_base, slot, length)
+        matrix = self.matrix.fork(state.matrix, slot, length)
+        text = self._new_text() if self._plan.uses_text else None
+        return UnionState(of_base, matrix, text, self.greedy, self.sampled, self.greedy)
+
+    def close(self, state: UnionState) -> None:
+        self.base.close(state.of_base)
+
+    def rewind(self, state: UnionState, length: int) -> None:
+        self.base.rewind(state.of_base, length)
+        if state.text is not None:
+            state.text.rewind(length)
+
+    def prefill(self, states: Sequence[UnionState], chunks: Sequence[PromptChunk]) -> None:
+        self.base.prefill([state.of_base for state in states], chunks)
+        self.matrix.prefill([state.matrix for state in states], chunks)
+
+    def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        started = perf_counter()
+        if self._goes_without(requests):
+            self._draft_worth.pause()
+            for state in states:
+                state.named = ({},)
+            return [DraftTree.chain(tensor([request.ids[-1]], device=self._device)) for request in requests]
+        grown = self._with_trees(states, requests)
+        graft_ms = (perf_counter() - started) * 1e3 - self._drafting_ms
+        trees = []
+        for index, state in enumerate(states):
+            tree, state.named = grown[index].tree(self._device, graft_ms)
+            trees.append(tree)
+        return trees
+
+    def _goes_without(self, requests: Sequence[DraftRequest]) -> bool:
+        """Whether nothing is worth its time but the pending tokens."""
+        if not any(request.budget for request in requests):
+            return True
+        if (prices := _prices_of(requests)) is None or any(request.prices is None for request in requests):
+            return False
+        return not self._round_worth.pays(len(requests), prices.rate / prices.pace)
+
+    def _with_trees(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
+        """By request, its tree."""
+        started = perf_counter()
+        for state, request in zip(states, requests, strict=True):
+            self._bring_up_to_date(state, request)
+        grown = self._without_draft(states, requests)
+        rest = [index for index in range(len(states)) if index not in grown]
+        offered = [
+            replace(requests[index], budget=min(requests[index].budget, self._plan.draft_budget)) for index in rest
+        ]
+        before = perf_counter()
+        drafts = self.base.propose([states[index].of_base for index in rest], offered) if rest else []
+        self._drafting_ms = (perf_counter() - before) * 1e3
+        drafted = self._grow([states[index] for index in rest], [requests[index] for index in rest], drafts)
+        grown |= zip(rest, drafted, strict=True)
+        self._settle(requests, grown, rest, started)
+        return grown
+
+    def _without_draft(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
+        """By request, the trees that do without a draft."""
+        enough = self._plan.skip_draft_above
+        asked = [index for index, one in enumerate(requests) if one.prices is not None or enough is not None]
+        grown = self._grow(
+            [states[index] for index in asked], [requests[index] for index in asked], wanted_gain=enough or 0.0
+        )
+        sketches = {index: one for index, one in zip(asked, grown, strict=True) if requests[index].prices is not None}
+        found = {
+            index: one
+            for index, one in zip(asked, grown, strict=True)
+            if index not in sketches and enough is not None and one.gain >= enough
+        }
+        prices = _prices_of(requests)
+        self._worths = {index: _worth(requests[index].prices, one.gains) for index, one in sketches.items()}
+        pays = prices is not None and self._plan.may_draft
+        if prices is not None:
+            rate = prices.rate / prices.pace
+            if not (pays and self._draft_worth.pays(list(self._worths.values()), rate)):
+                found |= sketches
+        return found
+
+    def _settle(
+        self, requests: Sequence[DraftRequest], grown: dict[int, Growth], drafted: Sequence[int], started: float
+    ) -> None:
+        """Cut the trees that follow prices where time is worth more than what they would bring: slots are for whoever
+        makes most of them.
+
+        Args:
+            requests: of the round.
+            grown: by request, its tree.
+            drafted: the requests that were drafted for.
+            started: when the round's trees were begun.
+        """
+        priced = {index: prices for index in grown if (prices := requests[index].prices) is not None}
+        if not priced:
+            return
+        if learned := [index for index in drafted if index in self._worths]:
+            having = [_worth(priced[index], grown[index].gains) for index in learned]
+            self._draft_worth.learn([self._worths[index] for index in learned], having, self._drafting_ms)
+        taken, worth = shared(list(priced.values()), [grown[index].gains for index in priced])
+        for index, count in zip(priced, taken, strict=True):
+            grown[index].cut(count)
+        self._round_worth.learn(len(requests), worth, (perf_counter() - started) * 1e3 + self._learning_ms)
+
+    def _new_text(self) -> TextMatch | NativeText:
+        return NativeText() if self._is_compiled else TextMatch()
+
+    def _bring_up_to_date(self, state: UnionState, request: DraftRequest) -> None:
+        """Choose what prices the request's tokens, and take in what is new of its ids."""
+        state.acceptance = state.greedy if request.stream.params.is_greedy else state.sampled
+        if state.text is not None:
+            state.text.follow(request.ids)
+
+    def _grow(
+        self,
+        states: Sequence[UnionState],
+        requests: Sequence[DraftRequest],
+        drafts: Sequence[DraftTree] | None = None,
+        wanted_gain: float = 0.0,
+    ) -> list[Growth]:
+        """The most likely tree of each request.
+
+        Args:
+            states, requests: whose.
+            drafts: for each, a tree with scores; None for none.
+            wanted_gain: gain that is asked for where time has no prices; a tree that cannot reach it is left as it is.
+        """
+        wishes = [
+            GrowthRequest(
+                stream=request.stream,
+                matrix=state.matrix if self._plan.uses_matrix else None,
+                text=state.text,
+                uses_noise=self._plan.uses_noise,
+                acceptance=state.acceptance,
+                budget=request.budget,
+                max_depth=request.max_depth,
+                min_prob=self._plan.min_prob,
+                draft=None if drafts is None else drafts[index],
+                wanted_gain=0.0 if request.prices is not None else wanted_gain,
+                prices=request.prices,
+            )
+            for index, (state, request) in enumerate(zip(states, requests, strict=True))
+        ]
+        return grow_natively(wishes) if self._is_compiled else [grow(wish) for wish in wishes]
+
+    def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
+        self.base.observe([state.of_base for state in states], observations)
+        self.matrix.observe([state.matrix for state in states], observations)
+        started, lessons = perf_counter(), []
+        for state, observation in zip(states, observations, strict=True):
+            tree, path, next_token = observation.tree, observation.verdict.path, observation.verdict.next_token
+            accepted = tree.tokens.tolist() if len(path) > 1 else []
+            said = [*(accepted[node] for node in path[1:]), next_token]
+            numbers = tree.numbers or range(len(tree))
+            own = [numbers[node] for node in path if numbers[node] != NEW_NODE]  # new ones end a path
+            lessons.append(state.acceptance.lesson(state.named, own, said[: len(own)]))
+        learn_together([lesson for lesson in lessons if lesson is not None])
+        self._learning_ms = (perf_counter() - started) * 1e3
+
+    def reset(self) -> None:
+        self.base.reset()
+        self.matrix.reset()
+        self.greedy.reset()
+        self.sampled.reset()
+        self._draft_worth, self._round_worth = DraftWorth(), RoundWorth()
+
+
+def _worth(prices: Prices | None, gains: Sequence[float]) -> float:
+    """What nodes are worth beside a pass without any, in rounds' gains of their request."""
+    return 0.0 if prices is None else prices.worth(gains)[1] / prices.pace
+
+
+def _prices_of(requests: Sequence[DraftRequest]) -> Prices | None:
+    """Those of the first request that follows any; None where none does."""
+    return next((request.prices for request in requests if request.prices is not None), None)

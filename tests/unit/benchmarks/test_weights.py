@@ -1,0 +1,110 @@
+"""One model in every peer's format: the same numbers, whatever the file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from benchmarks.peers.weights import export_gguf
+from outpace.drafters.draft_lm.small import SmallSizes, make_bare, small_config
+from outpace.lib.errors import InvalidRequest
+from outpace.models.bare import write_bare
+from outpace.models.export import export, export_draft
+from outpace.models.frozen import FrozenTarget
+from outpace.models.load import load_target, load_vocabulary_facts
+from tests.unit.models.tiny import save_tiny_model
+
+SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+
+
+def _exported(tmp_path: Path, family: str = "llama", **changes: Any) -> Path:
+    return export(str(save_tiny_model(tmp_path / "model", family, **(SIZES | changes))), tmp_path / "made")
+
+
+def _read_back(path: Path) -> dict[str, Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    state: dict[str, Tensor] = model.state_dict()
+    return state
+
+
+def test_the_export_is_rounded_as_ours_and_made_once(tmp_path: Path) -> None:
+    """Guards against a race on other weights than ours, and against an export that is not renewed for another model."""
+    folder = _exported(tmp_path)
+    stored, made = load_file(tmp_path / "model" / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert made.keys() == stored.keys()
+    assert all(torch.equal(made[name], stored[name].to(torch.bfloat16)) for name in stored)
+    assert load_vocabulary_facts(str(folder))[1:] == load_vocabulary_facts(str(tmp_path / "model"))[1:]
+    (folder / "model.safetensors").touch()
+    before = (folder / "model.safetensors").stat().st_mtime_ns
+    assert export(str(tmp_path / "model"), tmp_path / "made") == folder
+    assert (folder / "model.safetensors").stat().st_mtime_ns == before
+    other = save_tiny_model(tmp_path / "other", **SIZES, vocab_size=270)
+    assert json.loads((export(str(other), tmp_path / "made") / "config.json").read_text())["vocab_size"] == 270
+    save_tiny_model(tmp_path / "other", **SIZES, vocab_size=280)  # another model in the same place
+    assert json.loads((export(str(other), tmp_path / "made") / "config.json").read_text())["vocab_size"] == 280
+
+
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("qwen2", False)])
+def test_a_gguf_read_back_holds_the_same_bits(tmp_path: Path, family: str, tied: bool) -> None:
+    """Guards against rows of queries and keys in another order than readers expect, lost biases, a head written twice,
+    and rounding."""
+    folder = _exported(tmp_path, family, tie_word_embeddings=tied)
+    made = load_file(folder / "model.safetensors")
+    for precision in ("BF16", "F32"):
+        found = _read_back(export_gguf(folder, precision))
+        assert made.keys() <= found.keys()
+        assert all(torch.equal(found[name], weight.to(torch.float32)) for name, weight in made.items())
+
+
+def test_eight_bits_are_as_near_as_blocks_of_32_allow(tmp_path: Path) -> None:
+    """Guards against quantised weights that are other weights."""
+    folder = _exported(tmp_path)
+    found = _read_back(export_gguf(folder, "Q8_0"))
+    for name, weight in load_file(folder / "model.safetensors").items():
+        exact = weight.to(torch.float32)
+        if exact.ndim == 2:
+            largest = exact.reshape(-1, 32).abs().amax(1, keepdim=True)  # of each block
+            # Half a step, and what the step loses as a float16, up to 127 times.
+            assert ((found[name] - exact).reshape(-1, 32).abs() <= largest / 127 * (0.5 + 127 / 2**11)).all(), name
+        else:
+            assert torch.equal(found[name], exact), name
+
+
+def test_what_a_format_cannot_hold_is_refused(tmp_path: Path) -> None:
+    """Guards against a race on other weights than ours where a file's precision or shape does not fit them."""
+    folder = _exported(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    assert not any(torch.isinf(weight.to(torch.float16)).any() for weight in tensors.values())
+    save_file({name: weight * 1e6 for name, weight in tensors.items()}, folder / "model.safetensors")
+    with pytest.raises(InvalidRequest, match="precision='F16': it would change"):
+        export_gguf(folder, "F16")
+    narrow = export(str(save_tiny_model(tmp_path / "narrow")), tmp_path / "made2")  # 48 wide
+    with pytest.raises(InvalidRequest, match=r"precision='Q8_0': .* has rows of 48"):
+        export_gguf(narrow, "Q8_0")
+    other = export(str(save_tiny_model(tmp_path / "gpt2", "gpt2")), tmp_path / "made3")
+    with pytest.raises(InvalidRequest, match="model_type='gpt2'"):
+        export_gguf(other, "BF16")
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_draft_model_without_an_embedding_gets_the_targets(is_tied: bool, tmp_path: Path) -> None:
+    """Guards against an assistant that stock transformers fills with random embeddings, or that speaks through the
+    embedding where its target has a head of its own."""
+    folder = _exported(tmp_path, tie_word_embeddings=is_tied)
+    target, codec = load_target(str(folder), "bfloat16", "cpu", None, 1)
+    net: Any = make_bare(small_config(target.config, SmallSizes(layers=1)), FrozenTarget(target), 0)
+    write_bare(net.model, tmp_path / "bare", codec, torch.bfloat16)
+    made = export_draft(str(tmp_path / "bare"), folder, tmp_path / "made")
+    model: Any = AutoModelForCausalLM.from_pretrained(made, dtype=torch.bfloat16)
+    embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
+    assert torch.equal(model.get_input_embeddings().weight, embedding)
+    head = load_file(folder / "model.safetensors").get("lm_head.weight", embedding)
+    assert torch.equal(model.get_output_embeddings().weight, head)
+    assert torch.equal(head, embedding) == is_tied
+    assert len(model.model.layers) == 1
+    assert not (json.loads((made / "config.json").read_text()).keys() & {"outpace_embedding", "outpace_vocabulary"})

@@ -1,0 +1,155 @@
+"""Small random drafters, and packed attention as a drafter's caller would do it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
+from outpace.drafters.domino.net import DominoConfig, DominoNet
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "heads": 6,
+    "kv_heads": 2,
+    "head_dim": 8,
+    "layers": 3,
+    "rope_theta": 1e4,
+    "max_positions": 512,
+    "vocab_size": 61,
+    "target_hidden_size": 24,
+    "target_layers": 9,
+    "block_size": 5,
+    "mask_token_id": 60,
+    "target_layer_ids": (1, 4, 6),
+    "layer_types": ("full_attention",) * 3,
+}
+SLIDING: dict[str, Any] = {
+    "layer_types": ("full_attention", "sliding_attention", "sliding_attention"),
+    "sliding_window": 4,
+}
+HEAD: dict[str, Any] = {"emb_dim": 7, "gru_hidden_dim": 10, "shift_label": True, "pure_draft_prefix_len": 1}
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64).to(dtype)
+
+
+def randomise(net: DFlashNet, dtype: torch.dtype, seed: int) -> None:
+    """Wide weights, norms that are not ones: what is left out or swapped then shows."""
+    source = generator(seed)
+    net.to(dtype)
+    for name, weight in net.named_parameters():
+        value = torch.randn(weight.shape, generator=source, dtype=torch.float64) * 0.3
+        weight.data.copy_(value + 1 if "norm" in name else value)
+
+
+def small_dflash(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> DFlashNet:
+    net = DFlashNet(DFlashConfig(**{**SIZES, **changes}))
+    randomise(net, dtype, seed)
+    return net
+
+
+def small_domino(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> DominoNet:
+    net = DominoNet(DominoConfig(**{**SIZES, **HEAD, **changes}))
+    randomise(net, dtype, seed)
+    return net
+
+
+@dataclass
+class Request:
+    """Features [T, taps * Ht] of a request's committed positions 0 .. T-1, and its block [B, H] behind them."""
+
+    features: Tensor
+    block: Tensor
+
+    @property
+    def start(self) -> int:
+        return self.features.shape[0]
+
+    @property
+    def positions(self) -> Tensor:
+        return torch.arange(self.start, self.start + self.block.shape[0])
+
+
+def requests(lengths: Sequence[int], dtype: torch.dtype, rows: int = 5) -> list[Request]:
+    return [
+        Request(randn(length, 72, seed=10 + index, dtype=dtype), randn(rows, 24, seed=50 + index, dtype=dtype))
+        for index, length in enumerate(lengths)
+    ]
+
+
+def draft(net: DFlashNet, batch: Sequence[Request]) -> list[Tensor]:
+    """Outputs of the blocks of a batch, computed in one packed pass."""
+    positions = torch.cat([torch.arange(request.start) for request in batch])
+    features = torch.cat([request.features for request in batch])
+    lengths = [request.start for request in batch]
+    context = [
+        (list(key.split(lengths)), list(value.split(lengths))) for key, value in net.context(features, positions)
+    ]
+    sizes = [request.block.shape[0] for request in batch]
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        keys, values = context[layer]
+        packed = zip(query.split(sizes), key.split(sizes), value.split(sizes), keys, values, strict=True)
+        return torch.cat([_attend(net.config, layer, *parts) for parts in packed])
+
+    rows = torch.cat([request.block for request in batch])
+    outputs = net.block(rows, torch.cat([request.positions for request in batch]), attend)
+    return list(outputs.split(sizes))
+
+
+def _attend(
+    config: DFlashConfig, layer: int, query: Tensor, key: Tensor, value: Tensor, old_key: Tensor, old_value: Tensor
+) -> Tensor:
+    """One request's block: [B, heads, D] over its context and itself."""
+    keys, values = torch.cat((old_key, key)), torch.cat((old_value, value))
+    own = torch.arange(old_key.shape[0], keys.shape[0])[:, None]
+    others = torch.arange(keys.shape[0])[None]
+    visible = torch.ones(own.shape[0], keys.shape[0], dtype=torch.bool)
+    if config.is_causal(layer):
+        visible &= others <= own
+    window = config.window(layer)
+    if window is not None:
+        visible &= others > own - window
+    attended = torch.nn.functional.scaled_dot_product_attention(
+        query.transpose(0, 1)[None],
+        keys.transpose(0, 1)[None],
+        values.transpose(0, 1)[None],
+        attn_mask=visible,
+        enable_gqa=True,
+    )
+    return attended[0].transpose(0, 1)
+
+
+def relative_error(have: Tensor | Iterable[Tensor], want: Tensor | Iterable[Tensor]) -> float:
+    """Largest error over the largest value."""
+    have = have if isinstance(have, Tensor) else torch.cat(list(have))
+    want = want if isinstance(want, Tensor) else torch.cat(list(want))
+    assert have.shape == want.shape
+    return float((have.double() - want.double()).abs().max() / want.double().abs().max())
+
+
+def forward_block(net: DominoNet, hidden: Tensor, base_logits: Tensor, token_embeddings: Tensor) -> Tensor:
+    """Final logits [N, B, V] of whole blocks under teacher forcing: what the steps give when these tokens are drafted.
+
+    Args:
+        net: whose head.
+        hidden: [N, B, H], the block's outputs.
+        base_logits: [N, B, V], the target's LM head of them.
+        token_embeddings: [N, B, H], of the true tokens, the anchor first.
+    """
+    head, first = net.head, net.config.first_corrected
+    states, _ = head.prefix_gru(token_embeddings)  # [N, B, G], at k: tokens 0..k
+    # Without the shift position k predicts token k, so that its state must end at token k - 1.
+    states = states[:, first:] if net.config.shift_label else states[:, first - 1 : -1]
+    low = head.low_rank(hidden[:, first:], states)  # [N, B - first, r]
+    final = base_logits[:, first:] + torch.nn.functional.linear(low, head.vocabulary_weight)
+    return torch.cat((base_logits[:, :first], final), dim=1)

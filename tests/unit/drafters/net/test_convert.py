@@ -1,0 +1,198 @@
+"""Drafters from layout to layout: every pair, and the check that what was written says what was read."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from outpace.drafters import convert as convert_module
+from outpace.drafters.convert import KINDS, convert
+from outpace.drafters.dflash.net import DFlashNet
+from outpace.drafters.domino.files import write_domino
+from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.net import Eagle3Net
+from outpace.drafters.load import load_net
+from outpace.drafters.parity import FORWARDS, changed_settings, largest_difference
+from outpace.lib.checkpoint import read_checkpoint, write_checkpoint
+from outpace.lib.errors import InvalidRequest, ModelError
+from tests.unit.drafters.net.block_nets import SLIDING, small_dflash, small_domino
+from tests.unit.drafters.net.small import dart_net, eagle3_net
+from tests.unit.drafters.net.test_load import write_all
+from tests.unit.drafters.net.test_medusa import medusa
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drafters")
+    write_all(folder)
+    write_domino(small_domino(torch.float32, shift_label=False), folder / "domino-unshifted", "domino")
+    write_domino(small_domino(torch.float32), folder / "domino-ranked", "domino", torch.tensor([1, 5]))
+    return folder
+
+
+def test_every_layout_becomes_every_other(folder: Path, tmp_path: Path) -> None:
+    """Guards against a pair of layouts that loses a weight or a setting, and bits changed on the way there and back."""
+    layouts = {kind.name: kind.layouts for kind in KINDS.values()}
+    count = 0
+    for source in sorted(folder.iterdir()):
+        kind = source.name.partition("-")[0]
+        for layout in layouts[kind]:
+            if layout == "headless":
+                with pytest.raises(ModelError, match="for drafters that borrow the target's head, and this one has"):
+                    convert(str(source), tmp_path / "headless", layout)
+                continue
+            if kind == "domino" and layout in ("z-lab", "speculators") and not source.name.endswith("unshifted"):
+                continue
+            out = tmp_path / source.name / layout
+            done = convert(str(source), out, layout)
+            assert (done.kind, done.layout, done.dtype) == (kind, layout, "float32")
+            assert (done.difference, done.changed, done.is_equal) == (0.0, (), True)
+            count += 1
+            if kind == "domino" and layout in ("z-lab", "speculators"):
+                assert type(load_net(str(out))) is DFlashNet
+                continue
+            first, again = load_net(str(source)).state_dict(), load_net(str(out)).state_dict()
+            assert first.keys() == again.keys()
+            assert all(torch.equal(again[key], tensor) for key, tensor in first.items())
+    assert count == 2 * 2 + 2 * 2 + 2 * 2 + 4 + 2 + 2 * 2 + 1
+
+
+def test_the_target_is_named_where_a_layout_keeps_it(folder: Path, tmp_path: Path) -> None:
+    """Guards against a speculators file that vLLM cannot serve by its own name, and a name taken and dropped."""
+    for source in ("eagle3-midlayer", "dflash-z-lab", "domino-unshifted"):
+        convert(str(folder / source), tmp_path / source, "speculators", target="Qwen/Qwen3-8B")
+        config = json.loads((tmp_path / source / "config.json").read_text())
+        assert config["speculators_config"]["verifier"]["name_or_path"] == "Qwen/Qwen3-8B"
+    with pytest.raises(InvalidRequest, match="target='x': layout 'midlayer' does not name the target"):
+        convert(str(folder / "eagle3-midlayer"), tmp_path / "other", "midlayer", target="x")
+
+
+def test_a_cast_is_written_and_compared(folder: Path, tmp_path: Path) -> None:
+    """Guards against weights cast in the file and not in the comparison, and maps of ids cast with them."""
+    done = convert(str(folder / "domino-domino"), tmp_path / "domino", "sglang", dtype="bfloat16")
+    assert (done.dtype, done.difference) == ("bfloat16", 0.0)
+    checkpoint = read_checkpoint(tmp_path / "domino")
+    assert {tensor.dtype for tensor in checkpoint.tensors.values()} == {torch.bfloat16}
+    assert checkpoint.config["dtype"] == "bfloat16"
+    convert(str(folder / "eagle3-midlayer"), tmp_path / "eagle3", "midlayer", dtype="float16")
+    tensors = read_checkpoint(tmp_path / "eagle3").tensors
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.float16, torch.int64, torch.bool}
+    large = eagle3_net(torch.float32)
+    large.fc.weight[0, 0] = 1e30
+    write_eagle3(large, tmp_path / "large", "midlayer")
+    with pytest.raises(ModelError, match=r"fc\.weight has values beyond torch\.float16"):
+        convert(str(tmp_path / "large"), tmp_path / "small", "midlayer", dtype="float16")
+    assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "layout", "more", "complaint"),
+    [
+        ("eagle3-midlayer", "z-lab", {}, "is of kind eagle3; choose midlayer or speculators"),
+        ("dart-own", "midlayer", {}, "is of kind dart; choose dart"),
+        ("dflash-z-lab", "sglang", {}, "is of kind dflash; choose z-lab or speculators"),
+        ("domino-sglang", "vllm", {}, "choose domino or sglang or z-lab or speculators"),
+        ("domino-sglang", "z-lab", {}, "shift_label=true"),
+        ("domino-sglang", "speculators", {}, "shift_label=true"),
+        ("dart-own", "dart", {"dtype": "int8"}, "dtype='int8': choose one of float32"),
+        ("nothing/there", "dart", {}, "no such folder"),
+    ],
+)
+def test_what_cannot_be_written_is_refused(
+    folder: Path, tmp_path: Path, source: str, layout: str, more: dict[str, Any], complaint: str
+) -> None:
+    """Guards against a file off by one position, an error without a way out, and a folder left half written."""
+    with pytest.raises((InvalidRequest, ModelError), match=complaint):
+        convert(str(folder / source), tmp_path / "out", layout, **more)
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_written_over(folder: Path, tmp_path: Path) -> None:
+    """Guards against a checkpoint lost: an existing folder is neither written to nor removed, whatever it holds."""
+    source = folder / "dart-own"
+    before = {path.name: path.read_bytes() for path in source.iterdir()}
+    with pytest.raises(InvalidRequest, match="is the folder to be read"):
+        convert(str(source), folder / "eagle3-midlayer" / ".." / "dart-own", "dart")
+    with pytest.raises(InvalidRequest, match="exists; choose a new folder"):
+        convert(str(source), tmp_path, "dart")
+    assert tmp_path.is_dir()
+    assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+
+
+@pytest.mark.parametrize("fault", ["weight", "swap", "setting", "crash"])
+def test_a_file_that_says_something_else_is_removed(
+    fault: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a check that cannot fail: one bit of one weight, two weights swapped, a setting off by one."""
+    write = KINDS[Eagle3Net].write
+
+    def damage(net: Any, out: Path, layout: Any, target: str | None) -> None:
+        if fault == "crash":
+            write(net, out, layout, target)
+            raise OSError("no space left on device")
+        kept = {key: tensor.clone() for key, tensor in net.state_dict().items()}
+        written = tmp_path / "written"
+        write(net, written, layout, target)
+        checkpoint = read_checkpoint(written)
+        config, tensors = checkpoint.config, checkpoint.tensors
+        if fault == "weight":
+            tensors["midlayer.mlp.up_proj.weight"][3, 4] *= 1 + 2**-20
+        elif fault == "swap":
+            first, second = "midlayer.input_layernorm.weight", "midlayer.hidden_norm.weight"
+            tensors[first], tensors[second] = tensors[second], tensors[first]
+        else:
+            config["max_position_embeddings"] += 1
+        write_checkpoint(out, config, tensors)
+        assert all(torch.equal(tensor, kept[key]) for key, tensor in net.state_dict().items())
+
+    monkeypatch.setitem(KINDS, Eagle3Net, convert_module.Kind("eagle3", ("midlayer",), damage))
+    out = tmp_path / "out"
+    if fault == "crash":
+        with pytest.raises(OSError, match="no space"):
+            convert(str(folder / "eagle3-midlayer"), out, "midlayer")
+    else:
+        done = convert(str(folder / "eagle3-midlayer"), out, "midlayer")
+        assert not done.is_equal
+        assert (done.difference > 0.0) is (fault == "swap")  # rounding hides the last bit of one weight
+        assert len(done.changed) == (2 if fault == "swap" else 1)
+    assert not out.exists()
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "eagle3": lambda: eagle3_net(torch.float32, own_embedding=True, norm_before_fc=True, fc_norm=True, qk_norm=True),
+    "dart": lambda: dart_net(torch.float32),
+    "medusa": lambda: medusa(torch.float32),
+    "shared": lambda: medusa(torch.float32, head="shared", draft_vocab_size=20),
+    "dflash": lambda: small_dflash(torch.float32, **SLIDING),
+    "domino": lambda: small_domino(torch.float32),
+}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_the_comparison_sees_every_weight(name: str) -> None:
+    """Guards against a forward that leaves out a part of the net, whose weights could then be anything."""
+    net = NETS[name]()
+    assert type(net) in FORWARDS
+    assert largest_difference(net, NETS[name]()) == 0.0
+    for key in net.state_dict():
+        other = NETS[name]()
+        weight = other.state_dict()[key].view(-1)
+        if weight.is_floating_point():
+            weight[0] += 1
+        else:
+            weight[0] = 0 if weight[0] else 1
+        assert largest_difference(net, other) > 0.0, key
+
+
+def test_settings_that_move_no_weight_are_compared() -> None:
+    """Guards against taps or a mask token off by one, which the forwards of random inputs cannot see."""
+    net = small_dflash(torch.float32)
+    for changes in ({"target_layer_ids": (2, 5, 7)}, {"mask_token_id": 59}, {"target_layers": 10}):
+        (change,) = changed_settings(net, small_dflash(torch.float32, **changes))
+        assert change.startswith(next(iter(changes)))
+    silent = small_dflash(torch.float32, target_layers=None, layer_types=())
+    assert changed_settings(net, silent) == []

@@ -1,0 +1,161 @@
+"""DART against its equations, and its files."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outpace.drafters.dart.files import read_dart, write_dart
+from outpace.drafters.dart.net import DartConfig, DartNet
+from outpace.lib.checkpoint import read_checkpoint
+from outpace.lib.errors import ModelError
+from tests.unit.drafters.net import reference
+from tests.unit.drafters.net.small import SIZES, Cached, dart_net, relative, rows, whole
+
+
+def after(net: DartNet, embeddings: Tensor, features: Tensor, attend: Any = whole, start: int = 0) -> Tensor:
+    """Logits [draft_length + 1, Vd] behind one sequence."""
+    count, length = len(embeddings), net.config.draft_length
+    positions = torch.arange(start, start + count + length)
+    wanted = torch.arange(count - 1, count + length)
+    hidden = net(embeddings, net.fuse(features), positions[:count], positions[count:], wanted, attend)
+    return net.logits(hidden)
+
+
+@pytest.mark.parametrize("changes", [{}, {"draft_length": 1}, {"target_hidden_size": 24, "rope_theta": 1e6}], ids=str)
+@torch.inference_mode()
+def test_all_depths_match_the_equations(changes: dict[str, Any]) -> None:
+    """Guards against masks that are normed, a residual without its half of the mask vector, and a norm too few."""
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        net = dart_net(dtype, **changes)
+        embeddings, features = rows(7, 24, seed=1, dtype=dtype), rows(7, 72, seed=2, dtype=dtype)
+        exact = reference.dart(
+            reference.weights_of(net), net.config, embeddings.double().numpy(), features.double().numpy()
+        )
+        assert relative(after(net, embeddings, features), exact) < tolerance
+
+
+class Forgetful(Cached):
+    """Attention that keeps real rows only, as `DartNet.forward` asks."""
+
+    def __init__(self, masks: int) -> None:
+        super().__init__()
+        self.masks = masks
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = super().__call__(layer, query, key, value)
+        assert self.kept is not None
+        self.kept = self.kept[0][: -self.masks], self.kept[1][: -self.masks]
+        return out
+
+
+@torch.inference_mode()
+def test_rounds_that_extend_a_sequence_match_the_whole() -> None:
+    """Guards against masks of one round seen by the next, and positions that start anew."""
+    net, attend = dart_net(), Forgetful(3)
+    embeddings, features, start = rows(11, 24, seed=1), rows(11, 72, seed=2), 0
+    for size in (5, 1, 3, 2):
+        part = slice(start, start + size)
+        found = after(net, embeddings[part], features[part], attend, start)
+        start += size
+        torch.testing.assert_close(found, after(net, embeddings[:start], features[:start]), rtol=1e-10, atol=1e-12)
+
+
+@torch.inference_mode()
+def test_two_requests_in_one_pass_match_each_alone() -> None:
+    """Guards against mask rows taken for those of a neighbour: rows are packed as all real ones, then all masks."""
+    net = dart_net()
+    sizes, length = (4, 6), net.config.draft_length
+    inputs = [(rows(size, 24, seed=size), rows(size, 72, seed=9 + size)) for size in sizes]
+    real = [torch.arange(4), torch.arange(4, 10)]
+    masks = [torch.arange(10, 13), torch.arange(13, 16)]
+    own = [torch.cat(pair) for pair in zip(real, masks, strict=True)]
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = torch.empty_like(query)
+        for index in own:
+            out[index] = whole(layer, query[index], key[index], value[index])
+        return out
+
+    positions = [torch.arange(size + length) for size in sizes]
+    hidden = net(
+        torch.cat([embeddings for embeddings, _ in inputs]),
+        net.fuse(torch.cat([features for _, features in inputs])),
+        torch.cat([one[:-length] for one in positions]),
+        torch.cat([one[-length:] for one in positions]),
+        torch.cat([index[-length - 1 :] for index in own]),
+        attend,
+    )
+    for found, (embeddings, features) in zip(net.logits(hidden).chunk(2), inputs, strict=True):
+        torch.testing.assert_close(found, after(net, embeddings, features), rtol=1e-10, atol=1e-12)
+
+
+def test_every_weight_starts_as_nan_and_matters() -> None:
+    """Guards against a weight that a file forgot, the mask vector above all."""
+    fresh = DartNet(DartConfig(**SIZES, draft_length=3))
+    assert all(weight.isnan().all() for weight in fresh.parameters())
+    for name in dict(fresh.named_parameters()):
+        net = dart_net()
+        with torch.no_grad():
+            net.get_parameter(name).fill_(torch.nan)
+        assert after(net, rows(4, 24), rows(4, 72)).isnan().any(), f"{name} does not matter"
+
+
+@pytest.mark.parametrize("changes", [{}, {"draft_vocab_size": 50}, {"rope_theta": 1e6}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_was_written_is_read_back(tmp_path: Path, dtype: torch.dtype, changes: dict[str, Any]) -> None:
+    """Guards against a field or a bit lost on the way."""
+    net = dart_net(dtype, **changes)
+    write_dart(net, tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
+    assert checkpoint.tensors["midlayer.mask_rep"].shape == (48,)
+    again = read_dart(checkpoint)
+    assert again.config == net.config
+    assert again.fc.weight.dtype == dtype
+    for key, tensor in net.state_dict().items():
+        assert torch.equal(again.state_dict()[key], tensor), key
+    embedded = checkpoint.tensors | {"embed_tokens.weight": torch.zeros(50, 24)}
+    assert "embed_tokens.weight" not in read_dart(replace(checkpoint, tensors=embedded)).state_dict()
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    """Guards against an EAGLE-3 file read as DART, and weights that are missing or of other shapes."""
+    write_dart(dart_net(torch.float32), tmp_path)
+    checkpoint = read_checkpoint(tmp_path)
+    for key in dart_net().state_dict():
+        with pytest.raises(ModelError, match=f"missing {key}"):
+            read_dart(replace(checkpoint, tensors={k: t for k, t in checkpoint.tensors.items() if k != key}))
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"draft_length": None}, "draft_length is missing"),
+        ({"draft_length": 0}, "draft_length=0"),
+        ({"head_dim": 6}, "head_dim is 6"),
+        ({"vocab_size": 30}, "outside vocab_size=30"),
+        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "kind 'linear'"),
+    ]
+    for changes, message in wrong:
+        with pytest.raises(ModelError, match=message):
+            read_dart(replace(checkpoint, config=checkpoint.config | changes))
+    swapped = checkpoint.tensors | {"midlayer.mask_rep": torch.ones(24)}
+    with pytest.raises(ModelError, match=r"mask_rep has shape \[24\], its config says \[48\]"):
+        read_dart(replace(checkpoint, tensors=swapped))
+    with pytest.raises(ModelError, match="embed_tokens has shape"):
+        read_dart(replace(checkpoint, tensors=checkpoint.tensors | {"embed_tokens.weight": torch.ones(3, 24)}))
+    with pytest.raises(ModelError, match="usual three"):
+        write_dart(dart_net(taps=(1, 2)), tmp_path / "other")
+
+
+def test_a_base_that_is_not_stated_is_the_authors(tmp_path: Path) -> None:
+    """Guards against the target's base taken for a drafter trained without one."""
+    write_dart(dart_net(torch.float32, rope_theta=1e6), tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop("rope_theta") == 1e6
+    assert read_dart(replace(read_checkpoint(tmp_path), config=config)).config.rope_theta == 10000.0
+
+
+def test_the_mask_vector_is_a_parameter_of_the_layer() -> None:
+    """Guards against a mask that training would not move."""
+    assert isinstance(dart_net().midlayer.mask_rep, nn.Parameter)

@@ -1,0 +1,167 @@
+"""DFlash: the net against the paper's equations, packing, and what its config refuses."""
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from outpace.drafters.dflash.net import DFlashConfig, DFlashNet, DraftStep, default_target_layer_ids
+from outpace.lib.errors import ModelError
+from tests.unit.drafters.net import block_reference as reference
+from tests.unit.drafters.net.block_nets import SIZES, SLIDING, draft, randn, relative_error, requests, small_dflash
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "sliding": SLIDING,
+    "sliding both ways": {**SLIDING, "sliding_causal": False},
+    "biases": {"attention_bias": True},
+}
+each_variant = pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+@each_variant
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-4)], ids=str)
+def test_block_is_the_papers(changes: dict[str, Any], dtype: torch.dtype, tolerance: float) -> None:
+    """Guards against context rows that pass input_layernorm, a wrong residual, positions or visibility."""
+    net = small_dflash(dtype, **changes)
+    for request in requests([9, 1], dtype):
+        want = reference.dflash_block(net.state_dict(), {**SIZES, **changes}, request.features, request.block)
+        assert relative_error(draft(net, [request])[0], want) < tolerance
+
+
+@each_variant
+def test_packed_requests_compute_what_each_would_alone(changes: dict[str, Any]) -> None:
+    """Guards against rows that take a neighbour's positions or context."""
+    net = small_dflash(**changes)
+    batch = [*requests([7, 1, 12], torch.float64), *requests([3], torch.float64, rows=2)]
+    for together, request in zip(draft(net, batch), batch, strict=True):
+        assert relative_error(together, draft(net, [request])[0]) < 1e-12
+
+
+def test_context_in_pieces_is_the_context_at_once() -> None:
+    """Guards against keys that depend on what was committed together with them."""
+    net = small_dflash(**SLIDING)
+    features, positions = randn(11, 72), torch.arange(11)
+    whole = net.context(features, positions)
+    pieces = [net.context(features[part], positions[part]) for part in (slice(0, 4), slice(4, 5), slice(5, 11))]
+    assert len(whole) == 3
+    for layer, (key, value) in enumerate(whole):
+        assert key.shape == value.shape == (11, 2, 8)
+        assert relative_error([piece[layer][0] for piece in pieces], key) < 1e-12
+        assert relative_error([piece[layer][1] for piece in pieces], value) < 1e-12
+
+
+def test_masks_see_each_other_both_ways() -> None:
+    """Guards against a causal block: in full layers the first row must feel the last one."""
+    net, request = small_dflash(), requests([6], torch.float64)[0]
+    before = draft(net, [request])[0]
+    request.block[-1] += 1
+    assert not torch.allclose(draft(net, [request])[0][0], before[0])
+
+
+def test_causal_layers_do_not_look_ahead() -> None:
+    """Guards against layers that say they are causal and are not, where all layers slide."""
+    changes: dict[str, Any] = {"layer_types": ("sliding_attention",) * 3, "sliding_window": 100}
+    net, request = small_dflash(**changes), requests([6], torch.float64)[0]
+    before = draft(net, [request])[0]
+    request.block[-1] += 1
+    after = draft(net, [request])[0]
+    assert torch.equal(after[:-1], before[:-1])
+    assert not torch.allclose(after[-1], before[-1])
+
+
+def test_parameters_are_nan_until_filled_and_none_is_the_targets() -> None:
+    """Guards against weights nobody provided, and against a second copy of the target's embedding or head."""
+    net = DFlashNet(DFlashConfig(**SIZES))
+    assert all(bool(weight.isnan().all()) for weight in net.parameters())
+    assert not any(61 in weight.shape for weight in net.parameters())
+    assert "rotary.frequencies" not in net.state_dict()
+
+
+def test_gradients_reach_every_parameter() -> None:
+    """Guards against a step that cuts the graph, which would leave weights untrained in silence."""
+    net, batch = small_dflash(**SLIDING).requires_grad_(), requests([4, 6], torch.float64)
+    torch.cat(draft(net, batch)).pow(2).sum().backward()
+    for name, weight in net.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.abs().sum() > 0, name
+
+
+def test_windows_and_visibility_by_layer() -> None:
+    """Guards against a window on a full layer, or causality taken from the config as a whole."""
+    config = DFlashConfig(**{**SIZES, **SLIDING})
+    assert [config.window(layer) for layer in range(3)] == [None, 4, 4]
+    assert [config.is_causal(layer) for layer in range(3)] == [False, True, True]
+    free = DFlashConfig(**{**SIZES, **SLIDING, "sliding_causal": False})
+    assert [free.is_causal(layer) for layer in range(3)] == [False] * 3
+    plain = DFlashConfig(**{**SIZES, "layer_types": ()})
+    assert [plain.window(layer) for layer in range(3)] == [None] * 3
+
+
+def test_taps_count_from_the_embedding() -> None:
+    """Guards against the off-by-one between layers and Hugging Face's hidden states."""
+    assert DFlashConfig(**SIZES).taps == (2, 5, 7)
+
+
+def test_default_taps_are_the_published_ones() -> None:
+    """Guards against another spread of taps than the authors': fc's columns would meet other layers."""
+    assert default_target_layer_ids(36, 5) == (1, 9, 17, 25, 33)
+    assert default_target_layer_ids(64, 5) == (1, 16, 31, 46, 61)
+    assert default_target_layer_ids(30, 1) == (15,)
+
+
+def test_a_block_drafts_all_but_the_anchor() -> None:
+    """Guards against the anchor's output taken for a draft."""
+    config = DFlashConfig(**SIZES)
+    assert config.drafts_per_block() == 4
+    assert [config.draft_step(depth) for depth in (1, 4)] == [DraftStep(1, False, 0), DraftStep(4, False, 0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"kv_heads": 4}, ["heads=6", "kv_heads=4"]),
+        ({"head_dim": 7}, ["head_dim=7"]),
+        ({"target_hidden_size": 32}, ["target_hidden_size=32", "hidden_size=24"]),
+        ({"mask_token_id": 61}, ["mask_token_id=61", "vocab_size=61"]),
+        ({"target_layer_ids": (1, 9)}, ["target_layer_ids=[1, 9]", "target_layers=9"]),
+        ({"target_layer_ids": (-1, 2)}, ["target_layer_ids=[-1, 2]", "target_layers=9"]),
+        ({"target_layer_ids": (2, 2)}, ["target_layer_ids=[2, 2]", "twice"]),
+        ({"target_layer_ids": ()}, ["target_layer_ids"]),
+        ({"layer_types": ("full_attention",)}, ["layer_types", "layers=3"]),
+        ({"sliding_window": 4}, ["sliding_window=4", "layer_types"]),
+        ({**SLIDING, "sliding_window": None}, ["sliding_window=None", "layer_types"]),
+        ({"block_size": 1}, ["block_size"]),
+        ({"heads": "6"}, ["heads"]),
+        ({"heads": True}, ["heads"]),
+        ({"speed": 1}, ["speed"]),
+    ],
+    ids=lambda value: str(list(value)) if isinstance(value, dict) else "",
+)
+def test_contradictions_are_named(changes: dict[str, Any], named: list[str]) -> None:
+    """Guards against configs that only fail at the first product, or never."""
+    with pytest.raises(ValidationError) as caught:
+        DFlashConfig(**{**SIZES, **changes})
+    assert all(name in str(caught.value) for name in named), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ((32, 9, 61), "target_hidden_size=24"),
+        ((24, 10, 61), "target_layers=9"),
+        ((24, 6, 61), "target_layer_ids"),
+        ((24, 9, 62), "vocab_size=61"),
+    ],
+)
+def test_another_target_is_refused(sizes: tuple[int, int, int], named: str) -> None:
+    """Guards against a drafter that reads another model's hidden states and drafts noise."""
+    config = DFlashConfig(**SIZES)
+    config.check_target(24, 9, 61)
+    with pytest.raises(ModelError, match=named):
+        config.check_target(*sizes)
+    unknown = DFlashConfig(**{**SIZES, "target_layers": None})
+    unknown.check_target(24, 12, 61)
+    with pytest.raises(ModelError, match="target_layer_ids"):
+        unknown.check_target(24, 6, 61)

@@ -1,0 +1,216 @@
+"""Domino checkpoints in their public layouts: there and back, generations, stripping, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.drafters.dflash.files import export_dflash, read_dflash, write_dflash
+from outpace.drafters.domino.files import export_domino, is_domino, read_domino, write_domino
+from outpace.drafters.domino.net import DominoConfig
+from outpace.lib.checkpoint import Checkpoint, read_checkpoint
+from outpace.lib.errors import ModelError
+from tests.unit.drafters.net.block_nets import HEAD, SIZES, SLIDING, draft, requests, small_dflash, small_domino
+from tests.unit.drafters.net.test_dflash_layout import Edit, add, both, put, rename, swap
+
+HEAD_NAMES = (
+    "prefix_gru.weight_ih_l0",
+    "prefix_gru.weight_hh_l0",
+    "embed_proj.0.weight",
+    "embed_proj.2.weight",
+)
+
+
+def exported(layout: str = "domino", edit: Edit | None = None, **changes: Any) -> Checkpoint:
+    config, tensors = export_domino(small_domino(torch.float32, **changes), layout)  # type: ignore[arg-type]
+    config = json.loads(json.dumps(config))
+    if edit is not None:
+        edit(config, tensors)
+    return Checkpoint("drafter", config, tensors)
+
+
+@pytest.mark.parametrize("layout", ["domino", "sglang"])
+@pytest.mark.parametrize("shift_label", [True, False], ids=["shifted", "in place"])
+@pytest.mark.parametrize("changes", [{}, SLIDING], ids=["full", "sliding"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_what_was_written_reads_back_bit_equal(
+    layout: str, shift_label: bool, changes: dict[str, Any], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Guards against a field of the head that one direction forgets, or a tensor under another name."""
+    net = small_domino(dtype, shift_label=shift_label, **changes)
+    write_domino(net, tmp_path, layout)  # type: ignore[arg-type]
+    checkpoint = read_checkpoint(tmp_path)
+    assert is_domino(checkpoint)
+    back = read_domino(checkpoint)
+    assert back.config == net.config
+    for key, tensor in net.state_dict().items():
+        assert back.state_dict()[key].dtype == dtype, key
+        assert torch.equal(back.state_dict()[key], tensor), key
+
+
+def test_writers_put_what_each_reader_looks_for() -> None:
+    """Guards against exports that load here and nowhere else: class name, both places of the rank, bare names."""
+    for layout, architecture in (("domino", "DominoDraftModel"), ("sglang", "DFlashDraftModel")):
+        checkpoint = exported(layout)
+        assert checkpoint.config["architectures"] == [architecture]
+        assert checkpoint.config["emb_dim"] == checkpoint.config["dflash_config"]["emb_dim"] == 7
+        assert checkpoint.config["dflash_config"]["projector_type"] == "domino"
+        assert checkpoint.config["block_size"] == checkpoint.config["dflash_config"]["block_size"] == 5
+        assert set(HEAD_NAMES) <= checkpoint.tensors.keys()
+        assert not [key for key in checkpoint.tensors if key.startswith("head.")]
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        put("emb_dim", value=None),
+        put("dflash_config", "emb_dim", value=None),
+        both(put("dflash_config", "projector_type", value=None), put("projector_type", value="domino")),
+        both(*(rename(name, f"logit_head.{name}") for name in HEAD_NAMES)),
+    ],
+    ids=["rank inside", "rank at the top", "projector at the top", "early names"],
+)
+def test_other_generations_mean_the_same(edit: Edit) -> None:
+    """Guards against reading one generation of the layout only."""
+    back, net = read_domino(exported(edit=edit)), small_domino(torch.float32)
+    assert back.config == net.config
+    assert all(torch.equal(back.state_dict()[key], tensor) for key, tensor in net.state_dict().items())
+
+
+def shrink(name: str, rows: int) -> Edit:
+    def edit(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors[name] = tensors[name][:rows]
+
+    return edit
+
+
+SPOILT: dict[str, tuple[Edit, list[str]]] = {
+    "legacy": (put("dflash_config", "projector_type", value="causal_v5"), ["causal_v5", "early"]),
+    "other projector": (put("dflash_config", "projector_type", value="dspark"), ["dspark", "'domino'"]),
+    "no projector": (put("dflash_config", "projector_type", value=None), ["projector_type is missing"]),
+    "two ranks": (put("emb_dim", value=256), ["emb_dim=256", "emb_dim=7", "agree"]),
+    "no rank": (
+        both(put("emb_dim", value=None), put("dflash_config", "emb_dim", value=None)),
+        ["dflash_config", "emb_dim is missing"],
+    ),
+    "rank and weights": (
+        both(put("emb_dim", value=8), put("dflash_config", "emb_dim", value=8)),
+        ["emb_dim=8", "embed_proj.0 has 7 rows"],
+    ),
+    "state and weights": (put("dflash_config", "gru_hidden_dim", value=12), ["gru_hidden_dim=12", "state of 10"]),
+    "no alignment": (put("dflash_config", "shift_label", value=None), ["shift_label is missing"]),
+    "alignment no flag": (put("dflash_config", "shift_label", value="yes"), ["shift_label='yes'"]),
+    "no prefix": (put("dflash_config", "pure_draft_prefix_len", value=None), ["pure_draft_prefix_len is missing"]),
+    "long prefix": (put("dflash_config", "pure_draft_prefix_len", value=5), ["pure_draft_prefix_len=5", "block_size"]),
+    "unknown field": (put("dflash_config", "use_correction_target_fusion", value=True), ["use_correction_target"]),
+    "vocabulary": (shrink("embed_proj.2.weight", 60), ["head.embed_proj.2.weight", "[60, 7]", "[61, 7]"]),
+    "swapped": (swap("prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0"), ["prefix_gru"]),
+    "twice": (add("logit_head.embed_proj.0.weight", torch.zeros(7, 34)), ["embed_proj.0.weight twice"]),
+    "no gru": (rename("prefix_gru.weight_hh_l0", "prefix_gru.bias_hh_l0"), ["missing", "weight_hh_l0", "bias_hh_l0"]),
+    "early nonsense": (add("logit_head.gate.weight", torch.zeros(3)), ["unexpected logit_head.gate.weight"]),
+    "other net": (put("architectures", value=["DSparkDraftModel"]), ["DSparkDraftModel"]),
+    "mask outside": (put("dflash_config", "mask_token_id", value=99), ["mask_token_id=99", "vocab_size=61"]),
+}
+
+
+@pytest.mark.parametrize(("edit", "named"), SPOILT.values(), ids=SPOILT.keys())
+def test_what_does_not_fit_is_named(edit: Edit, named: list[str]) -> None:
+    """Guards against a head read with guessed conventions: it would correct towards the wrong tokens."""
+    with pytest.raises(ModelError) as caught:
+        read_domino(exported(edit=edit))
+    assert str(caught.value).startswith("drafter")
+    assert all(name in str(caught.value) for name in named), str(caught.value)
+
+
+def test_kinds_are_told_apart() -> None:
+    """Guards against a Domino drafter run without its head, and a plain one asked for one."""
+    plain = Checkpoint("plain", *export_dflash(small_dflash(), "z-lab"))
+    assert not is_domino(plain)
+    with pytest.raises(ModelError, match="read it as DFlash"):
+        read_domino(plain)
+    for layout in ("domino", "sglang"):
+        with pytest.raises(ModelError, match=r"Domino|DominoDraftModel"):
+            read_dflash(exported(layout))
+
+
+@pytest.mark.parametrize("layout", ["z-lab", "speculators"])
+def test_an_unshifted_drafter_works_without_its_head(layout: str, tmp_path: Path) -> None:
+    """Guards against a stripped checkpoint that keeps tensors or fields of the head, or loses some of the backbone."""
+    net = small_domino(shift_label=False)
+    write_domino(net, tmp_path / "a", layout)  # type: ignore[arg-type]
+    write_dflash(net, tmp_path / "b", layout)  # type: ignore[arg-type]
+    request = requests([6], torch.float64)
+    for folder in ("a", "b"):
+        plain = read_dflash(read_checkpoint(tmp_path / folder))
+        assert torch.equal(draft(plain, request)[0], draft(net, request)[0])
+        assert not set(json.loads((tmp_path / folder / "config.json").read_text())) & set(HEAD)
+
+
+def test_what_a_layout_cannot_say_is_not_written() -> None:
+    """Guards against a backbone off by one position in a plain layout, and a prefix that a server would ignore."""
+    net = small_domino()
+    for layout in ("z-lab", "speculators"):
+        with pytest.raises(ModelError, match="shift_label=true"):
+            export_domino(net, layout)  # type: ignore[arg-type]
+        with pytest.raises(ModelError, match="shift_label=true"):
+            export_dflash(net, layout)  # type: ignore[arg-type]
+    with pytest.raises(ModelError, match="pure_draft_prefix_len=0"):
+        export_domino(small_domino(pure_draft_prefix_len=0), "sglang")
+    assert read_domino(exported(pure_draft_prefix_len=0)).config == DominoConfig(
+        **{**SIZES, **HEAD, "pure_draft_prefix_len": 0}
+    )
+    with pytest.raises(ModelError, match="layout='vllm'"):
+        export_domino(net, "vllm")  # type: ignore[arg-type]
+
+
+RANKED = torch.tensor([0, 3, 4, 9])
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=str)
+def test_rows_of_ids_that_are_never_drafted_may_stay_away(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Guards against rows that come back under other ids, and corrections of ids that have none."""
+    net = small_domino(torch.float32)
+    write_domino(net, tmp_path, ids=RANKED)
+    checkpoint = read_checkpoint(tmp_path)
+    assert list(checkpoint.tensors["embed_proj.2.weight"].shape) == [4, 7]
+    tensors = {**checkpoint.tensors, "embed_proj.ids": RANKED.to(dtype)}
+    back = read_domino(Checkpoint("ranked", checkpoint.config, tensors))
+    assert back.config == net.config
+    for key, tensor in net.state_dict().items():
+        if key != "head.embed_proj.2.weight":
+            assert torch.equal(back.state_dict()[key], tensor), key
+    assert torch.equal(back.head.vocabulary_weight[RANKED], net.head.vocabulary_weight[RANKED])
+    others = torch.ones(net.config.vocab_size, dtype=torch.bool).index_fill(0, RANKED, False)
+    assert not bool(back.head.vocabulary_weight[others].any())
+
+
+@pytest.mark.parametrize(
+    ("ids", "named"),
+    [
+        (torch.tensor([0, 3, 4]), "names 3 rows"),
+        (torch.tensor([0, 3, 3, 9]), "ascending ids"),
+        (torch.tensor([-1, 3, 4, 9]), "ascending ids"),
+        (torch.tensor([0, 3, 4, 10**6]), "ascending ids"),
+        (torch.tensor([0.0, 3.0, 4.0, 9.0]), "list of ids"),
+        (torch.tensor([], dtype=torch.int32), "list of ids"),
+    ],
+)
+def test_rows_of_unclear_ids_are_refused(ids: Tensor, named: str) -> None:
+    """Guards against corrections of the wrong tokens, which cost speed and say nothing."""
+    config, tensors = export_domino(small_domino(torch.float32), "domino", RANKED)
+    tensors["embed_proj.ids"] = ids
+    with pytest.raises(ModelError, match=named):
+        read_domino(Checkpoint("ranked", config, tensors))
+    del tensors["embed_proj.2.weight"]
+    with pytest.raises(ModelError, match=r"embed_proj"):
+        read_domino(Checkpoint("ranked", config, tensors))
+
+
+def test_public_layouts_have_every_row() -> None:
+    """Guards against an export that no server can read."""
+    for layout in ("sglang", "z-lab", "speculators"):
+        with pytest.raises(ModelError, match="layout 'domino', or all rows"):
+            export_domino(small_domino(shift_label=False), layout, RANKED)  # type: ignore[arg-type]

@@ -1,0 +1,202 @@
+"""EAGLE-3 against its equations written once more, in every published variant."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.fusion import usual_taps
+from outpace.drafters.reduced_vocabulary import check_offsets, membership
+from outpace.lib.errors import ModelError
+from tests.unit.drafters.net import reference
+from tests.unit.drafters.net.small import SIZES, Cached, eagle3_net, offsets, relative, rows, whole
+
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "qk_norm", "bias")
+VARIANTS: list[dict[str, Any]] = [dict(zip(FLAGS, said)) for said in itertools.product([False, True], repeat=6)]
+OTHERS: list[dict[str, Any]] = [
+    {"taps": (1, 9, 17, 25, 33)},
+    {"taps": (4,), "fc_norm": True},
+    {"target_hidden_size": 16, "own_embedding": True},
+    {"draft_vocab_size": 50},
+    {"kv_heads": 4, "rope_theta": 5e5},
+]
+
+
+@pytest.mark.parametrize(
+    "changes", VARIANTS + OTHERS, ids=lambda one: "-".join(k for k, v in one.items() if v) or "plain"
+)
+@torch.inference_mode()
+def test_two_steps_match_the_equations(changes: dict[str, Any]) -> None:
+    """Guards against a wrong order in the pair, a residual after its norm, a norm left out or fed back where it must
+    not be: each variant is computed by equations of its own, first on features, then on its own states."""
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        net = eagle3_net(dtype, **changes)
+        config, w = net.config, reference.weights_of(net)
+        features = rows(9, config.tap_count * config.target_hidden_size, seed=1, dtype=dtype)
+        positions = torch.arange(3, 12)
+        fused = net.fuse(features)
+        exact = reference.eagle3_fuse(w, config, features.double().numpy())
+        assert relative(fused, exact) < tolerance
+        states = fused
+        for step in range(2):
+            embeddings = rows(9, config.hidden_size, seed=2 + step, dtype=dtype)
+            states, hidden = net(embeddings, states, positions + step, whole)
+            exact, wanted = reference.eagle3(
+                w, config, embeddings.double().numpy(), exact, (positions + step).double().numpy()
+            )
+            assert relative(states, exact) < tolerance
+            assert relative(hidden, wanted) < tolerance
+        assert relative(net.logits(hidden), wanted @ w["lm_head.weight"].T) < tolerance
+
+
+@pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "norm_output": True, "bias": True}], ids=["plain", "all"])
+@torch.inference_mode()
+def test_rows_one_by_one_match_the_whole_sequence(changes: dict[str, Any]) -> None:
+    """Guards against positions counted from the first row of a pass, and against rows that look at each other outside
+    of attention."""
+    net = eagle3_net(**changes)
+    embeddings, states, positions = rows(12, 24, seed=1), rows(12, 24, seed=2), torch.arange(12)
+    wanted, wanted_hidden = net(embeddings, states, positions, whole)
+    for pieces in ([1] * 12, [5, 1, 4, 2]):
+        attend, start = Cached(), 0
+        for size in pieces:
+            part = slice(start, start + size)
+            out, hidden = net(embeddings[part], states[part], positions[part], attend)
+            torch.testing.assert_close(out, wanted[part], rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(hidden, wanted_hidden[part], rtol=1e-10, atol=1e-12)
+            start += size
+
+
+def test_the_embedding_comes_first_and_the_plain_residual_is_raw() -> None:
+    """Guards against [feature; embedding]: with queries that cannot see the first half, embeddings must not matter."""
+    net = eagle3_net()
+    with torch.no_grad():
+        for name in ("q_proj", "k_proj", "v_proj"):
+            getattr(net.midlayer.self_attn, name).weight[:, :24] = 0
+    states, positions = rows(4, 24, seed=3), torch.arange(4)
+    first, _ = net(rows(4, 24, seed=1), states, positions, whole)
+    second, _ = net(rows(4, 24, seed=2), states, positions, whole)
+    assert torch.equal(first, second)
+    with torch.no_grad():
+        net.midlayer.self_attn.o_proj.weight.zero_()
+        net.midlayer.mlp.down_proj.weight.zero_()
+    assert torch.equal(net(rows(4, 24), states, positions, whole)[0], states)
+
+
+def test_every_weight_starts_as_nan_and_none_is_left_out_of_the_result() -> None:
+    """Guards against a weight that a file forgot and nobody missed: one NaN anywhere must reach the logits."""
+    changes: dict[str, Any] = {
+        "norm_before_fc": True,
+        "fc_norm": True,
+        "qk_norm": True,
+        "bias": True,
+        "own_embedding": True,
+    }
+    fresh = Eagle3Net(Eagle3Config(**{**SIZES, **changes}))
+    assert all(weight.isnan().all() for weight in fresh.parameters())
+    assert not any(weight.requires_grad for weight in fresh.parameters())
+    for name in dict(fresh.named_parameters()):
+        net = eagle3_net(**changes)
+        with torch.no_grad():
+            net.get_parameter(name).fill_(torch.nan)
+        embeddings = net.embed(torch.arange(5), rows(50, 24))
+        hidden = net(embeddings, net.fuse(rows(5, 72)), torch.arange(5), whole)[1]
+        assert net.logits(hidden).isnan().any(), f"{name} does not matter"
+
+
+def test_the_targets_embedding_is_used_and_its_head_asked_for_where_the_file_has_none() -> None:
+    """Guards against a copy of the target's tables, and against a head that is silently missing."""
+    table = rows(50, 24, seed=8)
+    net = eagle3_net(draft_vocab_size=50, own_head=False)
+    assert not {"lm_head.weight", "embed_tokens.weight", "d2t"} & set(net.state_dict())
+    assert torch.equal(net.embed(torch.tensor([4, 7]), table), table[[4, 7]])
+    with pytest.raises(ModelError, match="own_head=False"):
+        net.logits(rows(3, 24))
+    own = eagle3_net(own_embedding=True)
+    assert own.embed_tokens is not None
+    assert torch.equal(own.embed(torch.tensor([4, 7]), table), own.embed_tokens.weight[[4, 7]])
+
+
+def test_draft_ids_are_mapped_by_offsets() -> None:
+    """Guards against d2t read as a list of ids, which is right for the first draft ids and wrong for all others."""
+    net = eagle3_net()
+    ids = torch.tensor([[0, 3], [19, 7]])
+    wanted = offsets() + torch.arange(20)
+    assert torch.equal(net.target_ids(ids), wanted[ids])
+    assert torch.equal(membership(offsets(), 50).nonzero().flatten(), wanted)
+    full = eagle3_net(draft_vocab_size=50)
+    assert full.d2t is None
+    assert torch.equal(full.target_ids(ids), ids)
+
+
+@pytest.mark.parametrize(
+    ("d2t", "t2d", "message"),
+    [
+        (offsets() + 49, None, r"outside vocab_size=50"),
+        (offsets() - 5, None, r"target ids -\d"),
+        (torch.arange(20).flip(0) * 2, None, "ascending"),
+        (torch.full((20,), 7) - torch.arange(20), None, "each once"),
+        (offsets().int(), None, "torch.int32"),
+        (offsets()[:19], None, r"int64 \[20\]"),
+        (offsets(), ~membership(offsets(), 50), "t2d and d2t disagree"),
+        (offsets(), membership(offsets(), 50).long(), "t2d is torch.int64"),
+        (offsets(), membership(offsets(), 50)[:40], r"bool \[50\]"),
+    ],
+)
+def test_offsets_that_cannot_be_right_are_refused(d2t: torch.Tensor, t2d: torch.Tensor | None, message: str) -> None:
+    """Guards against drafts outside the vocabulary, which crash the target's embedding, and ids that stand twice."""
+    with pytest.raises(ModelError, match=message):
+        check_offsets(d2t, t2d, 20, 50, "here")
+    check_offsets(offsets(), membership(offsets(), 50), 20, 50, "here")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"draft_vocab_size": 51}, "draft_vocab_size=51 exceeds vocab_size=50"),
+        ({"heads": 3}, "heads=3 is not a multiple of kv_heads=2"),
+        ({"head_dim": 7}, "head_dim=7 is odd"),
+        ({"layers": 2}, "layers=2"),
+        ({"taps": ()}, "taps="),
+        ({"taps": (-1, 3)}, "taps="),
+        ({"own_head": False}, "draft_vocab_size=20 needs a head"),
+        ({"target_hidden_size": 16}, "hidden_size=24 differs from target_hidden_size=16"),
+        ({"hidden_act": "silu"}, "hidden_act"),
+        ({"rms_eps": 0.0}, "rms_eps"),
+    ],
+)
+def test_configs_that_contradict_themselves_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Guards against sizes that only fail deep inside a pass, and against fields nobody reads."""
+    with pytest.raises(ValidationError, match=message):
+        Eagle3Config(**{**SIZES, **changes})
+
+
+def test_taps_are_the_usual_three_or_those_of_the_file() -> None:
+    """Guards against layer ids off by one: the usual three are indices into hidden_states, low, middle and high."""
+    assert usual_taps(32) == (2, 16, 29)
+    config = Eagle3Config(**SIZES)
+    assert (config.tap_count, config.taps_of(36)) == (3, (2, 18, 33))
+    stated = Eagle3Config(**SIZES, taps=(1, 35))
+    assert (stated.tap_count, stated.taps_of(36)) == (2, (1, 35))
+    with pytest.raises(ModelError, match="35 layers: 0 to 34"):
+        stated.taps_of(35)
+
+
+def test_features_of_another_width_name_both_fields() -> None:
+    """Guards against a bare matrix error when a drafter meets another target."""
+    with pytest.raises(ModelError, match=r"48 columns, but taps=3 x target_hidden_size=24 is 72"):
+        eagle3_net().fuse(rows(2, 48))
+
+
+def test_angles_survive_a_cast_to_bfloat16() -> None:
+    """Guards against frequencies rounded with the weights: from position 256 on the rotation would be another one."""
+    query = rows(1, 4, 8)
+    net = eagle3_net()
+    wanted = net.midlayer.rotary(query, torch.tensor([1000]))
+    assert torch.equal(net.to(torch.bfloat16).midlayer.rotary(query, torch.tensor([1000])), wanted)
+    exact = reference.rotate(query.numpy(), np.array([1000.0]), 10000.0)
+    assert relative(wanted, exact) < 1e-12

@@ -1,0 +1,105 @@
+"""EAGLE-3 files that we write: engines must find everything they ask for, and we must read back what we wrote."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.drafters.eagle3.export import Layout, write_eagle3
+from outpace.drafters.eagle3.files import IDS, read_eagle3
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.lib.checkpoint import read_checkpoint
+from outpace.lib.errors import ModelError
+from tests.unit.drafters.net.small import SIZES, eagle3_net
+from tests.unit.drafters.net.test_eagle3_layouts import same
+
+PLAIN: list[dict[str, Any]] = [
+    {},
+    {"taps": (2, 5, 9), "fc_norm": True, "bias": True},
+    {"draft_vocab_size": 50, "rope_theta": 5e5},
+    {"rope_scaling": {"rope_type": "linear", "factor": 4.0}, "own_embedding": True},
+    {"target_hidden_size": 16, "own_embedding": True, "taps": (0, 3)},
+]
+SPECIAL: list[dict[str, Any]] = [
+    {"norm_before_residual": True, "norm_before_fc": True},
+    {"norm_output": True, "qk_norm": True},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [("midlayer", changes) for changes in PLAIN] + [("speculators", changes) for changes in PLAIN + SPECIAL],
+)
+def test_what_was_written_is_read_back(
+    tmp_path: Path, layout: Layout, changes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Guards against a field or a bit lost on the way: config and weights must come back equal, in their dtype."""
+    net = eagle3_net(dtype, **changes)
+    write_eagle3(net, tmp_path / "drafter", layout)
+    again = read_eagle3(read_checkpoint(tmp_path / "drafter"))
+    assert again.config == net.config
+    assert same(again, net)
+    assert again.fc.weight.dtype == dtype
+
+
+def test_the_midlayer_file_states_what_engines_would_guess(tmp_path: Path) -> None:
+    """Guards against engines that fall back to a base, a head size or layer ids of their own."""
+    write_eagle3(eagle3_net(taps=(2, 5, 9)), tmp_path, "midlayer")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert (config["rope_theta"], config["head_dim"], config["draft_vocab_size"]) == (10000.0, 8, 20)
+    assert config[IDS] == [2, 5, 9], "vLLM indexes hidden_states"
+    assert config["eagle_config"][IDS] == [1, 4, 8], "SGLang counts layer outputs"
+    tensors = read_checkpoint(tmp_path).tensors
+    assert "midlayer.self_attn.q_proj.weight" in tensors
+    assert tensors["d2t"].dtype == torch.int64
+    assert int(tensors["t2d"].sum()) == 20
+
+
+def test_the_speculators_file_states_norm_before_residual(tmp_path: Path) -> None:
+    """Guards against vLLM's true for a field that is missing, and against a config vLLM does not recognise."""
+    write_eagle3(eagle3_net(taps=(2, 5, 9)), tmp_path, "speculators", verifier="someone/target")
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["norm_before_residual"] is False
+    assert config["speculators_model_type"] == "eagle3"
+    assert config["speculators_config"]["verifier"]["name_or_path"] == "someone/target"
+    assert config["transformer_layer_config"]["model_type"] == "llama"
+    assert config[IDS] == [2, 5, 9]
+    assert "eagle_config" not in config
+    assert "layers.0.self_attn.q_proj.weight" in read_checkpoint(tmp_path).tensors
+
+
+@pytest.mark.parametrize("flag", ["norm_before_residual", "norm_before_fc", "norm_output", "qk_norm"])
+def test_a_variant_that_an_engine_would_skip_is_not_written(tmp_path: Path, flag: str) -> None:
+    """Guards against a file that loads without complaint and drafts nonsense."""
+    changes: dict[str, Any] = {flag: True}
+    with pytest.raises(ModelError, match=f"cannot say {flag}.*layout='speculators'"):
+        write_eagle3(eagle3_net(**changes), tmp_path, "midlayer")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_net_with_unset_weights_is_not_written(tmp_path: Path) -> None:
+    """Guards against NaN in a file that others then load."""
+    with pytest.raises(ModelError, match=r"weights are NaN: .*midlayer\.hidden_norm"):
+        write_eagle3(Eagle3Net(Eagle3Config(**SIZES)), tmp_path, "midlayer")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("layout", ["midlayer", "speculators"])
+def test_a_file_without_a_head_is_not_written(layout: Layout, tmp_path: Path) -> None:
+    """Guards against files without a head, which engines fill with whatever they have."""
+    with pytest.raises(ModelError, match="own_head=False"):
+        write_eagle3(eagle3_net(torch.float32, draft_vocab_size=50, own_head=False), tmp_path, layout)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_holds_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
+    """Guards against a drafter overwritten by a slip of the path."""
+    write_eagle3(eagle3_net(torch.float32), tmp_path, "midlayer")
+    before = (tmp_path / "model.safetensors").read_bytes()
+    with pytest.raises(ModelError, match="already holds"):
+        write_eagle3(eagle3_net(torch.float64), tmp_path, "midlayer")
+    assert (tmp_path / "model.safetensors").read_bytes() == before

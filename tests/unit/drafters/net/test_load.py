@@ -1,0 +1,99 @@
+"""Drafter nets told apart by their configs, and read by the name of a folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from outpace.drafters.dart.files import write_dart
+from outpace.drafters.dart.net import DartNet
+from outpace.drafters.dflash.files import write_dflash
+from outpace.drafters.dflash.net import DFlashNet
+from outpace.drafters.domino.files import write_domino
+from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.net import Eagle3Net
+from outpace.drafters.load import is_net, kind_of, load_net
+from outpace.drafters.medusa.files import write_medusa
+from outpace.drafters.medusa.net import MedusaNet
+from outpace.lib.errors import ModelError
+from tests.unit.drafters.net.block_nets import small_dflash, small_domino
+from tests.unit.drafters.net.small import dart_net, eagle3_net
+from tests.unit.drafters.net.test_medusa import medusa
+from tests.unit.models.tiny import save_tiny_model
+
+GOLDEN = Path(__file__).parents[3] / "golden"
+
+
+def write_all(folder: Path) -> dict[str, type[nn.Module]]:
+    """One checkpoint of every kind and layout; the class that each is to be read as."""
+    folder.mkdir(exist_ok=True)
+    for layout in ("midlayer", "speculators"):
+        write_eagle3(eagle3_net(torch.float32), folder / f"eagle3-{layout}", layout)  # type: ignore[arg-type]
+    for layout in ("z-lab", "speculators"):
+        write_dflash(small_dflash(torch.float32), folder / f"dflash-{layout}", layout)  # type: ignore[arg-type]
+    for layout in ("domino", "sglang"):
+        write_domino(small_domino(torch.float32), folder / f"domino-{layout}", layout)  # type: ignore[arg-type]
+    for layout in ("authors", "vllm"):
+        write_medusa(medusa(torch.float32), folder / f"medusa-{layout}", layout)  # type: ignore[arg-type]
+    write_dart(dart_net(torch.float32), folder / "dart-own")
+    kinds = {"eagle3": Eagle3Net, "dflash": DFlashNet, "domino": DominoNet, "medusa": MedusaNet, "dart": DartNet}
+    return {path.name: kinds[path.name.partition("-")[0]] for path in folder.iterdir()}
+
+
+def test_every_layout_is_read_as_its_own_kind(tmp_path: Path) -> None:
+    """Guards against a DART file read as EAGLE-3, whose fields it has too, and Domino's head left in the file."""
+    found = write_all(tmp_path)
+    assert len(found) == 9
+    for name, kind in found.items():
+        assert is_net(str(tmp_path / name)), name
+        assert type(load_net(str(tmp_path / name))) is kind, name
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDEN.glob("*.json")))
+def test_public_8b_configs_are_known(name: str) -> None:
+    """Guards against rules that hold for files of ours only."""
+    config = json.loads((GOLDEN / f"{name}.json").read_text())["config"]
+    assert kind_of(config) == name.partition("_")[0].replace("domino", "dflash")
+
+
+def test_the_medusa_authors_config_is_known() -> None:
+    """Guards against files without architectures and sizes, which the authors wrote."""
+    assert kind_of({"medusa_num_heads": 5, "medusa_num_layers": 1, "base_model_name_or_path": "x"}) == "medusa"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"architectures": None},
+        {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000},
+        {"architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 36, "layer_types": ["full_attention"] * 36},
+        {"architectures": ["PEagleSpeculator"], "speculators_model_type": "peagle", "draft_vocab_size": 32000},
+        {"architectures": "LlamaForCausalLMEagle3"},
+    ],
+)
+def test_what_is_no_known_drafter_is_none(config: dict[str, Any]) -> None:
+    """Guards against a language model taken for a net, and against another method's fields that look alike."""
+    assert kind_of(config) is None
+
+
+def test_a_language_model_is_no_net_and_is_refused_by_name(tmp_path: Path) -> None:
+    """Guards against a draft model for `linear` read as a net, and an error that does not say what could be read."""
+    folder = str(save_tiny_model(tmp_path))
+    assert not is_net(folder)
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM.*known are EAGLE-3, DFlash, Domino, Medusa and DART"):
+        load_net(folder)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"\xff\xfe", b"3"])
+def test_a_damaged_config_is_no_net_yet(content: bytes, tmp_path: Path) -> None:
+    """Guards against a traceback from the question alone; whoever reads the folder will say what is wrong."""
+    assert not is_net(str(tmp_path / "nothing"))
+    (tmp_path / "config.json").write_bytes(content)
+    assert not is_net(str(tmp_path))
+    with pytest.raises(ModelError, match=r"config\.json"):
+        load_net(str(tmp_path))

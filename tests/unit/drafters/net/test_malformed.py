@@ -1,0 +1,297 @@
+"""Damaged, foreign and contradictory checkpoints of every layout: a clear error each, never a traceback.
+
+What a wrong value of one layout means is tested beside that layout; here are the faults that all of them share.
+"""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outpace.drafters.load import load_net, read_net
+from outpace.lib.checkpoint import Checkpoint, read_checkpoint
+from outpace.lib.errors import ModelError
+from tests.unit.drafters.net.test_load import write_all
+
+LAYOUTS = {
+    "dart-own": "model.safetensors",
+    "dflash-speculators": "model.safetensors",
+    "dflash-z-lab": "model.safetensors",
+    "domino-domino": "model.safetensors",
+    "domino-sglang": "model.safetensors",
+    "eagle3-midlayer": "model.safetensors",
+    "eagle3-speculators": "model.safetensors",
+    "medusa-authors": "medusa_lm_head.safetensors",
+    "medusa-vllm": "model.safetensors",
+}
+each_layout = pytest.mark.parametrize("layout", LAYOUTS)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written")
+    assert write_all(folder).keys() == LAYOUTS.keys()
+    return folder
+
+
+@pytest.fixture
+def folder(written: Path, layout: str, tmp_path: Path) -> Path:
+    """A copy of one layout's files, to be damaged."""
+    copied = tmp_path / layout
+    copied.mkdir()
+    for file in (written / layout).iterdir():
+        (copied / file.name).write_bytes(file.read_bytes())
+    return copied
+
+
+def shards(folder: Path, weights: str, listed: Callable[[list[str]], dict[str, Any]] | None = None) -> None:
+    """Split the weights into two shards; `listed` makes the index from all names, by default the right one."""
+    tensors = load_file(folder / weights)
+    (folder / weights).unlink()
+    names = sorted(tensors)
+    right = {name: f"{index % 2}.safetensors" for index, name in enumerate(names)}
+    for file in set(right.values()):
+        save_file({name: tensors[name] for name in names if right[name] == file}, folder / file)
+    index = right if listed is None else right | listed(names)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
+
+
+@each_layout
+def test_shards_are_read_as_one_file_is(layout: str, folder: Path) -> None:
+    """Guards against the faults below being found in files that were never whole."""
+    whole = load_net(str(folder)).state_dict()
+    shards(folder, LAYOUTS[layout])
+    found = load_net(str(folder)).state_dict()
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[key], tensor) for key, tensor in whole.items())
+
+
+@each_layout
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 0.5, 0.999])
+def test_a_file_cut_off_is_refused(layout: str, share: float, folder: Path) -> None:
+    """Guards against an interrupted download, cut in the header or in the weights, read as far as it goes."""
+    path = folder / LAYOUTS[layout]
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(ModelError, match=rf"{LAYOUTS[layout]}: cannot be read, maybe cut off.*download it again"):
+        load_net(str(folder))
+
+
+@each_layout
+@pytest.mark.parametrize(
+    ("listed", "complaint"),
+    [
+        (lambda names: {names[0]: "2.safetensors"}, r"2\.safetensors: cannot be read"),
+        (lambda names: {names[0]: "../x/0.safetensors"}, "must give a file name of this folder"),
+        (lambda names: {names[0]: "/etc/hostname"}, "must give a file name of this folder"),
+        (lambda names: {names[0]: ".."}, "cannot be read|file name of this folder"),
+        (lambda names: {names[0]: ""}, "cannot be read|file name of this folder"),
+        (lambda names: {names[0]: None}, "must give a file name of this folder"),
+        (lambda names: {names[0]: ["0.safetensors"]}, "must give a file name of this folder"),
+        (lambda names: {names[0]: "a\0b"}, "cannot be read"),
+        (lambda names: {"lm_head.extra": "0.safetensors"}, r"lists lm_head\.extra, which no shard holds"),
+    ],
+)
+def test_an_index_that_says_something_else_is_refused(
+    layout: str, listed: Callable[[list[str]], dict[str, Any]], complaint: str, folder: Path
+) -> None:
+    """Guards against shards that are missing, files elsewhere on the machine, and optional tensors lost in silence."""
+    shards(folder, LAYOUTS[layout], listed)
+    with pytest.raises(ModelError, match=complaint):
+        load_net(str(folder))
+
+
+@each_layout
+def test_a_tensor_in_two_shards_is_refused(layout: str, folder: Path) -> None:
+    """Guards against one of two versions of a weight taken by the order of files."""
+    shards(folder, LAYOUTS[layout])
+    first, second = load_file(folder / "0.safetensors"), load_file(folder / "1.safetensors")
+    name = next(iter(first))
+    save_file(second | {name: first[name]}, folder / "1.safetensors")
+    with pytest.raises(ModelError, match="and so does another shard"):
+        load_net(str(folder))
+
+
+@each_layout
+def test_a_folder_without_weights_says_what_to_do(layout: str, folder: Path) -> None:
+    """Guards against a folder of other formats answered by a traceback, and without a way out."""
+    (folder / LAYOUTS[layout]).rename(folder / "consolidated.00.pth")
+    with pytest.raises(ModelError, match=r"no model\.safetensors.*; save the weights as safetensors"):
+        load_net(str(folder))
+    torch.save({"step": 3, "model": {}}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="must hold a dictionary of tensors and nothing else"):
+        load_net(str(folder))
+    (folder / "pytorch_model.bin").write_bytes(b"not a pickle")
+    with pytest.raises(ModelError, match=r"(?s)cannot be read as tensors alone.*; save it as safetensors"):
+        load_net(str(folder))
+
+
+# Of one checkpoint's tensors in turn: what each must be refused for.
+SPOILT: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed or longer": lambda one: one.T.contiguous() if one.dim() == 2 else torch.cat((one, one)),
+    "a row short": lambda one: one[:-1],
+    "flat": lambda one: one.flatten()[:, None] if one.dim() == 1 else one.flatten(),
+    "one number": lambda one: one.flatten()[0],
+    "empty": lambda one: one[:0],
+    "bytes": lambda one: torch.ones(one.shape, dtype=torch.int8),
+    "float8": lambda one: torch.ones(one.shape).to(torch.float8_e4m3fn),
+    "complex": lambda one: torch.ones(one.shape, dtype=torch.complex64),
+    "NaN": lambda one: torch.full(one.shape, torch.nan),
+    "infinite": lambda one: torch.full(one.shape, torch.inf),
+}
+
+
+@each_layout
+@pytest.mark.parametrize("fault", SPOILT)
+def test_every_tensor_is_checked(layout: str, fault: str, written: Path) -> None:
+    """Guards against a weight of another shape or kind, or of no numbers, that is used all the same."""
+    whole = read_checkpoint(written / layout)
+    for key, tensor in whole.tensors.items():
+        spoilt = SPOILT[fault](tensor)
+        if fault == "transposed or longer" and spoilt.shape == tensor.shape:
+            continue  # square: no shape tells
+        with pytest.raises(ModelError, match="here: "):
+            read_net(Checkpoint("here", whole.config, whole.tensors | {key: spoilt}))
+
+
+@each_layout
+def test_every_tensor_is_needed_and_no_other_taken(layout: str, written: Path) -> None:
+    """Guards against weights that are missing or left over without a word; t2d alone may be missing, as d2t says it."""
+    whole = read_checkpoint(written / layout)
+    for key in whole.tensors.keys() - {"t2d"}:
+        rest = {other: one for other, one in whole.tensors.items() if other != key}
+        with pytest.raises(ModelError, match="here: "):
+            read_net(Checkpoint("here", whole.config, rest))
+    for key in ("extra.weight", "layers.9.mlp.up_proj.weight", "0.7.weight", "heads.weight", "9.0.linear.weight"):
+        with pytest.raises(ModelError, match="here: "):
+            read_net(Checkpoint("here", whole.config, whole.tensors | {key: torch.ones(2, 2)}))
+    with pytest.raises(ModelError, match="here: "):
+        read_net(Checkpoint("here", whole.config, {}))
+
+
+@pytest.mark.parametrize("layout", ["dart-own", "eagle3-midlayer", "eagle3-speculators"])
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (lambda d2t: d2t + 50, "outside vocab_size=50"),
+        (lambda d2t: d2t - 50, "outside vocab_size=50"),
+        (lambda d2t: torch.full_like(d2t, 2**62), "outside vocab_size=50"),
+        (lambda d2t: -2 * torch.arange(20) + 40, "must lead to ascending target ids"),
+        (lambda d2t: 20 - torch.arange(20), "must lead to ascending target ids"),
+        (lambda d2t: torch.zeros_like(d2t), "t2d and d2t disagree"),
+        (lambda d2t: d2t.int(), r"torch\.int32 \[20\]; draft_vocab_size=20 asks for int64"),
+        (lambda d2t: d2t.float(), r"torch\.float32 \[20\]"),
+        (lambda d2t: d2t[:19], r"int64 \[19\]"),
+        (lambda d2t: d2t[None], r"int64 \[1, 20\]"),
+    ],
+)
+def test_a_map_of_ids_that_leads_astray_is_refused(
+    layout: str, spoil: Callable[[Tensor], Tensor], complaint: str, written: Path
+) -> None:
+    """Guards against drafts that stand for other tokens, and an index out of range in the middle of an answer."""
+    whole = read_checkpoint(written / layout)
+    tensors = whole.tensors | {"d2t": spoil(whole.tensors["d2t"])}
+    with pytest.raises(ModelError, match=complaint):
+        read_net(Checkpoint("here", whole.config, tensors))
+
+
+def places(config: dict[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Every field of a config, of objects in it as well."""
+    for key, value in config.items():
+        yield (*above, key)
+        if isinstance(value, dict):
+            yield from places(value, (*above, key))
+
+
+def changed(config: dict[str, Any], place: tuple[str, ...], *value: Any) -> dict[str, Any]:
+    """A copy with one field set, or removed for no value."""
+    whole = copy.deepcopy(config)
+    inner = whole
+    for key in place[:-1]:
+        inner = inner[key]
+    if value:
+        inner[place[-1]] = value[0]
+    else:
+        del inner[place[-1]]
+    return whole
+
+
+DECODER = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers",
+           "head_dim", "rms_norm_eps", "max_position_embeddings", "vocab_size")  # fmt: skip
+DFLASH = (*DECODER, "rope_theta", "mask_token_id")
+HEAD = ("gru_hidden_dim", "shift_label", "pure_draft_prefix_len")
+# Fields whose absence a layout has no meaning for.
+NEEDED = {
+    "dart-own": (*DECODER, "draft_length"),
+    "dflash-speculators": (*DFLASH, "aux_hidden_state_layer_ids", "block_size", "transformer_layer_config"),
+    "dflash-z-lab": (*DFLASH, "dflash_config"),
+    "domino-domino": (*DFLASH, *HEAD),
+    "domino-sglang": (*DFLASH, *HEAD, "projector_type"),
+    "eagle3-midlayer": (*DECODER, "rope_theta", "draft_vocab_size"),
+    "eagle3-speculators": (*DECODER, "rope_theta", "draft_vocab_size", "norm_before_residual"),
+    "medusa-authors": ("medusa_num_heads",),
+    "medusa-vllm": ("num_heads",),
+}
+
+
+@each_layout
+def test_a_field_that_nothing_replaces_is_asked_for(layout: str, written: Path) -> None:
+    """Guards against a size or a convention guessed where the config does not state it."""
+    whole = read_checkpoint(written / layout)
+    needed = [place for place in places(whole.config) if place[-1] in NEEDED[layout]]
+    assert {place[-1] for place in needed} == set(NEEDED[layout])
+    for place in needed:
+        with pytest.raises(ModelError, match="here: "):
+            read_net(Checkpoint("here", changed(whole.config, place), whole.tensors))
+
+
+WEIRD = ["x", [], {}, [1], ["x"], {"a": 1}, True, -1, 0, 2.5, float("inf"), float("nan"), 10**9, 10**30, [10**30]]
+ELSEWHERE = ("architectures", "rope_scaling", "rope_parameters", "eagle_config", "dflash_config", "layer_types",
+             "sliding_window", "max_window_layers", "use_sliding_window", "num_target_layers", "target_hidden_size",
+             "speculators_model_type", "eagle_aux_hidden_state_layer_ids", "original_lm_head", "model_type",
+             "medusa_num_layers", "partial_rotary_factor", "norm_output", "mlp_bias")  # fmt: skip
+
+
+@each_layout
+def test_no_value_of_any_field_is_a_traceback(layout: str, written: Path) -> None:
+    """Guards against configs of another version, hand-edited or hostile: each field in turn is removed or holds
+    something odd. It is either meaningless to the net or refused, and never asks for memory that is not there."""
+    whole = read_checkpoint(written / layout)
+    refused = 0
+    for place in {*places(whole.config), *((key,) for key in ELSEWHERE)}:
+        configs = [changed(whole.config, place, value) for value in WEIRD]
+        if place in places(whole.config):
+            configs.append(changed(whole.config, place))
+        for config in configs:
+            try:
+                read_net(Checkpoint("here", config, whole.tensors))
+            except ModelError:
+                refused += 1
+    assert refused > 20, "odd values must have been refused"
+
+
+@each_layout
+def test_weights_of_another_kind_are_refused(layout: str, written: Path) -> None:
+    """Guards against a config copied beside the wrong weights: of the same sizes, so that some shapes fit."""
+    config = read_checkpoint(written / layout).config
+    for other in LAYOUTS.keys() - {layout}:
+        if other.partition("-")[0] == layout.partition("-")[0]:
+            continue  # names of tensors of either layout are read
+        with pytest.raises(ModelError, match="here: "):
+            read_net(Checkpoint("here", config, read_checkpoint(written / other).tensors))
+
+
+@each_layout
+def test_a_config_of_another_architecture_is_refused(layout: str, written: Path) -> None:
+    """Guards against a language model, or another method of the same library, taken for a drafter that is known."""
+    whole = read_checkpoint(written / layout)
+    said = "speculators_model_type" if "speculators_model_type" in whole.config else "architectures"
+    for value in ("mtp", "peagle", "xpress") if said != "architectures" else (["Qwen3ForCausalLM"], ["X", "Y"]):
+        config = {"hidden_size": 24, "vocab_size": 50, said: value}
+        with pytest.raises(ModelError, match="describes no drafter net that is known here"):
+            read_net(Checkpoint("here", config, whole.tensors))

@@ -1,0 +1,206 @@
+"""Medusa heads against their equation, and their files."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from outpace.drafters.medusa.files import Layout, read_medusa, write_medusa
+from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
+from outpace.lib.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from outpace.lib.errors import ModelError
+from tests.unit.drafters.net import reference
+from tests.unit.drafters.net.small import offsets, randomise, relative, rows
+
+SIZES: dict[str, Any] = {"hidden_size": 16, "vocab_size": 50, "draft_vocab_size": 50, "heads": 3}
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"layers": 2, "bias": False},
+    {"head": "shared", "draft_vocab_size": 20},
+    {"draft_vocab_size": 20, "heads": 1},
+    {"head": "target"},
+]
+IDS = ["plain", "layers", "shared", "reduced", "target"]
+
+
+def medusa(dtype: torch.dtype = torch.float64, **changes: Any) -> MedusaNet:
+    return randomise(MedusaNet(MedusaConfig(**{**SIZES, **changes})), dtype)
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=IDS)
+@torch.inference_mode()
+def test_heads_match_the_equation(changes: dict[str, Any]) -> None:
+    """Guards against blocks chained across heads, a bias left out, and one head's vocabulary layer used for all."""
+    for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
+        net, states = medusa(dtype, **changes), rows(6, 16, seed=1, dtype=dtype)
+        w, exact = reference.weights_of(net), []
+        for head in range(net.config.heads):
+            x = states.double().numpy()
+            for block in range(net.config.layers):
+                name = f"heads.{head}.blocks.{block}"
+                x = x + reference.silu(x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", np.zeros(16)))
+            shared = w.get("lm_head.weight", np.eye(16))  # none: what the target's head would read
+            exact.append(x @ w.get(f"heads.{head}.lm_head.weight", shared).T)
+        found = net(states) if net.config.head == "target" else net.logits(net(states))
+        assert found.shape[:2] == (6, net.config.heads)
+        assert relative(found, np.stack(exact, axis=1)) < tolerance
+
+
+def test_every_weight_starts_as_nan_and_matters() -> None:
+    """Guards against a weight that a file forgot."""
+    for changes in VARIANTS:
+        fresh = MedusaNet(MedusaConfig(**{**SIZES, **changes}))
+        assert all(weight.isnan().all() for weight in fresh.parameters())
+        for name in dict(fresh.named_parameters()):
+            net = medusa(**changes)
+            with torch.no_grad():
+                net.get_parameter(name).fill_(torch.nan)
+            hidden = net(rows(2, 16))
+            said = hidden if net.config.head == "target" else net.logits(hidden)
+            assert said.isnan().any(), f"{name} does not matter"
+
+
+def test_a_reduced_vocabulary_maps_by_a_list_of_ids() -> None:
+    """Guards against Medusa's token_map read as offsets, which EAGLE-3's d2t is."""
+    ids = torch.tensor([[0, 19], [3, 4]])
+    assert torch.equal(medusa(draft_vocab_size=20).target_ids(ids), (offsets() + torch.arange(20))[ids])
+    assert torch.equal(medusa().target_ids(ids), ids)
+
+
+def test_heads_without_a_vocabulary_layer_say_so() -> None:
+    """Guards against heads without a vocabulary layer that answer all the same."""
+    net = medusa(head="target")
+    with pytest.raises(ModelError, match="head='target'"):
+        net.logits(net(rows(2, 16)))
+    with pytest.raises(ValidationError, match=r"draft_vocab_size=20 does not go with .* vocab_size=50"):
+        MedusaConfig(**{**SIZES, "head": "target", "draft_vocab_size": 20})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("layout", "changes"),
+    [("authors", VARIANTS[0]), ("authors", VARIANTS[1]), ("authors", VARIANTS[4])]
+    + [("vllm", changes) for changes in VARIANTS[:4]],
+)
+def test_what_was_written_is_read_back(
+    tmp_path: Path, layout: Layout, changes: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Guards against heads or blocks numbered otherwise on the way back, and a bit lost."""
+    net = medusa(dtype, **changes)
+    write_medusa(net, tmp_path, layout)
+    again = read_medusa(read_checkpoint(tmp_path))
+    assert again.config == net.config
+    found, wanted = again.state_dict(), net.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[key], wanted[key]) for key in wanted)
+    assert {weight.dtype for weight in again.parameters()} == {dtype}
+
+
+def test_names_are_those_of_the_layouts(tmp_path: Path) -> None:
+    """Guards against files that only we can read."""
+    write_medusa(medusa(heads=1), tmp_path / "authors", "authors")
+    assert (tmp_path / "authors" / "medusa_lm_head.safetensors").is_file()
+    assert read_checkpoint(tmp_path / "authors").tensors.keys() == {
+        "0.0.linear.weight",
+        "0.0.linear.bias",
+        "0.1.weight",
+    }
+    write_medusa(medusa(heads=1, bias=False), tmp_path / "vllm", "vllm")
+    assert read_checkpoint(tmp_path / "vllm").tensors.keys() == {"blocks.0.layers.0.weight", "lm_heads.0.weight"}
+    config = json.loads((tmp_path / "vllm" / "config.json").read_text())
+    assert (config["num_heads"], config["num_hidden_layers"], config["medusa_fc_bias"]) == (1, 1, False)
+    for changes, layout in ((VARIANTS[2], "authors"), (VARIANTS[3], "authors"), (VARIANTS[4], "vllm")):
+        with pytest.raises(ModelError, match="layout="):
+            write_medusa(medusa(**changes), tmp_path / "refused", layout)  # type: ignore[arg-type]
+
+
+def authors(**changes: Any) -> Checkpoint:
+    net = medusa(**changes)
+    tensors = {}
+    for key, tensor in net.state_dict().items():
+        _, head, kind, *rest = key.split(".")
+        name = f"{head}.{rest[0]}.linear.{rest[1]}" if kind == "blocks" else f"{head}.{net.config.layers}.weight"
+        tensors[f"medusa_head.{name}"] = tensor
+    return Checkpoint("here", {"medusa_num_heads": 3, "medusa_num_layers": net.config.layers}, tensors)
+
+
+def test_sizes_are_read_off_the_authors_weights(tmp_path: Path) -> None:
+    """Guards against the authors' config, which states no sizes, being refused; their torch file is read as well."""
+    checkpoint = authors()
+    net = read_medusa(checkpoint)
+    assert net.config == medusa().config
+    torch.save(checkpoint.tensors, tmp_path / "medusa_lm_head.pt")
+    (tmp_path / "config.json").write_text(json.dumps(checkpoint.config))
+    assert read_medusa(read_checkpoint(tmp_path)).config == net.config
+
+
+def test_all_heads_of_the_file_are_taken_and_none_that_is_stated_may_be_missing(tmp_path: Path) -> None:
+    """Guards against heads dropped because a config counts too few, as public ones do, and against half a file that
+    drafts with what is there."""
+    checkpoint = authors()
+    for stated in (1, 2, 3):
+        net = read_medusa(replace(checkpoint, config={"medusa_num_heads": stated, "medusa_num_layers": 1}))
+        assert net.config == medusa().config
+    with pytest.raises(ModelError, match=r"medusa_num_heads=4, but the file has heads \[0, 1, 2\]"):
+        read_medusa(replace(checkpoint, config={"medusa_num_heads": 4, "medusa_num_layers": 1}))
+    with pytest.raises(ModelError, match=r"medusa_num_heads=2, but num_heads=3; the two disagree"):
+        read_medusa(replace(checkpoint, config={"medusa_num_heads": 2, "num_heads": 3}))
+    for lost in (0, 1, 2):  # whole heads, which no shape would show
+        rest = {key: one for key, one in checkpoint.tensors.items() if not key.startswith(f"medusa_head.{lost}.")}
+        with pytest.raises(ModelError, match=r"medusa_num_heads=3, but the file has heads"):
+            read_medusa(replace(checkpoint, tensors=rest))
+    gap = {key: one for key, one in checkpoint.tensors.items() if not key.startswith("medusa_head.1.")}
+    with pytest.raises(ModelError, match=r"medusa_num_heads=2, but the file has heads \[0, 2\]"):
+        read_medusa(replace(checkpoint, tensors=gap, config={"medusa_num_heads": 2}))
+    with pytest.raises(ModelError, match="holds a tensor twice"):
+        read_medusa(replace(checkpoint, tensors=checkpoint.tensors | {"0.1.weight": torch.ones(50, 16)}))
+    write_medusa(medusa(torch.float32), tmp_path, "vllm")
+    vllm = read_checkpoint(tmp_path)
+    assert len(read_medusa(replace(vllm, config=vllm.config | {"num_heads": 1})).heads) == 3
+    with pytest.raises(ModelError, match="num_heads=5, but the file has heads"):
+        read_medusa(replace(vllm, config=vllm.config | {"num_heads": 5}))
+
+
+def test_vllm_files_share_and_thin_out_vocabulary_layers(tmp_path: Path) -> None:
+    """Guards against whole layers beside a token_map, of which vLLM keeps the mapped rows, refused or used whole."""
+    net = medusa(torch.float32, head="shared", draft_vocab_size=20)
+    write_medusa(net, tmp_path, "vllm")
+    checkpoint = read_checkpoint(tmp_path)
+    tensors = dict(checkpoint.tensors)
+    kept, full = tensors["token_map"], rows(50, 16, dtype=torch.float32)
+    full[kept] = tensors.pop("lm_head.weight")
+    again = read_medusa(replace(checkpoint, tensors=tensors | {"lm_heads.0.weight": full}))
+    assert again.config == net.config
+    assert torch.equal(again.get_parameter("lm_head.weight"), net.get_parameter("lm_head.weight"))
+    first = {"token_map": kept} | checkpoint.tensors  # its dtype must not become that of the heads
+    assert {weight.dtype for weight in read_medusa(replace(checkpoint, tensors=first)).parameters()} == {torch.float32}
+    for wrong in (kept.int(), kept[:5], kept + 49, torch.zeros_like(kept)):
+        with pytest.raises(ModelError, match="token_map"):
+            read_medusa(replace(checkpoint, tensors=checkpoint.tensors | {"token_map": wrong}))
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    """Guards against a missing weight that becomes NaN, and shapes that fail later."""
+    checkpoint = authors()
+    for key in checkpoint.tensors:
+        with pytest.raises(ModelError, match="missing"):
+            read_medusa(replace(checkpoint, tensors={k: t for k, t in checkpoint.tensors.items() if k != key}))
+    heads = {key: tensor for key, tensor in checkpoint.tensors.items() if not key.endswith(".1.weight")}
+    with pytest.raises(ModelError, match="vocab_size is missing"):
+        read_medusa(replace(checkpoint, tensors=heads))
+    assert read_medusa(
+        replace(checkpoint, tensors=heads, config=checkpoint.config | {"vocab_size": 50})
+    ).config.head == ("target")
+    swapped = checkpoint.tensors | {"medusa_head.1.1.weight": torch.ones(16, 50)}
+    with pytest.raises(ModelError, match=r"heads\.1\.lm_head\.weight has shape \[16, 50\]"):
+        read_medusa(replace(checkpoint, tensors=swapped))
+    with pytest.raises(ModelError, match="num_heads is missing"):
+        read_medusa(replace(checkpoint, config={}))
+    write_checkpoint(tmp_path, {}, {})
+    with pytest.raises(ModelError, match="already holds"):
+        write_medusa(medusa(), tmp_path, "authors")

@@ -1,0 +1,75 @@
+"""Rotary positions of drafter nets."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from outpace.drafters.layers import Rotary
+from outpace.lib.errors import ModelError
+from tests.unit.drafters.net.block_nets import randn
+
+LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 3.0}
+
+
+@pytest.mark.parametrize("scaling", [None, LLAMA3, YARN, LINEAR], ids=["none", "llama3", "yarn", "linear"])
+def test_rotations_are_those_of_transformers(scaling: dict[str, Any] | None) -> None:
+    """Guards against a scaling kind that fails for want of a field, or that forgets yarn's factor."""
+    parameters = {"rope_theta": 1e4, **(scaling or {"rope_type": "default"})}
+    config = LlamaConfig(
+        hidden_size=32, num_attention_heads=2, head_dim=16, max_position_embeddings=256, rope_parameters=parameters
+    )
+    rows, positions = randn(5, 2, 16, dtype=torch.float32), torch.tensor([0, 1, 7, 100, 255])
+    cosine, sine = LlamaRotaryEmbedding(config)(rows, positions[None])
+    query, _ = apply_rotary_pos_emb(rows.transpose(0, 1)[None], rows.transpose(0, 1)[None], cosine, sine)
+    rotated = Rotary(16, 1e4, scaling, 256)(rows, positions)
+    torch.testing.assert_close(rotated, query[0].transpose(0, 1), atol=2e-5, rtol=2e-5)
+
+
+def test_a_cast_leaves_the_frequencies_alone() -> None:
+    """Guards against net.to(bfloat16) rounding the frequencies: at position 30000 the angle would be off by radians."""
+    rotary = torch.nn.Sequential(Rotary(16, 1e6, None, 40960)).to(torch.bfloat16)
+    rows, positions = randn(1, 1, 16, dtype=torch.float32), torch.tensor([30000])
+    assert torch.equal(rotary[0](rows, positions), Rotary(16, 1e6, None, 40960)(rows, positions))
+
+
+def test_a_net_built_on_the_meta_device_gets_real_frequencies() -> None:
+    """Guards against frequencies that are whatever memory held, which no checkpoint would overwrite."""
+    for scaling in (None, YARN):
+        with torch.device("meta"):
+            rotary = Rotary(16, 1e4, scaling, 256)
+        rotary.to_empty(device="cpu")
+        assert torch.equal(rotary.frequencies, Rotary(16, 1e4, scaling, 256).frequencies)
+
+
+def test_rotations_that_depend_on_the_longest_position_are_refused() -> None:
+    """Guards against keys computed at one length and read at another."""
+    with pytest.raises(ModelError, match="dynamic"):
+        Rotary(16, 1e4, {"rope_type": "dynamic", "factor": 2.0}, 256)
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        {key: value for key, value in LLAMA3.items() if key != "low_freq_factor"},
+        {"rope_type": "yarn"},
+        {"type": "linear"},
+        LINEAR | {"factor": "three"},
+        LINEAR | {"factor": 0.0},
+        LINEAR | {"factor": float("nan")},
+    ],
+)
+def test_scalings_with_keys_missing_are_refused(scaling: dict[str, Any]) -> None:
+    """Guards against a KeyError, or a division by zero, out of the depths of a drafter's config."""
+    with pytest.raises(ModelError, match="rope_scaling"):
+        Rotary(16, 1e4, scaling, 64)

@@ -1,0 +1,137 @@
+"""Trained drafters on tiny random nets, and the usual shapes at sizes of tests: what several tests build alike."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from outpace.core.drafting import GrowingShape
+from outpace.core.protocols import Proposer
+from outpace.drafters.dart.net import DartConfig, DartNet
+from outpace.drafters.dart.source import DartSource
+from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
+from outpace.drafters.dflash.source import BlockSource
+from outpace.drafters.domino.net import DominoConfig, DominoNet
+from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.eagle3.source import EagleSource
+from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
+from outpace.drafters.medusa.source import MedusaSource
+from outpace.drafters.packing import pack_net
+from outpace.models.target import TransformersTarget
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.proposer import StaticProposer
+from outpace.trees.shapes.beam import Beam, BeamConfig
+from outpace.trees.shapes.cut import Cut, CutConfig
+from outpace.trees.shapes.ddd import DddConfig, DynamicDepth
+from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig
+from outpace.trees.shapes.echo import Echo, EchoConfig
+from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig
+from outpace.trees.shapes.gates import Gated, GatedConfig
+from outpace.trees.shapes.rank_paths import Chain, MedusaTemplate
+from outpace.trees.shapes.svip import Svip, SvipConfig
+from outpace.trees.shapes.table import shapes
+from tests.unit.models.tiny import VOCAB, random_ids
+
+GROWING: dict[str, tuple[Callable[[], GrowingShape], int]] = {
+    "beam": (lambda: Beam(BeamConfig(depth=4, breadth=3)), 10),
+    "fixed": (lambda: FixedTree(FixedTreeConfig(depth=3, breadth=2, min_path_prob=0)), 9),
+    # A gate for each stage, none of which is always open.
+    "gated": (lambda: Gated(GatedConfig(depth=4, breadth=3, checkpoints=(1, 2, 3))), 10),
+    "ddd": (lambda: DynamicDepth(DddConfig(depth=5, breadth=3, checkpoints=(2, 4))), 10),
+    "svip": (lambda: Svip(SvipConfig()), 8),
+    "echo": (lambda: Echo(EchoConfig(depth=3, breadth=3)), 10),
+    "cut": (lambda: Cut(CutConfig(min_prob=0.01)), 8),
+    "dynatree": (lambda: DynaTree(DynaTreeConfig()), 12),
+}
+"""Shapes that grow, and their budgets."""
+SIZES: dict[str, Any] = {
+    "hidden_size": 48, "intermediate_size": 64, "heads": 4, "kv_heads": 2, "head_dim": 8, "rms_eps": 1e-6,
+    "rope_theta": 10000.0, "max_positions": 512, "vocab_size": VOCAB, "target_hidden_size": 48,
+}  # fmt: skip
+BLOCK: dict[str, Any] = {
+    "layers": 2,
+    "target_layers": 3,
+    "block_size": 6,
+    "mask_token_id": 7,
+    "target_layer_ids": (0, 1),
+}
+SUBSET = torch.arange(0, VOCAB, 3)  # for kinds whose drafts come from these ids alone
+PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
+KINDS: dict[str, dict[str, Any]] = {
+    "dflash": {},
+    "dflash-sliding": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 5},
+    "domino": {"shift_label": False, "pure_draft_prefix_len": 0},
+    "domino-shifted": {"shift_label": True, "pure_draft_prefix_len": 1},
+    "dart": {"draft_vocab_size": VOCAB, "draft_length": 5},
+    "dart-ranked": {"draft_vocab_size": 60, "draft_length": 2},
+    "dart-subset": {"draft_vocab_size": VOCAB, "draft_length": 4},
+    "medusa": {"draft_vocab_size": VOCAB, "head": "own", "layers": 2},
+    "medusa-ranked": {"draft_vocab_size": 60, "head": "shared"},
+    "medusa-target": {"draft_vocab_size": VOCAB, "head": "target"},
+    "medusa-subset": {"draft_vocab_size": 60, "head": "own"},
+    "dflash-subset": {},
+    "domino-subset": {"shift_label": True, "pure_draft_prefix_len": 1},
+    "eagle3-subset": {"draft_vocab_size": 60, "own_head": True},
+    "eagle3": {"draft_vocab_size": VOCAB},
+    "eagle3-ranked": {"draft_vocab_size": 60, "norm_output": True, "qk_norm": True},
+}
+
+
+def random_net(net: nn.Module) -> Any:
+    generator = torch.Generator().manual_seed(5)
+    for weight in net.parameters():
+        weight.copy_(torch.randn(weight.shape, generator=generator) * 0.3 + (1.0 if weight.ndim == 1 else 0.0))
+    return net
+
+
+def source_of(kind: str, target: TransformersTarget, pack: bool = False, **options: Any) -> Any:
+    """A source over a random net, laid out for this machine's kernels or not."""
+    embedding: nn.Embedding = target.decoder.get_input_embeddings()  # type: ignore[operator]
+    size = target.max_length, target.max_slots
+    vocabulary = SUBSET if kind.endswith("-subset") else None
+    if kind.startswith("eagle3"):
+        net = random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), **KINDS[kind])))
+        if net.d2t is not None:
+            net.d2t.copy_(torch.arange(60) * 2 - torch.arange(60))  # even ids only
+        if pack:
+            pack_net(net)
+        return EagleSource(
+            net.to(target.device),
+            embedding.weight,
+            None,
+            (0, 1, 2),
+            *size,
+            target.vocab_size,
+            vocabulary=vocabulary,
+            **options,
+        )
+    if kind.startswith("dart"):
+        dart = random_net(DartNet(DartConfig(**SIZES, taps=(0, 1, 2), **KINDS[kind])))
+        if dart.d2t is not None:
+            dart.d2t.copy_(torch.arange(60) * 2 - torch.arange(60))
+        return DartSource(dart.to(target.device), embedding, (0, 1, 2), *size, vocabulary=vocabulary, **options)
+    if kind.startswith("medusa"):
+        heads = random_net(MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, heads=5, **KINDS[kind])))
+        if heads.token_map is not None:
+            heads.token_map.copy_(torch.arange(60) * 2)
+        return MedusaSource(heads.to(target.device), target.head, 3, vocabulary=vocabulary, **options)
+    if kind.startswith("domino"):
+        block: DFlashNet = DominoNet(DominoConfig(**SIZES, **BLOCK, emb_dim=8, gru_hidden_dim=12, **KINDS[kind]))
+    else:
+        block = DFlashNet(DFlashConfig(**SIZES, **BLOCK, **KINDS[kind]))
+    head = target.head if vocabulary is None else target.head.restricted(vocabulary)
+    random_net(block)
+    if pack:
+        pack_net(block)
+    return BlockSource(block.to(target.device), embedding, head, *size, **options)
+
+
+def proposer_of(shape: str, source: Any, device: str = "cpu", leaves_room: bool = False) -> Proposer:
+    if shape == "chain":
+        return StaticProposer(source, Chain(), 8, torch.device(device), leaves_room)
+    if shape == "template":
+        return StaticProposer(source, MedusaTemplate(), 20, torch.device(device), leaves_room)
+    settings = shapes()[shape].settings  # of a shape that was added and is not above, its own
+    growing, budget = GROWING.get(shape) or (lambda: shapes()[shape].growing(settings()), 10)  # type: ignore[misc]
+    return GrowingProposer(source, growing(), budget, leaves_room)

@@ -1,0 +1,82 @@
+"""Drafters whose passes run over static buffers, through the switch that turns them on where there is no GPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core.params import SamplingParams
+from outpace.engine.engine import Engine
+from outpace.gpu.capture import VARIABLE
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.target import TransformersTarget
+from outpace.testing import assert_lossless
+from tests.unit.drafters.source.learned import proposer_of, source_of
+from tests.unit.drafters.source.test_domino_cost import propose
+from tests.unit.gpu.worlds import DEVICE
+from tests.unit.models.tiny import random_ids, stock_model, tiny_config
+
+CASES = [("eagle3", "beam"), ("dflash-sliding", "cut"), ("domino-shifted", "chain"), ("eagle3-subset", "gated")]
+
+
+def target_as_on_a_gpu() -> TransformersTarget:
+    model = stock_model(tiny_config("llama"), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
+    return TransformersTarget(model, 256, 4, (), pack=False, tiled=True)
+
+
+def source_as_on_a_gpu(kind: str, target: TransformersTarget) -> Any:
+    """Without what only CPUs have."""
+    source = source_of(kind, target)
+    source._native, source.slots.tiled = None, True
+    if kind.startswith("domino"):
+        source._causal = None
+    return source
+
+
+def captured_calls(monkeypatch: pytest.MonkeyPatch, source: Any) -> Callable[[], int]:
+    """How often a source's passes ran over static buffers."""
+    calls, run = 0, source._pass._captured._graphs._function
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return run(*arguments)
+
+    monkeypatch.setattr(source._pass._captured._graphs, "_function", counted)
+    return lambda: calls
+
+
+@pytest.mark.parametrize(("kind", "shape"), CASES)
+def test_trees_are_those_without_buffers(kind: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against levels and blocks that see padding, another request's rows or those of the round before; and
+    against a switch that changes nothing. Products of padded rows may round otherwise: scores are close, ids equal."""
+    found: dict[str, list[Any]] = {}
+    for wish in ("off", "on"):
+        monkeypatch.setenv(VARIABLE, wish)
+        source = source_as_on_a_gpu(kind, target_as_on_a_gpu())
+        assert source.slots.captures == (wish == "on")
+        calls = captured_calls(monkeypatch, source)
+        found[wish] = [tree for count in (3, 1, 2) for tree in propose(shape, source, count, str(DEVICE))]
+        assert (calls() > 0) == (wish == "on")
+    for one, other in zip(found["on"], found["off"], strict=True):
+        assert one.topology.parents == other.topology.parents
+        assert one.tokens.tolist() == other.tokens.tolist()
+        if one.scores is not None:
+            torch.testing.assert_close(one.scores, other.scores, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("kind", "shape"), CASES[::2])
+def test_lossless(kind: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a token lost where every pass of the target and of a drafter runs over static buffers."""
+    monkeypatch.setenv(VARIABLE, "on")
+    prompts = [random_ids(length, length) for length in (5, 9)]
+    params = [SamplingParams(max_new_tokens=4, temperature=0.7 * seed, seed=seed) for seed in range(2)]
+    target = target_as_on_a_gpu()
+    assert target.captures
+    assert_lossless(
+        lambda: Engine(target_as_on_a_gpu(), prefill_chunk=16),
+        lambda known: proposer_of(shape, source_as_on_a_gpu(kind, target), str(DEVICE)),
+        prompts,
+        params,
+    )

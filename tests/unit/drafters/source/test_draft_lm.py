@@ -1,0 +1,284 @@
+"""Draft models: what they compute, what they never compute twice, and what they refuse."""
+
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import outpace
+from outpace.api import Model
+from outpace.core.drafting import Frontier
+from outpace.core.protocols import NodeOutputs, Observation, PromptChunk, Verdict
+from outpace.drafters.draft_lm.source import DraftLM
+from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
+from outpace.models.draft import Growth, early_exit
+from outpace.models.packed import PackedModel, Part
+from outpace.testing.requests import draft_request
+from outpace.trees.proposer import StaticProposer
+from outpace.trees.shapes.rank_paths import Chain
+from tests.unit.models.tiny import (
+    FAMILIES,
+    byte_tokenizer,
+    committed_rows,
+    open_with,
+    random_ids,
+    save_tiny_model,
+    tiny_config,
+    tiny_target,
+)
+
+PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
+METHODS = ("linear:budget=5", "fixed:budget=14,depth=4,min_path_prob=0", "dynatree:budget=14")
+EVERY = (
+    *METHODS,
+    *(
+        f"linear:shape={shape},budget=9"
+        for shape in ("beam", "fixed", "dynatree", "gated", "ddd", "svip", "echo", "cut")
+    ),
+    *(f"linear:budget=9,reserved=0.5,retrieve={fill}" for fill in ("matrix", "suffix", "both")),
+    "linear:shape=cut,budget=9,min_prob=0.01,retrieve=matrix,place=tail",
+    "svip:entropy_threshold=2",
+    "outpace:draft=linear,budget=12,beam=3",
+    "outpace:draft=linear,budget=12,skip_draft_above=0.3,retrieve=matrix",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A drafter of another family, with fewer layers and a padded embedding."""
+    sizes = {"num_hidden_layers": 1, "hidden_size": 24, "num_attention_heads": 4, "vocab_size": 272}
+    return save_tiny_model(tmp_path_factory.mktemp("drafter"), "qwen2", **sizes)
+
+
+def load(folder: Path, drafter: Path | str | None, **options: Any) -> Model:
+    name = None if drafter is None else str(drafter)
+    return outpace.load(str(folder), "plain", drafter=name, dtype="float32", device="cpu", **options)
+
+
+@pytest.fixture(scope="module")
+def pair(folder: Path, small: Path) -> Model:
+    return load(folder, small)
+
+
+@pytest.fixture
+def counted(pair: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Rows of every pass of the draft model."""
+    rows: list[int] = []
+    run = PackedModel.run_tapped
+
+    def count(self: PackedModel, parts: Sequence[Part], taps: Any, captured: bool = True) -> Any:
+        if self is pair.drafters.language_model():
+            rows.append(sum(len(part.tokens) for part in parts))
+        return run(self, parts, taps, captured)
+
+    monkeypatch.setattr(PackedModel, "run_tapped", count)
+    return rows
+
+
+def plain(model: Model, prompt: list[int], **options: Any) -> tuple[int, ...]:
+    ids: tuple[int, ...] = model.generate(prompt, method="plain", **options).token_ids
+    return ids
+
+
+@pytest.mark.parametrize("method", EVERY)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("drafter", ["another family", "early exit", "the target itself"])
+def test_lossless(method: str, temperature: float, drafter: str, folder: Path, small: Path) -> None:
+    """Guards against drafts that leak into the target, alone and in a batch, whatever the drafter is."""
+    model = load(folder, {"another family": small, "early exit": None, "the target itself": folder}[drafter])
+    options: dict[str, Any] = {"max_new_tokens": 30, "temperature": temperature, "seed": 5}
+    expected = [plain(model, prompt, **options) for prompt in PROMPTS]
+    together = model.generate(PROMPTS, method=method, **options)
+    assert [answer.token_ids for answer in together] == expected
+    assert sum(answer.metrics.draft_passes for answer in together) > 0
+    assert [model.generate(prompt, method=method, **options).token_ids for prompt in PROMPTS] == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", METHODS)
+def test_the_target_as_its_own_drafter_is_always_right(method: str, temperature: float, folder: Path) -> None:
+    """Guards against stale or shifted draft rows: positions, masks, catching up, and noise of the wrong position.
+
+    A fully accepted path leaves a leaf without a row, so every round but the first catches up two ids.
+    """
+    model = load(folder, folder)
+    answer = model.generate(PROMPTS[0], method=method, max_new_tokens=61, temperature=temperature, seed=9)
+    metrics = answer.metrics
+    if method.startswith("dynatree"):
+        assert metrics.accepted == metrics.new_tokens - 1 - metrics.steps, "each round emits its deepest path"
+        return
+    depth = 5 if method.startswith("linear") else 2
+    assert metrics.steps <= -(-60 // (depth + 1)) + 1
+    assert metrics.accepted_per_depth[depth - 1] >= metrics.accepted_per_depth[0] - 1, "the last round may be cut"
+
+
+def test_without_noise_sampled_drafts_are_greedy(folder: Path) -> None:
+    """Guards against the option doing nothing: without noise even a perfect drafter misses sampled tokens."""
+    model = load(folder, folder)
+    options: dict[str, Any] = {"max_new_tokens": 60, "temperature": 1.5, "seed": 9}
+    keyed = model.generate(PROMPTS[0], method="linear:budget=5", **options)
+    silent = model.generate(PROMPTS[0], method="linear:budget=5,noise=false", **options)
+    assert keyed.token_ids == silent.token_ids
+    assert keyed.metrics.accepted > silent.metrics.accepted
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_one_pass_per_level_and_no_row_twice(method: str, pair: Model, counted: list[int]) -> None:
+    """Guards against one pass per node, one per request, and against prompts or accepted drafts computed again."""
+    answers = pair.generate(PROMPTS, method=method, max_new_tokens=25)
+    draft_rounds = sum(answer.metrics.draft_passes for answer in answers)
+    prompt_rows = sum(len(prompt) for prompt in PROMPTS)
+    assert len(counted) - 1 < draft_rounds, "requests share their passes, and the prompts share one"
+    del counted[:]
+    answer = pair.generate(PROMPTS[1], method=method, max_new_tokens=25)
+    assert len(counted) == 1 + answer.metrics.draft_passes
+    known = len(PROMPTS[1]) + answer.metrics.new_tokens
+    assert sum(counted) - counted[0] <= known - counted[0] + answer.metrics.drafted, "each id and each node once"
+    assert prompt_rows == sum(len(prompt) for prompt in PROMPTS)
+
+
+def test_draft_rows_after_many_rounds_equal_a_fresh_prefill(pair: Model) -> None:
+    """Guards against draft KV that drifts: rejected rows kept, accepted ones filed in the wrong order."""
+    model, draft = pair, pair.drafters.language_model()
+    for method in METHODS:
+        prompt = PROMPTS[1]
+        with model.stream(prompt, method=method, max_new_tokens=40) as stream:
+            emitted = [token for _ in range(9) for token in next(stream).tokens]
+            slot = stream._session.state.of_source.slot if "linear" not in method else stream._session.state.slot
+            length = draft.length(slot)
+            assert length >= len(prompt) + len(emitted) - 2, "at most a leaf and the pending token are missing"
+            fresh = (slot + 1) % model.target.max_slots
+            draft.rewind_slot(fresh, 0)
+            draft.fill([fresh], [torch.tensor((prompt + emitted)[:length])])
+            for rows in (draft.kv.keys, draft.kv.values):
+                torch.testing.assert_close(rows[:, slot, :, :length], rows[:, fresh, :, :length], atol=1e-4, rtol=1e-4)
+
+
+def test_a_round_that_it_was_left_out_of_commits_none_of_its_rows() -> None:
+    """Guards against rows of an earlier round's tree kept as those of tokens that retrieval brought: a union asks its
+    draft in some rounds only, and tells it of every tree."""
+    target = tiny_target(tiny_config("llama"))
+    source = DraftLM(early_exit(target, 2), target.vocab_size)
+    proposer = StaticProposer(source, Chain(), 3, torch.device("cpu"))
+    state, ids = proposer.open(0), list(PROMPTS[0])
+    proposer.prefill([state], [PromptChunk(torch.tensor(ids[:-1]))])
+    (tree,) = proposer.propose([state], [draft_request(ids, 3, 9)])
+    logits = torch.zeros(4, 8)
+    outputs = NodeOutputs(logits, *reversed(logits.topk(8)))
+    proposer.observe([state], [Observation(tree, Verdict((0, 1), 5), outputs)])
+    rows = source.model.length(state.slot)
+    assert rows == len(ids) + 1
+    proposer.observe([state], [Observation(tree, Verdict((0, 1, 2), 5), outputs)])
+    assert source.model.length(state.slot) == rows
+
+
+def test_a_node_is_scored_on_its_own_path(pair: Model) -> None:
+    """Guards against siblings that see each other: a level's scores equal those of each path decoded alone."""
+    draft = pair.drafters.language_model()
+    source = DraftLM(draft, pair.target.vocab_size)
+    request = draft_request(PROMPTS[1], 20, 8)
+    state = source.open(0)
+    source.prefill([state], [PromptChunk(torch.tensor(PROMPTS[1][:20]))])
+    assert source.begin([state], [request]) == [8]
+    root = source.expand([state], Frontier(torch.tensor([PROMPTS[1][-1]]), [0], [-1]), 3)
+    first = source.expand([state], Frontier(root.tokens[0], [0] * 3, [0] * 3), 2)
+    second = source.expand([state], Frontier(first.tokens[[0, 2], 1], [0] * 2, [0, 2]), 2)
+    third = source.expand([state], Frontier(second.tokens[1, :1], [0], [1]), 2)
+    path = [int(root.tokens[0, 2]), int(first.tokens[2, 1]), int(second.tokens[1, 0])]
+    for depth, (found, place) in enumerate(((root, 0), (first, 2), (second, 1), (third, 0))):
+        alone, ids = source.open(1), PROMPTS[1] + path[:depth]
+        source.begin([alone], [draft_request(ids, 20, 8)])
+        expected = source.expand([alone], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 2)
+        assert found.log_probs is not None
+        assert expected.log_probs is not None
+        torch.testing.assert_close(found.log_probs[place, :2], expected.log_probs[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_early_exit_is_the_targets_first_layers(family: str) -> None:
+    """Guards against a copy that costs memory, a layer too many, or a target that lost its own layers."""
+    target = tiny_target(tiny_config(family))
+    draft = early_exit(target, 2)
+    slot = 0
+    draft.fill([slot], [torch.tensor(PROMPTS[1])])
+    wanted, _ = open_with(target, PROMPTS[1])
+    keys, values = committed_rows(target, wanted)
+    torch.testing.assert_close(draft.kv.keys[:, slot, :, : len(PROMPTS[1])], keys[:2], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(draft.kv.values[:, slot, :, : len(PROMPTS[1])], values[:2].float(), atol=1e-5, rtol=1e-5)
+    assert draft.head is target.head
+    assert (draft.config.num_hidden_layers, target.config.num_hidden_layers) == (2, 3)
+    own = {id(weight) for weight in target.decoder.parameters()}
+    assert all(id(weight) in own for weight in draft.decoder.parameters())
+    logits = draft.grow([Growth(slot, torch.tensor([1, 2]), torch.tensor([0, 0]), torch.eye(2).bool(), 0, 2)])
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("name", ["early-exit:0", "early-exit:3", "early-exit:x"])
+def test_an_early_exit_that_does_not_exist_is_refused(name: str, folder: Path) -> None:
+    """Guards against an exit after the last layer, which would be the target at twice the price."""
+    with pytest.raises(InvalidRequest, match=f"drafter='{name}'"):
+        load(folder, name)
+
+
+def test_a_context_longer_than_the_drafters(folder: Path, tmp_path: Path) -> None:
+    """Guards against positions the drafter never learned, and against a request that fails half-way through."""
+    short = save_tiny_model(tmp_path, num_hidden_layers=1, max_position_embeddings=40)
+    with pytest.warns(UserWarning, match=r"positions for 40 tokens.*without drafts"):
+        model = load(folder, short, max_model_len=100)
+    for method in METHODS:
+        for prompt in (PROMPTS[1], random_ids(60, 4)):
+            answer = model.generate(prompt, method=method, max_new_tokens=38)
+            assert answer.token_ids == plain(model, prompt, max_new_tokens=38), f"{method}, prompt of {len(prompt)}"
+            assert (answer.metrics.drafted > 0) == (len(prompt) < 40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(folder, short, max_model_len=40)
+
+
+def test_another_vocabulary_is_refused_with_the_first_difference(folder: Path, tmp_path: Path) -> None:
+    """Guards against drafts in other ids: never accepted, and nobody would know why."""
+    other = save_tiny_model(tmp_path / "other")
+    file = other / "tokenizer.json"
+    contents = json.loads(file.read_text())
+    vocab = contents["model"]["vocab"]
+    first, second = (next(text for text, number in vocab.items() if number == wanted) for wanted in (40, 60))
+    vocab[first], vocab[second] = 60, 40
+    file.write_text(json.dumps(contents))
+    with pytest.raises(ModelError, match=r"id 40 is .* there and 'H' in the target, 2 of 257 ids differ"):
+        load(folder, other)
+
+
+def test_more_ids_behind_the_last_common_one_are_padding(folder: Path, tmp_path: Path) -> None:
+    """Guards against refusing a drafter for a token that only one side added, and against drafting such a token."""
+    more = save_tiny_model(tmp_path / "more", vocab_size=300)
+    fewer = save_tiny_model(tmp_path / "fewer", vocab_size=257)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([f"<extra-{index}>" for index in range(40)])
+    tokenizer.save_pretrained(more)
+    for drafter in (more, fewer):
+        model = load(folder, drafter)
+        for method in METHODS:
+            answer = model.generate(PROMPTS[1], method=method, max_new_tokens=30)
+            assert answer.token_ids == plain(model, PROMPTS[1], max_new_tokens=30)
+
+
+def test_what_cannot_draft_is_refused_at_load(folder: Path, tmp_path: Path) -> None:
+    """Guards against a drafter that fails at the first request instead of when it is named."""
+    with pytest.raises(ModelError, match="no such folder"):
+        load(folder, tmp_path / "missing")
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=264, hidden_size=16, state_size=4, num_hidden_layers=1)
+    MambaForCausalLM(config).save_pretrained(tmp_path / "mamba")
+    byte_tokenizer().save_pretrained(tmp_path / "mamba")
+    with pytest.raises(UnsupportedModel, match=r"mamba.*rolled back"):
+        load(folder, tmp_path / "mamba")

@@ -1,0 +1,189 @@
+"""Learned drafters on tiny random nets: counted in passes, cached as if computed afresh.
+
+That they change no answer is for `tests/lossless/test_matrix.py`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.core.drafting import Frontier
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Chunk, DraftRequest, PromptChunk
+from outpace.core.tree import DraftTree, Topology
+from outpace.drafters.dart.source import DartSource
+from outpace.drafters.eagle3.source import EagleSource
+from outpace.drafters.medusa.source import MedusaSource
+from outpace.engine.engine import Engine
+from outpace.testing import decode
+from outpace.testing.requests import draft_request
+from outpace.trees.proposer import EmptyDraft, StaticProposer
+from outpace.trees.shapes.rank_paths import Chain
+from tests.unit.drafters.source.learned import KINDS, PROMPTS, SUBSET, proposer_of, source_of
+from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
+
+SIZE = 256, 4  # tokens and slots of the tiny target
+
+
+class Led(StaticProposer):
+    """Drafts as ever, and proposes what the target will say, behind a wrong token: random nets are never right."""
+
+    answer: Sequence[int]
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        super().propose(states, requests)
+        trees = []
+        for request in requests:
+            right = list(self.answer[len(request.ids) :][:3])
+            tokens = [request.ids[-1], (right[0] + 1) % VOCAB, *right]
+            trees.append(DraftTree(torch.tensor(tokens), Topology.of((-1, 0, 0, 2, 3)[: len(tokens)])))
+        return trees
+
+
+@pytest.mark.parametrize("is_led", [False, True], ids=["rejected", "accepted"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str, is_led: bool) -> None:
+    """Guards against stale or shifted context: features of rejected nodes, or of others than the accepted path's, rows
+    of trees kept, positions off by one."""
+    target = tiny_target(tiny_config("llama"))
+    source = source_of(kind, target)
+    engine, proposer = Engine(target, prefill_chunk=8), proposer_of("dynatree", source)
+    params = SamplingParams(max_new_tokens=70)
+    if is_led:
+        (plain,) = decode(Engine(target), [PROMPTS[1]], [params], [EmptyDraft()])
+        proposer = Led(source, Chain(), 8, torch.device("cpu"))
+        proposer.answer = plain.ids
+    (session,) = engine.add(PROMPTS[1], params, proposer)
+    for _ in range(16):
+        engine.step()
+    assert not is_led or session.metrics.accepted >= 30
+    state = session.state if is_led else session.state.of_source
+    assert session.finish_reason is None
+    old, ids = state, list(session.ids)
+    slot = 1
+    fresh = source.open(slot)
+    (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
+    source.prefill([fresh], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
+    found = []
+    for state in (old, fresh):
+        source.begin([state], [draft_request(ids, 20, 4)])
+        root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 3)
+        below = source.expand([state], Frontier(root.tokens[0], [0] * 3, [0] * 3), 2)
+        found.append(torch.cat([root.log_probs.flatten(), below.log_probs.flatten()]))  # type: ignore[union-attr]
+    torch.testing.assert_close(found[0], found[1], atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_in_a_batch_are_those_made_alone(kind: str) -> None:
+    """Guards against rows of one request that see a neighbour's, or are read as a neighbour's: it costs only drafts."""
+    target = tiny_target(tiny_config("llama"), max_slots=6)
+    source = source_of(kind, target)
+    alone, together = [source.open(slot) for slot in (0, 1, 2)], [source.open(slot) for slot in (3, 4, 5)]
+    for slots, states in ((range(3), alone), (range(3, 6), together)):
+        for slot, state, ids in zip(slots, states, PROMPTS, strict=True):
+            (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
+            source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
+    found = []
+    for state, ids in zip(alone, PROMPTS, strict=True):
+        source.begin([state], [draft_request(ids, 20, 4)])
+        root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), 3)
+        below = source.expand([state], Frontier(root.tokens[0, :2], [0] * 2, [0] * 2), 3)
+        found.append((root, below))
+    source.begin(together, [draft_request(ids, 20, 4) for ids in PROMPTS])
+    roots = source.expand(together, Frontier(torch.tensor([ids[-1] for ids in PROMPTS]), [0, 1, 2], [-1] * 3), 3)
+    owners = [0, 0, 1, 1, 2, 2]
+    below = source.expand(together, Frontier(roots.tokens[:, :2].flatten(), owners, owners), 3)
+    for rows, place in ((roots, 0), (below, 1)):
+        torch.testing.assert_close(rows.tokens, torch.cat([pair[place].tokens for pair in found]))
+        torch.testing.assert_close(
+            rows.log_probs, torch.cat([pair[place].log_probs for pair in found]), atol=1e-4, rtol=0
+        )
+
+
+@pytest.mark.parametrize("kind", ["medusa", "dflash", "domino-shifted", "eagle3", "dart"])
+def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -> None:
+    """Guards against rows of a restricted head that stand for other ids, and corrections that miss them."""
+    target = tiny_target(tiny_config("llama"))
+    ids = PROMPTS[1]
+    found: list[Tensor] = []
+    subset = {"domino-shifted": "domino-subset", "dflash": "dflash-subset"}.get(kind, kind)
+    for name in (kind, subset):
+        source = source_of(name, target)
+        if kind == "medusa":  # the kinds differ in more than the subset
+            source = MedusaSource(source.net, target.head, 3, vocabulary=SUBSET if found else None)
+        if kind == "dart" and found:
+            source = DartSource(source.net, target.embedding, (0, 1, 2), *SIZE, vocabulary=SUBSET)
+        if kind == "eagle3" and found:
+            weights = target.embedding.weight, None
+            source = EagleSource(source.net, *weights, (0, 1, 2), *SIZE, VOCAB, vocabulary=SUBSET)
+        state = source.open(0)
+        target.rewind_slot(0, 0)
+        (output,) = target.prefill([Chunk(0, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
+        source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
+        source.begin([state], [draft_request(ids, 20, 4)])
+        root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), VOCAB)
+        below = source.expand([state], Frontier(torch.tensor([3, 6]), [0] * 2, [0] * 2), VOCAB)
+        scores = torch.full((3, VOCAB), -torch.inf).scatter_(
+            1, torch.cat([root.tokens, below.tokens]), torch.cat([root.log_probs, below.log_probs])
+        )
+        found.append(scores)
+    full, restricted = found
+    torch.testing.assert_close(restricted[:, SUBSET], full[:, SUBSET].log_softmax(dim=-1), atol=1e-3, rtol=1e-3)
+    others = torch.ones(VOCAB, dtype=torch.bool).index_fill(0, SUBSET, False)
+    assert bool(torch.isneginf(restricted[:, others]).all())
+
+
+@pytest.mark.parametrize("kind", ["domino", "domino-shifted"])
+def test_a_pool_of_all_ids_is_the_full_correction(kind: str) -> None:
+    """Guards against a pool that moves the wrong logits; a small pool still drafts."""
+    target = tiny_target(tiny_config("llama"))
+    answers = []
+    for pool in (None, VOCAB, 10):
+        engine = Engine(target)
+        proposer = proposer_of("fixed", source_of(kind, target, pool=pool))
+        (session,) = engine.add(PROMPTS[0], SamplingParams(max_new_tokens=30), proposer)
+        while not engine.is_idle:
+            engine.step()
+        answers.append((session.generated, session.metrics.accepted, session.metrics.steps))
+    assert answers[0] == answers[1]
+    assert answers[2][0] == answers[0][0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_conversations_go_on_in_a_kept_slot(kind: str) -> None:
+    """Guards against features that are missing or doubled where a conversation is resumed."""
+    target = tiny_target(tiny_config("llama"))
+    source = source_of(kind, target)
+    engine, proposer = Engine(target, prefill_chunk=8), proposer_of("beam", source)
+    prompt, kept = list(PROMPTS[1]), None
+    for turn in range(3):
+        params = SamplingParams(max_new_tokens=9 + turn)
+        (session,) = engine.add(prompt, params, proposer, keep=True, resume=kept)
+        while session.finish_reason is None:
+            engine.step()
+        (plain,) = decode(Engine(target), [prompt], [params], [EmptyDraft()])
+        assert session.generated == plain.generated
+        assert session.metrics.drafted
+        kept = session.kept
+        prompt = [*session.ids, *random_ids(7, turn)]
+    assert kept is not None
+    engine.release(kept)
+    assert engine.free_slots == target.max_slots
+
+
+@pytest.mark.parametrize("kind", ["dflash", "eagle3", "dart"])
+def test_a_context_longer_than_the_nets(kind: str) -> None:
+    """Guards against positions that the net never learned, and against a request that fails when it grows past them."""
+    target = tiny_target(tiny_config("llama"))
+    source = source_of(kind, target)
+    source._limit = 35
+    proposer = proposer_of("chain", source)
+    for prompt in (PROMPTS[1], random_ids(50, 9)):
+        params = SamplingParams(max_new_tokens=20)
+        (session,) = decode(Engine(target, prefill_chunk=8), [prompt], [params], [proposer])
+        (plain,) = decode(Engine(target), [prompt], [params], [EmptyDraft()])
+        assert session.generated == plain.generated
+        assert (session.metrics.drafted > 0) == (len(prompt) < 35)

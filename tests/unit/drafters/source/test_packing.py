@@ -1,0 +1,93 @@
+"""Nets laid out for the CPU's kernels compute what they did before."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from outpace.core.params import SamplingParams
+from outpace.drafters.dflash.net import DFlashNet
+from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.eagle3.net import Eagle3Net
+from outpace.drafters.packing import pack_net
+from outpace.engine.engine import Engine
+from outpace.kernels.linear import KernelLinear
+from outpace.models.linear import PackedLinear, can_pack
+from outpace.testing import decode
+from tests.unit.drafters.source.learned import KINDS, proposer_of, source_of
+from tests.unit.models.tiny import random_ids, tiny_config, tiny_target
+
+ROWS = 5
+
+
+def rows_of(width: int, seed: int) -> Tensor:
+    return torch.randn(ROWS, width, generator=torch.Generator().manual_seed(seed))
+
+
+def see_all(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of all rows over all rows, heads grouped."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (part.repeat_interleave(groups, 1).transpose(0, 1) for part in (key, value))
+    return nn.functional.scaled_dot_product_attention(query.transpose(0, 1), key, value).transpose(0, 1)
+
+
+def block_outputs(net: DFlashNet) -> list[Tensor]:
+    outputs = [part for layer in net.context(rows_of(96, 1), torch.arange(ROWS)) for part in layer]
+    return [*outputs, net.block(rows_of(48, 2), torch.arange(ROWS), see_all)]
+
+
+def domino_outputs(net: DominoNet) -> list[Tensor]:
+    first = net.head.start(rows_of(48, 3))
+    second = net.head.step(first, rows_of(48, 4))
+    hidden = rows_of(48, 5)
+    pool = net.head.vocabulary_weight[3:9]
+    return [*block_outputs(net), first, second, net.head.correction(hidden, second),
+            net.head.low_rank(hidden, second) @ pool.T]  # fmt: skip
+
+
+def eagle_outputs(net: Eagle3Net) -> list[Tensor]:
+    return [*net(rows_of(48, 6), net.fuse(rows_of(144, 7)), torch.arange(ROWS), see_all)]
+
+
+OUTPUTS: dict[str, Callable[[Any], list[Tensor]]] = {
+    "dflash": block_outputs,
+    "domino-shifted": domino_outputs,
+    "eagle3": eagle_outputs,
+    "medusa": lambda net: [net(rows_of(48, 8))],
+}
+
+
+@pytest.mark.skipif(not can_pack(torch.float32, torch.device("cpu")), reason="this build has no packed kernels")
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_a_packed_net_computes_what_it_did(kind: str) -> None:
+    """Guards against gates in another order, weights packed under another's name, and nets that are not packed."""
+    net = source_of(kind, tiny_target(tiny_config("llama"))).net
+    before = OUTPUTS[kind](net)
+    pack_net(net)
+    assert any(isinstance(module, PackedLinear | KernelLinear) for module in net.modules())
+    after = OUTPUTS[kind](net)
+    assert len(before) == len(after)
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(new, old, atol=1e-5, rtol=1e-5)
+
+
+def test_vocabulary_layers_keep_their_weights() -> None:
+    """Guards against sources that find no rows to pick: restricted vocabularies and pools read these weights."""
+    for kind, name in (("eagle3", "lm_head"), ("domino", "head.embed_proj.2")):
+        net = source_of(kind, tiny_target(tiny_config("llama"))).net
+        pack_net(net)
+        assert isinstance(net.get_submodule(name), nn.Linear)
+
+
+def test_a_packed_drafter_still_drafts() -> None:
+    """Guards against sources that read a weight which packing takes away."""
+
+    target = tiny_target(tiny_config("llama"))
+    for kind in KINDS:
+        source = source_of(kind, target)
+        pack_net(source.net)
+        (session,) = decode(Engine(target), [random_ids(9, 1)], [SamplingParams(max_new_tokens=8)],
+                            [proposer_of("fixed", source)])  # fmt: skip
+        assert session.metrics.drafted

@@ -1,0 +1,54 @@
+"""Features of requests that nothing is drafted for: they wait, some at a time, and drafts are what they ever were."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core.protocols import NodeOutputs, Observation, PromptChunk, Verdict
+from outpace.core.tree import DraftTree
+from outpace.drafters import pairs
+from outpace.drafters.dflash import context as block_context
+from outpace.testing.requests import draft_request
+from tests.unit.drafters.source.learned import proposer_of, source_of
+from tests.unit.models.tiny import random_ids, tiny_config, tiny_target
+
+ROUNDS, HIDDEN = 150, 48
+
+
+def drafted(kind: str, budgets: list[int], rewound: int = 0) -> tuple[Any, list[Any], list[int]]:
+    """The last tree after rounds that gain a token each, what is committed by then, and what waited in each round."""
+    source = source_of(kind, tiny_target(tiny_config("llama")))
+    proposer, ids = proposer_of("beam", source), random_ids(ROUNDS + 9, 3)
+    state, generator, waited = proposer.open(0), torch.Generator().manual_seed(1), []
+    width = len(source.needs.taps) * HIDDEN
+    features = torch.randn(ROUNDS + 9, width, generator=generator)
+    proposer.prefill([state], [PromptChunk(torch.tensor(ids[:8]), None, features[:8])])
+    trees: list[DraftTree] = []
+    for place, budget in enumerate(budgets, start=8):
+        if rewound and place == 8 + rewound:
+            proposer.rewind(state, place)
+        trees = proposer.propose([state], [draft_request(ids[: place + 1], budget, 6 if budget else 0)])
+        own = state.of_source  # type: ignore[attr-defined]
+        waited.append(own.waiting_rows if hasattr(own, "waiting") else len(own.features))
+        logits, verdict = torch.zeros(len(trees[0]), 4), Verdict((0,), ids[place + 1])
+        rows = features[place].expand(len(trees[0]), -1)
+        outputs = NodeOutputs(logits, torch.zeros(len(trees[0]), 1, dtype=torch.int64), logits[:, :1], rows)
+        proposer.observe([state], [Observation(trees[0], verdict, outputs)])
+    return trees[0].tokens.tolist(), [trees[0].topology.parents, source.slots.kv.lengths[0]], waited
+
+
+@pytest.mark.parametrize("rewound", [0, 100])
+@pytest.mark.parametrize("kind", ["dflash", "domino", "eagle3", "dart"])
+def test_drafts_behind_what_waited(kind: str, rewound: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against features that are dropped, taken in twice or in another order while nothing is drafted, against
+    memory that grows with every round without a draft, and a rewind that forgets them or keeps them too long."""
+    for module in (block_context, pairs):
+        monkeypatch.setattr(module, "_WAITING", 64)
+    always, (shape, _), _ = drafted(kind, [10] * ROUNDS, rewound)
+    rarely, (same, length), waited = drafted(kind, [0] * (ROUNDS - 3) + [10] * 3, rewound)
+    assert len(rarely) > 1
+    assert (rarely, same) == (always, shape)
+    assert max(waited) <= 64
+    assert waited[5] > 3, "each was taken in at once"
+    assert length >= ROUNDS

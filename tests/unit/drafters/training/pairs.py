@@ -1,0 +1,113 @@
+"""What tests of EAGLE-3's and DART's objectives do alike."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core.protocols import Proposer
+from outpace.drafters.load import load_net
+from outpace.drafters.parity import changed_settings, changed_weights, largest_difference
+from outpace.drafters.training.anchors import all_anchors
+from outpace.drafters.training.batch import Batch, collate
+from outpace.drafters.training.objective import Objective
+from outpace.models.frozen import FrozenTarget
+from outpace.models.text import TextCodec
+from outpace.train.simulate import Simulation, simulate
+from outpace.trees.proposer import StaticProposer
+from outpace.trees.shapes.rank_paths import Chain
+from tests.unit.drafters.training import tiny
+from tests.unit.models.tiny import byte_tokenizer, tiny_config, tiny_target
+
+THREE = ((4, 22), (5, 19), (6, 24))
+
+
+def some(taps: tuple[int, ...], target: FrozenTarget | None = None, cuts: Sequence[tuple[int, int]] = THREE) -> Batch:
+    """Samples, by number, whose answers are cut short to so many tokens in all, with a target's features."""
+    chosen = [
+        replace(sample, ids=sample.ids[:end], mask=sample.mask[:end])
+        for sample, end in ((tiny.samples()[at], end) for at, end in cuts)
+    ]
+    batch = collate(chosen, range(7, 7 + len(cuts)))
+    return replace(batch, features=(target or tiny.frozen()).features(batch.ids, batch.lengths, taps))
+
+
+def assert_half_precision_trains(build: Callable[[FrozenTarget], Objective]) -> None:
+    """A bfloat16 target and float32 weights, as the trainer runs them, against the same target in float32."""
+    config = tiny_config("llama", vocab_size=tiny.VOCAB, num_key_value_heads=3)
+    whole, half = (
+        FrozenTarget(tiny_target(config, dtype, max_length=64, pack=False)) for dtype in (torch.float32, torch.bfloat16)
+    )
+    objective = build(whole)
+    exact = objective(some(objective.taps, whole), 0.0)
+    objective = build(half)
+    batch = some(objective.taps, half)
+    assert batch.features.dtype == torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        found = objective(batch, 0.0)
+    found["loss"].backward()
+    assert all(value.dtype == torch.float32 for value in found.values())
+    single = objective(batch, 0.0)  # weights in float32 and no conversion but ours
+    means = [(terms["loss"] / terms["weight"]).item() for terms in (found, single, exact)]
+    assert means[:2] == pytest.approx(means[2:] * 2, rel=0.01)
+    gradients = [weight.grad for weight in objective.net.parameters()]
+    assert all(gradient is not None and gradient.dtype == torch.float32 for gradient in gradients)
+    with torch.autocast("cpu", torch.bfloat16):
+        objective.hits(batch, all_anchors(batch))
+
+
+def without_answers(batch: Batch) -> Batch:
+    return replace(batch, mask=torch.zeros_like(batch.mask))
+
+
+def without_prompts(batch: Batch, first: int = 0) -> Batch:
+    """All tokens of the sequences, from the first on, as the target's own."""
+    where = torch.arange(batch.ids.shape[1])
+    return replace(batch, mask=(where >= first) & (where < torch.tensor(batch.lengths)[:, None]))
+
+
+def assert_first_tokens_are_no_anchors(objective: Objective, batch: Batch) -> None:
+    """An anchor at position 0 has no pair before it: nothing is supervised there, and no draft of it is right."""
+    whole, later = without_prompts(batch), without_prompts(batch, first=1)
+    found, wanted = objective(whole, 0.0), objective(later, 0.0)
+    assert {name: found[name].item() for name in found} == pytest.approx({name: wanted[name].item() for name in wanted})
+    objective.net.lm_head.weight.data.zero_()  # type: ignore[operator, union-attr]
+    zeros = replace(whole, ids=torch.zeros_like(whole.ids))  # so that every draft is right
+    anchors = all_anchors(zeros)
+    right = objective.hits(zeros, anchors)[:, 0]
+    assert torch.equal(right, anchors.positions > 0)
+
+
+def missing_gradients(objective: Objective, batch: Batch) -> list[str]:
+    """Parameters that no gradient reaches, zeros being gradients too."""
+    objective.net.zero_grad(set_to_none=True)
+    objective(batch, 0.5)["loss"].backward()
+    return [name for name, weight in objective.net.named_parameters() if weight.grad is None]
+
+
+def played(objective: Objective) -> Simulation:
+    return simulate(objective, tiny.batches(objective.taps, tiny.HELD_OUT, held_out=True))
+
+
+def chain_of(source: Any, depth: int) -> Proposer:
+    return StaticProposer(source, Chain(), depth, torch.device("cpu"))
+
+
+def assert_engine_agrees(simulation: Simulation, proposer: Proposer) -> None:
+    """The engine's answers to held-out prompts are plain's, in exactly the rounds that were simulated."""
+    held_out = tiny.samples()[: tiny.HELD_OUT]
+    answers, tokens_per_step = tiny.answers(proposer, [sample.ids[~sample.mask].tolist() for sample in held_out])
+    assert answers == [sample.ids[sample.mask].tolist() for sample in held_out]
+    assert simulation.tokens == sum(len(answer) - 1 for answer in answers)
+    assert tokens_per_step == simulation.tokens / simulation.rounds
+
+
+def assert_file_says_the_same(objective: Objective, folder: Path) -> None:
+    objective.write(objective.net.state_dict(), folder, TextCodec(byte_tokenizer(), "tiny"), "float32")
+    again = load_net(str(folder))
+    assert not changed_settings(objective.net, again)
+    assert not changed_weights(objective.net, again)
+    assert largest_difference(objective.net, again) == 0.0

@@ -1,0 +1,97 @@
+"""Attention of chains against one dense attention, and what it keeps in memory."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.drafters.training import chains
+from outpace.drafters.training.attention import attend_where
+from outpace.drafters.training.chains import ChainAttention
+
+SEQUENCES = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
+BEFORE = torch.tensor([0, 5, 3, 2, 9, 4, 2, 1])
+
+
+def drawn(*shape: int, seed: int) -> Tensor:
+    values = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return values.requires_grad_(True)
+
+
+def tensors(wide: int, own: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Earlier keys and values of three sequences; queries, keys and values of the chains."""
+    earlier, later = (drawn(3, 9, 2, 8, seed=seed) for seed in (0, 1))
+    key, value = (drawn(8, own, 2, 8, seed=seed) for seed in (2, 3))
+    return earlier, later, drawn(8, wide, 4, 8, seed=4), key, value
+
+
+def dense(earlier_key: Tensor, earlier_value: Tensor, query: Tensor, key: Tensor, value: Tensor, see: Tensor) -> Tensor:
+    """One chain at a time, over exactly what it sees."""
+    outs = []
+    for chain, (sequence, before) in enumerate(zip(SEQUENCES.tolist(), BEFORE.tolist(), strict=True)):
+        keys = torch.cat((earlier_key[sequence, :before], key[chain]))[None]
+        values = torch.cat((earlier_value[sequence, :before], value[chain]))[None]
+        visible = torch.cat((torch.ones(len(see), before, dtype=torch.bool), see), dim=1)
+        outs.append(attend_where(query[chain][None], keys, values, visible)[0])
+    return torch.stack(outs)
+
+
+@pytest.mark.parametrize("at_once", [1, 6, 1024])
+@pytest.mark.parametrize(("wide", "own"), [(1, 1), (1, 3), (3, 3)])
+def test_blocks_of_chains_attend_as_each_chain_alone(
+    wide: int, own: int, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against chains that see one another's rows or later pairs, and against blocks across sequences."""
+    monkeypatch.setattr(chains, "OWN_KEYS_AT_ONCE", at_once)
+    visible = torch.ones(wide, own, dtype=torch.bool).tril(own - wide)
+    given = earlier_key, earlier_value, query, key, value = tensors(wide, own)
+    found = ChainAttention(earlier_key, earlier_value, SEQUENCES, BEFORE)(query, key, value, visible)
+    wanted = dense(*given, visible)
+    torch.testing.assert_close(found, wanted)
+    weights = drawn(*found.shape, seed=9).detach()
+    for ours, exact in zip(
+        torch.autograd.grad((found * weights).sum(), given), torch.autograd.grad((wanted * weights).sum(), given)
+    ):
+        torch.testing.assert_close(ours, exact)
+
+
+def test_nothing_of_rows_times_keys_is_kept_for_the_backward_pass() -> None:
+    """Guards against masks or scores of [T, T] per step and head, which run out of memory at full length."""
+    length, kept = 600, []
+
+    def pack(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    earlier, query, key = (
+        drawn(1, length, 1, 8, seed=0),
+        drawn(length, 1, 1, 8, seed=1),
+        drawn(length, 1, 1, 8, seed=2),
+    )
+    before, sequences = torch.arange(length), torch.zeros(length, dtype=torch.int64)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        attention = ChainAttention(earlier, earlier, sequences, before)
+        attention(query, key, key, torch.ones(1, 1, dtype=torch.bool))
+    assert kept
+    assert max(kept) <= length * 8
+
+
+def test_anchors_out_of_order_are_refused() -> None:
+    """Guards against anchors that are given in an order in which blocks would mix sequences up."""
+    key, value = tensors(1, 1)[:2]
+    with pytest.raises(AssertionError, match="side by side"):
+        ChainAttention(key, value, torch.tensor([1, 0]), torch.tensor([1, 1]))
+
+
+@pytest.mark.parametrize("window", [1, 3, 30])
+def test_a_window_hides_what_is_far_before_a_row(window: int) -> None:
+    """Guards against a window that is the same for all rows of a chain, or a place off."""
+    earlier_key, earlier_value, query, key, value = tensors(3, 3)
+    visible = torch.ones(3, 3, dtype=torch.bool)
+    found = ChainAttention(earlier_key, earlier_value, SEQUENCES, BEFORE)(query, key, value, visible, window)
+    for chain, (sequence, before) in enumerate(zip(SEQUENCES.tolist(), BEFORE.tolist(), strict=True)):
+        for row in range(3):
+            near = slice(max(0, before + row - window + 1), before)
+            keys, values = torch.cat((earlier_key[sequence, near], key[chain])), earlier_value[sequence, near]
+            alone = query[chain, row][None, None], keys[None], torch.cat((values, value[chain]))[None]
+            every = torch.ones(1, keys.shape[0], dtype=torch.bool)
+            torch.testing.assert_close(found[chain, row], attend_where(*alone, every)[0, 0])

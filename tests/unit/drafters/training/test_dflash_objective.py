@@ -1,0 +1,316 @@
+"""Training of DFlash: the loss is that of every block by itself, and what is learned is what the engine accepts."""
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
+
+from outpace.drafters.dflash.blocks import default_gamma
+from outpace.drafters.dflash.objective import (
+    DFlashNetSettings,
+    DFlashObjective,
+    DFlashObjectiveSettings,
+    block_fields,
+    build_dflash,
+)
+from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
+from outpace.drafters.training import chains
+from outpace.drafters.training.anchors import all_anchors, random_anchors
+from outpace.drafters.training.batch import Batch
+from outpace.drafters.training.facts import Facts
+from outpace.lib.checkpoint import INDEX, WEIGHTS
+from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.models.frozen import FrozenTarget
+from tests.unit.drafters.training import blocks, pairs, tiny
+from tests.unit.models.tiny import tiny_config
+
+SLIDING = {"layers": 2, "layer_types": ("sliding_attention", "full_attention"), "sliding_window": 4}
+KINDS: dict[str, dict[str, Any]] = {
+    "full": {"layers": 2},
+    "sliding": SLIDING,
+    "sliding-both-ways": SLIDING | {"sliding_causal": False},
+}
+
+
+def fresh(
+    seed: int = 0, anchors: int = 512, gamma: float | None = None, loss: dict[str, Any] | None = None, **net: Any
+) -> DFlashObjective:
+    settings = DFlashObjectiveSettings(anchors=anchors, gamma=gamma, **loss or {})
+    return build_dflash(DFlashNetSettings(**blocks.NET | net), settings, tiny.frozen(), tiny.facts(), seed)
+
+
+@cache
+def trained(seed: int, kind: str = "plain") -> DFlashObjective:
+    objective = fresh(seed, anchors=16, **KINDS.get(kind, {}))
+    blocks.learn(objective, 12 if kind == "plain" else 4)
+    return objective
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loss_is_that_of_every_block_by_itself(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against rows that see the anchor's own feature, later context or other blocks, and labels a token off."""
+    objective = blocks.wild(fresh(gamma=3.0, **KINDS[kind]))
+    batch = blocks.short(objective.taps)
+    _, loss, weight = blocks.reference(objective, batch, all_anchors(batch), gamma=3.0)
+    for rows in (1, 15, 512):  # blocks by themselves, in threes, all together
+        monkeypatch.setattr(chains, "OWN_KEYS_AT_ONCE", rows)
+        terms = objective(batch, 0.5)
+        assert terms["loss"].item() == pytest.approx(loss, rel=1e-5)
+        assert terms["weight"].item() == pytest.approx(weight, rel=1e-6)
+    assert terms["loss"].dtype == terms["weight"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("labels", ["tokens", "target-softmax"])
+@pytest.mark.parametrize("limits", [{}, {"vocabulary": 20}, {"vocabulary": 12, "sampled": 9}])
+def test_a_loss_may_compare_some_ids_and_learn_from_distributions(limits: dict[str, int], labels: str) -> None:
+    """Guards against places among the compared ids that are taken for ids, rare tokens that are learned as others,
+    distributions of another position or of the whole vocabulary, and features of the labels that the net reads."""
+    objective = blocks.wild(fresh(gamma=3.0, loss={"labels": labels, **limits}))
+    assert len(objective.taps) == len(objective.net.config.taps) + (labels == "target-softmax")
+    batch = blocks.short(objective.taps)
+    _, loss, weight = blocks.reference(objective, batch, all_anchors(batch), gamma=3.0)
+    terms = objective(batch, 0.0)
+    assert (terms["loss"].item(), terms["weight"].item()) == pytest.approx((loss, weight), rel=1e-5)
+    whole = blocks.reference(fresh(gamma=3.0), blocks.short(objective.net.config.taps), all_anchors(batch), gamma=3.0)
+    assert (weight < whole[2]) == bool(limits), "some labels are rare"
+    objective.net.float()
+    objective(replace(batch, features=batch.features.float()), 0.0)["loss"].backward()
+    assert all(weight.grad is not None for weight in objective.net.parameters())
+
+
+def assert_lists_its_weights(folder: Path) -> None:
+    """vLLM and SGLang take every safetensors file of a folder for weights, unless an index names those that are."""
+    listed = json.loads((folder / INDEX).read_text())["weight_map"]
+    assert set(listed) == set(load_file(folder / WEIGHTS))
+    assert set(listed.values()) == {WEIGHTS}
+
+
+def test_a_limited_drafter_keeps_its_ids(tmp_path: Path) -> None:
+    """Guards against a drafter that is simulated with ids that it will not draft, or drafts ids it never learned, and
+    against ids that vLLM takes for a weight: it then refused to load the folder."""
+    objective = fresh(loss={"vocabulary": 20, "sampled": 4})
+    objective.write(objective.net.state_dict(), tmp_path, cast(Any, None), "float32")
+    assert objective.vocabulary.ranked is not None
+    ids = load_vocabulary(tmp_path / FILE_NAME, tiny.VOCAB)
+    assert torch.equal(ids, objective.vocabulary.ranked)
+    assert_lists_its_weights(tmp_path)
+    scores = objective.scores(torch.randn(3, tiny.frozen().hidden_size))
+    assert torch.equal((scores > -torch.inf).nonzero()[:, 1].unique(), ids)
+    batch = blocks.held_out(objective)
+    right = objective.hits(batch, all_anchors(batch))
+    followed, _ = all_anchors(batch).followed(batch, objective.depth)
+    assert not right[~torch.isin(followed, ids)].any()
+
+
+def test_only_the_anchors_that_are_drawn_count() -> None:
+    """Guards against a limit that is not kept, and draws that depend on a sequence's neighbours."""
+    objective = blocks.wild(fresh(anchors=2))
+    batch = blocks.short(objective.taps)
+    drawn = random_anchors(batch, 2)
+    assert len(drawn) == 4 < len(all_anchors(batch))
+    _, loss, weight = blocks.reference(objective, batch, drawn, default_gamma(5))
+    terms = objective(batch, 0.0)
+    assert (terms["loss"].item(), terms["weight"].item()) == pytest.approx((loss, weight), rel=1e-5)
+    ids, mask, features = (whole[1:, :10] for whole in (batch.ids, batch.mask, batch.features))
+    alone = Batch(ids, mask, (10,), batch.seeds[1:], features)
+    first = Batch(batch.ids[:1], batch.mask[:1], (13,), batch.seeds[:1], batch.features[:1])
+    assert sum(objective(one, 0.0)["loss"].item() for one in (alone, first)) == pytest.approx(loss, rel=1e-5)
+
+
+def test_gradients_reach_every_parameter() -> None:
+    """Guards against a part of the net that never learns, and a target that does."""
+    objective = fresh(**KINDS["sliding"])
+    objective(blocks.held_out(objective), 0.0)["loss"].backward()
+    for name, weight in objective.net.named_parameters():
+        assert weight.grad is not None, name
+        assert bool(weight.grad.any()), name
+    assert tiny.frozen().head.grad is None
+    assert not tiny.frozen().head.requires_grad
+
+
+def test_a_batch_without_anchors_takes_part() -> None:
+    """Guards against processes that wait for each other's gradients, or divide by what one of them lacks."""
+    objective = fresh()
+    batch = blocks.held_out(objective)
+    terms = objective(replace(batch, mask=torch.zeros_like(batch.mask)), 0.0)
+    assert (terms["loss"].item(), terms["weight"].item()) == (0.0, 0.0)
+    terms["loss"].backward()
+    assert all(weight.grad is not None and not weight.grad.any() for weight in objective.net.parameters())
+
+
+def test_a_first_token_has_no_context() -> None:
+    """Guards against a block without anything before it, where nothing is seen or the context has no rows at all."""
+    objective = blocks.wild(fresh(gamma=3.0))
+    whole = blocks.short(objective.taps)
+    for cut in (2, 9):  # the first sequence's first token alone, and more
+        ids, features = whole.ids[:1, :cut], whole.features[:1, :cut]
+        batch = Batch(ids, torch.ones_like(ids, dtype=torch.bool), (cut,), (0,), features)
+        anchors = all_anchors(batch)
+        assert anchors.positions[0] == 0
+        _, loss, _ = blocks.reference(objective, batch, anchors, gamma=3.0)
+        terms = objective(batch, 0.0)
+        assert terms["loss"].item() == pytest.approx(loss, rel=1e-5)
+        terms["loss"].backward()
+        assert all(weight.grad is not None for weight in objective.net.parameters())
+
+
+def test_training_in_bfloat16() -> None:
+    """Guards against dtypes that do not go together: features in the target's, weights in float32, autocast."""
+    objective = fresh(**KINDS["sliding"])
+    batch = blocks.held_out(objective)
+    exact = objective(batch, 0.0)["loss"].item()
+    half = replace(batch, features=batch.features.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        terms = objective(half, 0.0)
+        assert objective.hits(half, all_anchors(half)).dtype == torch.bool
+    terms["loss"].backward()
+    assert terms["loss"].dtype == torch.float32
+    assert terms["loss"].item() == pytest.approx(exact, rel=0.01)
+    for name, weight in objective.net.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.dtype == torch.float32
+        assert bool(weight.grad.any()), name
+        assert bool(weight.grad.isfinite().all()), name
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("seed", [0, 1])
+def test_training_helps(seed: int) -> None:
+    """Guards against a loss that falls while nothing useful is learned.
+
+    Measured, tokens per step on held-out answers before and after: 1.013 and 1.592 with seed 0, 1.009 and 1.581 with
+    seed 1. A part of what is left is out of reach: all drafts of a block are made at once, none knowing the others.
+    """
+    before, after = (pairs.played(one).tokens_per_step for one in (fresh(seed), trained(seed)))
+    assert before < 1.1
+    assert after > before + 0.46
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("kind", ["plain", "sliding"])
+def test_simulated_rounds_are_the_engines(kind: str) -> None:
+    """Guards against figures of training that drafting does not keep: a tap, a row or a depth apart."""
+    blocks.assert_engine_agrees(trained(0, kind))
+
+
+def test_the_file_says_what_was_trained(tmp_path: Path) -> None:
+    """Guards against a drafter that is written with other taps, masks or windows than it learned with."""
+    pairs.assert_file_says_the_same(trained(0, "sliding"), tmp_path)
+
+
+def test_chains_end_with_the_first_wrong_draft_and_with_the_text() -> None:
+    """Guards against hits behind a miss, which no chain gets to, and behind the end, where nothing is true."""
+    objective = trained(0)
+    batch = blocks.held_out(objective)
+    anchors = all_anchors(batch)
+    hits = objective.hits(batch, anchors)
+    assert hits.shape == (len(anchors), 4)
+    assert torch.equal(hits, hits.int().cumprod(dim=1).bool())
+    assert 0 < hits[:, 1].sum() < hits[:, 0].sum()
+    _, own = anchors.followed(batch, 4)
+    assert not (hits & ~own).any()
+
+
+def test_default_weights() -> None:
+    """Guards against the authors' decays for other block sizes than theirs, and steps in between."""
+    assert [default_gamma(size) for size in (7, 8, 10, 16)] == [4, 4, 5, 7]
+    assert [default_gamma(size) for size in (9, 13)] == [4.5, 6]
+    assert default_gamma(32) == 14
+    assert 0 < default_gamma(2) < default_gamma(4) < 4
+
+
+def some_target(family: str = "llama", layers: int = 36, **changes: Any) -> FrozenTarget:
+    config = tiny_config(family, **changes)
+    sizes = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size, "layers": layers}
+    return cast(FrozenTarget, SimpleNamespace(config=config, **sizes))
+
+
+def facts(unused: tuple[int, ...], special: tuple[int, ...] = ()) -> Facts:
+    free = torch.zeros(160, dtype=torch.bool)
+    free[list(unused)] = True
+    return Facts((~free).long(), free, special)
+
+
+def test_sizes_that_are_left_open_are_the_targets() -> None:
+    """Guards against a new drafter that turns its keys by another base, or is of another width, than it should be."""
+    values = block_fields(DFlashNetSettings(), some_target(rms_norm_eps=1e-5, rope_theta=5e5), facts((3,)))
+    assert values["target_layer_ids"] == (1, 9, 17, 25, 33)  # the authors', for 36 layers
+    chosen = ("layers", "block_size", "intermediate_size", "heads", "kv_heads", "head_dim", "rms_eps", "rope_theta")
+    assert [values[name] for name in chosen] == [5, 16, 96, 6, 2, 8, 1e-5, 5e5]
+    assert (values["max_positions"], values["rope_scaling"], values["target_layers"]) == (512, None, 36)
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64}  # fmt: skip
+    scaled = block_fields(
+        DFlashNetSettings(heads=3, head_dim=16, rope_theta=2e4),
+        some_target(rope_parameters=scaling | {"rope_theta": 1e4}),
+        facts((3,)),
+    )
+    assert (scaled["rope_scaling"], scaled["rope_theta"]) == (scaling, 2e4)
+    assert (scaled["heads"], scaled["head_dim"], scaled["kv_heads"]) == (3, 16, 2)
+    partly = block_fields(DFlashNetSettings(), some_target("gpt_neox"), facts((3,)))  # turns half of each head
+    assert (partly["rope_scaling"], partly["kv_heads"]) == (None, 6)
+    without = block_fields(DFlashNetSettings(), some_target("gpt2"), facts((3,)))
+    assert (without["intermediate_size"], without["rope_theta"], without["rms_eps"]) == (96, 1e4, 1e-5)
+    two = block_fields(DFlashNetSettings(), some_target("gemma3_text"), facts((3,)))  # of its two bases the full one's
+    assert two["rope_theta"] == 1e6
+
+
+@pytest.mark.parametrize(("layers", "taps"), [(30, (1, 8, 14, 20, 27)), (6, (1, 2, 3)), (3, (0, 1)), (1, (0,))])
+def test_shallow_targets(layers: int, taps: tuple[int, ...]) -> None:
+    """Guards against a rule for 36 layers that names a layer twice, or none, of a target with few."""
+    assert block_fields(DFlashNetSettings(), some_target(layers=layers), facts((3,)))["target_layer_ids"] == taps
+
+
+def test_the_mask_is_a_token_that_the_data_never_uses() -> None:
+    """Guards against a mask that stands for a real token too."""
+
+    def found(*given: Any) -> object:
+        return block_fields(DFlashNetSettings(), some_target(), facts(*given))["mask_token_id"]
+
+    assert found((7, 9, 30), (1, 7, 9)) == 9
+    assert found((7, 9, 30), (1, 2)) == 30
+    with pytest.raises(InvalidRequest, match=r"set net\.mask_token_id"):
+        found((), (1, 2))
+    assert block_fields(DFlashNetSettings(mask_token_id=5), some_target(), facts(()))["mask_token_id"] == 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"layers": 0}, "layers"),
+        ({"block_size": 1}, "block_size"),
+        ({"rope_theta": "inf"}, "rope_theta"),
+        ({"layer_types": ["linear"]}, "layer_types"),
+        ({"depth": 3}, "depth"),
+        ({"anchors": 0}, "anchors"),
+        ({"gamma": 0}, "gamma"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, object], field: str) -> None:
+    """Guards against a run of hours with a setting that was misspelt or makes no sense."""
+    kind = DFlashObjectiveSettings if field in ("anchors", "gamma") else DFlashNetSettings
+    with pytest.raises(ValidationError, match=field):
+        kind.model_validate(settings)
+    assert DFlashNetSettings.model_validate({"layers": "3"}).layers == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"heads": 5}, "heads=5 is not a multiple of kv_heads=3"),
+        ({"mask_token_id": 48}, "mask_token_id=48 is outside vocab_size=48"),
+        ({"target_layer_ids": [0, 3]}, r"target_layer_ids=\[0, 3\] reach outside target_layers=3"),
+        ({"block_size": 5000}, "net: block_size=5000"),
+    ],
+)
+def test_settings_that_contradict_the_target_are_refused(settings: dict[str, Any], complaint: str) -> None:
+    """Guards against errors that name neither the setting nor its value."""
+    with pytest.raises(ModelError, match=complaint):
+        fresh(**settings)

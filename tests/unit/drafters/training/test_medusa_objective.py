@@ -1,0 +1,223 @@
+"""Training of Medusa's heads: the loss is the one stated, and what is learned is what the engine accepts."""
+
+import math
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import nn
+
+from outpace.drafters.load import load_net
+from outpace.drafters.medusa.net import HeadKind, MedusaHead, MedusaNet
+from outpace.drafters.medusa.objective import (
+    MedusaNetSettings,
+    MedusaObjective,
+    MedusaObjectiveSettings,
+    build_medusa,
+)
+from outpace.drafters.medusa.source import MedusaSource
+from outpace.drafters.training.anchors import all_anchors
+from outpace.drafters.training.batch import Batch, collate
+from outpace.models.text import TextCodec
+from outpace.train.simulate import simulate
+from outpace.trees.proposer import StaticProposer
+from outpace.trees.shapes.rank_paths import Chain
+from tests.unit.drafters.training import tiny
+from tests.unit.models.tiny import byte_tokenizer
+
+KINDS: tuple[HeadKind, ...] = ("own", "shared", "target")
+
+
+def fresh(head: HeadKind = "own", heads: int = 5, layers: int = 1, decay: float = 0.8) -> MedusaObjective:
+    net = MedusaNetSettings(heads=heads, layers=layers, head=head)
+    return build_medusa(net, MedusaObjectiveSettings(decay=decay), tiny.frozen(), tiny.facts(), 0)
+
+
+@cache
+def trained(head: HeadKind) -> MedusaObjective:
+    objective = fresh(head)
+    tiny.train(objective, 20, 1e-2)
+    return objective
+
+
+def held_out() -> Batch:
+    return next(tiny.batches((3,), tiny.HELD_OUT, held_out=True))
+
+
+def shaken(objective: MedusaObjective) -> MedusaObjective:
+    """With weights of which none is zero, each head's its own."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for weight in objective.net.parameters():
+            weight.add_(torch.randn(weight.shape, generator=generator) * 0.1)
+    return objective
+
+
+@pytest.mark.parametrize("head", KINDS)
+def test_the_loss_is_that_of_every_anchor_and_head_by_itself(head: HeadKind) -> None:
+    """Guards against heads a token off, rows of prompts or padding in the loss, and weights of another depth."""
+    objective, batch = shaken(fresh(head, heads=3, layers=2, decay=0.7)), held_out()
+    terms = objective(batch, 0.5)
+    layers = [tiny.frozen().head] if head == "target" else objective.net.vocabulary_layers()
+    loss = weight = 0.0
+    for ids, mask, features in zip(batch.ids.tolist(), batch.mask.tolist(), batch.features.double(), strict=True):
+        for pending in range(1, len(ids) - 1):
+            if not (mask[pending] and mask[pending + 1]):
+                continue
+            for k, blocks in enumerate(objective.net.heads):
+                aim = pending + 1 + k
+                if aim >= len(ids) or not mask[aim]:
+                    continue
+                row = features[pending - 1]
+                assert isinstance(blocks, MedusaHead)
+                for block in blocks.blocks:
+                    assert isinstance(block, nn.Linear)
+                    inner = block.weight.double() @ row + block.bias.double()
+                    row = row + inner / (1 + torch.exp(-inner))
+                scores = layers[min(k, len(layers) - 1)].double() @ row
+                loss += 0.7**k * (scores.exp().sum().log() - scores[ids[aim]]).item()
+                weight += 0.7**k
+    assert terms["weight"].item() == pytest.approx(weight, rel=1e-6)
+    assert terms["loss"].item() == pytest.approx(loss, rel=1e-5)
+    assert sum(terms[f"head_{k}"].item() for k in (1, 2, 3)) == pytest.approx(loss, rel=1e-5)
+    assert terms["loss"].dtype == terms["weight"].dtype == torch.float32
+
+
+def test_neighbours_and_padding_change_nothing() -> None:
+    """Guards against a loss that depends on what a sequence shares its batch with."""
+    objective, batch = shaken(fresh()), held_out()
+    alone = 0.0
+    for row, length in enumerate(batch.lengths):
+        ids, mask, features = (whole[row : row + 1, :length] for whole in (batch.ids, batch.mask, batch.features))
+        cut = Batch(ids, mask, (length,), (0,), features)
+        alone += objective(cut, 0.0)["loss"].item()
+    assert objective(batch, 0.0)["loss"].item() == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize("head", KINDS)
+def test_the_start_is_the_targets_own_head(head: HeadKind) -> None:
+    """Guards against a random start, which throws away what the target's head knows, and blocks that cannot learn."""
+    objective, batch = fresh(head, layers=2), held_out()
+    hidden = objective.net(batch.features[0])  # [T, heads, H]
+    assert torch.equal(hidden, batch.features[0][:, None].expand_as(hidden))
+    if head != "target":
+        assert all(torch.equal(layer, tiny.frozen().head) for layer in objective.net.vocabulary_layers())
+    terms = objective(batch, 0.0)
+    terms["loss"].backward()
+    for name, weight in objective.net.named_parameters():
+        assert weight.grad is not None, name
+        assert weight.grad.any(), name
+    assert tiny.frozen().head.grad is None
+
+
+@pytest.mark.parametrize("head", KINDS)
+def test_a_batch_without_anything_to_learn(head: HeadKind) -> None:
+    """Guards against a process that waits for gradients of heads that its batch had nothing for."""
+    samples = [replace(one, mask=torch.arange(len(one.ids)) >= len(one.ids) - 1) for one in tiny.samples()[:2]]
+    batch = collate(samples, (1, 2), [torch.randn(len(one.ids), 48) for one in samples])
+    objective = fresh(head)
+    terms = objective(batch, 0.0)
+    assert (terms["loss"].item(), terms["weight"].item()) == (0.0, 0.0)
+    terms["loss"].backward()
+    assert all(weight.grad is not None and not weight.grad.any() for weight in objective.net.parameters())
+
+
+@pytest.mark.parametrize("head", KINDS)
+def test_training_in_bfloat16(head: HeadKind) -> None:
+    """Guards against dtypes that do not go together: features in the target's, weights in float32, autocast."""
+    objective, batch = shaken(fresh(head)), held_out()
+    exact = objective(batch, 0.0)["loss"].item()
+    half = replace(batch, features=batch.features.bfloat16())
+    with torch.autocast("cpu", torch.bfloat16):
+        terms = objective(half, 0.0)
+        inside = objective.hits(half, all_anchors(half))
+    assert inside.any()
+    assert (inside == objective.hits(half, all_anchors(half))).float().mean() > 0.9, "without autocast too"
+    (terms["loss"] / terms["weight"]).backward()
+    assert terms["loss"].dtype == torch.float32
+    assert terms["loss"].item() == pytest.approx(exact, rel=0.02)
+    for weight in objective.net.parameters():
+        assert weight.grad is not None
+        assert weight.grad.dtype == torch.float32
+        assert bool(weight.grad.isfinite().all())
+
+
+@pytest.mark.costly
+@pytest.mark.parametrize("head", KINDS)
+def test_training_helps(head: HeadKind) -> None:
+    """Guards against a loss that falls while nothing useful is learned.
+
+    The start repeats the pending token, which this text does now and then: 1.376 tokens per step on held-out answers,
+    1.092 on those trained on. Measured after 20 epochs at a rate of 0.01: 1.50 to 1.53 held out, 1.51 to 1.77 on what
+    was trained on; at 0.003, 1.47 to 1.48 and 1.34 to 1.44. A table of pairs of tokens, counted on the same answers,
+    reaches 1.86 held out: it sees the pending token, Medusa's heads what it was chosen by.
+    """
+    objective = trained(head)
+    before, after = (simulate(one, [held_out()]).tokens_per_step for one in (fresh(head), objective))
+    assert 1.3 < before < 1.4
+    assert after > before + 0.1
+    seen = list(tiny.batches((3,), 14))
+    assert simulate(objective, seen).tokens_per_step > simulate(fresh(head), seen).tokens_per_step + 0.33
+
+
+@pytest.mark.parametrize("head", KINDS)
+def test_simulated_rounds_are_the_engines(head: HeadKind) -> None:
+    """Guards against figures of training that drafting does not keep: a tap, a row or a depth apart."""
+    objective, batch = trained(head), held_out()
+    played = simulate(objective, [batch])
+    net = objective.net.requires_grad_(False)
+    source = MedusaSource(net, tiny.target().head, 3)
+    proposer = StaticProposer(source, Chain(), objective.depth, torch.device("cpu"))
+    prompts = [one.ids[~one.mask].tolist() for one in tiny.samples()[: tiny.HELD_OUT]]
+    made, tokens_per_step = tiny.answers(proposer, prompts)
+    net.requires_grad_(True)
+    assert made == [one.ids[one.mask].tolist() for one in tiny.samples()[: tiny.HELD_OUT]]
+    assert played.tokens == tiny.HELD_OUT * (tiny.ANSWER - 1)
+    assert played.rounds == round(played.tokens / tokens_per_step)
+    assert math.isclose(played.tokens_per_step, tokens_per_step, rel_tol=1e-12)
+
+
+@pytest.mark.parametrize("head", KINDS)
+def test_what_is_written_is_what_was_trained(head: HeadKind, tmp_path: Path) -> None:
+    """Guards against a run that ends with heads that no public layout can say."""
+    objective = shaken(fresh(head))
+    state = objective.net.state_dict()
+    objective.write(state, tmp_path / "heads", TextCodec(byte_tokenizer(), "tiny"), "bfloat16")
+    again = load_net(str(tmp_path / "heads"))
+    assert isinstance(again, MedusaNet)
+    assert again.config == objective.net.config
+    assert all(torch.equal(one, state[name].bfloat16()) for name, one in again.state_dict().items())
+
+
+def test_a_first_token_without_a_prompt_is_never_right() -> None:
+    """Guards against a draft from a state that no engine has: position -1 is the end of the sequence."""
+    sample = replace(tiny.samples()[0], mask=torch.ones(len(tiny.samples()[0].ids), dtype=torch.bool))
+    batch = collate([sample], (1,), [tiny.frozen().features(sample.ids[None], (len(sample.ids),), (3,))[0]])
+    objective = trained("own")
+    hits = objective.hits(batch, all_anchors(batch))
+    assert len(hits) == len(sample.ids) - 1
+    assert not hits[0].any()
+    assert not any(hits[-left, left:].any() for left in range(1, objective.depth)), "nothing is right beyond the end"
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"heads": 0}, "heads"),
+        ({"layers": 0}, "layers"),
+        ({"head": "mine"}, "head"),
+        ({"depth": 3}, "depth"),
+        ({"decay": 0.0}, "decay"),
+        ({"decay": 1.1}, "decay"),
+        ({"decay": "nan"}, "decay"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, object], field: str) -> None:
+    """Guards against a run of hours with a setting that was misspelt or makes no sense."""
+    kind = MedusaObjectiveSettings if field == "decay" else MedusaNetSettings
+    with pytest.raises(ValidationError, match=field):
+        kind.model_validate(settings)
+    assert MedusaNetSettings.model_validate({"heads": "3"}).heads == 3

@@ -1,0 +1,98 @@
+"""Whole models and drafters whose attention is one call per layer, against the CPU's own paths."""
+
+import random
+
+import pytest
+import torch
+
+from outpace.core.params import SamplingParams
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.net_slots import NetSlots, Rows, Sight
+from outpace.engine.engine import Engine
+from outpace.gpu import tree_attention
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.target import TransformersTarget
+from outpace.testing import assert_lossless
+from tests.unit.gpu.worlds import DEVICE, random_parents
+from tests.unit.models.tiny import open_with, random_ids, random_tree, stock_model, tiny_config
+
+CAPPED_OR_WINDOWED = ("llama", "gemma2", "gemma3_text", "gpt2")
+
+
+def target_of(family: str, tiled: bool) -> TransformersTarget:
+    model = stock_model(tiny_config(family), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
+    return TransformersTarget(model, 256, 4, (), tiled=tiled)
+
+
+@pytest.mark.parametrize("family", CAPPED_OR_WINDOWED)
+@torch.inference_mode()
+def test_a_batch_of_trees_has_the_logits_of_the_cpu_path(family: str) -> None:
+    """Guards against layers whose window, cap or scale does not reach the kernel, and rows filed in the wrong slot."""
+    logits = []
+    for tiled in (True, False):
+        target = target_of(family, tiled)
+        slots = [open_with(target, random_ids(length, length), slot=slot)[0] for slot, length in enumerate((30, 5, 41))]
+        trees = [random_tree(random_parents(count, random.Random(count)), 1) for count in (1, 9, 20)]
+        before = target.forward(slots, trees)
+        target.commit(slots, [tree.topology.path(len(tree) - 1) for tree in trees])
+        logits.append([each.logits for each in (*before, *target.forward(slots, trees))])
+    for actual, expected in zip(*logits, strict=True):
+        torch.testing.assert_close(actual, expected, atol=2e-4, rtol=2e-4)
+
+
+@torch.inference_mode()
+def test_one_call_per_layer_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a call per request and layer: 1,152 a round for 32 requests of 36 layers."""
+    target, calls = target_of("llama", True), 0
+    compute = tree_attention._by_kernel
+
+    def counted(*args: object) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return compute(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(tree_attention, "_by_kernel", counted)
+    slots = [open_with(target, random_ids(4, slot), slot=slot)[0] for slot in range(4)]
+    calls = 0
+    target.forward(slots, [random_tree([-1, 0, 0], slot) for slot in slots])
+    assert calls == target.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("method", ["recycle:budget=12", "fixed:budget=8"])
+def test_lossless(method: str) -> None:
+    """Guards against a token lost between tables of one pass and the rows of the next."""
+    prompts = [random_ids(length, length) for length in (5, 23)]
+    params = [SamplingParams(max_new_tokens=6, temperature=0.7 * seed, seed=seed) for seed in range(2)]
+    target = target_of("llama", True)
+    around = BuildContext(target.vocab_size, target.device, lambda: _early_exit(target))
+    assert_lossless(
+        lambda: Engine(target_of("llama", True), prefill_chunk=16),
+        lambda known: build_proposer(parse_method(method), around),
+        prompts,
+        params,
+    )
+
+
+def _early_exit(target: TransformersTarget):  # type: ignore[no-untyped-def]
+    from outpace.models.draft import early_exit
+
+    return early_exit(target, 1)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_net_attends_to_its_slots_in_one_call(is_causal: bool) -> None:
+    """Guards against blocks that do not see themselves whole, or see ahead where they must not, and against rows of two
+    requests that are filed under one."""
+    generator = torch.Generator().manual_seed(1)
+    outputs = []
+    fresh = torch.randn(3, 8, 4, 16, generator=generator).to(DEVICE)
+    known = torch.randn(2, 7, 2, 16, generator=generator).to(DEVICE)
+    for tiled in (True, False):
+        slots = NetSlots(1, 3, 2, capacity=64, head_dim=16, dtype=torch.float32, device=DEVICE)
+        slots.tiled = tiled
+        slots.append(2, [(known[0], known[1])])
+        parts = [Rows(2, 5, torch.arange(5)), Rows(0, 3, torch.arange(3))]
+        attend = slots.attention(parts, [Sight(window=6, is_causal=is_causal)])
+        outputs.append(attend(0, fresh[0], fresh[1, :, :2], fresh[2, :, :2]))
+    torch.testing.assert_close(*outputs, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,160 @@
+"""Rejection sampling over trees: the distribution of what it emits, by exact enumeration, and how often it accepts."""
+
+import pytest
+import torch
+
+from outpace.core.params import SamplingParams
+from outpace.core.tree import DraftTree, Topology
+from outpace.sampling.rejection import rejection
+from tests.unit.sampling.verify.enumeration import (
+    PENALISED,
+    START,
+    VOCAB,
+    Conditional,
+    Ids,
+    Oracle,
+    chosen_tree,
+    enumerate_outcomes,
+    joint_distribution,
+    plain_distribution,
+    random_topology,
+    rejection_round,
+    sampled_tree,
+    total_variation,
+    toy_distribution,
+)
+
+KINDS = ["chain", "star", "random"]
+PLAIN, NARROW = SamplingParams(temperature=1.0), SamplingParams(temperature=0.6, top_k=2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("params", [PLAIN, NARROW, PENALISED], ids=["full", "narrow", "penalised"])
+@pytest.mark.parametrize("seed", range(8))
+def test_chosen_drafts_keep_the_joint_distribution(kind: str, params: SamplingParams, seed: int) -> None:
+    """Guards against a point mass treated as a draw: a rejected token must leave p, and only that token."""
+    target = toy_distribution(seed, params)
+
+    def decode_round(ids: Ids, oracle: Oracle) -> Ids:
+        tree = chosen_tree(ids, random_topology(ids, seed, kind, most=6), seed)
+        return rejection_round(tree, ids, target, oracle)
+
+    distribution = joint_distribution(START, 3, decode_round)
+    assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-12)
+    assert total_variation(distribution, plain_distribution(START, 3, target)) <= 1e-9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("wanted", "drafted"),
+    [(PLAIN, PLAIN), (NARROW, PLAIN), (PLAIN, NARROW), (PENALISED, PENALISED), (PENALISED, PLAIN)],
+    ids=["full", "narrow-p", "narrow-q", "penalised", "penalised-p"],
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_sampled_drafts_keep_the_joint_distribution(
+    kind: str, wanted: SamplingParams, drafted: SamplingParams, seed: int
+) -> None:
+    """Guards against a wrong residual after the first, second or third rejected sibling, q that still holds a sibling
+    drawn before, q of another node, and children that were not drawn for want of tokens.
+
+    The joint distribution includes the drafts: every way in which their tokens could have been drawn is enumerated.
+    """
+    target, draft = toy_distribution(seed, wanted), toy_distribution(seed + 1000, drafted)
+
+    def decode_round(ids: Ids, oracle: Oracle) -> Ids:
+        tree = sampled_tree(ids, random_topology(ids, seed, kind, most=3), draft, oracle)
+        return rejection_round(tree, ids, target, oracle)
+
+    distribution = joint_distribution(START, 3, decode_round)
+    assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-12)
+    assert total_variation(distribution, plain_distribution(START, 3, target)) <= 1e-9
+
+
+def acceptance(target: Conditional, draft: Conditional, siblings: int) -> float:
+    """The exact chance that one of the root's children, drawn without replacement from the draft, is accepted."""
+    topology = Topology.of([-1] + [0] * siblings)
+
+    def run(oracle: Oracle) -> Ids:
+        tree = sampled_tree(START, topology, draft, oracle)
+        return (len(rejection_round(tree, START, target, oracle)) - 1,)
+
+    return sum(probability for outcome, probability in enumerate_outcomes(run) if outcome == (1,))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_draft_is_accepted_as_often_as_any_rule_could(seed: int) -> None:
+    """Guards against a rule that is exact because it accepts too little: the optimum is 1 - TV(p, q)."""
+    target, draft = toy_distribution(seed), toy_distribution(seed + 1000)
+    overlap = float(torch.minimum(target(START), draft(START)).sum())
+    assert acceptance(target, draft, siblings=1) == pytest.approx(overlap, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_more_siblings_are_accepted_more_often(seed: int) -> None:
+    """Guards against siblings that are never tried after the first one is rejected."""
+    target, draft = toy_distribution(seed), toy_distribution(seed + 1000)
+    one, two, three = (acceptance(target, draft, siblings) for siblings in (1, 2, 3))
+    assert one + 1e-3 < two
+    assert two + 1e-4 < three
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_when_every_token_was_drawn_one_is_accepted(seed: int) -> None:
+    """Guards against siblings judged as if any of them could have been drawn twice, which is exact and wastes drafts:
+    with the whole vocabulary below a node the walk never ends there."""
+    target, draft = toy_distribution(seed), toy_distribution(seed + 1000)
+    assert acceptance(target, draft, siblings=VOCAB) == pytest.approx(1.0, abs=1e-12)
+    assert acceptance(target, toy_distribution(seed + 1000, NARROW), siblings=VOCAB) < 0.99
+
+
+def test_a_draft_from_the_target_itself_is_always_accepted() -> None:
+    """Guards against q shifted by one row or position, under which p = q would not mean acceptance."""
+    target = toy_distribution(5)
+
+    def run(oracle: Oracle) -> Ids:
+        tree = sampled_tree(START, Topology.chain(4), target, oracle)
+        return (len(rejection_round(tree, START, target, oracle)),)
+
+    assert {outcome for outcome, _ in enumerate_outcomes(run)} == {(4,)}
+
+
+def test_a_token_that_its_law_could_not_give_is_refused() -> None:
+    """Guards against draft probabilities of another distribution than the one sampled from, where it shows."""
+    tree = DraftTree(torch.tensor([2, 3]), Topology.chain(2), {0: torch.tensor([0.0, 0.5, 0.5, 0.0])})
+    with pytest.raises(ValueError, match="node 1: token 3"):
+        rejection_round(tree, START, toy_distribution(0), Oracle([]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_nothing_left_after_rounding_draws_from_the_target(dtype: torch.dtype) -> None:
+    """Guards against 0 / 0: p equal to q but for rounding leaves an empty residual after an unlucky rejection."""
+    probs = toy_distribution(0)(START)
+    tree = DraftTree(torch.tensor([2, 1]), Topology.chain(2), {0: probs.to(dtype)})
+    drawn_from: list[list[float]] = []
+
+    def categorical(distribution: torch.Tensor, node: int) -> int:
+        drawn_from.append(distribution.tolist())
+        return 0
+
+    target = probs.to(dtype)
+    verdict = rejection(tree, [2, 1], lambda node: target, categorical, lambda probability, node: False)
+    assert (verdict.path, verdict.next_token) == ((0,), 0)
+    assert drawn_from == [target.tolist()]
+
+
+def test_the_target_is_asked_only_along_the_path() -> None:
+    """Guards against warping every node of a tree on the host: rejected branches must cost nothing."""
+    asked: list[int] = []
+    uniform = torch.full((VOCAB,), 1.0 / VOCAB)
+
+    def target_probs(node: int) -> torch.Tensor:
+        asked.append(node)
+        return uniform
+
+    tokens = [2, 0, 1, 3, 3]
+    tree = DraftTree(torch.tensor(tokens), Topology.of([-1, 0, 0, 1, 2]))
+    verdict = rejection(
+        tree, tokens, target_probs, lambda distribution, node: 0, lambda probability, node: node in (2, 4)
+    )
+    assert verdict.path == (0, 2, 4)
+    assert asked == [0, 2, 4]

@@ -1,0 +1,299 @@
+"""Lookahead decoding: the window as a tree against the two-dimensional window, the pool, and what both are good for."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import DraftRequest, Observation, Proposer
+from outpace.core.tree import DraftTree
+from outpace.engine.engine import Engine
+from outpace.engine.session import Session
+from outpace.testing import ToyTarget, decode
+from outpace.testing.requests import draft_request
+from outpace.trees.proposer import EmptyDraft
+from outpace.trees.retrieval.jacobi import JacobiWindow, NGramPool, Sizes
+from outpace.trees.retrieval.lookahead import Lookahead, LookaheadState
+
+
+class LoopTarget(ToyTarget):
+    """A distribution of the last two tokens alone: greedy answers run into a loop."""
+
+    def logits(self, ids: Sequence[int], position: int) -> Tensor:
+        return super().logits(ids, 0)
+
+
+@dataclass
+class Round:
+    """A round, and window and pool (newest first) after it."""
+
+    ids: list[int]
+    tree: DraftTree
+    accepted: int
+    rows: list[list[int]]
+    pool: dict[int, list[tuple[int, ...]]]
+
+
+class Diary(Lookahead):
+    """Remembers the rounds of one request."""
+
+    def __init__(self, budget: int, pool_from_prompt: bool = False) -> None:
+        super().__init__(budget, pool_from_prompt)
+        self.rounds: list[Round] = []
+
+    def observe(self, states: Sequence[LookaheadState], observations: Sequence[Observation]) -> None:
+        (state,), (observation,), ids = states, observations, list(states[0].ids)
+        super().observe(states, observations)
+        assert state.window is not None
+        rows = [list(row) for row in state.window.rows]
+        pool = {key: state.pool.after(key) for key in range(12) if state.pool.after(key)}
+        self.rounds.append(Round(ids, observation.tree, observation.verdict.accepted_drafts, rows, pool))
+
+
+class PlainWindow:
+    """The two-dimensional window on absolute positions, without a tree: what every cell sees is written out.
+
+    Args:
+        level, window: the sizes.
+        target: asked for each cell by itself.
+    """
+
+    def __init__(self, level: int, window: int, target: ToyTarget) -> None:
+        self.level, self.window, self.target = level, window, target
+        self.rows: list[dict[int, int]] = [{}]
+        self.pool: dict[int, list[tuple[int, ...]]] = {}
+        self.source = random.Random(0)
+
+    @property
+    def columns(self) -> int:
+        return self.window + self.level - 1 - len(self.rows)
+
+    def fill(self, pending: int, ids: Sequence[int]) -> None:
+        for level, row in enumerate(self.rows):
+            for position in range(pending + level, pending + level + self.columns):
+                if position not in row:
+                    row[position] = self.source.choice(ids)
+
+    def shown(self, pending: int) -> list[list[int]]:
+        return [
+            [row[pending + level + column] for column in range(self.columns)] for level, row in enumerate(self.rows)
+        ]
+
+    def step(self, ids: Sequence[int], accepted: int) -> None:
+        pending = len(ids) - 1
+        self.rows[0][pending] = ids[-1]
+        cells, new = self.shown(pending), dict[int, int]()
+        for column in range(self.columns):
+            # Level 0 up to the column, then the column's own levels.
+            sees = cells[0][: column + 1] + [row[column] for row in cells[1:]]
+            position = pending + len(sees)
+            new[position] = int(self.target.logits([*ids[:-1], *sees], position).argmax())
+            if len(self.rows) == self.level - 1:
+                gram = (*[row[column] for row in cells[1:]], new[position])
+                known = self.pool.setdefault(cells[0][column], [])
+                if gram in known:
+                    known.remove(gram)
+                known.append(gram)
+                del known[: -self.window]
+        self.rows = [*self.rows, new] if len(self.rows) < self.level - 1 else [*self.rows[1:], new]
+        self.fill(pending + 1 + accepted, ids)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("budget", "target"), [(60, LoopTarget(9, 4)), (60, ToyTarget(9, 4)), (15, LoopTarget(9, 1))])
+def test_the_tree_is_the_two_dimensional_window(budget: int, target: ToyTarget, temperature: float) -> None:
+    """Guards against cells that see another row, stand at another position, or move by another number of places than
+    the text; rows, pool and pads must be those of the window computed cell by cell. Sampled, rows stay greedy."""
+    diary, sizes = Diary(budget), Sizes.within(budget)
+    params = SamplingParams(max_new_tokens=60, temperature=temperature, seed=3)
+    decode(Engine(target), [[1, 2, 3]], [params], [diary])
+    plain = PlainWindow(sizes.level, sizes.window, target)
+    first = diary.rounds[0].ids
+    plain.fill(len(first) - 1, first)
+    whole = 0
+    for entry in diary.rounds:
+        if len(first) + params.max_new_tokens - 2 - len(entry.ids) < sizes.window + sizes.level - 3:
+            break  # near the end columns have no room any more
+        whole += 1
+        plain.step(entry.ids, entry.accepted)
+        assert entry.rows == plain.shown(len(entry.ids) + entry.accepted)
+        assert entry.pool == {key: list(reversed(grams)) for key, grams in plain.pool.items()}
+    assert whole > 8
+    assert plain.pool
+
+
+def test_what_every_node_sees() -> None:
+    """Guards against columns that hang from another place of the chain, and guesses below the window."""
+    sizes, proposer = Sizes.within(60), Lookahead(60)
+    state, ids = proposer.open(0), list(range(1000, 1010))
+    proposer.propose([state], [draft_request(ids, 60, 99)])
+    assert state.window is not None
+    rows = [[100 * level + column for column in range(sizes.window)] for level in range(1, sizes.level)]
+    state.window.rows = [list(row) for row in rows]
+    grams = [tuple(range(5000 + 10 * number, 5004 + 10 * number)) for number in range(sizes.guess)]
+    for gram in grams:
+        state.pool.add(ids[-1], gram)
+    (tree,) = proposer.propose([state], [draft_request(ids, 60, 99)])
+    assert len(tree) - 1 == sizes.nodes == 55
+    rows[0][0] = ids[-1]
+    tokens: list[int] = tree.tokens.tolist()
+    for level, row in enumerate(rows):
+        for column, token in enumerate(row):
+            sees = rows[0][: column + 1] + [above[column] for above in rows[1 : level + 1]]
+            node = tokens.index(token)
+            assert [tokens[place] for place in tree.topology.path(node)] == sees
+            assert tree.topology.depths[node] == level + column
+    for gram in grams:
+        node = tokens.index(gram[-1])
+        assert [tokens[place] for place in tree.topology.path(node)] == [ids[-1], *gram]
+
+
+def test_nodes_that_say_the_same_are_one() -> None:
+    """Guards against twins: of two siblings with one token, verification walks into the first and never the second."""
+    proposer = Lookahead(60)
+    state = proposer.open(0)
+    proposer.propose([state], [draft_request([1], 60, 99)])
+    assert state.window is not None
+    state.window.rows = [[1] * 7 for _ in range(4)]
+    state.pool.add(1, (1, 1, 5, 6))
+    state.pool.add(1, (1, 1, 5, 7))
+    (tree,) = proposer.propose([state], [draft_request([1], 60, 99)])
+    assert len(tree) - 1 == 9 + 3, "one chain of window depth, and what the guesses add"
+    for children in tree.topology.children:
+        said = tree.tokens[list(children)].tolist()
+        assert len(set(said)) == len(said)
+    assert [tree.topology.depths[node] for node in state.ends] == list(range(3, 10))
+
+
+def test_sizes_follow_the_budget() -> None:
+    """Guards against sizes that do not fit, shrink while the budget grows, or differ from those that are documented."""
+    documented = {60: (5, 7, 7), 511: (5, 7, 7), 31: (5, 4, 4), 15: (3, 4, 4), 7: (3, 2, 2), 6: (2, 3, 3), 1: (2, 1, 1)}
+    assert {budget: Sizes.within(budget) for budget in documented} == {
+        budget: Sizes(*sizes) for budget, sizes in documented.items()
+    }
+    for budget in range(1, 80):
+        assert 0 < Sizes.within(budget).nodes <= budget
+
+
+@pytest.mark.parametrize("pool_from_prompt", [False, True])
+@pytest.mark.parametrize("budget", [*range(17), 31, 32, 59, 60, 61])
+def test_no_tree_is_larger_than_its_budget(budget: int, pool_from_prompt: bool) -> None:
+    """Guards against a window that is larger while it fills, with guesses beside it, and against too little room at an
+    answer's end. The engine refuses trees beyond budget or depth."""
+    target, diary = LoopTarget(5, 3), Lookahead(budget, pool_from_prompt)
+    params = [SamplingParams(max_new_tokens=count) for count in (1, 2, 3, 9, 30)]
+    prompts = [[1, 2, 3, 4] * 5] * len(params)
+    sessions = decode(Engine(target), prompts, params, [diary] * len(params))
+    plain = decode(Engine(target), prompts, params, [EmptyDraft()] * len(params))
+    assert [session.ids for session in sessions] == [session.ids for session in plain]
+    assert sessions[-1].metrics.drafted > 0 or budget == 0
+
+
+def run(proposer: Proposer, prompt: Sequence[int] = (1, 2, 3)) -> Session:
+    (session,) = decode(Engine(LoopTarget(12, 3)), [prompt], [SamplingParams(max_new_tokens=80)], [proposer])
+    return session
+
+
+def test_n_grams_are_accepted_where_the_text_repeats_itself() -> None:
+    """Guards against a pool that is filled with n-grams of other places, or never asked: whole n-grams must pass."""
+    diary = Diary(60)
+    session = run(diary)
+    assert session.ids == run(EmptyDraft()).ids
+    assert sum(entry.accepted >= 4 for entry in diary.rounds) > 5
+    assert session.metrics.tokens_per_step > 2
+
+
+def test_the_prompt_may_fill_the_pool() -> None:
+    """Guards against an option that is ignored, and n-grams of the prompt cut or keyed by the wrong token."""
+    known = run(Lookahead(60)).ids
+    for from_prompt in (False, True):
+        diary = Diary(60, from_prompt)
+        # The answer goes through the prompt's text once more from the first token on.
+        run(diary, known + known[:3])
+        first = diary.rounds[0]
+        assert (len(first.tree) - 1 > 7 + 2) == from_prompt, "beside the first row of the window there is nothing else"
+        assert (tuple(known[4:8]) in first.pool.get(known[3], [])) == from_prompt
+    ids = [5, 6, 7, 8, 9, 5]
+    proposer = Lookahead(60, pool_from_prompt=True)
+    state = proposer.open(0)
+    for length in (4, 5, 6):
+        proposer.propose([state], [draft_request(ids[:length], 60, 99)])
+    assert state.pool.after(5) == [(6, 7, 8, 9)]
+    assert state.pool.after(6) == [(7, 8, 9, 5)]
+    proposer.rewind(state, 4)
+    proposer.propose([state], [draft_request([5, 6, 7, 8, 1, 1], 60, 99)])
+    assert state.pool.after(5) == [(6, 7, 8, 1), (6, 7, 8, 9)]
+
+
+def test_the_pool_gives_up_what_was_not_seen_for_longest() -> None:
+    """Guards against first in, first out: an n-gram that is met again is new again."""
+    pool = NGramPool(2)
+    for rest in ((1, 1), (2, 2), (1, 1), (3, 3)):
+        pool.add(7, rest)
+    pool.add(8, (4, 4))
+    assert pool.after(7) == [(3, 3), (1, 1)]
+    assert pool.after(8) == [(4, 4)]
+    assert pool.after(9) == []
+
+
+def test_the_window_moves_with_the_text() -> None:
+    """Guards against rows that stay behind when drafts are accepted, or move while the window fills and then not."""
+    window = JacobiWindow(Sizes(4, 3, 3), [0], random.Random(0))
+    window.rows[0] = [10, 11, 12, 13, 14]
+    window.advance([21, 22, 23, 24, 25], 0, [0])
+    assert window.rows == [[11, 12, 13, 14], [22, 23, 24, 25]]
+    window.advance([33, 34, 35, 36], 1, [0])
+    assert window.rows == [[13, 14, 0], [24, 25, 0], [35, 36, 0]]
+    assert window.ngrams([7, 8]) == [(13, (24, 35, 7)), (14, (25, 36, 8))]
+    window.advance([46, 47, 48], 1, [0])
+    assert window.rows == [[25, 0, 0], [36, 0, 0], [47, 48, 0]]
+    window.advance([58], 9, [5])
+    assert window.rows == [[5] * 3] * 3, "further than the window reaches"
+
+
+def test_a_request_may_change_its_budget_or_start_over() -> None:
+    """Guards against windows of another size, or left where a conversation no longer is."""
+    proposer = Lookahead(60)
+    state = proposer.open(0)
+    asked: list[DraftRequest] = [draft_request([1, 2, 3], budget, 99) for budget in (60, 15, 0, 60)]
+    sizes = [len(proposer.propose([state], [request])[0]) - 1 for request in asked]
+    assert sizes[2] == 0
+    assert all(size <= request.budget for size, request in zip(sizes, asked, strict=True))
+    assert state.window is not None
+    window = state.window
+    proposer.rewind(state, 2)
+    proposer.propose([state], [draft_request([1, 2, 9], 60, 99)])
+    assert state.window is not window
+    assert state.sizes == Sizes(5, 7, 7)
+
+
+def test_requests_of_a_batch_do_not_share_a_window() -> None:
+    """Guards against rows of top ids handed to the neighbour: alone and together the trees must be the same."""
+    prompts, params = [[1, 2], [3, 4, 5], [6]], [SamplingParams(max_new_tokens=30)] * 3
+    together, alone = Lookahead(31), Lookahead(31)
+    batched = decode(Engine(LoopTarget(12, 3)), prompts, params, [together] * 3)
+    for prompt, session in zip(prompts, batched, strict=True):
+        (single,) = decode(Engine(LoopTarget(12, 3)), [prompt], params[:1], [alone])
+        assert (single.ids, single.metrics.steps, single.metrics.drafted) == (
+            session.ids,
+            session.metrics.steps,
+            session.metrics.drafted,
+        )
+    assert torch.tensor([session.metrics.accepted for session in batched]).gt(0).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_window_below_which_everything_ends(seed: int) -> None:
+    """Guards against an ending id that enters the window where all the best tokens are such: nodes below it are cut,
+    and the window then points at others."""
+    params = SamplingParams(max_new_tokens=40, min_new_tokens=40)
+    ends = tuple(range(3, 40))
+
+    def said(proposer: Proposer) -> list[int]:
+        return decode(Engine(LoopTarget(40, seed, eos_token_ids=ends)), [[1, 2, 1]], [params], [proposer])[0].generated
+
+    assert said(Lookahead(30)) == said(EmptyDraft())

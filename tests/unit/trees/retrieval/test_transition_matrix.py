@@ -1,0 +1,191 @@
+"""The transition matrix: its rows are the target's last word on each token; shared, private, and as a file."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Observation, PromptChunk, Proposer
+from outpace.drafters.build_context import BuildContext
+from outpace.engine.engine import Engine
+from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.methods.learned import matrix_of
+from outpace.testing import ToyTarget, decode
+from outpace.testing.requests import no_draft_model
+from outpace.trees.proposer import StaticProposer
+from outpace.trees.retrieval.recycle import TokenRecycling
+from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
+from outpace.trees.retrieval.warm_file import KIND, load_matrix, save_matrix
+from outpace.trees.shapes.rank_paths import RecyclingTemplate
+
+CPU = torch.device("cpu")
+VOCAB = 12
+PROMPTS = [[1, 2, 3], [4, 4, 5, 1, 2], [9], [0, 11, 7, 6], [2, 1]]
+
+
+def _rows(*firsts: int) -> torch.Tensor:
+    """Rows of 8 ids, told apart by their first."""
+    return torch.stack([torch.arange(first, first + SUCCESSORS) for first in firsts])
+
+
+def _recycle(options: str = "") -> Proposer:
+    return build_proposer(parse_method(f"recycle:budget=20{options}"), BuildContext(VOCAB, CPU, no_draft_model))
+
+
+def _kept(proposer: Proposer) -> TransitionMatrix:
+    matrix = matrix_of(proposer)
+    assert matrix is not None
+    return matrix
+
+
+class Recorder(TokenRecycling):
+    """Token Recycling that writes down, beside its matrix, the best ids of every distribution it is shown."""
+
+    def __init__(self, target: ToyTarget) -> None:
+        super().__init__(TransitionMatrix(VOCAB, CPU))
+        self.target, self.last, self.most = target, dict[int, list[int]](), 0
+
+    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None:
+        super().prefill(states, chunks)
+        for chunk in chunks:  # a toy's committed ids tell where the chunk stands
+            committed = next(
+                ids for ids in self.target.committed.values() if ids[-len(chunk.tokens) :] == chunk.tokens.tolist()
+            )
+            start = len(committed) - len(chunk.tokens)
+            for place in range(start, len(committed)):
+                ids = committed[: place + 1]
+                self._see(ids[-1], self.target.logits(ids, len(ids)))
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
+        super().observe(states, observations)
+        self.most = max(self.most, len(observations))
+        for observation in observations:
+            for token, logits in zip(observation.tree.tokens.tolist(), observation.outputs.logits, strict=True):
+                self._see(token, logits)
+
+    def _see(self, token: int, logits: torch.Tensor) -> None:
+        self.last[token] = logits.topk(SUCCESSORS).indices.tolist()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0, "repetition_penalty": 5.0, "bad_words_ids": ((3,), (8,))}]
+)
+def test_a_row_is_the_top_of_the_last_distribution_seen_at_its_token(options: dict[str, Any]) -> None:
+    """Guards against rows of an earlier round or of a batch's other requests, and against logits after penalties and
+    bans, which belong to one path."""
+    target = ToyTarget(VOCAB, seed=5, max_slots=3)
+    source = Recorder(target)
+    proposer = StaticProposer(source, RecyclingTemplate(), 20, CPU)
+    params = [SamplingParams(max_new_tokens=9, seed=seed, **options) for seed in range(len(PROMPTS))]
+    decode(Engine(target, prefill_chunk=2), PROMPTS, params, [proposer] * len(PROMPTS))
+    assert source.most == 3, "requests shared rounds"
+    assert len(source.last) == VOCAB
+    assert {token: source.matrix.successors[token].tolist() for token in source.last} == source.last
+
+
+def test_the_last_of_equal_tokens_wins() -> None:
+    """Guards against a result that depends on how threads interleave when one token is verified twice in a round."""
+    matrix = TransitionMatrix(50, CPU)
+    for _ in range(20):
+        matrix.reset()
+        tokens = torch.tensor([3, 7, 3, 3, 9, 7] * 200)
+        matrix.update(tokens, torch.cat([_rows(1, 2, 3, 4, 5, 6)] * 199 + [_rows(11, 12, 13, 14, 15, 16)]))
+        assert matrix.successors[3].tolist() == list(range(14, 22))
+        assert matrix.successors[7].tolist() == list(range(16, 24))
+        assert matrix.successors[9].tolist() == list(range(15, 23))
+    assert matrix.successors[0].eq(0).all()
+
+
+def test_wider_top_ids_are_cut_to_eight() -> None:
+    """Guards against a matrix that silently takes its candidates from a wider ranking."""
+    matrix = TransitionMatrix(50, CPU)
+    matrix.update(torch.tensor([1]), torch.arange(16)[None])
+    assert matrix.successors[1].tolist() == list(range(8))
+
+
+def test_vocabularies_too_small_are_refused() -> None:
+    """Guards against an index error deep in a round: eight successors need eight tokens."""
+    with pytest.raises(InvalidRequest, match="at least 8 tokens, not 5"):
+        TransitionMatrix(5, CPU)
+
+
+def test_private_matrices_learn_from_their_own_request_and_are_forgotten() -> None:
+    """Guards against requests that teach each other, or an engine's matrix, where each was to learn for itself; and
+    against what a matrix costs being told wrong."""
+    proposer = _recycle(",matrix=private")
+    assert isinstance(proposer, StaticProposer)
+    assert matrix_of(proposer) is None, "nothing is kept from request to request"
+    states = [proposer.open(0), proposer.open(1)]
+    chunks = [PromptChunk(torch.tensor([token]), _rows(first)) for token, first in ((5, 1), (6, 2))]
+    proposer.prefill(states, chunks)
+    assert [matrix.rows()[0].tolist() for matrix in states] == [[5], [6]]
+    assert not proposer.open(0).successors.any()
+    assert states[0].nbytes == states[0].successors.numel() * 8 == VOCAB * 64
+    shared = _recycle()
+    together = [shared.open(0), shared.open(1)]
+    shared.prefill(together, chunks)
+    assert together[0] is together[1] is matrix_of(shared)
+    assert _kept(shared).rows()[0].tolist() == [5, 6]
+
+
+def test_what_was_saved_is_loaded_and_returned_to(tmp_path: Path) -> None:
+    """Guards against a file of another vocabulary taken for this one's, rows lost on the way, a reset that forgets the
+    file or keeps what came after it, and private requests that start from nothing."""
+    matrix, file = TransitionMatrix(VOCAB, CPU), tmp_path / "matrix.safetensors"
+    matrix.update(torch.tensor([3, 0]), torch.stack([torch.arange(8), torch.arange(4, 12)]))
+    assert save_matrix(file, matrix) == 2
+    content = load_file(file)
+    assert sum(tensor.nbytes for tensor in content.values()) == 2 * 36
+    proposer = _recycle(f",warm={file}")
+    loaded = _kept(proposer)
+    assert torch.equal(loaded.successors, matrix.successors)
+    loaded.update(torch.tensor([3, 4]), _rows(2, 3))
+    assert not torch.equal(loaded.successors, matrix.successors)
+    proposer.reset()
+    assert torch.equal(loaded.successors, matrix.successors)
+    private = _recycle(f",warm={file},matrix=private")
+    own = private.open(0)
+    assert torch.equal(own.successors, matrix.successors)
+    own.update(torch.tensor([3]), _rows(2))
+    assert torch.equal(private.open(0).successors, matrix.successors)
+    with pytest.raises(ModelError, match="made for 12 ids, and the target has 13"):
+        load_matrix(file, 13, CPU)
+    with pytest.raises(InvalidRequest, match="name a new file"):
+        save_matrix(file, matrix)
+    empty = tmp_path / "empty.safetensors"
+    assert save_matrix(empty, TransitionMatrix(VOCAB, CPU)) == 0
+    assert not load_matrix(empty, VOCAB, CPU).successors.any()
+
+
+@pytest.mark.parametrize("wrong", ["repeated token", "id too large", "negative id", "equal ids", "narrow", "int64"])
+def test_files_that_are_no_matrices_are_refused(tmp_path: Path, wrong: str) -> None:
+    """Guards against an index error, or rows that look unseen, in the middle of an answer."""
+    tokens, rows = torch.tensor([2, 5], dtype=torch.int32), _rows(0, 4).int()
+    if wrong == "repeated token":
+        tokens[1] = 2
+    elif wrong == "id too large":
+        rows[1, 3] = VOCAB
+    elif wrong == "negative id":
+        tokens[0] = -1
+    elif wrong == "equal ids":
+        rows[1, 3] = rows[1, 6]
+    elif wrong == "narrow":
+        rows = rows[:, :7].contiguous()
+    else:
+        rows = rows.long()
+    file = tmp_path / "bad.safetensors"
+    save_file({"tokens": tokens, "successors": rows}, file, {"format": KIND.format, "vocab_size": str(VOCAB)})
+    with pytest.raises(ModelError, match="8 different int32 ids from 0 to 11; make one with `outpace warmup`"):
+        load_matrix(file, VOCAB, CPU)
+
+
+def test_only_methods_with_a_matrix_have_one() -> None:
+    """Guards against a warm-up that saves an empty file for a method that learns nothing."""
+    around = BuildContext(VOCAB, CPU, no_draft_model)
+    assert matrix_of(build_proposer(parse_method("plain"), around)) is None
+    assert matrix_of(build_proposer(parse_method("lookup"), around)) is None

@@ -1,0 +1,220 @@
+"""DynaTree: breadth, depth and pruning by hand, and against Algorithm 1 and section 3.3 as plain recursions."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pytest
+import torch
+
+from outpace.core.drafting import Level
+from outpace.core.tree import DraftTree
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import Path, ToySource, node_paths, random_table, table
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, DynaTreeState
+from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig, Prune
+
+VOCAB = 5
+PRUNES: tuple[Prune, ...] = ("leaves", "expansion")
+LawTable = Mapping[Path, Sequence[float]]
+
+
+def draft(shape: DynaTree | FixedTree, distribution: LawTable, budget: int = 2000) -> DraftTree:
+    proposer = GrowingProposer(ToySource(table(distribution, VOCAB)), shape, budget)
+    (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], budget, 64)])
+    return tree
+
+
+def grow(config: DynaTreeConfig, depth: int, rows: Sequence[Sequence[float]], above: float = 1.0) -> list[list[str]]:
+    """What becomes of candidates of these probabilities: "." dropped, "n" node, "e" node to be expanded."""
+    shape = DynaTree(config)
+    log_probs = torch.tensor([[math.log(share) for share in row] for row in rows])
+    level = Level(depth, torch.zeros(len(rows), dtype=torch.int64), log_probs, math.log(above) + log_probs)
+    selected, expanded = shape.grow([shape.open()], level)
+    assert not (expanded & ~selected).any()
+    return [
+        ["." if not node else "e" if more else "n" for node, more in zip(nodes, mores, strict=True)]
+        for nodes, mores in zip(selected.tolist(), expanded.tolist(), strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("confidence", "breadth"),
+    [(0.95, 1), (0.9, 1), (0.899, 2), (0.65, 2), (0.4, 2), (0.399, 3), (0.35, 3)],
+)
+def test_breadth_by_hand(confidence: float, breadth: int) -> None:
+    """Guards against > for >= at tau_h, <= for < at tau_l, and B_min and B_max swapped.
+
+    At depth 1 the parent is the pending token: it has a breadth like any other node.
+    """
+    rest = (1 - confidence) / 2
+    config = DynaTreeConfig(prune="expansion")
+    for depth in (1, 3, 6):
+        (row,) = grow(config, depth, [[confidence, rest, rest]])
+        assert [place for place, mark in enumerate(row) if mark != "."] == list(range(breadth))
+    (row,) = grow(DynaTreeConfig(prune="expansion", adaptive_breadth=False), 1, [[confidence, rest, rest]])
+    assert sum(mark != "." for mark in row) == 2, "switched off, every node gets B_mid"
+
+
+def test_breadth_is_each_nodes_own() -> None:
+    """Guards against one confidence for a whole level, and confidences read from the path."""
+    rows = [[0.95, 0.04, 0.01], [0.38, 0.32, 0.3], [0.5, 0.3, 0.2]]
+    marks = grow(DynaTreeConfig(prune="expansion"), 2, rows, above=0.3)
+    assert [sum(mark != "." for mark in row) for row in marks] == [1, 3, 2]
+
+
+def test_breadth_and_depth_are_each_requests_own() -> None:
+    """Guards against the history of one request steering its neighbour's tree."""
+    shape = DynaTree(DynaTreeConfig(prune="expansion"))
+    states = [shape.open(), DynaTreeState(2.0, 0.5, 0.7, shape.open().rates), shape.open()]
+    log_probs = torch.tensor([[0.6, 0.3, 0.1]]).log().expand(4, 3)
+    level = Level(3, torch.tensor([0, 1, 1, 2]), log_probs, log_probs)
+    selected, expanded = shape.grow(states, level)
+    assert selected.sum(dim=1).tolist() == [2, 1, 1, 2]
+    assert expanded.sum(dim=1).tolist() == [2, 0, 0, 2], "0.6 is deep enough for 0.5, not for 0.7"
+
+
+@pytest.mark.parametrize(
+    ("depth", "path", "expanded"),
+    [
+        (4, 0.5, True),
+        (4, 0.1, True),
+        (4, 0.0999, False),
+        (5, 0.5001, True),
+        (5, 0.5, False),
+        (5, 0.4, False),
+        (7, 0.6, True),
+        (7, 0.5, False),
+        (8, 0.99, False),
+    ],
+)
+def test_depth_gate_by_hand(depth: int, path: float, expanded: bool) -> None:
+    """Guards against the paper's signs mixed up: d < D_max, p >= rho_stop, d < D0 or p > rho_deep."""
+    for prune in PRUNES:
+        shape = DynaTree(DynaTreeConfig(prune=prune))
+        level = Level(depth, torch.tensor([0]), torch.tensor([[-0.1]]), torch.tensor([[math.log(path)]]))
+        selected, more = shape.grow([shape.open()], level)
+        assert (selected.item(), more.item()) == (True, expanded)
+
+
+def test_depth_switched_off_by_hand() -> None:
+    """Guards against early stopping or deep expansion that survive their switch."""
+    config = DynaTreeConfig(adaptive_depth=False)
+    assert grow(config, 4, [[0.95]], above=0.07) == [["e"]], "no early stopping: above tau is enough"
+    assert grow(config, 4, [[0.95]], above=0.04) == [["."]]
+    assert grow(config, 5, [[0.95]]) == [["n"]], "no deep expansion, however likely"
+
+
+def test_pruning_by_hand() -> None:
+    """Guards against the kinds of pruning swapped and > for >= at tau: a node at tau stays."""
+    rows = [[0.5, 0.05, 0.049]]
+    third: tuple[tuple[Prune, str], ...] = (("leaves", "."), ("expansion", "n"))
+    for prune, mark in third:
+        config = DynaTreeConfig(low_confidence=0.6, stop_path_prob=0.01, prune=prune)
+        assert grow(config, 1, rows) == [["e", "e", mark]]
+
+
+def test_d0_is_rounded_where_it_is_used() -> None:
+    """Guards against a D0 truncated to whole levels, so that history would only ever shorten trees."""
+    shape = DynaTree(DynaTreeConfig())
+    for base, depth in ((4.4, 4), (4.6, 5), (1.2, 1), (6.9, 7)):
+        state = shape.open()
+        state.base_depth = base
+        for candidate in (depth - 1, depth):
+            score = torch.tensor([[0.3]]).log()
+            expanded = shape.grow([state], Level(candidate, torch.tensor([0]), score, score))[1]
+            assert bool(expanded.item()) is (candidate < depth)
+
+
+def breadth_of(confidence: float, config: DynaTreeConfig) -> int:
+    if not config.adaptive_breadth or config.low_confidence <= confidence < config.high_confidence:
+        return config.mid_breadth
+    return config.min_breadth if confidence >= config.high_confidence else config.max_breadth
+
+
+def gate(depth: int, mass: float, config: DynaTreeConfig) -> bool:
+    """The paper's rule: may a node of this depth and path probability be expanded?"""
+    if not config.adaptive_depth:
+        return depth < config.base_depth
+    if depth >= config.depth or mass < config.stop_path_prob:
+        return False
+    return depth < config.base_depth or mass > config.deep_path_prob
+
+
+def expand_all(
+    distribution: LawTable, config: DynaTreeConfig, path: Path, mass: float, prune_first: bool
+) -> dict[Path, float]:
+    """Path probabilities of all nodes below one, which is expanded if the rules say so.
+
+    With `prune_first` it is Algorithm 1, lines 13 to 28; without, the construction of section 3.3 before pruning.
+    """
+    if (prune_first and mass < config.min_path_prob) or not gate(len(path), mass, config):
+        return {}
+    best = sorted(enumerate(distribution[path]), key=lambda pair: -pair[1])
+    found: dict[Path, float] = {}
+    for token, share in best[: breadth_of(best[0][1], config)]:
+        child = (*path, token)
+        found[child] = mass * share
+        found |= expand_all(distribution, config, child, mass * share, prune_first)
+    return found
+
+
+def prune_leaves(nodes: dict[Path, float], threshold: float) -> set[Path]:
+    """Section 3.3: remove unlikely leaves until none is left."""
+    while True:
+        inner = {path[:-1] for path in nodes}
+        unlikely = [path for path, mass in nodes.items() if path not in inner and mass < threshold]
+        if not unlikely:
+            return set(nodes)
+        nodes = {path: mass for path, mass in nodes.items() if path not in unlikely}
+
+
+@pytest.mark.parametrize(("breadth", "depth"), [(True, True), (False, True), (True, False), (False, False)])
+@pytest.mark.parametrize("prune", PRUNES)
+@pytest.mark.parametrize("seed", range(10))
+def test_equals_the_paper_as_a_recursion(seed: int, prune: Prune, breadth: bool, depth: bool) -> None:
+    """Guards against a level-wise rule that differs from the paper's node-wise one, with each adaptation on and off.
+
+    "leaves" must equal pruning after construction though it never builds what it would prune, also where tau is above
+    rho_stop; "expansion" must equal Algorithm 1, begun at the pending token. The budget does not bind.
+    """
+    config = DynaTreeConfig(
+        base_depth=1 + seed % 3,
+        depth=4,
+        stop_path_prob=(0.1, 0.02)[seed % 2],
+        min_path_prob=(0.05, 0.15, 0.005)[seed % 3],
+        deep_path_prob=0.3,
+        prune=prune,
+        adaptive_breadth=breadth,
+        adaptive_depth=depth,
+    )
+    distribution = random_table(VOCAB, 4, 50 + seed)
+    nodes = expand_all(distribution, config, (), 1.0, prune_first=prune == "expansion")
+    expected = prune_leaves(nodes, config.min_path_prob) if prune == "leaves" else set(nodes)
+    assert set(node_paths(draft(DynaTree(config), distribution))[1:]) == expected
+
+
+@pytest.mark.parametrize("prune", PRUNES)
+@pytest.mark.parametrize("seed", range(10))
+def test_with_everything_off_it_is_the_fixed_tree(seed: int, prune: Prune) -> None:
+    """Guards against an ablation whose last row is not the baseline: D = D0, B = B_mid, the same tau."""
+    distribution, depth, breadth, tau = (
+        random_table(VOCAB, 4, 80 + seed),
+        1 + seed % 4,
+        2 + seed % 2,
+        (0.02, 0.1)[seed % 2],
+    )
+    off = DynaTreeConfig(
+        base_depth=depth,
+        mid_breadth=breadth,
+        min_path_prob=tau,
+        prune=prune,
+        adaptive_breadth=False,
+        adaptive_depth=False,
+        history="off",
+    )
+    fixed = FixedTreeConfig(depth=depth, breadth=breadth, min_path_prob=tau, prune=prune)
+    for budget in (2000, 9):
+        left, right = draft(DynaTree(off), distribution, budget), draft(FixedTree(fixed), distribution, budget)
+        assert left.tokens.tolist() == right.tokens.tolist()
+        assert left.topology.parents == right.topology.parents

@@ -1,0 +1,201 @@
+"""Shapes that end drafting at checkpoints: Graft's gates, and DDD's sum over the beam."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outpace.core.drafting import GrowingShape
+from outpace.core.protocols import DraftRequest
+from outpace.core.tree import DraftTree
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import Path, ToySource, blend, table
+from outpace.trees.growing import GrowingProposer, GrowingState
+from outpace.trees.shapes.beam import Beam, BeamConfig
+from outpace.trees.shapes.ddd import DddConfig, DynamicDepth
+from outpace.trees.shapes.gates import Gated, GatedConfig
+
+VOCAB = 12
+
+
+def likely(chances: Sequence[float], first: int = 1) -> dict[Path, list[float]]:
+    """A distribution whose path of ones has these chances, one per depth, the rest shared by the others unequally.
+
+    The path begins with `first` instead, so that the requests of a batch, told apart by it, can have other chances.
+    """
+    distribution: dict[Path, list[float]] = {}
+    for depth, chance in enumerate(chances):
+        others = [(1 - chance) * (token + 1) for token in range(VOCAB)]
+        others[1] = 0.0
+        row = [value / (VOCAB * (VOCAB + 1) / 2 - 2) for value in others]
+        row[1] = chance
+        distribution[(first,) + (1,) * depth] = row
+    return distribution
+
+
+def run(
+    shape: GrowingShape, requests: Sequence[DraftRequest], source: ToySource
+) -> tuple[list[DraftTree], list[GrowingState]]:
+    proposer = GrowingProposer(source, shape, 60)
+    states = [proposer.open(slot) for slot in range(len(requests))]
+    return proposer.propose(states, requests), states
+
+
+def batch(*chances: Sequence[float], budget: int = 60) -> tuple[list[DraftRequest], ToySource]:
+    """Requests whose likeliest path has these chances; their ids are [0, index], so that one distribution serves them
+    all."""
+    distribution = {path: row for index, own in enumerate(chances) for path, row in likely(own, index).items()}
+    return [draft_request([0, index], budget, 60) for index in range(len(chances))], ToySource(
+        table(distribution, VOCAB)
+    )
+
+
+SURE = [0.9] * 12
+ENDING = {0: [0.14], 1: [0.3, 0.4], 2: [0.9] * 6}
+"""Chances with which the gates of the default thresholds close first at each stage: 0.14, 0.12 and 0.9^6 < 0.6."""
+THRESHOLDS = (0.15, 0.13, 0.6)
+
+
+@pytest.mark.parametrize(("stage", "depth", "kept"), [(0, 1, 8), (1, 2, 24), (2, 6, 40), (None, 8, 60)])
+def test_each_gate_ends_drafting_at_its_depth(stage: int | None, depth: int, kept: int) -> None:
+    """Guards against checkpoints counted from the wrong depth, passes made behind a closed gate, and another number
+    kept than the paper's 8, 24 and 40 of 60, or others than the best."""
+    requests, source = batch([0.99] * 8 if stage is None else ENDING[stage])
+    shape = Gated(GatedConfig(thresholds=THRESHOLDS))
+    (tree,), (state,) = run(shape, requests, source)
+    assert shape.stage(state.of_shape) == stage
+    assert source.expands == tree.draft_passes == depth
+    assert len(tree) - 1 == kept
+    (dense,), _ = run(Beam(BeamConfig(depth=depth)), [draft_request([0, 0], kept, 60)], source)
+    assert tree.tokens.tolist() == dense.tokens.tolist()
+    assert tree.topology.parents == dense.topology.parents
+
+
+@pytest.mark.parametrize(("stage", "kept"), [(0, 8), (1, 24), (2, 40)])
+def test_gates_may_prune_afterwards(stage: int, kept: int) -> None:
+    """Guards against a batch whose requests draft differently, and gates that a later one overrules."""
+    requests, source = batch(ENDING[stage])
+    shape = Gated(GatedConfig(thresholds=THRESHOLDS, draft_all=True))
+    (tree,), (state,) = run(shape, requests, source)
+    assert shape.stage(state.of_shape) == stage
+    assert tree.draft_passes == 8
+    assert len(tree) - 1 == kept
+    (dense,), _ = run(Beam(BeamConfig()), [draft_request([0, 0], kept, 60)], source)
+    assert tree.tokens.tolist() == dense.tokens.tolist()
+
+
+def test_requests_end_apart() -> None:
+    """Guards against one request's gate that closes on its neighbours, and slots of the wrong one cut."""
+    requests, source = batch(ENDING[2], SURE, ENDING[0], ENDING[1])
+    shape = Gated(GatedConfig(thresholds=THRESHOLDS))
+    trees, states = run(shape, requests, source)
+    found = [shape.stage(state.of_shape) for state in states]
+    assert found == [2, 2, 0, 1]  # 0.9 to the sixth is below 0.6
+    assert [len(tree) - 1 for tree in trees] == [40, 40, 8, 24]
+    assert [tree.draft_passes for tree in trees] == [6, 6, 1, 2]
+
+
+def test_a_round_forgets_the_one_before() -> None:
+    """Guards against a gate that stays closed: also for a request that may draft nothing in the next round."""
+    requests, source = batch(ENDING[0], SURE)
+    shape = Gated(GatedConfig())
+    proposer = GrowingProposer(source, shape, 60)
+    state = proposer.open(0)
+    for request, stage in ((requests[0], 0), (requests[1], None), (requests[0], 0)):
+        proposer.propose([state], [request])
+        assert shape.stage(state.of_shape) == stage
+    (tree,) = proposer.propose([state], [draft_request([0, 0], 0, 60)])
+    assert (len(tree), shape.stage(state.of_shape)) == (1, None)
+
+
+@pytest.mark.parametrize(
+    ("budget", "kept"), [(60, [8, 24, 40]), (15, [2, 6, 10]), (59, [8, 24, 39]), (30, [4, 12, 20]), (1, [1, 1, 1])]
+)
+def test_proportions_of_other_budgets(budget: int, kept: list[int]) -> None:
+    """Guards against the paper's counts for 60 under other budgets, where they free nothing, and rounding to none."""
+    shape = Gated(GatedConfig())
+    assert [shape.share(budget, stage) for stage in range(3)] == kept
+    assert shape.share(budget, None) == budget
+    assert shape.share(0, 0) == 0
+
+
+BEAMS = {"depth": st.integers(1, 6), "breadth": st.integers(1, 5), "level_power": st.sampled_from([0.0, 0.7])}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    config=st.fixed_dictionaries(BEAMS),
+    budget=st.integers(0, 40),
+    heat=st.sampled_from([0.0, 0.7]),
+    seed=st.integers(0, 99),
+)
+def test_open_gates_leave_the_beam(config: dict[str, float], budget: int, heat: float, seed: int) -> None:
+    """Guards against a gate of 0 that closes on a probability rounded to 0, and a tree that differs while it is open;
+    the same for DDD."""
+    source = ToySource(blend(0, VOCAB, other=seed, sharpness=300 if seed % 2 else 3))
+    request = draft_request([seed % VOCAB, 1], budget, 9, seed, temperature=heat)
+    (base,), _ = run(Beam(BeamConfig.model_validate(config)), [request], source)
+    said = dict(source.said)
+    gated = Gated(GatedConfig.model_validate({**config, "thresholds": "0/0/0"}))
+    ddd = DynamicDepth(DddConfig.model_validate({**config, "checkpoints": "1/3", "min_beam_prob": 0}))
+    for shape in (gated, ddd):
+        (tree,), _ = run(shape, [request], source)
+        assert torch.equal(tree.tokens, base.tokens)
+        assert (tree.topology, tree.draft_passes) == (base.topology, base.draft_passes)
+        assert source.said == said
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    budgets=st.lists(st.integers(0, 30), min_size=1, max_size=4),
+    thresholds=st.tuples(*[st.sampled_from([0.0, 0.2, 0.5, 0.9])] * 2),
+    heat=st.sampled_from([0.0, 0.7]),
+    seed=st.integers(0, 999),
+)
+def test_never_more_than_the_budget(
+    budgets: list[int], thresholds: tuple[float, float], heat: float, seed: int
+) -> None:
+    """Guards against K exceeded, and against gates that close, or not, for another reason than their confidence."""
+    config = GatedConfig(depth=4, breadth=3, checkpoints=(1, 3), kept=(10, 30), thresholds=thresholds)
+    source, shape = ToySource(blend(0, VOCAB, other=seed, sharpness=3)), Gated(config)
+    requests = [draft_request([3, 1 + i], budget, 9, i, temperature=heat) for i, budget in enumerate(budgets)]
+    trees, states = run(shape, requests, source)
+    for owner, (tree, state, budget) in enumerate(zip(trees, states, budgets, strict=True)):
+        stage = shape.stage(state.of_shape)
+        assert len(tree) - 1 <= shape.share(budget, stage) <= budget
+        totals: dict[Path, float] = {(): 0.0}
+        for (of, path), answers in source.said.items():
+            if of == owner:
+                totals |= {(*path, token): totals[path] + score for token, score in answers.items()}
+        best = {depth: max((s for path, s in totals.items() if len(path) == depth), default=None) for depth in (1, 3)}
+        closed = [
+            index
+            for index, (score, tau) in enumerate(zip(best.values(), thresholds, strict=True))
+            if score is not None and math.exp(score) <= tau
+        ]
+        assert stage == (closed[0] if closed else None)
+
+
+@pytest.mark.parametrize(
+    ("chances", "passes"),
+    [([0.6] * 12, 5), ([0.85] * 5 + [0.5] * 7, 7), ([0.99] * 7 + [0.05] * 5, 9), ([0.99] * 12, 11), ([0.01] * 4, 5)],
+)
+def test_ddd_ends_at_checked_depths_only(chances: list[float], passes: int) -> None:
+    """Guards against checks at every depth, at the next one, or past the last of 11 steps."""
+    requests, source = batch(chances)
+    (tree,), _ = run(DynamicDepth(DddConfig(breadth=2)), requests, source)
+    assert source.expands == tree.draft_passes == passes
+    assert len(tree) - 1 == min(60, 2 + 4 * (passes - 1)), "what is not drafted deeper is kept in breadth"
+
+
+@pytest.mark.parametrize(("beam", "threshold", "ends"), [(1, 0.35, True), (3, 0.35, False), (3, 0.7, True)])
+def test_ddd_sums_over_the_beam(beam: int, threshold: float, ends: bool) -> None:
+    """Guards against the best path, or all candidates, taken for the beam: 0.3 + 0.2 + 0.15 of 0.9 are in it."""
+    distribution: dict[Path, list[float]] = {(): [0.3, 0.2, 0.15, 0.13, 0.12] + [0.1 / 7] * 7}
+    source = ToySource(table(distribution, VOCAB))
+    config = DddConfig(breadth=5, beam=beam, checkpoints=(1,), min_beam_prob=threshold, depth=2)
+    (tree,), _ = run(DynamicDepth(config), [draft_request([0], 60, 9)], source)
+    assert tree.draft_passes == (1 if ends else 2)

@@ -1,0 +1,208 @@
+"""Grafting as set theory: what is in the tree afterwards, for any tree, any retrieval and any budget."""
+
+import random
+from dataclasses import replace
+from itertools import zip_longest
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outpace.core.drafting import UNKNOWN, Retrieved
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import DraftRequest, Stream
+from outpace.core.tree import DraftTree, Topology
+from outpace.sampling.match import match
+from outpace.trees.graft.grafting import Offer, free_slots, graft
+
+VOCAB = 4  # few, so that draft and retrieval share tokens all the time
+Path = tuple[int, ...]
+
+
+class Round(NamedTuple):
+    """A batch before grafting."""
+
+    trees: list[DraftTree]
+    offers: list[list[Offer]]
+    requests: list[DraftRequest]
+
+
+def tree_of(generator: random.Random, nodes: int, unknown: bool = False) -> tuple[list[int], list[int]]:
+    """Parents and tokens of a random tree without equal siblings, of at most so many nodes."""
+    parents, tokens = [-1], [generator.randrange(VOCAB)]
+    for _ in range(nodes):
+        parent, token = generator.randrange(len(parents)), generator.randrange(-1 if unknown else 0, VOCAB)
+        if token == UNKNOWN or (parent, token) not in zip(parents, tokens):
+            parents.append(parent)
+            tokens.append(token)
+    return parents, tokens
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> Round:
+    generator = random.Random(draw(st.integers(0, 2**32)))
+    batch = Round([], [], [])
+    for _ in range(draw(st.integers(1, 3))):
+        parents, tokens = tree_of(generator, generator.randrange(12))
+        pruned = generator.choice([0, generator.randrange(len(parents))])
+        batch.trees.append(DraftTree(torch.tensor(tokens), Topology.of(parents), None, 3, pruned=pruned))
+        kept = len(tokens) - pruned
+        offers = []
+        for below in {generator.randrange(kept) for _ in range(generator.randrange(4))}:
+            parents, tokens = tree_of(generator, generator.randrange(25), unknown=True)
+            offers.append(Offer(below, Retrieved(torch.tensor(tokens), Topology.of(parents))))
+        batch.offers.append(offers)
+        budget = kept - 1 + generator.choice([0, 0, 1, 3, 8, 40])
+        depth = batch.trees[-1].topology.max_depth + generator.choice([0, 1, 2, 50])
+        batch.requests.append(DraftRequest(Stream(SamplingParams(), 0, 0, [1]), budget, depth))
+    return batch
+
+
+def at_root(retrieved: Retrieved) -> list[Offer]:
+    return [Offer(0, retrieved)]
+
+
+def paths_of(tokens: torch.Tensor, topology: Topology) -> list[Path]:
+    """Tokens down to each node, that of node 0 left out."""
+    return [tuple(tokens[list(topology.path(node)[1:])].tolist()) for node in range(len(topology))]
+
+
+def expected(batch: Round, index: int) -> tuple[list[Path], list[Path]]:
+    """The definition: paths of what was kept, then of retrieval in its order, one of each offer in turn, then of what
+    was pruned, as long as there are slots. What was drafted, and what was only retrieved."""
+    tree, request = batch.trees[index], batch.requests[index]
+    drafted = paths_of(tree.tokens, tree.topology)
+    paths = drafted[: len(tree) - tree.pruned]
+    queues = [
+        [drafted[below] + path for path in paths_of(found.tokens, found.topology)[1:]]
+        for below, found in batch.offers[index]
+    ]
+    for path in [path for turn in zip_longest(*queues) for path in turn if path is not None]:
+        if len(paths) <= request.budget and UNKNOWN not in path and len(path) <= request.max_depth:
+            paths += [path] if path not in paths else []
+    for path in drafted:
+        if len(paths) <= request.budget and path[:-1] in paths:
+            paths += [path] if path not in paths else []
+    return [path for path in paths if path in drafted], [path for path in paths if path not in drafted]
+
+
+@settings(max_examples=300, deadline=None)
+@given(rounds())
+def test_free_slots_are_filled_in_order_and_never_more(batch: Round) -> None:
+    """Guards against a budget exceeded, slots lost to nodes that are there already or unknown, a worse candidate before
+    a better one, a slot left empty for which something was pruned, nodes too deep, two children of one token, and
+    drafted nodes that change their numbers."""
+    grafted = graft(*batch)
+    for index, (tree, old, request) in enumerate(zip(grafted, batch.trees, batch.requests, strict=True)):
+        kept, paths = len(old) - old.pruned, paths_of(tree.tokens, tree.topology)
+        drafted, retrieved = expected(batch, index)
+        assert sorted(paths[: tree.drafted]) == sorted(drafted)
+        assert paths[tree.drafted :] == retrieved
+        assert len(tree) - 1 <= request.budget
+        assert tree.topology.max_depth <= request.max_depth
+        siblings = list(zip(tree.topology.parents, tree.tokens.tolist(), strict=True))
+        assert len(set(siblings)) == len(siblings)
+        assert tree.topology.parents[:kept] == old.topology.parents[:kept]
+        assert torch.equal(tree.tokens[:kept], old.tokens[:kept])
+        assert (tree.draft_passes, tree.pruned) == (3, 0)
+        if len(old) - 1 == request.budget and not old.pruned:
+            assert tree is old, "nothing is retrieved for a full tree"
+
+
+def test_pruned_nodes_come_back_with_their_scores() -> None:
+    """Guards against slots left empty where nothing is retrieved, and scores of other nodes than they are said to be
+    of: one pruned node comes back for want of retrieval, another was retrieved too and is counted as drafted."""
+    topology, scores = Topology.of([-1, 0, 0, 1, 0]), torch.tensor([0.0, -0.1, -0.4, -0.5, -0.7])
+    tree = DraftTree(torch.tensor([9, 1, 2, 5, 3]), topology, scores=scores, pruned=3)
+    found = Retrieved(torch.tensor([9, 7, 3, UNKNOWN]), Topology.of([-1, 0, 0, 2]))
+    (full,) = graft([tree], [at_root(found)], [DraftRequest(Stream(SamplingParams(), 0, 0, [9]), 4, 9)])
+    assert full.tokens.tolist() == [9, 1, 3, 2, 7]
+    assert full.topology.parents == (-1, 0, 0, 0, 0)
+    assert full.scores is not None
+    assert torch.equal(full.scores, scores[[0, 1, 4, 2]])
+    assert (full.drafted, full.retrieved) == (4, 1)
+    (bare,) = graft([tree], [[]], [DraftRequest(Stream(SamplingParams(), 0, 0, [9]), 1, 9)])
+    assert bare.tokens.tolist() == [9, 1], "no room, so what was pruned is gone"
+
+
+def test_slots_that_moved_are_not_filled_again() -> None:
+    """Guards against grafts that break the budget of a batch whose shape gave one request's slots to another, as ECHO
+    does: of 20 slots 14 are taken, and the two trees that are short of their budgets share the other 6."""
+    sizes, budgets = (1, 11, 2), (6, 6, 8)
+    trees = [DraftTree.chain(torch.arange(size + 1)) for size in sizes]
+    wanted = [DraftRequest(Stream(SamplingParams(), 0, 0, [0]), budget, 20) for budget in budgets]
+    assert free_slots(trees, wanted) == [2, 0, 3]
+    found = Retrieved(torch.tensor([0, *range(20, 40)]), Topology.of([-1] + [0] * 20))
+    grafted = graft(trees, [at_root(found)] * 3, wanted)
+    assert [tree.retrieved for tree in grafted] == [2, 0, 3]
+    assert sum(len(tree) - 1 for tree in grafted) <= sum(budgets)
+    alone = free_slots(trees[:1], wanted[:1])
+    assert alone == [5]
+
+
+def accepted(tree: DraftTree, distribution: int) -> int:
+    """Drafts that a target accepts which says one token after each path, the same at any node with that path."""
+    paths = paths_of(tree.tokens, tree.topology)
+
+    def say(nodes: list[tuple[int, int]]) -> list[int]:
+        return [random.Random(repr((distribution, paths[node]))).randrange(VOCAB) for _, node in nodes]
+
+    (verdict,) = match([tree.topology], [tree.tokens.tolist()], say)
+    return verdict.accepted_drafts
+
+
+def without(tree: DraftTree, cut: int) -> DraftTree:
+    """The tree pruned to its first nodes, and to one of its subtrees the less."""
+    kept = [node for node in range(cut) if 1 + cut // 2 not in tree.topology.path(node)]
+    number = {node: place for place, node in enumerate(kept)}
+    parents = [-1] + [number[tree.topology.parents[node]] for node in kept[1:]]
+    return DraftTree(tree.tokens[kept], Topology.of(parents))
+
+
+@settings(max_examples=100, deadline=None)
+@given(rounds(), st.integers(1, 12))
+def test_candidates_never_shorten_what_is_accepted(batch: Round, cut: int) -> None:
+    """Guards against a graft that hides or moves drafted paths: propositions 1 and 2 of the paper (appendix B.1), a
+    pruned tree never accepts more than the whole one, nor less after grafting than before."""
+    whole_trees = [replace(tree, pruned=0) for tree in batch.trees]
+    pruned = [without(tree, min(cut, len(tree))) for tree in whole_trees]
+    root = [[Offer(0, offer.found) for offer in offers] for offers in batch.offers]
+    wanted = [
+        replace(one, budget=max(one.budget, len(tree) - 1)) for one, tree in zip(batch.requests, pruned, strict=True)
+    ]
+    grafted = graft(pruned, root, wanted)
+    for small, whole, hybrid in zip(pruned, whole_trees, grafted, strict=True):
+        for distribution in range(4):
+            assert accepted(small, distribution) <= accepted(whole, distribution)
+            assert accepted(small, distribution) <= accepted(hybrid, distribution)
+
+
+def test_grafting_can_accept_what_pruning_lost() -> None:
+    """Guards against properties above that hold because nothing retrieved is ever reached."""
+    kept = DraftTree(torch.tensor([0, 1]), Topology.of([-1, 0]))
+    retrieved = Retrieved(torch.tensor([0, 1, 2, 3]), Topology.of([-1, 0, 1, 2]))
+    (tree,) = graft([kept], [at_root(retrieved)], [DraftRequest(Stream(SamplingParams(), 0, 0, [0]), 3, 9)])
+    assert tree.tokens.tolist() == [0, 1, 2, 3]
+    assert tree.topology.is_chain
+    assert (tree.retrieved, tree.drafted) == (2, 2)
+
+
+def test_of_equal_siblings_the_first_is_continued() -> None:
+    """Guards against grafts below a node that a verifier never walks to."""
+    twins = DraftTree(torch.tensor([0, 1, 1]), Topology.of([-1, 0, 0]))
+    retrieved = Retrieved(torch.tensor([0, 1, 2]), Topology.of([-1, 0, 1]))
+    (tree,) = graft([twins], [at_root(retrieved)], [DraftRequest(Stream(SamplingParams(), 0, 0, [0]), 5, 9)])
+    assert tree.topology.parents == (-1, 0, 0, 1)
+
+
+def test_trees_with_drawn_siblings_are_refused() -> None:
+    """Guards against a chosen token verified as one drawn from q, which changes the distribution of what is
+    accepted."""
+    drawn = DraftTree(torch.tensor([0, 1]), Topology.of([-1, 0]), {0: torch.full((VOCAB,), 0.25)})
+    retrieved = Retrieved(torch.tensor([0, 2]), Topology.of([-1, 0]))
+    with pytest.raises(ValueError, match="draft_probs"):
+        graft([drawn], [at_root(retrieved)], [DraftRequest(Stream(SamplingParams(), 0, 0, [0]), 5, 9)])
+    (same,) = graft([drawn], [at_root(retrieved)], [DraftRequest(Stream(SamplingParams(), 0, 0, [0]), 1, 9)])
+    assert same is drawn

@@ -1,0 +1,199 @@
+"""Growing trees: budgets, best first, company in the batch, numbering."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outpace.core.drafting import Level
+from outpace.core.protocols import DraftRequest
+from outpace.core.tree import DraftTree
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import ToySource, blend, node_paths
+from outpace.trees.growing import GrowingProposer, within_room
+from outpace.trees.proposer import StaticProposer
+from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig
+from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig
+from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
+
+VOCAB = 9
+ROUNDING = 1e-5
+
+Wish = tuple[int, int, int, float]
+"""Prompt's length, budget, depth, temperature."""
+WISHES = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(0, 30), st.integers(0, 6), st.sampled_from([0.0, 0.7])),
+    min_size=1,
+    max_size=4,
+)
+SHAPES = st.builds(
+    FixedTreeConfig,
+    depth=st.integers(1, 5),
+    breadth=st.integers(1, 3),
+    min_path_prob=st.sampled_from([0.0, 0.02, 0.1, 0.4]),
+    prune=st.sampled_from(["leaves", "expansion"]),
+)
+
+
+def as_requests(wishes: Sequence[Wish]) -> list[DraftRequest]:
+    return [
+        draft_request([(7 * index + place) % VOCAB for place in range(length)], budget, depth, index, temperature=heat)
+        for index, (length, budget, depth, heat) in enumerate(wishes)
+    ]
+
+
+def draft(proposer: GrowingProposer, requests: Sequence[DraftRequest]) -> list[DraftTree]:
+    return proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
+
+
+def levels_of(source: ToySource, owner: int, tree: DraftTree) -> list[dict[tuple[int, ...], float]]:
+    """Every candidate that the source named for one request, by depth, with its cumulative score."""
+    totals: dict[tuple[int, ...], float] = {(): 0.0}
+    levels: list[dict[tuple[int, ...], float]] = [{} for _ in range(tree.topology.max_depth + 1)]
+    for (of, path), answers in source.said.items():
+        if of == owner:
+            for token, score in answers.items():
+                totals[*path, token] = totals[path] + score
+                if len(path) < len(levels):
+                    levels[len(path)][*path, token] = totals[*path, token]
+    return levels
+
+
+@settings(max_examples=60, deadline=None)
+@given(wishes=WISHES, config=SHAPES, seed=st.integers(0, 10_000))
+def test_budgets_and_depths_are_kept(wishes: list[Wish], config: FixedTreeConfig, seed: int) -> None:
+    """Guards against a tree over its budget or depth, however levels and requests interleave."""
+    source, requests = ToySource(blend(0, VOCAB, other=seed, sharpness=3)), as_requests(wishes)
+    for tree, request in zip(draft(GrowingProposer(source, FixedTree(config), 15), requests), requests, strict=True):
+        assert len(tree) - 1 <= request.budget
+        assert tree.topology.max_depth <= min(request.max_depth, config.depth)
+        assert int(tree.tokens[0]) == request.ids[-1]
+        assert tree.draft_probs is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(wishes=WISHES, config=SHAPES, seed=st.integers(0, 10_000))
+def test_a_cut_level_keeps_the_best(wishes: list[Wish], config: FixedTreeConfig, seed: int) -> None:
+    """Guards against a budget spent on the first parent's children, and levels cut that needed no cut.
+
+    Also: parents are in the tree, siblings stand in the order of their scores, and only what a shape selects enters.
+    """
+    source, requests = ToySource(blend(0, VOCAB, other=seed, sharpness=3)), as_requests(wishes)
+    trees = draft(GrowingProposer(source, FixedTree(config), 15), requests)
+    floor = math.log(config.min_path_prob) if config.min_path_prob and config.prune == "leaves" else -math.inf
+    for owner, (tree, request) in enumerate(zip(trees, requests, strict=True)):
+        paths = node_paths(tree)
+        assert len(set(paths)) == len(paths)
+        assert {path[:-1] for path in paths[1:]} <= set(paths)
+        for depth, level in enumerate(levels_of(source, owner, tree), start=1):
+            kept = [path for path in paths if len(path) == depth]
+            wanted = {path: score for path, score in level.items() if score >= floor - ROUNDING}
+            left_out = [score for path, score in wanted.items() if path not in kept and score >= floor + ROUNDING]
+            assert set(kept) <= set(wanted)
+            if left_out:
+                assert len(tree) - 1 == request.budget, "something was left out though there was room"
+                assert min((wanted[path] for path in kept), default=math.inf) >= max(left_out) - ROUNDING
+            for parent in {path[:-1] for path in kept}:
+                siblings = [wanted[path] for path in kept if path[:-1] == parent]
+                assert siblings == sorted(siblings, reverse=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(wishes=WISHES, config=SHAPES, seed=st.integers(0, 10_000))
+def test_company_changes_nothing(wishes: list[Wish], config: FixedTreeConfig, seed: int) -> None:
+    """Guards against trees that depend on their neighbours in the batch: room, parents or scores mixed up."""
+    source, requests = ToySource(blend(0, VOCAB, other=seed, sharpness=3)), as_requests(wishes)
+    for shape in (FixedTree(config), DynaTree(DynaTreeConfig())):
+        proposer = GrowingProposer(source, shape, 15)
+        for together, request in zip(draft(proposer, requests), requests, strict=True):
+            (alone,) = draft(proposer, [request])
+            assert together.tokens.tolist() == alone.tokens.tolist()
+            assert together.topology.parents == alone.topology.parents
+            assert together.draft_passes == alone.draft_passes
+
+
+@pytest.mark.parametrize("wish", [(3, 0, 8, 0.0), (3, 8, 0, 0.0), (3, 0, 0, 1.0)])
+def test_no_room_means_no_question(wish: Wish) -> None:
+    """Guards against a draft pass for a request that may draft nothing, alone and beside one that may."""
+    source = ToySource(blend(0.5, VOCAB))
+    proposer = GrowingProposer(source, FixedTree(FixedTreeConfig(depth=2, min_path_prob=0)), 15)
+    (tree,) = draft(proposer, as_requests([wish]))
+    assert (len(tree), tree.draft_passes, source.expands) == (1, 0, 0)
+    trees = draft(proposer, as_requests([wish, (2, 5, 5, 0.0), wish]))
+    assert [len(tree) for tree in trees] == [1, 6, 1]
+    assert [tree.draft_passes for tree in trees] == [0, 2, 0]
+    assert {owner for owner, _ in source.said} == {1}
+
+
+def test_a_source_at_its_end_drafts_nothing() -> None:
+    """Guards against ignoring the source's own limit, also where it is negative: beyond a draft model's context."""
+    for limit in (-3, 0, 2):
+        source = ToySource(blend(0.5, VOCAB), limit=limit)
+        trees = draft(
+            GrowingProposer(source, FixedTree(FixedTreeConfig(min_path_prob=0)), 40), as_requests([(2, 9, 9, 0)])
+        )
+        assert trees[0].topology.max_depth == max(limit, 0)
+        assert source.expands == trees[0].draft_passes == max(limit, 0)
+
+
+def test_one_question_per_level_for_all_requests() -> None:
+    """Guards against a pass per request, and passes charged to requests whose tree had already ended."""
+    source = ToySource(blend(0.5, VOCAB))
+    proposer = GrowingProposer(source, FixedTree(FixedTreeConfig(depth=6, breadth=1, min_path_prob=0)), 15)
+    trees = draft(proposer, as_requests([(2, 9, 2, 0.0), (1, 9, 9, 0.7), (3, 4, 9, 0.0), (3, 0, 9, 0.0)]))
+    assert [tree.topology.max_depth for tree in trees] == [2, 6, 4, 0]
+    assert [tree.draft_passes for tree in trees] == [2, 6, 4, 0]
+    assert source.expands == 6
+
+
+@pytest.mark.parametrize("breadth", [3, 8])
+def test_tokens_ruled_out_never_become_nodes(breadth: int) -> None:
+    """Guards against slots spent on tokens that top-k removed: their score is -inf and so is their chance."""
+    source = ToySource(blend(0.5, VOCAB))
+    config = FixedTreeConfig(depth=3, breadth=breadth, min_path_prob=0)
+    request = draft_request([1, 2], 500, 9, temperature=1.0, top_k=2)
+    (tree,) = draft(GrowingProposer(source, FixedTree(config), 500), [request])
+    assert any(score == -math.inf for answers in source.said.values() for score in answers.values())
+    assert len(tree) - 1 == 2 + 4 + 8
+    assert all(math.isfinite(source.said[0, path[:-1]][path[-1]]) for path in node_paths(tree)[1:])
+
+
+@settings(max_examples=60, deadline=None)
+@given(wishes=WISHES, config=SHAPES, seed=st.integers(0, 10_000))
+def test_nodes_are_numbered_breadth_first(wishes: list[Wish], config: FixedTreeConfig, seed: int) -> None:
+    """Guards against parents of the batch's numbering in a tree's own: each path must be what the source said."""
+    source, requests = ToySource(blend(0, VOCAB, other=seed, sharpness=3)), as_requests(wishes)
+    for owner, tree in enumerate(draft(GrowingProposer(source, FixedTree(config), 15), requests)):
+        assert list(tree.topology.depths) == sorted(tree.topology.depths)
+        assert list(tree.topology.parents) == sorted(tree.topology.parents)
+        for path in node_paths(tree)[1:]:
+            assert path[-1] in source.said[owner, path[:-1]]
+
+
+def test_within_room_by_hand() -> None:
+    """Guards against the best being chosen across requests, or among candidates that were not selected."""
+    cumulative = torch.tensor([[-1.0, -5.0], [-2.0, -3.0], [-9.0, -9.5], [-0.1, -8.0]])
+    selected = torch.tensor([[True, True], [True, True], [True, True], [False, True]])
+    level = Level(2, torch.tensor([0, 0, 2, 2]), cumulative, cumulative)
+    kept = within_room(selected, level, torch.tensor([3, 0, 1]))
+    assert kept.tolist() == [[True, False], [True, True], [False, False], [False, True]]
+    assert within_room(selected, level, torch.tensor([4, 0, 3])).tolist() == selected.tolist()
+    assert not within_room(selected, level, torch.tensor([0, 7, 0])).any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_static_shapes_keep_the_same_contract(temperature: float) -> None:
+    """Guards against a static shape's frontier that points into another level or another request's nodes."""
+    source = ToySource(blend(0.5, VOCAB))
+    for shape in (Chain(), RecyclingTemplate()):
+        proposer = StaticProposer(source, shape, 80, torch.device("cpu"))
+        requests = as_requests([(2, 80, 9, temperature), (1, 0, 9, temperature), (3, 11, 3, 0.0), (2, 30, 2, 0.0)])
+        trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
+        for owner, (tree, request) in enumerate(zip(trees, requests, strict=True)):
+            assert len(tree) - 1 <= request.budget
+            assert tree.draft_passes == tree.topology.max_depth
+            for path in node_paths(tree)[1:]:
+                assert path[-1] in source.said[owner, path[:-1]]

@@ -1,0 +1,133 @@
+"""The linear form: of each tree its best chain."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core.bases import BaseProposer
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, Stream, Verdict
+from outpace.core.tree import DraftTree, Topology
+from outpace.engine.engine import Engine
+from outpace.testing.drafters import AdversaryDrafter
+from outpace.testing.lossless import assert_lossless
+from outpace.testing.toy import ToyTarget
+from outpace.trees.linear_form import LinearForm, NodeRates, best_chain
+
+NOTHING = torch.empty(0)
+
+
+class Fixed(BaseProposer):
+    """Proposes one tree, and keeps what it is told."""
+
+    def __init__(self, tree: DraftTree) -> None:
+        self.tree, self.told = tree, list[Observation]()
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        return [self.tree] * len(requests)
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
+        self.told += observations
+
+
+def request() -> DraftRequest:
+    return DraftRequest(Stream(SamplingParams(), 0, 0, [7, 1]), 8, 8)
+
+
+def heard(form: LinearForm, state: Any, tree: DraftTree, path: Sequence[int], next_token: int) -> None:
+    outputs = NodeOutputs(NOTHING, torch.empty(len(tree), 0, dtype=torch.int64), NOTHING)
+    form.observe([state], [Observation(tree, Verdict(tuple(path), next_token), outputs, NO_TOKEN)])
+
+
+def test_the_chain_that_is_worth_most() -> None:
+    """Guards against the likeliest first token where another one leads further, and against tails that do not pay."""
+    parents = [-1, 0, 0, 2, 3, 4]
+    rates = [1.0, 0.5, 0.45, 0.9, 0.9, 0.5]
+    assert best_chain(parents, rates, 0.3) == [0, 2, 3, 4]
+    assert best_chain(parents, rates, 0.1) == [0, 2, 3, 4, 5]
+    assert best_chain(parents, rates, 0.48) == [0, 1]
+    assert best_chain(parents, rates, 0.5) == [0]
+    assert best_chain([-1], [1.0], 0.0) == [0]
+    assert best_chain([-1, 0, 0], [1.0, 0.4, 0.4], 0.0) == [0, 1]
+
+
+def test_scores_are_probabilities_until_rounds_say_otherwise() -> None:
+    """Guards against a drafter that is sure and wrong, whose tokens are drafted for ever."""
+    scores = torch.tensor([0.0, 0.9, 0.05, 0.81]).log()
+    scores[0] = 0.0
+    tree = DraftTree(torch.tensor([1, 2, 3, 4]), Topology.of([-1, 0, 0, 1]), scores=scores)
+    form = LinearForm(Fixed(tree), 0.3)
+    state = form.open(0)
+    (chain,) = form.propose([state], [request()])
+    assert chain.tokens.tolist() == [1, 2, 4]
+    for _ in range(12):
+        (chain,) = form.propose([state], [request()])
+        heard(form, state, chain, [0], 3)  # the sibling was right, which had no place
+    (chain,) = form.propose([state], [request()])
+    assert chain.tokens.tolist() == [1, 3]
+
+
+def test_what_was_left_out_is_learned_as_well() -> None:
+    """Guards against a method that drafts nothing, so learns nothing, so never drafts again."""
+    tree = DraftTree.chain(torch.tensor([1, 2, 3]))
+    form = LinearForm(Fixed(tree), 0.3)
+    state = form.open(0)
+    for _ in range(20):
+        (chain,) = form.propose([state], [request()])
+        heard(form, state, chain, [0], 9)
+    assert len(form.propose([state], [request()])[0]) == 1
+    for _ in range(20):
+        (chain,) = form.propose([state], [request()])
+        heard(form, state, chain, range(len(chain)), [2, 3, 9][len(chain) - 1])
+    assert len(form.propose([state], [request()])[0]) == 3
+
+
+def test_the_base_is_told_of_the_chain_by_its_own_numbers() -> None:
+    """Guards against a method that learns from the wrong nodes: it numbered those of its tree."""
+    base = Fixed(DraftTree(torch.tensor([1, 2, 3, 4]), Topology.of([-1, 0, 0, 2])))
+    form = LinearForm(base, 0.0)
+    state = form.open(0)
+    for _ in range(30):
+        (chain,) = form.propose([state], [request()])
+        heard(form, state, chain, [0, 1] if chain.tokens.tolist()[1] == 3 else [0], 4 if len(chain) > 1 else 3)
+    assert base.told[0].tree.topology.is_chain
+    assert base.told[0].tree.numbers is not None
+    assert base.told[0].tree.numbers[0] == 0
+
+
+def test_who_is_opened_alone_follows_nobody() -> None:
+    """Guards against drafts under rejection that depend on what others said."""
+    form = LinearForm(Fixed(DraftTree.chain(torch.tensor([1, 2]))), 0.3)
+    alone, shared = form.open(0, alone=True), form.open(1)
+    for _ in range(20):
+        (chain,) = form.propose([shared], [request()])
+        heard(form, shared, chain, [0], 9)
+    assert len(form.propose([alone], [request()])[0]) == 2
+    assert len(form.propose([shared], [request()])[0]) == 1
+
+
+def test_rates_forget() -> None:
+    """Guards against rates that a thousand old nodes hold where they were."""
+    rates = NodeRates()
+    kind = ("drafted", 0, 1)
+    for _ in range(5000):
+        rates.learn(kind, True)
+    for _ in range(1000):
+        rates.learn(kind, False)
+    assert rates.of(kind, 0.5) < 0.2
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_it_is_lossless_in_our_own_engine(temperature: float) -> None:
+    """Guards against chains that are not what stands in the tree."""
+    prompts = [[1, 2, 3], [4, 5], [6]]
+    params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in range(3)]
+    sessions = assert_lossless(
+        lambda: Engine(ToyTarget()),
+        lambda sequences: LinearForm(AdversaryDrafter(8, sequences, truth=0.8), 0.1),
+        prompts,
+        params,
+    )
+    assert sum(session.metrics.accepted for session in sessions) > 10

@@ -1,0 +1,188 @@
+"""Best-first growth against brute force: all that anybody names below any path, and the likeliest of it."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Stream
+from outpace.core.tree import DraftTree
+from outpace.sampling.noise import gumbel, noise_key
+from outpace.testing.requests import draft_request
+from outpace.testing.sources import node_paths
+from outpace.trees.union.acceptance import (
+    PASSED_OVER,
+    QUIET,
+    SIZE,
+    UNMATCHED,
+    UNPAIRED,
+    UNRANKED,
+    AcceptanceModel,
+    drafted,
+    matched,
+    noisy,
+    ranked,
+)
+from outpace.trees.union.best_first import CandidatePool
+from outpace.trees.union.growth import NOWHERE
+from tests.unit.trees.union.worlds import (
+    CPU,
+    DEPTH,
+    VOCAB,
+    WORLDS,
+    World,
+    clues_of,
+    draft_tree,
+    flat,
+    growth_paths,
+    rows_of,
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    world=WORLDS,
+    budget=st.integers(0, 40),
+    depth=st.integers(0, DEPTH),
+    min_prob=st.sampled_from([0.0, 0.0, 0.02, 0.3]),
+)
+def test_the_likeliest_of_all_candidates_make_the_tree(world: World, budget: int, depth: int, min_prob: float) -> None:
+    """Guards against anything short of the best tree: a budget, depth or min_prob passed over, likelier candidates left
+    out, candidates of one token not added up or asked at another node, siblings twice, features of other nodes."""
+    pool = world.pool
+    pool.grow(world.acceptance, 5, 2)  # what it looked up must serve the next tree
+    growth = pool.grow(world.acceptance, budget, depth, min_prob, world.draft)
+    candidates = world.candidates(depth)
+    affordable = sorted((price for price, _ in candidates.values() if price >= min_prob), reverse=True)
+    grown = [candidates[path] for path in growth_paths(growth)]
+    prices = [price for price, _ in grown]
+    assert prices == pytest.approx(affordable[:budget]), "likeliest first, and nothing likelier is left"
+    assert [features for _, features in grown] == clues_of(growth)
+    assert growth.gain == pytest.approx(sum(affordable[:budget]))
+
+    tree, named = growth.tree(CPU)
+    paths = node_paths(tree)
+    assert len(set(paths)) == len(paths) == len(grown) + 1, "no two siblings say the same"
+    assert int(tree.tokens[0]) == world.stream.ids[-1]
+    assert tree.topology.max_depth <= depth
+    assert named == growth.tree(CPU)[1]
+    below, last = world.below(), [(), *growth_paths(growth)][-1]
+    for path, what in zip(paths, named, strict=True):
+        asked = len(path) < depth and (path != last or len(paths) <= budget)  # not below the node that filled the tree
+        assert what == (world.named(path, below) if asked else {})
+    drafts = set() if world.draft is None else set(node_paths(world.draft))
+    assert {path for path in paths[: tree.drafted] if path} <= drafts
+    assert not drafts & set(paths[tree.drafted :]), "what is drafted comes first, and is not counted as retrieved"
+    assert tree.draft_passes == (0 if world.draft is None else world.draft.draft_passes)
+    assert tree.draft_probs is None
+
+
+def test_a_token_that_all_name_is_one_drafted_node() -> None:
+    """Guards against a node for each candidate source, and a drafted subtree lost because somebody else named its top
+    too."""
+    stream = draft_request([5, 6, 7, 5, 6], 0, 0).stream  # after 5 6 the text had 7
+    draft = draft_tree([(0, 7, 0.95), (1, 8, 0.35)], 6)
+    acceptance = flat(bias=-3, first=2, sure=4, pair=2)
+    growth = World(stream, rows_of({6: [7, 2]}), True, draft, acceptance).grow(30, 2)
+    assert growth_paths(growth).count((7,)) == 1
+    assert growth_paths(growth)[0] == (7,)
+    features = dict(zip(growth_paths(growth), clues_of(growth), strict=True))
+    assert features[7,] == (drafted(math.log(0.95)), UNPAIRED, ranked(0), matched(2), QUIET)
+    assert features[2,] == (PASSED_OVER, UNPAIRED, ranked(1), UNMATCHED, QUIET)
+    assert features[7, 8][0] == drafted(math.log(0.35)), "the draft goes on below it"
+    assert growth.tree(CPU)[0].drafted == 3
+
+
+def test_every_witness_goes_on_behind_every_other() -> None:
+    """Guards against retrieval behind the pending token alone: matrix and text go on behind drafts and each other."""
+    stream = draft_request([1, 2, 3, 0], 0, 0).stream
+    draft = draft_tree([(0, 1, 0.95)], 0)
+    trusting = flat(bias=-5, sure=9, first=9, single=9, pair=9, longer=12)
+    growth = World(stream, rows_of({3: [8]}), True, draft, trusting).grow(4, 9)
+    assert growth_paths(growth) == [(1,), (1, 2), (1, 2, 3), (1, 2, 3, 0)], "drafted, then as the text goes on"
+    growth = World(stream, rows_of({1: [6], 6: [4]}), False, draft, trusting).grow(3, 9)
+    assert growth_paths(growth) == [(1,), (1, 6), (1, 6, 4)], "drafted, then the matrix twice"
+
+
+def test_the_draft_comes_first_and_keeps_its_parents() -> None:
+    """Guards against a drafted node numbered behind a retrieved one, or hung below another when nodes are renumbered:
+    here the matrix is likelier than the draft at every depth, so that growth takes them the other way round. And
+    against a growth that its own tree puts in another order, so that a second tree of it is another one."""
+    stream = draft_request([0], 0, 0).stream
+    draft = draft_tree([(0, 1, 0.95), (0, 2, 0.95), (1, 3, 0.95), (2, 4, 0.95)], 0, passes=2)
+    acceptance = flat(bias=-1, first=6, second=4, sure=2)
+    world = World(stream, rows_of({0: [8, 7], 1: [8]}), False, draft, acceptance)
+    growth = world.grow(60, 2)
+    assert growth.drafted[1] == NOWHERE
+    features = dict(zip(growth_paths(growth), clues_of(growth), strict=True))
+    tree, named = growth.tree(CPU)
+    paths = node_paths(tree)
+    assert tree.retrieved == len(paths) - 5
+    assert set(paths[1:5]) == {(1,), (2,), (1, 3), (2, 4)}
+    assert {(8,), (1, 8)} <= set(paths[5:])
+    above = zip(paths[1:], tree.topology.parents[1:], strict=True)
+    assert [named[parent][path[-1]] for path, parent in above] == [features[path] for path in paths[1:]]
+    assert tree.draft_passes == 2
+    again, named_again = growth.tree(CPU)
+    assert (again.tokens.tolist(), again.topology, named_again) == (tree.tokens.tolist(), tree.topology, named)
+
+
+def test_siblings_that_the_draft_says_twice_are_one() -> None:
+    """Guards against a slot for a token that can never be reached, behind its own twin."""
+    draft = draft_tree([(0, 3, 0.95), (0, 3, 0.55), (2, 4, 0.95)], 1)
+    world = World(draft_request([1], 0, 0).stream, None, False, draft, flat())
+    growth = world.grow(9, 9)
+    assert growth_paths(growth) == [(3,)]
+    assert clues_of(growth) == [(drafted(math.log(0.95)), UNPAIRED, UNRANKED, UNMATCHED, QUIET)]
+
+
+def test_who_is_silent_names_nothing() -> None:
+    """Guards against the zeros of rows never seen, and against matches of no length, taken for continuations."""
+    stream = draft_request([1, 2, 3], 0, 0).stream
+    for draft in (None, draft_tree([], 3, passes=1)):
+        world = World(stream, rows_of({}), True, draft, flat())
+        growth = world.grow(9, 9)
+        assert (growth.tokens, growth.named, growth.gain) == ([3], [{}], 0.0)
+        assert len(growth.tree(CPU)[0]) == 1
+    zero = World(stream, rows_of({3: [0]}), False, None, flat())
+    assert len(growth_paths(zero.grow(9, 1))) == 8, "a row that was seen may begin with 0"
+    scoreless = World(stream, None, False, DraftTree.chain(torch.tensor([3, 4])), flat())
+    with pytest.raises(AssertionError, match="a draft without scores cannot be weighed"):
+        scoreless.grow(9, 9)
+
+
+def test_the_noise_is_that_of_the_targets_own_draw() -> None:
+    """Guards against noise of another seed, sample, position or token, drafts that hear it twice, and rejection, which
+    it does not decide, hearing it."""
+    ids = [4, 4, 1, 2]
+    draft = draft_tree([(0, 5, 0.95)], 2)
+    rows = rows_of({token: range(8) for token in range(VOCAB)})
+    for seed, heat, rule, hears in (
+        (3, 0.7, "match", True), (4, 0.7, "match", True), (3, 0.0, "match", True), (3, 0.7, "rejection", True),
+        (3, 0.7, "match", False),
+    ):  # fmt: skip
+        params = SamplingParams(temperature=heat, verification=rule)
+        stream = Stream(params, seed, 2, ids, 3)
+        is_deaf = not heat or rule == "rejection" or not hears
+        growth = CandidatePool(stream, rows, None, hears).grow(flat(), 200, 3, draft=draft)
+        heard = set()
+        for path, features in zip(growth_paths(growth), clues_of(growth), strict=True):
+            value = gumbel([noise_key(seed, 2, len(ids) + len(path) - 1)], torch.tensor([path[-1]]))
+            expected = QUIET if path == (5,) or is_deaf else noisy(float(value))
+            assert features[4] == expected, path
+            heard.add(features[4])
+        assert heard == {QUIET} if is_deaf else len(heard) > 3
+
+
+def test_what_the_noise_speaks_for_gets_the_slots() -> None:
+    """Guards against a feature that is heard and changes nothing: of equal tokens the loudest comes first."""
+    loud = AcceptanceModel([float(weight) if weight >= noisy(-1.0) else 0.0 for weight in range(SIZE)])
+    stream = draft_request([2], 0, 0, seed=8, temperature=1.0).stream
+    growth = World(stream, rows_of({2: range(8)}), False, None, loud).grow(8, 1)
+    values = gumbel([noise_key(8, 0, 1)], torch.tensor(growth.tokens[1:]))[0].tolist()
+    kinds = [noisy(value) for value in values]
+    assert kinds == sorted(kinds, reverse=True)
+    assert len(set(kinds)) > 2

@@ -1,0 +1,220 @@
+"""The union where time has a price: what it takes, what it leaves, and that nothing of it changes what is said."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace.budget.prices import PassTimes, Prices
+from outpace.budget.worth import DraftWorth, RoundWorth
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Observation, Verdict
+from outpace.core.tree import DraftTree
+from outpace.engine.costs import ROWS, PassCosts
+from outpace.engine.engine import Engine
+from outpace.engine.pricing import Pricing
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.testing import ToyTarget, assert_lossless, decode
+from outpace.testing.requests import toy_context
+from outpace.testing.sources import node_paths
+from outpace.trees.proposer import EmptyDraft
+from outpace.trees.union.proposer import Union
+from tests.unit.trees.union.test_union import PLAN, PROMPTS, VOCAB, Watched, made, outputs_of, toy_draft, wishes
+
+PRICED = replace(PLAN, most_priced=8)
+FREE, DEAR = PassTimes((5.0,) * 40), PassTimes(tuple(5.0 + 50.0 * n for n in range(40)))
+
+
+def priced(times: PassTimes, rate: float = 0.2, **params: Any) -> list[Any]:
+    return [replace(wish, prices=Prices(rate, times)) for wish in wishes(**params)]
+
+
+def trees_of(union: Union, requests: list[Any]) -> list[DraftTree]:
+    return union.propose([union.open(slot) for slot in range(len(requests))], requests)
+
+
+def costs_of(tmp_path: Path, times: dict[str, float]) -> PassCosts:
+    file = tmp_path / "costs.json"
+    file.write_text(json.dumps({"rows": ROWS, "ms": [times["pass"] + times["row"] * rows for rows in ROWS]}))
+    return PassCosts(file)
+
+
+def test_takes_all_where_rows_are_free_and_none_where_they_are_dear() -> None:
+    """Guards against prices that are not looked at, and against a tree where plain decoding is faster."""
+    assert all(len(tree) == 11 for tree in trees_of(made(toy_draft(), PRICED), priced(FREE)))
+    assert all(len(tree) == 1 for tree in trees_of(made(EmptyDraft(), replace(PRICED, may_draft=False)), priced(DEAR)))
+
+
+def test_who_follows_prices(tmp_path: Path) -> None:
+    """Guards against trees of the largest number of nodes, or by a clock, for requests under rejection and for those
+    that were given a budget; and against prices in an engine that has none."""
+    costs, rejection = costs_of(tmp_path, {"pass": 5.0, "row": 1.0}), {"temperature": 1.0, "verification": "rejection"}
+    for known, options, budget, expected in (
+        (costs, {}, None, (8, True)),
+        (costs, {"temperature": 1.0}, None, (8, True)),
+        (costs, rejection, None, (10, False)),
+        (costs, {}, 20, (20, False)),
+        (None, {}, None, (10, False)),
+    ):
+        engine, params = Engine(ToyTarget(VOCAB), costs=known), SamplingParams(max_new_tokens=3, **options)
+        (session,) = engine.add([1, 2], params, made(toy_draft(), PRICED), budget)
+        assert (session.budget, session.is_priced) == expected
+
+
+def test_a_round_of_both_kinds() -> None:
+    """Guards against requests without prices that are cut beside others, and against those that lose theirs."""
+    requests = priced(DEAR)
+    requests[1] = replace(requests[1], prices=None)
+    sizes = [len(tree) for tree in trees_of(made(toy_draft(), PRICED), requests)]
+    assert sizes == [1, 11, 1]
+
+
+def test_slots_go_to_who_makes_most_of_them() -> None:
+    """Guards against a batch in which each request gets as many rows, whatever it expects of them: the taken ones are
+    the likeliest of all."""
+    alone = trees_of(made(toy_draft(), PRICED), priced(FREE))
+    some = PassTimes(tuple(5.0 + max(0, n - 9) * 50.0 for n in range(40)))  # nine rows for three requests
+    together = trees_of(made(toy_draft(), PRICED), priced(some))
+    sizes = [len(tree) - 1 for tree in together]
+    assert sum(sizes) == 9
+    assert len(set(sizes)) > 1
+    for whole, cut in zip(alone, together, strict=True):
+        assert set(node_paths(cut)) <= set(node_paths(whole))
+
+
+def test_drafts_are_left_out_where_they_do_not_pay() -> None:
+    """Guards against a draft that costs more than it brings at every round, and against one that is never tried again:
+    what it brings may change."""
+    worth = DraftWorth()
+    asked = [worth.pays([0.7], rate=0.2) for _ in range(1)]
+    for _ in range(6):
+        asked.append(worth.pays([0.7], rate=0.2))
+        worth.learn([0.7], [0.9], ms=10.0)  # a fifth of a token for what yields two
+    assert all(asked)
+    later = [worth.pays([0.7], rate=0.2) for _ in range(100)]
+    assert 1 <= sum(later) <= 3
+    for _ in range(60):
+        worth.learn([0.7], [4.0], ms=10.0)
+    assert all(worth.pays([0.7], rate=0.2) for _ in range(20))
+    for _ in range(20):
+        worth.learn([3.0], [3.1], ms=10.0)
+    assert not worth.pays([3.0], rate=0.2)  # rounds that expect more without a draft are told apart
+    assert worth.pays([0.7], rate=0.2)
+    assert worth.pays([0.2], rate=0.2)  # as the nearest that was seen
+
+
+def test_it_does_not_change_its_mind_for_little() -> None:
+    """Guards against drafts that alternate with rounds without one where both are worth about the same."""
+    worth = DraftWorth()
+    for _ in range(30):
+        worth.learn([0.2], [2.1], ms=10.0)
+    assert worth.pays([0.2], rate=0.18)
+    assert worth.pays([0.2], rate=0.2)  # dearer by a little than it brings
+    assert not worth.pays([0.2], rate=0.3)
+    assert not worth.pays([0.2], rate=0.2)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("times", [{"pass": 5.0, "row": 0.0}, {"pass": 5.0, "row": 0.7}, {"pass": 0.5, "row": 90.0}])
+def test_lossless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: dict[str, float], temperature: float) -> None:
+    """Guards against an answer that follows the clock."""
+    for clock in (Pricing, RoundWorth):
+        monkeypatch.setattr(clock, "learn", lambda *args, **kwargs: None)  # a toy's passes take no time
+    params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in range(len(PROMPTS))]
+
+    def make_engine() -> Engine:
+        return Engine(ToyTarget(VOCAB, max_length=128), costs=costs_of(tmp_path, times))
+
+    sessions = assert_lossless(make_engine, lambda _: made(toy_draft(), PRICED), PROMPTS, params)
+    metrics = [session.metrics for session in sessions]
+    if times["row"] == 90.0:
+        assert all(one.plain_steps == one.steps for one in metrics)
+    if times["row"] == 0.0:
+        assert all(one.drafted > 4 * one.steps for one in metrics)
+
+
+def test_rejection_says_the_same_whatever_time_costs(tmp_path: Path) -> None:
+    """Guards against sampled answers under rejection, where the tree has a say, that follow the clock."""
+    params = [
+        SamplingParams(max_new_tokens=24, temperature=1.0, seed=seed, verification="rejection") for seed in (1, 2)
+    ]
+    said = []
+    for row in (0.0, 90.0):
+        engine = Engine(ToyTarget(VOCAB, max_length=128), costs=costs_of(tmp_path, {"pass": 5.0, "row": row}))
+        sessions = decode(engine, PROMPTS[:2], params, [made(toy_draft(), PRICED)] * 2)
+        said.append([(session.ids, session.metrics.drafted) for session in sessions])
+    assert said[0] == said[1]
+
+
+def test_who_gives_a_budget_gets_it() -> None:
+    """Guards against comparisons at equal budgets in which one side takes what it likes."""
+    for method, most_priced, budget in (
+        ("outpace:draft=none", 31, 15),
+        ("outpace:draft=none,budget=20", 0, 20),
+        ("outpace:draft=none,budget=20,priced=true", 20, 20),
+        ("outpace:draft=none,priced=false", 0, 15),
+    ):
+        union = build_proposer(parse_method(method), toy_context(VOCAB))
+        assert (union.needs.prices, union.budget) == (most_priced, budget)
+
+
+def test_a_draft_that_is_left_out_is_not_asked() -> None:
+    """Guards against a draft whose time is spent although its tree is thrown away."""
+    watched = Watched(toy_draft())
+    union = made(watched, PRICED)
+    for _ in range(30):
+        trees_of(union, priced(DEAR, rate=10.0))
+    assert 0 < len(watched.asked) < 30 * len(PROMPTS) / 2
+
+
+def test_trees_are_left_out_where_growing_them_does_not_pay() -> None:
+    """Guards against a full batch that is looked at in vain at every round, against one that is never looked at again,
+    and against a batch of another size that goes without for it."""
+    worth = RoundWorth()
+    for _ in range(12):
+        worth.learn(16, brought=0.5, ms=2.0)
+    looked = 0
+    for _ in range(480):
+        if worth.pays(16, rate=1.0):
+            looked += 1
+            worth.learn(16, brought=0.5, ms=2.0)
+    assert 0.05 < looked / 480 < 0.2, "a look of six rounds, then 47 without"
+    assert worth.pays(2, rate=1.0)
+    for _ in range(2000):
+        if worth.pays(16, rate=1.0):
+            worth.learn(16, brought=6.0, ms=2.0)
+    assert all(worth.pays(16, rate=1.0) for _ in range(12)), "what trees bring may change"
+
+
+def test_a_round_without_trees_asks_nobody() -> None:
+    """Guards against drafts and texts that are looked up all the same, and a request's draft that misses the round."""
+    base = Watched(toy_draft())
+    union = made(base, PRICED)
+    states = [union.open(slot) for slot in range(len(PROMPTS))]
+    for _ in range(6):
+        assert all(len(tree) == 1 for tree in union.propose(states, priced(DEAR)))
+    asked = len(base.asked)
+    trees = union.propose(states, priced(DEAR))
+    assert len(base.asked) == asked
+    assert [tree.tokens.tolist() for tree in trees] == [ids[-1:] for ids in PROMPTS]
+    told = len(base.told)
+    union.observe(states, [Observation(tree, Verdict((0,), 1), outputs_of(1)) for tree in trees])
+    assert len(base.told) == told + len(PROMPTS)
+    assert all(len(tree) == 11 for tree in union.propose(states, wishes())), "a budget asks for trees"
+
+
+def test_what_a_draft_catches_up_with_is_not_its_price() -> None:
+    """Guards against a draft that is thought dear because it was left out: a look behind many rounds without one takes
+    in all that was said meanwhile."""
+    worth = DraftWorth()
+    for _ in range(10):
+        worth.learn([0.2], [0.9], 5.0)
+    assert worth.pays([0.2], rate=0.1)
+    worth.pause()
+    worth.learn([0.2], [0.9], 500.0)
+    assert worth.pays([0.2], rate=0.1)
+    for _ in range(20):
+        worth.learn([0.2], [0.9], 500.0)  # round for round it is
+    assert not worth.pays([0.2], rate=0.1)

@@ -1,0 +1,140 @@
+"""What the union is built of: trained drafters that sit out rounds, none at all, and options that cannot be."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import PromptChunk
+from outpace.drafters.build_context import BuildContext
+from outpace.engine.engine import Engine
+from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.methods.catalog import build_proposer, parse_method
+from outpace.methods.learned import matrix_of
+from outpace.methods.union import OutpaceOptions
+from outpace.testing import ToyTarget, decode
+from outpace.testing.requests import draft_request, no_draft_model
+from outpace.trees.proposer import EmptyDraft
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.union.acceptance import BIAS, SIZE, AcceptanceModel, Lesson, ranked
+from outpace.trees.union.best_first import CandidatePool
+from outpace.trees.union.growth import Growth
+from outpace.trees.union.named import Named
+from outpace.trees.union.proposer import Union, UnionPlan
+from tests.unit.drafters.source.learned import proposer_of, source_of
+from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
+from tests.unit.trees.retrieval.test_samd import Trees
+
+CPU = torch.device("cpu")
+AROUND = BuildContext(12, CPU, no_draft_model)
+
+
+class Moody(AcceptanceModel):
+    """Trusts the likeliest transitions in every other round; else nothing."""
+
+    def __init__(self) -> None:
+        super().__init__([-4.0 if feature == BIAS else 0.0 for feature in range(SIZE)])
+        self._lessons = 0
+
+    def lesson(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> Lesson | None:
+        self._lessons += 1
+        self.weights[ranked(0)] = 7.0 if self._lessons % 2 else 0.0
+        self.forget_odds()
+        return None
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "domino"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_trained_drafter_keeps_up_with_rounds_that_it_is_left_out_of(kind: str, temperature: float) -> None:
+    """Guards against features or rows of a net that go astray where retrieval stands in for it: its own trees must be
+    those that it drafts after the same ids when it drafts alone."""
+    target = tiny_target(tiny_config("llama"))
+    prompts = [[5, 6, 7, 8, 9, 10], [20, 21]]
+    params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in (1, 2)]
+    plain = decode(Engine(target), prompts, params, [EmptyDraft()] * 2)
+    alone, joined = (Trees(proposer_of("beam", source_of(kind, target))) for _ in range(2))
+    decode(Engine(target), prompts, params, [alone] * 2)
+    ids = [session.ids for session in plain]
+    matrix = TransitionMatrix(VOCAB, CPU)
+    for answer in ids:
+        right = torch.tensor(answer)
+        rows = (right[1:, None] + torch.arange(8)) % VOCAB  # what comes next, and seven others
+        matrix.update(right[:-1], rows)
+    union = Union(joined, MatrixLearner(matrix, private=True), Moody(), Moody(), UnionPlan(10, 0.0, 1.0), 10, CPU)
+    sessions = decode(Engine(target), prompts, params, [union] * 2)
+    assert [session.ids for session in sessions] == ids
+    rounds = sum(session.metrics.steps for session in sessions)
+    assert 4 < len(joined.trees) < rounds - 2, "it is asked in some rounds and not in others"
+    assert sum(session.metrics.accepted for session in sessions) > 8
+    common = joined.trees.keys() & alone.trees.keys()
+    assert len(common) > 4
+    for path in common:
+        assert joined.trees[path] == alone.trees[path]
+
+
+def test_without_a_draft_nothing_trained_is_needed() -> None:
+    """Guards against draft=none that looks for a drafter, and defaults that do not reach the proposer."""
+    spec = parse_method("outpace:draft=none,budget=9,matrix=private,min_prob=0.01")
+    assert spec.drafter is None
+    proposer = build_proposer(spec, AROUND)
+    assert isinstance(proposer, Union)
+    assert isinstance(proposer.base, EmptyDraft)
+    assert (proposer.budget, proposer.needs.top_k, proposer.needs.taps) == (9, 8, ())
+    assert matrix_of(proposer) is None
+    assert build_proposer(parse_method("outpace:draft=none"), AROUND).budget == 15
+    (session,) = decode(
+        Engine(ToyTarget(12, sharpness=4.0)), [[4, 6, 4, 6, 4, 6, 4]], [SamplingParams(max_new_tokens=20)], [proposer]
+    )
+    assert session.metrics.retrieved == session.metrics.drafted > 0 == session.metrics.draft_passes
+
+
+def test_without_a_draft_a_tree_is_grown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a sketch of every tree where there is no draft that could be left out."""
+    grow, grown = CandidatePool.grow, list[Growth]()
+
+    def counted(*given: Any, **named: Any) -> Growth:
+        grown.append(grow(*given, **named))
+        return grown[-1]
+
+    monkeypatch.setattr(CandidatePool, "grow", counted)
+    monkeypatch.setenv("OUTPACE_KERNELS", "off")
+    union = build_proposer(parse_method("outpace:draft=none"), AROUND)
+    union.propose([union.open(slot) for slot in range(3)], [draft_request([1, 2, 1, seed], 9, 3) for seed in range(3)])
+    assert len(grown) == 3
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_noise_is_heard_by_all_or_none(noise: bool) -> None:
+    """Guards against retrieval that listens to the noise where the draft was told not to, and the other way round:
+    whether trees depend on a request's seed must be what the option says."""
+    union = build_proposer(parse_method(f"outpace:draft=none,noise={noise}"), AROUND)
+    union.prefill([union.open(0)], [PromptChunk(torch.arange(12), torch.arange(12).repeat(12, 1))])
+    trees = set()
+    for seed in range(6):
+        (tree,) = union.propose([union.open(0)], [draft_request([1, 2], 6, 3, seed, temperature=0.8)])
+        trees.add(tuple(tree.tokens.tolist()))
+    assert (len(trees) > 1) == noise
+
+
+def test_options_that_cannot_be_are_refused() -> None:
+    """Guards against options that are read as something else, and drafters of another kind than is drafted with."""
+    for draft in ("domino", "dflash", "eagle3"):
+        assert parse_method(f"outpace:draft={draft}").drafter == draft
+    assert parse_method("outpace").drafter == OutpaceOptions().draft
+    for option in (
+        "draft=medusa", "draft_budget=0", "draft_budget=99999", "depth=0", "depth=65", "beam=0", "retrieve=all",
+        "min_prob=1", "min_prob=-0.1", "skip_draft_above=-1", "matrix=ours", "budget=-1", "depth=2,draft=none",
+        "skip_draft_above=0,draft=none",
+        "warm=x,retrieve=suffix", "matrix=private,retrieve=none",
+        "skip_draft_above=2,retrieve=none", "skip_draft_above=0,retrieve=none",
+    ):  # fmt: skip
+        with pytest.raises(InvalidRequest, match=option.partition("=")[0]):
+            parse_method(f"outpace:{option}")
+    with pytest.raises(InvalidRequest, match=r"outpace takes .*draft_budget.*, not 'shape=beam'"):
+        parse_method("outpace:shape=beam")
+    with pytest.raises(InvalidRequest, match="needs a trained drafter"):
+        build_proposer(parse_method("outpace:draft=eagle3"), AROUND)
+    with pytest.raises(ModelError, match="warm=nowhere"):
+        build_proposer(parse_method("outpace:draft=none,warm=nowhere"), AROUND)
