@@ -11,7 +11,7 @@ ARROWS: dict[str, set[str]] = {
     "budget": {"lib"},
     "core": {"lib", "budget"},
     "sampling": {"lib", "core"},
-    "kernels": {"lib", "core"},
+    "kernels": {"lib", "core", "cache"},
     "cache": {"lib", "core"},
     "gpu": {"lib", "core", "cache"},
     "data": {"lib"},

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
 from platformdirs import user_cache_path
@@ -127,8 +128,20 @@ def warn_without_kernels() -> None:
     )
 
 
+def kernels() -> ctypes.CDLL:
+    """The kernels, in code that runs only where there are any."""
+    handle = loaded_kernels()
+    assert handle is not None, "this code runs only with compiled kernels"
+    return handle
+
+
+def call(name: str, *arguments: Any) -> None:
+    """Call the kernel `outpace_<name>`."""
+    getattr(kernels(), f"outpace_{name}")(*arguments)
+
+
 def threads() -> int:
-    """How many threads a pass is shared by."""
+    """Threads that share a pass."""
     return torch.get_num_threads()
 
 

@@ -18,7 +18,7 @@ from importlib.resources import files
 
 from outpace.core.origins import NodeOrigin
 from outpace.kernels import structs
-from outpace.kernels.build import loaded_kernels
+from outpace.kernels.growth import learn_weights
 from outpace.lib.errors import ModelError
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS
 from outpace.trees.union.named import Features, Named, NamedColumns
@@ -182,10 +182,8 @@ def learn_together(lessons: Sequence[Lesson]) -> None:
     """Learn from all of them, in their order."""
     if not lessons:
         return
-    kernels = loaded_kernels()
-    assert kernels is not None, "they grew the trees"
     rows = structs.array(structs.Learning, len(lessons))(*(one.struct() for one in lessons))
-    kernels.outpace_learn(rows, len(lessons))
+    learn_weights(rows)
     for one in lessons:
         one.model.forget_odds()
 

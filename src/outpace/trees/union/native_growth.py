@@ -4,7 +4,6 @@ What a node costs there is a microsecond instead of twenty, so that a round's ho
 """
 
 import ctypes
-import weakref
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -15,7 +14,7 @@ from outpace.budget.prices import Prices
 from outpace.core.origins import ORIGINS
 from outpace.core.tree import DraftTree
 from outpace.kernels import structs
-from outpace.kernels.build import loaded_kernels
+from outpace.kernels.growth import grow_trees
 from outpace.sampling.noise import noise_key
 from outpace.trees.retrieval.pair_rows import FACTOR, PLACE_BITS
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
@@ -25,38 +24,6 @@ from outpace.trees.union.named import SOURCES, Named, NamedColumns
 
 _MOST_RETRIEVED = 2 * SUCCESSORS + 1  # below one node
 _LAYOUT = structs.Layout(**acceptance.layout(), matches=(ctypes.c_int32 * 8)(*acceptance.MATCHES))
-
-
-class NativeText:
-    """`retrieval.suffix.TextMatch` for these trees alone."""
-
-    def __init__(self) -> None:
-        self._begin()
-
-    def _begin(self) -> None:
-        kernels = loaded_kernels()
-        assert kernels is not None, "asked for where there are kernels"
-        self._kernels = kernels
-        kernels.outpace_text.restype = ctypes.c_void_p
-        kernels.outpace_text_length.restype = ctypes.c_int64
-        self.handle = ctypes.c_void_p(kernels.outpace_text())
-        self._end = weakref.finalize(self, kernels.outpace_text_end, self.handle)
-        self._ids: list[int] = []
-
-    def follow(self, ids: Sequence[int]) -> None:
-        """Take in what is new of a request's ids. They begin with those that are known."""
-        known = self._kernels.outpace_text_length(self.handle)
-        new = np.array(ids[known:], dtype=np.int64)
-        self._ids[known:] = ids[known:]
-        self._kernels.outpace_text_extend(self.handle, ctypes.c_void_p(_address(new)), ctypes.c_int64(len(new)))
-
-    def rewind(self, length: int) -> None:
-        """Forget all but the first `length` ids: what is kept is read again."""
-        if length < self._kernels.outpace_text_length(self.handle):
-            kept, end = self._ids[:length], self._end
-            self._begin()
-            end()
-            self.follow(kept)
 
 
 class NativeGrowth(Growth):
@@ -188,13 +155,11 @@ def grow_natively(requests: Sequence[GrowthRequest]) -> list[Growth]:
     """The most likely tree of each request."""
     if not requests:
         return []
-    kernels = loaded_kernels()
-    assert kernels is not None, "asked for where there are kernels"
     trees, room, filling = structs.array(structs.Growing, len(requests))(), _Room(requests), _Filling()
     for index, (tree, request) in enumerate(zip(trees, requests, strict=True)):
         room.lend(index, tree)
         filling.fill(tree, request)
-    kernels.outpace_grow(ctypes.byref(_LAYOUT), trees, len(requests))
+    grow_trees(_LAYOUT, trees)
     return [room.grown(index, trees[index], request) for index, request in enumerate(requests)]
 
 

@@ -17,13 +17,14 @@ from outpace.budget.worth import DraftWorth, RoundWorth
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.tree import NEW_NODE, DraftTree
 from outpace.kernels.build import loaded_kernels
+from outpace.kernels.growth import NativeText
 from outpace.trees.retrieval.suffix import TextMatch
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.union.acceptance import AcceptanceModel, learn_together
 from outpace.trees.union.best_first import grow
 from outpace.trees.union.growth import Growth, GrowthRequest
 from outpace.trees.union.named import Named
-from outpace.trees.union.native_growth import NativeText, grow_natively
+from outpace.trees.union.native_growth import grow_natively
 
 
 @dataclass(frozen=True)

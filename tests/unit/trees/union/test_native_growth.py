@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from outpace.budget.prices import PassTimes, Prices
 from outpace.kernels.build import loaded_kernels
+from outpace.kernels.growth import NativeText
 from outpace.testing.requests import draft_request
 from outpace.trees.retrieval.suffix import TextMatch
 from outpace.trees.union.acceptance import learn_together
 from outpace.trees.union.best_first import grow
 from outpace.trees.union.growth import Growth, GrowthRequest
-from outpace.trees.union.native_growth import NativeText, grow_natively
+from outpace.trees.union.native_growth import grow_natively
 from tests.unit.trees.union.worlds import CPU, WORLDS, World, flat
 
 pytestmark = pytest.mark.skipif(loaded_kernels() is None, reason="needs a C++ compiler")
