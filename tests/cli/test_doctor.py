@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace import cli
-from outpace.doctor import examine
+from outpace.doctor import machine as doctor_machine
 from outpace.doctor.finding import Finding, finding
 from outpace.lib.errors import InvalidRequest
 from tests.unit.models.tiny import save_tiny_model
@@ -42,7 +42,7 @@ def test_a_model_and_its_method(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("remedy", "status"), [("", 0), ("stop [it]", 1)])
 def test_the_exit_status_and_what_is_printed(remedy: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a script that cannot tell, remedies that are not printed, and brackets taken for markup."""
-    monkeypatch.setattr(examine, "examine_machine", lambda: planted(remedy))
+    monkeypatch.setattr(doctor_machine, "examine_machine", lambda: planted(remedy))
     result = RUNNER.invoke(cli.app, ["doctor"])
     assert result.exit_code == status
     assert "fine       cores: 2 threads [x]" in result.stdout

@@ -14,7 +14,7 @@ from outpace.lib.checkout import git
 def client_environment() -> dict[str, Any]:
     """The machine that asks a server, for a record: hardware, versions and git revision."""
     return {
-        "hardware": _cpu_name(),
+        "hardware": cpu_name(),
         "cores": psutil.cpu_count(logical=False),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in ("outpace", "httpx")},
@@ -26,7 +26,7 @@ def environment(device: torch.device, dtype: torch.dtype, quantize: str = "none"
     """Hardware, threads, versions and git revision, for a record."""
     on_gpu = device.type == "cuda"
     return {
-        "hardware": torch.cuda.get_device_name(device) if on_gpu else _cpu_name(),
+        "hardware": torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
         "cores": psutil.cpu_count(logical=False),
         "threads": torch.get_num_threads(),
         "device": str(device),
@@ -38,7 +38,8 @@ def environment(device: torch.device, dtype: torch.dtype, quantize: str = "none"
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """The CPU's name, as the system gives it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

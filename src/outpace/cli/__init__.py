@@ -32,7 +32,6 @@ EXTRAS = {
     "uvicorn": "serve",
     "structlog": "serve",
     "prometheus_client": "serve",
-    "psutil": "bench",
     "scipy": "bench",
     "httpx": "train",
     "tensorboard": "train",

@@ -45,7 +45,9 @@ def doctor(
     of_model = (method, drafter, budget, dtype, quantize, device, max_model_len)
     if model is None and of_model != (None, None, None, "auto", "none", "auto", None):
         raise InvalidRequest("MODEL is missing: without one the machine alone is looked at, and takes no such options")
-    from outpace.doctor.examine import examine_machine, examine_method, examine_model
+    from outpace.doctor.machine import examine_machine
+    from outpace.doctor.method import examine_method
+    from outpace.doctor.model import examine_model
 
     found = _shown("the machine", examine_machine(), as_json)
     if model is not None:

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 
 from outpace.doctor import machine
-from outpace.doctor.memory import bandwidth, fastest, memory
+from outpace.doctor.machine import (
+    Others,
+    bandwidth,
+    fastest,
+    memory,
+    other_processes,
+    other_work,
+    wake_microseconds,
+    waking,
+)
 from outpace.kernels import build as compiled
 from outpace.kernels.build import Build
 from outpace.kernels.instructions import HOLDS
@@ -29,7 +38,7 @@ def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     ("found", "threads", "busy", "remedy"),
     [
         (Processors(8, 8, 8, None), 8, 0.0, ""),
-        (Processors(8, 8, 4, None), 8, 0.0, "set OMP_NUM_THREADS=4: threads beyond the cores"),
+        (Processors(8, 8, 4, None), 8, 0.0, "set OMP_NUM_THREADS=4: threads share a core"),
         (Processors(64, 64, 32, 2.5), 32, 0.0, "set OMP_NUM_THREADS=2: the container is stopped"),
         (Processors(8, 8, 8, None), 2, 0.0, "set OMP_NUM_THREADS=8: cores are idle"),
         (Processors(2, 2, 2, None), 1, 0.9, ""),  # the other core is taken
@@ -44,12 +53,11 @@ def test_threads_against_cores(found: Processors, threads: int, busy: float, rem
     assert said.figures["best_threads"] == found.best_threads
 
 
-def test_a_setting_of_the_user_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_setting_of_the_user_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against advice that does not say which variable is in the way, and a CPU without a name."""
     monkeypatch.setenv("MKL_NUM_THREADS", "1")
-    (tmp_path / "proc").mkdir()
-    (tmp_path / "proc" / "cpuinfo").write_text("processor : 0\nmodel name : Chip 9000\n")
-    said = machine.cores(Processors(4, 4, 4, None), 1, root=tmp_path)
+    monkeypatch.setattr(machine, "cpu_name", lambda: "Chip 9000")
+    said = machine.cores(Processors(4, 4, 4, None), 1)
     assert said.remedy.startswith("leave MKL_NUM_THREADS=1 out, or set OMP_NUM_THREADS=4")
     assert said.measured.startswith("Chip 9000: 4 processors")
     assert said.measured.endswith("1 thread in use")
@@ -155,3 +163,44 @@ def test_the_fastest_of_several() -> None:
     calls = list[int]()
     assert len(fastest([lambda: calls.append(0), lambda: calls.append(1)], 0.0)) == 2
     assert calls == [0, 1, 0, 1, 0, 1]
+
+
+SPIN = "print('ready', flush=True)\nwhile True: pass"
+
+
+def test_a_process_that_spins_is_seen() -> None:
+    """Guards against a pass that waits for a busy neighbour, unexplained."""
+    with subprocess.Popen([sys.executable, "-c", SPIN], stdout=subprocess.PIPE, text=True) as spinning:
+        assert spinning.stdout is not None
+        spinning.stdout.readline()
+        try:
+            found = other_processes(seconds=1.0)
+        finally:
+            spinning.kill()
+    assert found.cores > 0.1  # a fair share on the busiest of machines
+    assert found.busiest
+
+
+@pytest.mark.parametrize(
+    ("cores", "allowed", "threads", "remedy"),
+    [
+        (0.2, 2, 2, ""),
+        (1.0, 2, 1, ""),
+        (1.0, 2, 2, "stop blender (7), or set OMP_NUM_THREADS=1"),
+        (1.0, 64, 64, "stop blender (7), or set OMP_NUM_THREADS=63"),
+        (2.0, 2, 1, "stop blender (7): it takes time from the only thread"),
+    ],
+)
+def test_a_processor_for_each_thread(cores: float, allowed: int, threads: int, remedy: str) -> None:
+    """Guards against a team that waits for the one thread that has to share, and against alarm where there is room."""
+    said = other_work(Others(cores, "blender (7)"), allowed, threads)
+    assert said.remedy == remedy
+    assert said.is_fine is (not remedy)
+
+
+def test_waking_threads() -> None:
+    """Guards against a team whose waking is not measured, and a verdict that does not follow from it."""
+    assert 0 <= wake_microseconds(2) < 1e6
+    assert waking(2, 40.0).is_fine
+    said = waking(4, 900.0)
+    assert said.remedy.startswith("set OMP_NUM_THREADS=2")

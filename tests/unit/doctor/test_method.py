@@ -10,23 +10,23 @@ import pytest
 import outpace
 from outpace.data.workload import read_workload
 from outpace.doctor import method
-from outpace.doctor.drafter import Drafter, drafter, drafter_of
-from outpace.doctor.examine import examine_method, examine_model
 from outpace.doctor.finding import Finding
-from outpace.doctor.race import PHASES, Race, Totals, race
+from outpace.doctor.method import Comparison, DrafterFacts, Totals, compare, drafter, drafter_of, examine_method
+from outpace.doctor.model import examine_model
 from outpace.drafters.domino.files import write_domino
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from tests.unit.drafters.source.learned import BLOCK, random_net
 from tests.unit.methods.test_presets import HEAD, OURS
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 
+PHASES = ("draft", "forward", "verify", "commit", "observe")
 PHASES_MS = dict(zip(PHASES, (100.0, 800.0, 40.0, 20.0, 20.0), strict=True))
-PLAIN = Totals(100, 100, 0, 0, 0, 0, decode_ms=800.0, phases_ms=dict.fromkeys(PHASES, 0.0) | {"forward": 750.0})
+PLAIN = Totals(100, 100, 0, 0, 0, decode_ms=800.0, phases_ms=dict.fromkeys(PHASES, 0.0) | {"forward": 750.0})
 DRAFTED = Totals(
-    200, 100, 900, 100, 0, 0, decode_ms=1000.0, by_depth=(70, 20, 10), phases_ms=PHASES_MS
+    200, 100, 900, 100, 0, decode_ms=1000.0, by_depth=(70, 20, 10), phases_ms=PHASES_MS
 )  # two tokens per step, of 10 ms each; plain decoding has 8 ms per token
-RACE = Race("domino", 3, 0, PLAIN, DRAFTED)
-FITS = Drafter("DominoNet-0", (1, 2), 512, "m", 256, "m", "abc", "abc")
+RACE = Comparison("domino", 3, 0, PLAIN, DRAFTED)
+FITS = DrafterFacts("DominoNet-0", (1, 2), 512, "m", 256, "m", "abc", "abc")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_the_memory_of_a_table_of_gates_is_said(target: Path, random_drafter: Pa
     assert facts is not None
     assert plain is not None
     assert (facts.table_bytes, plain.table_bytes) == (proposer.source._table.nbytes, 0)
-    said = drafter(replace(facts, table_bytes=930_000_000), race(model, text, read_workload("builtin:1"), 4).drafted)
+    said = drafter(replace(facts, table_bytes=930_000_000), compare(model, text, read_workload("builtin:1"), 4).drafted)
     assert "0.93 GB of gates in a table" in said.measured
 
 
@@ -85,7 +85,7 @@ def test_a_model_without_a_chat_template(target: Path, random_drafter: Path, tmp
     byte_tokenizer(chat_template=None).save_pretrained(folder)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
     model = outpace.load(str(folder), "domino", drafter=str(random_drafter), dtype="float32", device="cpu")
-    run = race(model, "domino", read_workload("builtin:1"), tokens=4)
+    run = compare(model, "domino", read_workload("builtin:1"), tokens=4)
     facts = drafter_of(model, "domino")
     assert facts is not None
     assert facts.template is None

@@ -7,21 +7,20 @@ import pytest
 import torch
 
 import outpace
-from outpace.doctor import passes, precision
-from outpace.doctor.passes import PassTimes
-from outpace.doctor.precision import Precision
+from outpace.doctor import model as doctor
+from outpace.doctor.model import MeasuredPasses, Precision
 from outpace.models.exactness import Exactness
 from tests.unit.models.tiny import needs_kernels, save_tiny_model, tiny_config, tiny_target
 
 BANDWIDTH = 20e9
-TIMES = PassTimes(one=10.0, many=16.0, linears=8.0, weight_bytes=180_000_000)
+TIMES = MeasuredPasses(one=10.0, many=16.0, linears=8.0, weight_bytes=180_000_000)
 ZEN = "flags : avx2 avx512f avx512_vnni avx512_bf16"
 
 
 def test_passes_are_measured_and_leave_nothing_behind() -> None:
     """Guards against figures of something else than passes, and rows left in a slot that the next request begins in."""
     target = tiny_target(tiny_config("llama", intermediate_size=64), max_length=40)
-    times = passes.pass_times(target, 1, seconds=0.02)
+    times = doctor.measured_passes(target, 1, seconds=0.02)
     assert 0 < times.one < 1e3
     assert 0 < times.many < 1e3
     assert times.linears >= 0
@@ -33,34 +32,34 @@ def test_passes_are_measured_and_leave_nothing_behind() -> None:
 def test_a_mixtures_idle_experts_are_not_read() -> None:
     """Guards against a floor that counts experts which a row is not sent to."""
     target = tiny_target(tiny_config("qwen3_moe", mlp_only_layers=[]))
-    chosen = [one for one in passes.products_of_a_row(target) if one.outputs == 80]  # two projections of an expert
+    chosen = [one for one in doctor.products_of_a_row(target) if one.outputs == 80]  # two projections of an expert
     assert len(chosen) == 3 * target.config.num_experts_per_tok
 
 
 def test_a_pass_against_its_bytes() -> None:
     """Guards against a slow pass that is called fine, or the other way round, and small ones that nothing helps."""
-    fine = passes.reading(TIMES, BANDWIDTH, "do it")
+    fine = doctor.reading(TIMES, BANDWIDTH, "do it")
     assert fine.is_fine
     assert "180 MB of weights are read in 9.0 ms" in fine.measured
-    slow = passes.reading(replace(TIMES, one=40.0), BANDWIDTH, "do it")
+    slow = doctor.reading(replace(TIMES, one=40.0), BANDWIDTH, "do it")
     assert slow.remedy == "do it"
-    assert passes.reading(PassTimes(1.0, 2.0, 0.1, 1000), BANDWIDTH, "do it").is_fine
+    assert doctor.reading(MeasuredPasses(1.0, 2.0, 0.1, 1000), BANDWIDTH, "do it").is_fine
 
 
 def test_rows_that_are_dear() -> None:
     """Guards against trees of 15 nodes where a pass of 16 rows costs more than they bring in."""
-    assert passes.rows(TIMES, False, True).is_fine
+    assert doctor.rows(TIMES, False, True).is_fine
     dear = replace(TIMES, many=40.0)
-    assert passes.rows(dear, False, True).remedy.startswith("use --quantize int8, or smaller trees, as --budget 7")
-    assert passes.rows(dear, True, True).remedy.startswith("use smaller trees")
-    assert passes.rows(dear, False, False).remedy.startswith("use smaller trees")
+    assert doctor.rows(dear, False, True).remedy.startswith("use --quantize int8, or smaller trees, as --budget 7")
+    assert doctor.rows(dear, True, True).remedy.startswith("use smaller trees")
+    assert doctor.rows(dear, False, False).remedy.startswith("use smaller trees")
 
 
 def test_what_is_not_arithmetic() -> None:
     """Guards against glue that nobody sees, and a negative share where products one by one take longer than a pass."""
-    assert passes.glue(TIMES, "do it").figures["share"] == pytest.approx(0.2)
-    assert passes.glue(replace(TIMES, linears=3.0), "do it").remedy == "do it"
-    assert passes.glue(replace(TIMES, linears=12.0), "do it").measured.startswith("0%")
+    assert doctor.overhead(TIMES, "do it").figures["share"] == pytest.approx(0.2)
+    assert doctor.overhead(replace(TIMES, linears=3.0), "do it").remedy == "do it"
+    assert doctor.overhead(replace(TIMES, linears=12.0), "do it").measured.startswith("0%")
 
 
 @needs_kernels
@@ -68,26 +67,26 @@ def test_a_decoder_that_runs_by_its_modules() -> None:
     """Guards against a family beyond the kernels, several times as slow, that is not told apart."""
     for family, is_native in (("llama", True), ("gpt2", False)):
         target = tiny_target(tiny_config(family))
-        said = passes.one_call(target.native is not None, family, True, target.dtype)
+        said = doctor.one_call(target.native is not None, family, True, target.dtype)
         assert said.is_fine is is_native
     assert "runs in one call: Llama" in said.remedy
-    assert passes.pass_remedies(target, ["cores"]) == ("see 'one call'",) * 2
+    assert doctor.pass_remedies(target, ["cores"]) == ("see 'one call'",) * 2
     native = tiny_target(tiny_config("llama"))
-    assert passes.pass_remedies(native, ["other work"]) == ("see 'other work' first",) * 2
-    assert passes.pass_remedies(native, [])[0] == "use --quantize int8"
-    assert "float32" in passes.one_call(False, "llama", True, torch.float64).remedy
+    assert doctor.pass_remedies(native, ["other work"]) == ("see 'other work' first",) * 2
+    assert doctor.pass_remedies(native, [])[0] == "use --quantize int8"
+    assert "float32" in doctor.one_call(False, "llama", True, torch.float64).remedy
 
 
 def test_without_kernels_everything_points_there(without_kernels: None) -> None:
     """Guards against advice that does not mend what is wrong first."""
     target = tiny_target(tiny_config("llama"))
-    assert passes.pass_times(target, 0, seconds=0.02).weight_bytes > 0
-    assert passes.pass_remedies(target, ["cores"]) == ("unset OUTPACE_KERNELS",) * 2
-    assert passes.one_call(False, "llama", False, target.dtype).remedy == "unset OUTPACE_KERNELS"
+    assert doctor.measured_passes(target, 0, seconds=0.02).weight_bytes > 0
+    assert doctor.pass_remedies(target, ["cores"]) == ("unset OUTPACE_KERNELS",) * 2
+    assert doctor.one_call(False, "llama", False, target.dtype).remedy == "unset OUTPACE_KERNELS"
 
 
 USUAL = Precision(torch.bfloat16, torch.bfloat16, "none", "cpu", has_bfloat16=True, held_by="", has_kernels=True)
-F32: dict[str, object] = {"kept": torch.float32, "computed": torch.float32}
+F32: dict[str, object] = {"stored": torch.float32, "computed": torch.float32}
 WIDENED: dict[str, object] = {"computed": torch.float32, "has_bfloat16": False}
 
 
@@ -100,17 +99,17 @@ WIDENED: dict[str, object] = {"computed": torch.float32, "has_bfloat16": False}
         (F32 | {"has_bfloat16": False}, "use --dtype bfloat16, or use --quantize int8: float32 reads"),
         (F32 | {"has_bfloat16": False, "has_kernels": False}, ""),
         (F32 | {"has_bfloat16": False, "held_by": "X"}, "unset X, or use --quantize int8: it hides"),
-        ({"kept": torch.float16, "computed": torch.float32}, "use --dtype auto, or use --quantize int8: no CPU"),
+        ({"stored": torch.float16, "computed": torch.float32}, "use --dtype auto, or use --quantize int8: no CPU"),
         (WIDENED, ""),
         (WIDENED | {"held_by": "X"}, "unset X, or use --quantize int8: it hides"),
         (WIDENED | {"has_kernels": False}, "use --dtype float32, or see 'kernels'"),
-        ({"kept": torch.float64, "computed": torch.float64}, "use --dtype auto: float64"),
-        ({"kept": torch.float16, "computed": torch.float16, "device": "cuda"}, ""),
+        ({"stored": torch.float64, "computed": torch.float64}, "use --dtype auto: float64"),
+        ({"stored": torch.float16, "computed": torch.float16, "device": "cuda"}, ""),
     ],
 )
 def test_a_dtype_without_instructions(changes: dict[str, object], remedy: str) -> None:
     """Guards against numbers that a CPU makes of other instructions, or reads twice the bytes for, without a word."""
-    said = precision.dtype(replace(USUAL, **changes))  # type: ignore[arg-type]
+    said = doctor.dtype(replace(USUAL, **changes))  # type: ignore[arg-type]
     assert said.remedy.startswith(remedy)
     assert said.is_fine is (not remedy)
 
@@ -119,9 +118,9 @@ def test_a_dtype_without_instructions(changes: dict[str, object], remedy: str) -
 def test_a_model_held_to_avx2(asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a doctor who does not see what the model was loaded in, nor which variable decided it."""
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
-    monkeypatch.setattr(precision, "cpu_flags", lambda: ZEN)
+    monkeypatch.setattr(doctor, "cpu_flags", lambda: ZEN)
     model = outpace.load(str(save_tiny_model(tmp_path / "m")), "plain", dtype=asked, device="cpu")
-    said = precision.dtype(precision.precision_of(model.target))
+    said = doctor.dtype(doctor.precision_of(model.target))
     assert not said.is_fine
     assert said.figures["computed"] == "float32"
     assert said.remedy.startswith("use --dtype auto" if asked == "float16" else "unset ONEDNN_MAX_CPU_ISA")
@@ -129,17 +128,17 @@ def test_a_model_held_to_avx2(asked: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_how_exact_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against rounding without what makes it rarer, and without the command that tells ties from bugs."""
-    assert precision.exactness(Exactness("bitwise", "all alike (bfloat16)"), "cpu").is_fine
+    assert doctor.exactness(Exactness("bitwise", "all alike (bfloat16)"), "cpu").is_fine
     monkeypatch.delenv("MKL_CBWR", raising=False)
-    on_gpu = precision.exactness(Exactness("rounding", "kernels of a GPU (bfloat16)"), "cuda")
+    on_gpu = doctor.exactness(Exactness("rounding", "kernels of a GPU (bfloat16)"), "cuda")
     assert "--dtype float32" in on_gpu.remedy
     assert "`outpace verify`" in on_gpu.remedy
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
-    assert precision.exactness(Exactness("rounding", "a product (float32)"), "cpu").remedy.startswith("unset MKL_CBWR")
+    assert doctor.exactness(Exactness("rounding", "a product (float32)"), "cpu").remedy.startswith("unset MKL_CBWR")
 
 
 def test_rounding_without_kernels(without_kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against rounding that kernels would take away."""
     monkeypatch.delenv("MKL_CBWR", raising=False)
-    said = precision.exactness(Exactness("rounding", "a product (float32)"), "cpu")
+    said = doctor.exactness(Exactness("rounding", "a product (float32)"), "cpu")
     assert said.remedy.startswith("see 'kernels'")

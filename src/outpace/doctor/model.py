@@ -1,0 +1,283 @@
+"""Findings about a model on this machine: its precision, its exactness, and what its passes cost."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from outpace.api import Model
+from outpace.core.tree import Topology
+from outpace.doctor.finding import Finding, finding
+from outpace.doctor.machine import bandwidth, fastest
+from outpace.kernels.build import kernels_remedy, loaded_kernels
+from outpace.kernels.instructions import cpu_flags, held_down, instruction_sets, multiplies_bfloat16
+from outpace.kernels.linear import KernelLinear
+from outpace.lib.errors import InvalidRequest
+from outpace.models.exactness import Exactness
+from outpace.models.experts import PackedExperts
+from outpace.models.linear import PackedLinear
+from outpace.models.packed import Part
+from outpace.models.target import TransformersTarget
+
+ROWS, CONTEXT, SECONDS = 16, 64, 2.0
+_SMALL_MS = 2.0  # below it fixed costs decide, and there is nothing to gain
+_SLOW_READ, _EXPENSIVE_ROWS, _MUCH_OVERHEAD = 2.5, 2.5, 0.4
+
+
+def examine_model(model: Model, problems: Sequence[str] = ()) -> Iterator[Finding]:
+    """Findings about a model, one by one; for a GPU the precision alone.
+
+    Args:
+        model: with no requests running.
+        problems: names of findings about the machine that need a look.
+    """
+    target = model.target
+    yield dtype(precision_of(target))
+    yield exactness(model.exactness, target.device.type)
+    if target.device.type != "cpu":
+        return
+    has_kernels = loaded_kernels() is not None
+    yield one_call(target.native is not None, target.config.model_type, has_kernels, target.dtype)
+
+    def measure(slot: int | None) -> MeasuredPasses:
+        if slot is None:
+            raise InvalidRequest(
+                "all slots are taken: wait for a request to end, or examine the model before it serves"
+            )
+        return measured_passes(target, slot)
+
+    times = model.engine.between_steps(measure)
+    cheaper, leaner = pass_remedies(target, problems)
+    yield reading(times, max(bandwidth(torch.get_num_threads())), cheaper)
+    yield rows(times, target.quantize != "none", has_kernels)
+    yield overhead(times, leaner)
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What a model is stored and computed in.
+
+    Attributes:
+        stored, computed: dtype of weights and of passes.
+        quantize: "none" or "int8".
+        device: "cpu" or "cuda".
+        has_bfloat16: whether the CPU multiplies it.
+        held_by: the variable that disables the CPU's instructions for bfloat16; empty if none does.
+        has_kernels: whether compiled kernels multiply: they have int8, and widen stored bfloat16.
+    """
+
+    stored: torch.dtype
+    computed: torch.dtype
+    quantize: str
+    device: str
+    has_bfloat16: bool
+    held_by: str
+    has_kernels: bool
+
+
+def precision_of(target: TransformersTarget) -> Precision:
+    """The precision of a loaded model."""
+    variable, lost = held_down(instruction_sets(cpu_flags()))
+    return Precision(
+        stored=target.rounded_to,
+        computed=target.dtype,
+        quantize=target.quantize,
+        device=target.device.type,
+        has_bfloat16=multiplies_bfloat16(),
+        held_by=variable if {*lost} & {"avx512_bf16", "amx_bf16"} else "",
+        has_kernels=loaded_kernels() is not None,
+    )
+
+
+def dtype(precision: Precision) -> Finding:
+    """Whether a CPU has instructions for what it is asked to multiply."""
+    stored, computed = (str(one).removeprefix("torch.") for one in (precision.stored, precision.computed))
+    measured = stored if stored == computed else f"{stored} weights, computed in {computed}"
+    measured += "" if precision.quantize == "none" else f", products in {precision.quantize}"
+    remedy = ""
+    if precision.device == "cpu":
+        has = "bfloat16" if precision.has_bfloat16 else "float32, not bfloat16"
+        measured += f"; this CPU multiplies {has}"
+        remedy = _dtype_remedy(precision)
+    return finding("dtype", measured, remedy, kept=stored, computed=computed, quantize=precision.quantize)
+
+
+def _dtype_remedy(precision: Precision) -> str:
+    kernels, held = precision.has_kernels, precision.held_by
+    int8 = ", or use --quantize int8" if kernels else ""
+    if precision.computed == torch.float64:
+        return "use --dtype auto: float64 has no packed products, and is for comparisons"
+    if precision.quantize != "none":
+        return ""
+    if precision.stored == torch.float16:
+        return f"use --dtype auto{int8}: no CPU here multiplies float16, its weights are computed in float32"
+    if held:
+        return f"unset {held}{int8}: it hides instructions for bfloat16"
+    if precision.stored == torch.bfloat16 and not precision.has_bfloat16 and not kernels:
+        return "use --dtype float32, or see 'kernels': without them weights are rounded, and as wide as before"
+    if precision.stored == torch.float32 and (precision.has_bfloat16 or kernels):
+        return f"use --dtype bfloat16{int8}: float32 reads twice the bytes"
+    return ""
+
+
+def exactness(found: Exactness, device: str) -> Finding:
+    """Whether a token's bits depend on the batch, as the probe at load found."""
+    remedy = ""
+    if not found.is_bitwise:
+        compare = "`outpace verify` tells a tie from a bug on your prompts"
+        rarer = "dtype='float32' (--dtype float32) makes ties rarer"
+        remedy = f"{rarer}; {compare}" if "float32" not in found.reason else compare
+        if "MKL_CBWR" in os.environ:
+            remedy = f"unset MKL_CBWR: it changes the order of sums; {compare}"
+        elif device == "cpu" and loaded_kernels() is None:
+            remedy = f"see 'kernels': with them sums have one order; {compare}"
+    return finding("exactness", f"{found.kind}: {found.reason}", remedy, kind=found.kind, reason=found.reason)
+
+
+@dataclass(frozen=True)
+class MeasuredPasses:
+    """The fastest of several passes of each kind, in milliseconds.
+
+    Attributes:
+        one, many: of 1 and of ROWS rows after CONTEXT tokens, with the LM head.
+        linears: the products of a pass of one row alone, called one by one.
+        weight_bytes: that a pass of one row reads.
+    """
+
+    one: float
+    many: float
+    linears: float
+    weight_bytes: int
+
+
+@torch.inference_mode()
+def measured_passes(target: TransformersTarget, slot: int, seconds: float = SECONDS) -> MeasuredPasses:
+    """Measure passes of a target on the CPU.
+
+    Args:
+        target: the model.
+        slot: a free one; its content is lost.
+        seconds: for all, about.
+    """
+    context = max(1, min(CONTEXT, target.max_length - ROWS))
+    ids = torch.arange(context + ROWS) % target.vocab_size
+    target.rewind_slot(slot, 0)
+    target.run([_part(slot, Topology.chain(context), ids, is_prompt=True)])
+    target.commit([slot], [range(context)])
+    tree = Topology.of([-1, *((node - 1) // 2 for node in range(1, ROWS))])
+    one, many = (_part(slot, shape, ids[context:]) for shape in (Topology.chain(1), tree))
+    layers = products_of_a_row(target)
+    inputs = [(layer, _row(layer)) for layer in layers]
+    works = (
+        lambda: target.head(target.run([one])),
+        lambda: target.head(target.run([many])),
+        lambda: [layer(row) for layer, row in inputs],
+    )
+    one_ms, many_ms, linears_ms = (1e3 * found for found in fastest(works, seconds))
+    target.rewind_slot(slot, 0)
+    return MeasuredPasses(one_ms, many_ms, linears_ms, sum(map(_bytes, layers)))
+
+
+def products_of_a_row(target: TransformersTarget) -> list[nn.Module]:
+    """The linear layers whose weights one row reads; of a mixture's experts as many as a row is sent to."""
+    idle: set[nn.Module] = set()
+    for module in target.decoder.modules():
+        if isinstance(module, PackedExperts):
+            chosen = target.config.num_experts_per_tok
+            idle |= {*module.gate_up[chosen:], *module.down[chosen:]}
+    layers = [*target.decoder.modules(), *target.head.layer.modules()]
+    return [
+        layer for layer in layers if isinstance(layer, KernelLinear | PackedLinear | nn.Linear) and layer not in idle
+    ]
+
+
+def reading(times: MeasuredPasses, bandwidth: float, remedy: str) -> Finding:
+    """A pass of one row compared with the time to read its weights.
+
+    Args:
+        times: of passes.
+        bandwidth: bytes per second.
+        remedy: what makes passes of this model cheaper here.
+    """
+    least = times.weight_bytes / bandwidth * 1e3
+    measured = (
+        f"{times.one:.1f} ms; its {times.weight_bytes / 1e6:.0f} MB of weights are read in {least:.1f} ms at "
+        f"{bandwidth / 1e9:.1f} GB/s"
+    )
+    is_slow = times.one > max(_SLOW_READ * least, _SMALL_MS)
+    figures = {"ms": times.one, "least_ms": least, "weight_bytes": times.weight_bytes}
+    return finding("pass of one row", measured, remedy if is_slow else "", **figures)
+
+
+def rows(times: MeasuredPasses, is_quantized: bool, can_quantize: bool) -> Finding:
+    """What 16 rows cost relative to one: what a round of drafts must gain."""
+    ratio = times.many / times.one
+    measured = f"{times.many:.1f} ms, {ratio:.1f} times a pass of one row"
+    remedy = ""
+    if ratio > _EXPENSIVE_ROWS and times.many > _SMALL_MS:
+        cheaper = "" if is_quantized or not can_quantize else "--quantize int8, or "
+        remedy = f"use {cheaper}smaller trees, as --budget 7: rows are expensive here"
+    return finding(f"pass of {ROWS} rows", measured, remedy, ms=times.many, ratio=ratio)
+
+
+def overhead(times: MeasuredPasses, remedy: str) -> Finding:
+    """The share of a pass of one row that is not its linear layers, called one by one."""
+    share = max(0.0, 1 - times.linears / times.one)
+    alone = f"its linear layers, one by one, take {times.linears:.1f} of {times.one:.1f} ms"
+    measured = f"{share:.0%} of a pass of one row: {alone}"
+    is_much = share > _MUCH_OVERHEAD and times.one > _SMALL_MS
+    return finding("beside linear layers", measured, remedy if is_much else "", share=share, linears_ms=times.linears)
+
+
+def one_call(native: bool, family: str, has_kernels: bool, dtype: torch.dtype) -> Finding:
+    """Whether a pass is one call to the compiled kernels, or hundreds of operations from Python."""
+    if native:
+        return finding("one call", "a pass is one call to the compiled kernels", native=True)
+    measured, remedy = f"a pass of {family} runs by its own modules", kernels_remedy() if not has_kernels else ""
+    if has_kernels:
+        remedy = (
+            "take a model of a family that runs in one call: Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3, OLMo2, SmolLM3"
+            if dtype != torch.float64
+            else "load it with dtype='float32' (--dtype float32)"
+        )
+    return finding("one call", measured, remedy, native=False)
+
+
+def pass_remedies(target: TransformersTarget, problems: Sequence[str]) -> tuple[str, str]:
+    """What makes passes of a model cheaper here, and what reduces their overhead.
+
+    Args:
+        target: the model.
+        problems: names of findings about the machine that need a look: they come first.
+    """
+    if loaded_kernels() is None:
+        return kernels_remedy(), kernels_remedy()
+    if target.native is None:
+        return "see 'one call'", "see 'one call'"
+    if problems:
+        see = f"see {', '.join(map(repr, problems))} first"
+        return see, see
+    alone = "set OMP_NUM_THREADS=1 and compare: threads may wait for each other longer than they compute"
+    return ("use --quantize int8" if target.quantize == "none" else alone), alone
+
+
+def _part(slot: int, shape: Topology, ids: Tensor, is_prompt: bool = False) -> Part:
+    return Part(slot, ids[: len(shape)], shape.depth_tensor, shape.ancestor_mask, is_prompt=is_prompt)
+
+
+def _row(layer: nn.Module) -> Tensor:
+    if isinstance(layer, nn.Linear):
+        return torch.ones(1, layer.in_features, dtype=layer.weight.dtype)
+    assert isinstance(layer, KernelLinear | PackedLinear)
+    return torch.ones(1, layer.inputs, dtype=torch.float32 if isinstance(layer, KernelLinear) else layer.dtype)
+
+
+def _bytes(layer: nn.Module) -> int:
+    if isinstance(layer, nn.Linear):
+        return layer.weight.nbytes
+    if isinstance(layer, KernelLinear):
+        return layer.panels.nbytes + (0 if layer.scales is None else layer.scales.nbytes)
+    assert isinstance(layer, PackedLinear)
+    return layer.outputs * layer.inputs * layer.dtype.itemsize
