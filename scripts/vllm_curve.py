@@ -32,8 +32,7 @@ from outpace.bench.runner import split_methods
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workloads
 from outpace.endpoint.client import Endpoint
-from outpace.endpoint.metrics import speculation_counts
-from outpace.endpoint.requests import sampling_fields
+from outpace.endpoint.server import sampling_fields, speculation_counts
 
 STARTING_S, ENDING_S = 600.0, 30.0
 PLAIN = "plain"

@@ -17,8 +17,7 @@ from outpace.core.params import SamplingParams
 from outpace.data.answers import read_answers
 from outpace.data.workload import WorkItem, read_workload
 from outpace.endpoint.client import Endpoint
-from outpace.endpoint.metrics import speculation_counts
-from outpace.endpoint.requests import sampling_fields
+from outpace.endpoint.server import sampling_fields, speculation_counts
 from tests.vllm.conftest import TARGET
 from tests.vllm.engines import engine
 from tests.vllm.servers import cores, serving, two_nodes

@@ -12,9 +12,7 @@ from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, Record
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem, fingerprint
 from outpace.endpoint.client import Endpoint
-from outpace.endpoint.metrics import speculation_counts
-from outpace.endpoint.requests import sampling_fields, speculation_fields
-from outpace.endpoint.server import Server
+from outpace.endpoint.server import Server, sampling_fields, speculation_counts, speculation_fields
 from outpace.lib.errors import InvalidRequest
 
 WHOLE_SERVER = "server"  # what a server of others does is one method

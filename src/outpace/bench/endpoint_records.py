@@ -6,7 +6,7 @@ from typing import Any
 
 from outpace.bench.records import TurnRun, group_figures, prompt_figures
 from outpace.data.workload import WorkItem
-from outpace.endpoint.metrics import SpeculationCounts
+from outpace.endpoint.server import SpeculationCounts
 
 ONLY_REPORTED = (
     "steps",

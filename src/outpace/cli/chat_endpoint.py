@@ -9,7 +9,7 @@ from outpace.core.params import SamplingParams
 from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from outpace.endpoint.chat import RemoteChat
+    from outpace.endpoint.server import RemoteChat
 
 
 def chat_endpoint(
@@ -36,9 +36,8 @@ def chat_endpoint(
         InvalidRequest: a method or a budget for a server of others, or several models and no name.
         ModelError: no OpenAI-compatible server, or one that refuses the key.
     """
-    from outpace.endpoint.chat import RemoteChat
     from outpace.endpoint.client import Endpoint
-    from outpace.endpoint.server import find_server
+    from outpace.endpoint.server import RemoteChat, find_server
 
     with Endpoint(url, api_key) as endpoint:
         server = find_server(endpoint, model)

@@ -1,11 +1,15 @@
 """What a server says of itself: its models, and whether it is one of ours."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from itertools import zip_longest
+from typing import Any, Self
 
 import httpx
 
-from outpace.endpoint.client import Endpoint
+from outpace.core.params import SamplingParams
+from outpace.endpoint.client import AnswerStream, Endpoint
 from outpace.lib.errors import InvalidRequest, ModelError
 
 
@@ -71,3 +75,140 @@ def _json(response: httpx.Response | None) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+DRAFTED, ACCEPTED, BY_POSITION = (
+    f"vllm:spec_decode_num_{what}_total" for what in ("draft_tokens", "accepted_tokens", "accepted_tokens_per_pos")
+)
+
+
+@dataclass(frozen=True)
+class SpeculationCounts:
+    """Counters of a server, for all its requests since it started, or their growth.
+
+    Attributes:
+        drafted, accepted: tokens.
+        accepted_per_depth: accepted tokens by their position in the draft.
+    """
+
+    drafted: int
+    accepted: int
+    accepted_per_depth: tuple[int, ...]
+
+    def __sub__(self, before: Self) -> "SpeculationCounts":
+        pairs = zip_longest(self.accepted_per_depth, before.accepted_per_depth, fillvalue=0)
+        depths = tuple(now - then for now, then in pairs)
+        return SpeculationCounts(self.drafted - before.drafted, self.accepted - before.accepted, depths)
+
+
+def read_counts(text: str) -> SpeculationCounts | None:
+    """The counters in a page of metrics, in Prometheus's text format; None where speculation is not counted.
+
+    Raises:
+        ModelError: the page is in another format.
+    """
+    from prometheus_client.parser import text_string_to_metric_families
+
+    totals = {DRAFTED: 0.0, ACCEPTED: 0.0}
+    depths: dict[int, float] = {}
+    is_counted = False
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name in totals:
+                    totals[sample.name] += sample.value
+                    is_counted = True
+                elif sample.name == BY_POSITION:
+                    position = int(sample.labels["position"])
+                    depths[position] = depths.get(position, 0.0) + sample.value
+    except (ValueError, KeyError) as error:
+        raise ModelError(f"metrics: not in Prometheus's text format: {error!r}") from error
+    if not is_counted:
+        return None
+    per_depth = tuple(int(depths.get(depth, 0)) for depth in range(max(depths, default=-1) + 1))
+    return SpeculationCounts(int(totals[DRAFTED]), int(totals[ACCEPTED]), per_depth)
+
+
+def speculation_counts(endpoint: Endpoint) -> SpeculationCounts | None:
+    """The counters of a server now; None where it has no metrics, or does not count speculation."""
+    response = endpoint.probe("metrics", at_root=True)
+    return None if response is None else read_counts(response.text)
+
+
+OPTIONAL = (
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "stop",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+)
+"""Sent where they are not at their defaults: some servers refuse fields that they do not know."""
+
+
+def sampling_fields(params: SamplingParams) -> dict[str, Any]:
+    """Fields of a request's body."""
+    fields: dict[str, Any] = {"max_tokens": params.max_new_tokens, "temperature": params.temperature}
+    standard = SamplingParams()
+    for name in OPTIONAL:
+        if getattr(params, name) != getattr(standard, name):
+            fields[name] = getattr(params, name)
+    return fields
+
+
+def speculation_fields(method: str | None, budget: int | None = None) -> dict[str, Any]:
+    """The extension of an outpace server: method and budget where they are named, and a report of what they did."""
+    chosen = {"method": method, "budget": budget, "report": True}
+    return {"outpace": {name: value for name, value in chosen.items() if value is not None}}
+
+
+class RemoteChat:
+    """A conversation with a server; what `outpace.Chat` is on a model here.
+
+    Args:
+        endpoint, server: who answers.
+        params: sampling parameters of every answer.
+        system: a system message that opens the conversation.
+        method, budget: how an outpace server drafts; ignored for servers of others.
+
+    Attributes:
+        messages: the conversation so far, the system message included.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        server: Server,
+        params: SamplingParams,
+        system: str | None = None,
+        method: str | None = None,
+        budget: int | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._fields: dict[str, Any] = sampling_fields(params) | {"model": server.model}
+        if server.is_outpace:
+            self._fields |= speculation_fields(method, budget)
+        self._opening = [] if system is None else [{"role": "system", "content": system}]
+        self.messages = list(self._opening)
+
+    @contextmanager
+    def send(self, text: str) -> Iterator[AnswerStream]:
+        """Say something and stream the answer. Leaving the block early cancels it; it stays as far as it came.
+
+        Args:
+            text: what the user says.
+
+        Raises:
+            InvalidRequest, ModelError: as `Endpoint.stream`; the conversation is as it was before the call.
+        """
+        said = [*self.messages, {"role": "user", "content": text}]
+        with self._endpoint.stream("chat/completions", self._fields | {"messages": said}) as stream:
+            yield stream
+        self.messages = [*said, {"role": "assistant", "content": stream.text}]
+
+    def reset(self) -> None:
+        """Forget the conversation but for the system message."""
+        self.messages = list(self._opening)

@@ -1,8 +1,8 @@
 """From the engine's news to an HTTP answer, whole or as a stream of events."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from secrets import token_hex
 from time import time
@@ -15,17 +15,87 @@ from starlette.types import Receive, Scope, Send
 
 from outpace import __version__
 from outpace.core.events import Sample, StepEvent
+from outpace.core.origins import ORIGINS
 from outpace.models.pieces import Pieces
-from outpace.serve.deadline import Deadline
+from outpace.serve.engine_thread import Inbox, News
 from outpace.serve.errors import ApiError, from_engine
-from outpace.serve.fields import SharedFields
-from outpace.serve.forms import Form
-from outpace.serve.job import Inbox, News
-from outpace.serve.report import report, usage
+from outpace.serve.forms import Form, Trace
+from outpace.serve.requests import SharedFields
 from outpace.serve.service import Order, Service
-from outpace.serve.trace import Trace
 
 JSON = "application/json"
+
+
+class Deadline:
+    """Of one request; begins in the event loop.
+
+    Args:
+        seconds: that it may take from now on.
+
+    Attributes:
+        at: on the loop's clock.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.at = asyncio.get_running_loop().time() + seconds
+
+    def missed(self) -> ApiError:
+        """What to say when it has passed."""
+        said = f"the answer took longer than {self._seconds:g} s: ask for fewer tokens"
+        return ApiError(504, said, code="timeout", kind="timeout_error")
+
+    @asynccontextmanager
+    async def kept(self) -> AsyncIterator[None]:
+        """Do something that must be done by then.
+
+        Raises:
+            ApiError: it was not.
+        """
+        try:
+            async with asyncio.timeout_at(self.at):
+                yield
+        except TimeoutError as error:
+            raise self.missed() from error
+
+
+def report(sample: Sample, method: str) -> dict[str, Any]:
+    """The extension of a choice: `choices[i].outpace`."""
+    metrics = sample.metrics
+    return {
+        "method": method,
+        "steps": metrics.steps,
+        "tokens_per_step": metrics.tokens_per_step,
+        "drafted": metrics.drafted,
+        "accepted": metrics.accepted,
+        "accepted_per_depth": metrics.accepted_per_depth,
+        "by_origin": {origin: metrics.accepted_by_origin.get(origin, 0) for origin in ORIGINS if origin != "pending"}
+        | {"bonus": metrics.new_tokens - metrics.accepted},
+        "plain_steps": metrics.plain_steps,
+        "reused_tokens": metrics.reused_tokens,
+        "ttft_ms": metrics.ttft_ms,
+        "decode_ms": metrics.decode_ms,
+        "seed": sample.seed,
+    }
+
+
+def usage(samples: Iterable[tuple[int, Sample]], n: int) -> dict[str, Any]:
+    """Tokens of a request: each prompt once, each answer.
+
+    Args:
+        samples: with the index of their choice.
+        n: answers to each prompt.
+    """
+    everything = list(samples)
+    firsts = [sample.metrics for index, sample in everything if index % n == 0]
+    prompt = sum(metrics.prompt_tokens for metrics in firsts)
+    completion = sum(sample.metrics.new_tokens for _, sample in everything)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(metrics.reused_tokens for metrics in firsts)},
+    }
 
 
 @dataclass

@@ -1,24 +1,27 @@
 """The endpoints."""
 
+from importlib.resources import files
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 
 from outpace import __version__
 from outpace.methods.catalog import methods
-from outpace.serve.answers import ClientGone, answer
-from outpace.serve.chat_request import ChatRequest
-from outpace.serve.completion_request import CompletionRequest
-from outpace.serve.deadline import Deadline
-from outpace.serve.errors import ApiError
+from outpace.serve.answers import ClientGone, Deadline, answer
+from outpace.serve.errors import ApiError, ErrorAnswer
 from outpace.serve.forms import ChatForm, CompletionForm
-from outpace.serve.openapi import describe, takes
-from outpace.serve.playground import add_playground
 from outpace.serve.prepare import prepared
+from outpace.serve.requests import ChatRequest, CompletionRequest
 from outpace.serve.service import Service
 from outpace.serve.shield import Shield
 
@@ -157,3 +160,80 @@ def _add_errors(app: FastAPI, service: Service) -> None:
     async def client_gone(request: Request, error: Exception) -> Response:
         request.scope["state"]["told"] |= {"error": "the client went away"}
         return Response(status_code=499)  # nginx's; nobody reads it, and the log tells
+
+
+REFERENCE = "#/components/schemas/{model}"
+ERRORS = {
+    400: "a field cannot be honoured",
+    401: "no valid API key",
+    403: "a page of another site, or a name that is not this server's",
+    404: "no such model",
+    408: "the body did not come in time",
+    413: "the body is too large",
+    429: "the queue is full",
+    500: "the engine failed",
+    503: "loading, or shutting down",
+    504: "it took too long",
+}
+
+
+def takes(kind: type[BaseModel]) -> dict[str, Any]:
+    """The part of an endpoint's description that says what its body is."""
+    content = {"application/json": {"schema": {"$ref": REFERENCE.format(model=kind.__name__)}}}
+    event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
+    answers = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": event}}
+    said = {"200": {"description": "the answer; a stream of events with stream=true", "content": answers}}
+    return {"requestBody": {"required": True, "content": content}, "responses": said}
+
+
+def describe(app: FastAPI) -> None:
+    """Make the app's OpenAPI file tell of bodies and errors."""
+
+    def made() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
+            kinds = [(kind, "validation") for kind in (ChatRequest, CompletionRequest, ErrorAnswer)]
+            _, definitions = models_json_schema(kinds, ref_template=REFERENCE)  # type: ignore[arg-type]
+            schema["components"] = {"schemas": definitions["$defs"]}
+            error = {"application/json": {"schema": {"$ref": REFERENCE.format(model="ErrorAnswer")}}}
+            for path, operations in schema["paths"].items():
+                for operation in operations.values():
+                    operation["responses"].pop("422", None)
+                    if path.startswith("/v1/"):
+                        operation["responses"] |= {
+                            str(status): {"description": said, "content": error} for status, said in ERRORS.items()
+                        }
+            app.openapi_schema = schema
+        return app.openapi_schema
+
+    app.openapi = made  # type: ignore[method-assign]
+
+
+FOLDER = str(files("outpace.serve") / "playground")
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",
+}
+"""No script, style or connection but the server's own, and no script or style within a page."""
+
+
+class _Assets(StaticFiles):
+    """The page's files with its headers."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        response = await super().get_response(path, scope)
+        response.headers.update(HEADERS)
+        return response
+
+
+def add_playground(app: FastAPI) -> None:
+    """Serve the page at `/`, and what it loads below `/playground`."""
+
+    async def page(request: Request) -> Response:
+        return FileResponse(f"{FOLDER}/index.html", headers=HEADERS)
+
+    app.add_route("/", page, methods=["GET", "HEAD"], include_in_schema=False)
+    app.mount("/playground", _Assets(directory=FOLDER), name="playground")

@@ -9,7 +9,7 @@ from outpace.core.params import SamplingParams
 from outpace.data.answers import Conversation
 from outpace.data.workload import WorkItem
 from outpace.endpoint.client import Endpoint, ServerAway
-from outpace.endpoint.requests import sampling_fields
+from outpace.endpoint.server import sampling_fields
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.text import TextCodec
 from outpace.train.regenerate import seed_of

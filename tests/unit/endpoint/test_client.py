@@ -9,8 +9,7 @@ import pytest
 from outpace.core.params import SamplingParams
 from outpace.endpoint import client
 from outpace.endpoint.client import Endpoint, ServerAway
-from outpace.endpoint.requests import sampling_fields
-from outpace.endpoint.server import find_server
+from outpace.endpoint.server import find_server, sampling_fields
 from outpace.lib.errors import InvalidRequest, ModelError
 from tests.unit.endpoint.fake import Reply, event, serving, streamed
 

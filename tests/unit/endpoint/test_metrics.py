@@ -2,7 +2,7 @@
 
 import pytest
 
-from outpace.endpoint.metrics import SpeculationCounts, read_counts
+from outpace.endpoint.server import SpeculationCounts, read_counts
 from outpace.lib.errors import ModelError
 
 PAGE = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.

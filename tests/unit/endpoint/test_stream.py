@@ -1,6 +1,6 @@
 """Server-sent events: bytes to the data of events."""
 
-from outpace.endpoint.stream import events
+from outpace.endpoint.client import events
 
 TALK = (
     'data: {"text": "a\u2028b\x85ö"}\r\n\r\n: a comment\nevent: chunk\ndata:first\ndata: second\n\n\n\ndata: [DONE]\n\n'

@@ -10,9 +10,7 @@ from typer.testing import CliRunner, Result
 from outpace import cli
 from outpace.core.params import SamplingParams
 from outpace.endpoint.client import Endpoint
-from outpace.endpoint.metrics import speculation_counts
-from outpace.endpoint.requests import sampling_fields
-from outpace.endpoint.server import find_server
+from outpace.endpoint.server import find_server, sampling_fields, speculation_counts
 from outpace.lib.errors import InvalidRequest, ModelError
 from tests.unit.serve.served import NAME, Served, serving
 

@@ -18,10 +18,9 @@ import pytest
 from pydantic import ValidationError
 
 from outpace.api import Model
-from outpace.serve.chat_request import ChatRequest
-from outpace.serve.completion_request import CompletionRequest
 from outpace.serve.errors import ApiError
 from outpace.serve.prepare import _entries, parsed
+from outpace.serve.requests import ChatRequest, CompletionRequest
 from outpace.serve.run import Server
 from outpace.serve.service import Service
 from outpace.serve.settings import ServeSettings

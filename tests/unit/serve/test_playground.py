@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from outpace.serve.playground import FOLDER
+from outpace.serve.app import FOLDER
 from tests.unit.serve.served import Served
 
 FILES = sorted(Path(FOLDER).iterdir())

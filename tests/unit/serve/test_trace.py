@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from outpace.core.events import StepEvent
-from outpace.serve.trace import Trace
+from outpace.serve.forms import Trace
 from tests.unit.serve.served import Served
 
 ORIGINS = {"drafted", "retrieved", "matched", "forced", "bonus"}

@@ -1,0 +1,401 @@
+"""Fields that chat and completions share, and how fields are checked. What is not here or there is refused by name."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    model_validator,
+)
+from pydantic_core import CoreSchema, core_schema
+
+from outpace.core.grammar import Grammar
+from outpace.core.params import MAX_LOGPROBS, MAX_SEED, MAX_TEMPERATURE
+
+MAX_STOPS, MAX_STOP_LENGTH, MAX_SAMPLES = 16, 1000, 128
+
+
+class Strict(BaseModel):
+    """JSON as it is: no numbers in strings, no unknown fields, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class Only:
+    """Metadata of a field that is accepted where its value changes nothing, and refused otherwise.
+
+    Args:
+        accepted: such values, beside None.
+    """
+
+    def __init__(self, *accepted: Any) -> None:
+        self.accepted = (*accepted, None)
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {"enum": list(self.accepted)}
+
+    def _check(self, value: Any) -> Any:
+        if not any(value == one and type(value) is type(one) for one in self.accepted):
+            said = " or ".join(json.dumps(one) for one in self.accepted[:-1])
+            raise ValueError(f"is not supported unless it is {said}" if said else "is not supported; leave it out")
+        return value
+
+
+Unsupported = Annotated[Any, Only()]
+Off = Annotated[Any, Only(False)]
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+StopString = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+Stops = Annotated[
+    list[StopString],
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(_as_list, json_schema_input_type=StopString | list[StopString]),
+]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+
+
+class StreamOptions(Strict):
+    """What a stream says beside the answer."""
+
+    include_usage: bool | None = False
+    include_obfuscation: Off = None
+
+
+class OutpaceOptions(Strict):
+    """The extension: how the request is decoded, and what is told of it."""
+
+    method: str | None = Field(default=None, max_length=500, description="as `outpace methods` names it")
+    budget: int | None = Field(default=None, ge=0, le=511, description="drafted nodes per round")
+    verification: Literal["match", "rejection"] | None = None
+    report: bool | None = Field(default=False, description="tell what speculation did")
+    trace: bool | None = Field(default=False, description="tell each token's origin and each round's tree")
+
+
+class StructuredOutputs(Strict):
+    """vLLM's field: what the whole answer must match, in one of four ways."""
+
+    json_: dict[str, Any] | None = Field(default=None, alias="json", description="a JSON schema")
+    regex: str | None = Field(default=None, max_length=100_000)
+    choice: Annotated[list[StopString], Field(min_length=1, max_length=1000)] | None = None
+    lark: str | None = Field(default=None, alias="grammar", max_length=1_000_000, description="in llguidance's Lark")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> "StructuredOutputs":
+        if sum(value is not None for value in (self.json_, self.regex, self.choice, self.lark)) != 1:
+            raise ValueError("structured_outputs: give one of json, regex, choice, grammar")
+        return self
+
+    def grammar(self) -> Grammar:
+        """As the engine takes it."""
+        if self.json_ is not None:
+            return Grammar.json_schema(self.json_)
+        if self.regex is not None:
+            return Grammar.regex(self.regex)
+        return Grammar.lark(self.lark) if self.lark is not None else Grammar.choice(self.choice or [])
+
+
+class SharedFields(Strict):
+    """Fields of OpenAI, of vLLM, and our own, that both endpoints have. None is the default everywhere."""
+
+    model: str
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(default=1, ge=1, le=MAX_SAMPLES)
+    max_tokens: int | None = Field(default=None, ge=1)
+    temperature: float | None = Field(default=1.0, ge=0, le=MAX_TEMPERATURE)
+    top_p: float | None = Field(default=1.0, gt=0, le=1)
+    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    stop: Stops | None = None
+    presence_penalty: float | None = Field(default=0.0, ge=-2, le=2)
+    frequency_penalty: float | None = Field(default=0.0, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
+    user: str | None = None
+    # vLLM's
+    top_k: int | None = Field(default=0, ge=-1, le=1 << 31)
+    min_p: float | None = Field(default=0.0, ge=0, le=1)
+    repetition_penalty: float | None = Field(default=1.0, gt=0, le=1e6)
+    min_tokens: int | None = Field(default=0, ge=0)
+    ignore_eos: bool | None = False
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=64)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    # our own
+    outpace: OutpaceOptions | None = None
+
+    @model_validator(mode="after")
+    def _stream_options_need_a_stream(self) -> "SharedFields":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only with stream=true")
+        return self
+
+    @property
+    def options(self) -> OutpaceOptions:
+        return self.outpace or OutpaceOptions()
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def token_limit(self) -> tuple[str, int] | None:
+        """The name of the field that limits the answer, and the limit; None without one."""
+        return None if self.max_tokens is None else ("max_tokens", self.max_tokens)
+
+    @property
+    def ranked(self) -> int | None:
+        """How many likeliest tokens are told at each position; None for no log-probabilities."""
+        raise NotImplementedError
+
+
+LogprobCount = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+
+
+MAX_MESSAGES = 10_000
+
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class TextPart(Strict):
+    """A piece of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _joined(value: Any) -> Any:
+    """Pieces of text as one, a line each, as vLLM joins them."""
+    if not isinstance(value, list):
+        return value
+    if any(not isinstance(part, dict) or part.get("type") != "text" for part in value):
+        raise ValueError("pieces other than text are not supported")
+    return "\n".join(TextPart.model_validate(part).text for part in value)
+
+
+Text = Annotated[str, BeforeValidator(_joined, json_schema_input_type=str | list[TextPart])]
+
+
+class FunctionCall(Strict):
+    """A call that the model made earlier."""
+
+    name: FunctionName
+    arguments: str
+
+
+class ToolCall(Strict):
+    """One of a message's calls."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class SystemMessage(Strict):
+    role: Literal["system", "developer"]
+    content: Text
+    name: Unsupported = None
+
+
+class UserMessage(Strict):
+    role: Literal["user"]
+    content: Text
+    name: Unsupported = None
+
+
+class AssistantMessage(Strict):
+    role: Literal["assistant"]
+    content: Text | None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True)] | None = None
+    name: Unsupported = None
+    refusal: Unsupported = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    annotations: Annotated[Any, Only([])] = None
+
+
+class ToolMessage(Strict):
+    role: Literal["tool"]
+    content: Text
+    tool_call_id: str
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class Function(Strict):
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = False
+
+
+class Tool(Strict):
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Strict):
+    name: FunctionName
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class JsonSchema(Strict):
+    name: FunctionName
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = False
+
+
+class ResponseFormat(Strict):
+    """Of what form the answer is."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _schema_with_its_type(self) -> "ResponseFormat":
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError("json_schema belongs to type='json_schema', and only there")
+        return self
+
+
+class ChatRequest(SharedFields):
+    """POST /v1/chat/completions."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool | None = False
+    top_logprobs: LogprobCount | None = None
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = True
+    # accepted where they change nothing
+    metadata: dict[str, str] | None = None
+    store: Off = None
+    service_tier: Annotated[Any, Only("auto", "default")] = None
+    modalities: Annotated[Any, Only(["text"])] = None
+    verbosity: Annotated[Any, Only("medium")] = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    reasoning_effort: Unsupported = None
+    prediction: Unsupported = None
+    audio: Unsupported = None
+    functions: Unsupported = None
+    function_call: Annotated[Any, Only("none")] = None
+    web_search_options: Unsupported = None
+
+    @model_validator(mode="after")
+    def _go_together(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise ValueError("top_logprobs: only with logprobs=true")
+        if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
+            raise ValueError("max_tokens: another name of max_completion_tokens; give one of them")
+        if self.tool_choice not in (None, "none") and not self.tools:
+            raise ValueError("tool_choice: only with tools")
+        return self
+
+    @property
+    def token_limit(self) -> tuple[str, int] | None:
+        if self.max_completion_tokens is not None:
+            return "max_completion_tokens", self.max_completion_tokens
+        return super().token_limit
+
+    @property
+    def may_call(self) -> bool:
+        """Whether the answer may call tools."""
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def ranked(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def rendered(self) -> list[dict[str, Any]]:
+        """The messages as chat templates take them: arguments of calls as objects, "developer" as "system".
+
+        Raises:
+            ValueError: arguments are no JSON object.
+        """
+        return [_rendered(message, f"messages[{index}]") for index, message in enumerate(self.messages)]
+
+
+def _rendered(message: Any, name: str) -> dict[str, Any]:
+    role = "system" if message.role == "developer" else message.role
+    said: dict[str, Any] = {"role": role, "content": message.content or ""}
+    if isinstance(message, ToolMessage):
+        said["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        calls = []
+        for index, call in enumerate(message.tool_calls):
+            try:
+                arguments = json.loads(call.function.arguments or "{}")
+            except (ValueError, RecursionError):
+                arguments = None
+            if not isinstance(arguments, dict):
+                raise ValueError(f"{name}.tool_calls[{index}].function.arguments: must be a JSON object in a string")
+            function = {"name": call.function.name, "arguments": arguments}
+            calls.append({"id": call.id, "type": "function", "function": function})
+        said["tool_calls"] = calls
+    return said
+
+
+MAX_PROMPTS = 128
+DEFAULT_TOKENS = 16
+"""OpenAI's."""
+
+# A complaint takes pydantic 1 to 3 us, and one is told: lists without a short limit stop at the first.
+Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Prompts = (
+    str
+    | Ids
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+    | Annotated[list[Ids], Field(min_length=1, max_length=MAX_PROMPTS)]
+)
+
+
+class CompletionRequest(SharedFields):
+    """POST /v1/completions."""
+
+    prompt: Prompts
+    logprobs: LogprobCount | None = None
+    best_of: int | None = Field(default=None, description="only the value of n")
+    echo: Off = None
+    suffix: Unsupported = None
+
+    @model_validator(mode="after")
+    def _best_is_all(self) -> "CompletionRequest":
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            raise ValueError("best_of: is not supported unless it is n")
+        return self
+
+    @property
+    def token_limit(self) -> tuple[str, int] | None:
+        return super().token_limit or ("max_tokens", DEFAULT_TOKENS)
+
+    @property
+    def ranked(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if isinstance(self.prompt[0], int):
+            return [self.prompt]  # type: ignore[list-item]
+        return list(self.prompt)  # type: ignore[arg-type]
