@@ -21,7 +21,7 @@ from outpace.drafters.load import load_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.engine.costs import ROWS, PassCosts
 from outpace.methods.profile import read_profile
-from outpace.trees.retrieval.corpus import save_corpus
+from outpace.trees.retrieval.samd import save_corpus
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import Calibration, save_matrix
 from outpace.trees.union.acceptance import PRIOR, read_priors

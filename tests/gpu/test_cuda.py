@@ -20,10 +20,9 @@ from outpace.models.target import TransformersTarget
 from outpace.sampling.noise import noise_bits, noise_key
 from outpace.testing import AdversaryDrafter, assert_lossless
 from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.template import grafted_paths, retrieval_plan
-from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
-from outpace.trees.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
+from outpace.trees.graft.retrievers import JoinedRetriever, MatrixRetriever, SuffixRetriever
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import Union, UnionPlan
 from tests.unit.drafters.source.learned import proposer_of, source_of

@@ -21,11 +21,10 @@ from outpace.models.target import TransformersTarget
 from outpace.testing import decode
 from outpace.testing.requests import no_draft_model
 from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.graft.retrievers import JoinedRetriever, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
-from outpace.trees.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import Union, UnionPlan
 from tests.grammars import EOS, OBJECT, toy_tokenizer

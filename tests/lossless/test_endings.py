@@ -17,7 +17,7 @@ from outpace.trees.growing import GrowingProposer
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
-from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig
+from outpace.trees.shapes.dynatree import FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
 from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import Union, UnionPlan

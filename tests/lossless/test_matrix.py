@@ -27,13 +27,10 @@ from outpace.models.target import TransformersTarget
 from outpace.testing import decode
 from outpace.testing.requests import no_draft_model
 from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.graft.retrievers import JoinedRetriever, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft, StaticProposer
-from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
-from outpace.trees.retrieval.recycle import TokenRecycling
-from outpace.trees.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
-from outpace.trees.retrieval.transition_matrix import TransitionMatrix
-from outpace.trees.shapes.rank_paths import RecyclingTemplate
+from outpace.trees.retrieval.transition_matrix import TokenRecycling, TransitionMatrix
+from outpace.trees.shapes.rank_paths import RecyclingTemplate, grafted_paths, retrieval_plan
 from outpace.trees.shapes.table import shapes
 from tests.lossless.led import LedSource
 from tests.pairwise import covering, pairs_of

@@ -19,7 +19,7 @@ from outpace.testing.sources import ToySource, blend
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig
-from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig
+from outpace.trees.shapes.dynatree import FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain, rank_plan
 from outpace.trees.shapes.svip import Svip, SvipConfig
 from tests.lossless.test_toy import METHODS, PROMPTS, make_engine

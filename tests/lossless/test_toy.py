@@ -20,18 +20,15 @@ from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_l
 from outpace.testing.requests import no_draft_model
 from outpace.testing.sources import ToySource, blend
 from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.graft.retrievers import MatrixRetriever
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.proposer import EmptyDraft, StaticProposer
-from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.trees.shapes.beam import Beam, BeamConfig
-from outpace.trees.shapes.ddd import DddConfig, DynamicDepth
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig
+from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
+from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.echo import Echo, EchoConfig
-from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig
 from outpace.trees.shapes.gates import Gated, GatedConfig
-from outpace.trees.shapes.rank_paths import Chain
+from outpace.trees.shapes.rank_paths import Chain, grafted_paths, retrieval_plan
 from outpace.trees.shapes.svip import Svip, SvipConfig
 from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import Union, UnionPlan

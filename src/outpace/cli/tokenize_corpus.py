@@ -15,9 +15,9 @@ def tokenize_corpus(
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
 ) -> None:
     """Write the turns of a workload as ids, for SAM-Decoding's option corpus=FILE."""
-    from outpace.trees.retrieval import corpus
+    from outpace.trees.retrieval import samd
 
     with working("tokenizing"):
         texts, vocab_size, _ = tokenized_turns(model, workload)
-        kept = corpus.save_corpus(out, texts, vocab_size)
+        kept = samd.save_corpus(out, texts, vocab_size)
     print(json.dumps({"file": str(out), "kept": kept, "of": vocab_size}))

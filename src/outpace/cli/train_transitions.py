@@ -34,8 +34,7 @@ def transitions(
     from outpace.train.provenance import files_hash, prompts_hash
     from outpace.train.run import join
     from outpace.train.transitions import expected
-    from outpace.trees.retrieval.transition_ranks import TransitionRanks
-    from outpace.trees.retrieval.warm_file import save_matrix
+    from outpace.trees.retrieval.warm_file import TransitionRanks, save_matrix
 
     new_file(out)  # passes take long: told before, not after them
     items = read_workloads(prompts)

@@ -4,10 +4,10 @@ from typing import Any
 
 from outpace.core.protocols import Proposer
 from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.retrievers import JoinedRetriever
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.retrieval.samd import SamDecoding
-from outpace.trees.retrieval.suffix_retriever import JoinedRetriever
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.dynatree import DynaTree
 from outpace.trees.union.proposer import Union

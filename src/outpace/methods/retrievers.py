@@ -5,10 +5,9 @@ from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.options import Options, RetrievalOptions
 from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.template import grafted_paths, retrieval_plan
-from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
-from outpace.trees.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
+from outpace.trees.graft.retrievers import JoinedRetriever, MatrixRetriever, SuffixRetriever
 from outpace.trees.retrieval.warm_file import load_matrix
+from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 
 CHAIN = 16  # tokens behind a tail; an unbroken chain of transitions is hardly ever right for longer
 

@@ -11,8 +11,7 @@ from outpace.drafters.eagle3.methods import EAGLE3
 from outpace.drafters.method import Method
 from outpace.drafters.options import Options, idle_option
 from outpace.methods.without_model import RECYCLE
-from outpace.trees.retrieval.corpus import load_corpus
-from outpace.trees.retrieval.samd import SamDecoding
+from outpace.trees.retrieval.samd import SamDecoding, load_corpus
 
 # SAM-Decoding's published constants (arXiv 2411.10666).
 MIN_MATCH, CORPUS_BIAS = 5, 5

@@ -11,7 +11,7 @@ from outpace.drafters.options import MatrixOptions, Options
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.retrieval.lookahead import Lookahead
 from outpace.trees.retrieval.lookup import CONTINUATION, PromptLookup
-from outpace.trees.retrieval.recycle import TokenRecycling
+from outpace.trees.retrieval.transition_matrix import TokenRecycling
 from outpace.trees.retrieval.warm_file import load_matrix
 from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
 

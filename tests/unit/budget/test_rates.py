@@ -12,8 +12,7 @@ from outpace.core.protocols import Chunk, ChunkOutput
 from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget
 from outpace.trees.proposer import StaticProposer
-from outpace.trees.retrieval.recycle import TokenRecycling
-from outpace.trees.retrieval.transition_matrix import TransitionMatrix
+from outpace.trees.retrieval.transition_matrix import TokenRecycling, TransitionMatrix
 from outpace.trees.shapes.rank_paths import Chain
 from tests.unit.engine.test_sizing import STEEP, V, costs_of
 

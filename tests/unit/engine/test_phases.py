@@ -16,11 +16,10 @@ from outpace.engine.session import Session
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.requests import draft_request
 from outpace.trees.graft import proposer as grafted
-from outpace.trees.graft.grafting import Offer, graft
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.template import grafted_paths, retrieval_plan
-from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
+from outpace.trees.graft.proposer import GraftedProposer, Offer, graft
+from outpace.trees.graft.retrievers import MatrixRetriever
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
+from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from tests.unit.engine.doubles import CharDetokenizer
 
 CPU = torch.device("cpu")

@@ -17,13 +17,12 @@ from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.requests import toy_context
 from outpace.testing.sources import ToySource, blend
 from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.graft.retrievers import JoinedRetriever, MatrixRetriever, SuffixRetriever
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
-from outpace.trees.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
+from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import Union, UnionPlan
 from tests.unit.engine.doubles import CharDetokenizer, run_all, text_of

@@ -16,10 +16,9 @@ from outpace.methods.learned import matrix_of
 from outpace.methods.retrievers import with_retrieval
 from outpace.testing.requests import draft_request, no_draft_model
 from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.retrievers import JoinedRetriever, MatrixRetriever, SuffixRetriever, joined
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
 from outpace.trees.retrieval.suffix import TextMatch
-from outpace.trees.retrieval.suffix_retriever import JoinedRetriever, SuffixRetriever, joined
 
 CPU = torch.device("cpu")
 AROUND = BuildContext(50, CPU, no_draft_model)

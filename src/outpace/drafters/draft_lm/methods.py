@@ -11,8 +11,7 @@ from outpace.drafters.draft_lm.source import DraftLM
 from outpace.drafters.method import LANGUAGE_MODEL, Method
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.shaped import shaped
-from outpace.trees.shapes.dynatree import DynaTreeConfig
-from outpace.trees.shapes.fixed import BaselineTreeConfig, FixedTreeConfig
+from outpace.trees.shapes.dynatree import BaselineTreeConfig, DynaTreeConfig, FixedTreeConfig
 from outpace.trees.shapes.svip import SvipConfig
 
 

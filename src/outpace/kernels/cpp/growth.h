@@ -89,7 +89,7 @@ struct Layout {
   int32_t matches[8];
 };
 
-// Rows by the last two tokens (trees/retrieval/pair_rows.py).
+// Rows by the last two tokens (trees/retrieval/transition_matrix.py).
 struct Pairs {
   const int64_t* keys;
   const int32_t* rows;

@@ -1,19 +1,184 @@
 """Graft as a proposer: any proposer's tree, and a retriever for the slots it leaves free (arXiv 2605.20104)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from time import perf_counter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from outpace.core.contract import proposed
-from outpace.core.drafting import Retriever
+from outpace.core.drafting import UNKNOWN, Retrieved, Retriever
+from outpace.core.origins import NodeOrigin
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
-from outpace.core.tree import DraftTree
+from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.streams import SideStream
-from outpace.trees.graft.grafting import Offer, free_slots, graft
+
+RETRIEVED = -1
+
+
+class Offer(NamedTuple):
+    """What was retrieved behind one node of a tree.
+
+    Attributes:
+        below: the node.
+        found: what continues it.
+    """
+
+    below: int
+    found: Retrieved
+
+
+def free_slots(trees: Sequence[DraftTree], requests: Sequence[DraftRequest]) -> list[int]:
+    """How many nodes may be added to each tree.
+
+    Where a shape has moved slots between its requests, those that have fewer than their budget share what is left; it
+    moves none of requests that are verified by rejection.
+
+    Args:
+        trees: what was drafted.
+        requests: whose budgets are kept, all together.
+    """
+    kept = [len(tree) - 1 - tree.pruned for tree in trees]
+    free = [max(request.budget - count, 0) for request, count in zip(requests, kept, strict=True)]
+    moved = sum(max(count - request.budget, 0) for request, count in zip(requests, kept, strict=True))
+    shares = [not request.stream.params.is_rejection for request in requests]
+    total = sum(count for count, is_shared in zip(free, shares, strict=True) if is_shared)
+    if not moved or not total:
+        return free
+    left = max(total - moved, 0)
+    return [count * left // total if is_shared else count for count, is_shared in zip(free, shares, strict=True)]
+
+
+def graft(
+    trees: Sequence[DraftTree], offers: Sequence[Sequence[Offer]], requests: Sequence[DraftRequest]
+) -> list[DraftTree]:
+    """Fill each tree up to its request's budget.
+
+    Retrieved nodes are taken in their order, from several offers in turn. One that the tree has already, the same token
+    below the same node, is that node, and the slot goes to the next best; so no node gets two children of one token.
+    Slots for which too little was retrieved go back to what was pruned. The tree's own nodes keep their numbers but for
+    these, and what was retrieved stands behind them. A tree without free slots stays as it is.
+
+    Args:
+        trees: what was drafted.
+        offers: what may take free slots, per request.
+        requests: whose budgets, all together, and greatest depths are kept.
+
+    Raises:
+        ValueError: a free slot in a tree whose siblings were drawn: to add chosen ones would change what is accepted.
+    """
+    rooms = free_slots(trees, requests)
+    changed = [index for index, tree in enumerate(trees) if rooms[index] > 0 or tree.pruned]
+    if not changed:
+        return list(trees)
+    drafted = torch.cat([trees[index].tokens for index in changed]).tolist()  # one host read each
+    found = [offer.found.tokens for index in changed for offer in offers[index]]
+    options = torch.cat(found).tolist() if found else []
+    grafted = list(trees)
+    for index in changed:
+        tree = trees[index]
+        if tree.draft_probs is not None:
+            raise ValueError("draft_probs: retrieved nodes are chosen, and this tree's were drawn; leave it ungrafted")
+        tokens, drafted = drafted[: len(tree)], drafted[len(tree) :]
+        request = requests[index]
+        hybrid = _Hybrid(tree, tokens, rooms[index], request.max_depth, request.stream.ending_ids)
+        queues = []
+        for below, one in offers[index]:
+            queues.append(_queue(below, one, options[: len(one.topology)]))
+            options = options[len(one.topology) :]
+        hybrid.retrieve(queues)
+        hybrid.restore()
+        grafted[index] = hybrid.tree()
+    return grafted
+
+
+_Option = tuple[list[int], int, int, int, NodeOrigin]
+"""Places of an offer's nodes in the tree, one of these nodes, the node above it, its token, and who named it."""
+
+
+def _queue(below: int, found: Retrieved, tokens: Sequence[int]) -> Iterator[_Option]:
+    places = [below] + [RETRIEVED] * (len(found.topology) - 1)
+    for node, above in enumerate(found.topology.parents[1:], start=1):
+        yield places, node, above, tokens[node], found.origins[node]
+
+
+class _Hybrid:
+    """A tree that is being filled.
+
+    Loops over nodes: structure lives on the host. On a core of a Xeon 36 nodes of one request merge in 0.08 ms, of
+    eight requests in 0.6 together; an earlier version in tensor operations, level by level over the batch, took 0.56
+    and 0.84 ms.
+    """
+
+    def __init__(self, tree: DraftTree, tokens: Sequence[int], room: int, max_depth: int, ends: Sequence[int]) -> None:
+        count = len(tree) - tree.pruned
+        self._tree, self._all, self._room, self._max_depth, self._ends = tree, tokens, room, max_depth, ends
+        self._parents, self._tokens = list(tree.topology.parents[:count]), list(tokens[:count])
+        self._depths = list(tree.topology.depths[:count])
+        self._sources = list(range(count))  # its node in what was drafted, or RETRIEVED
+        self._origins = list(tree.origins[:count])
+        # Backwards, so that of equal siblings, which only a drafter can bring, the first is found, as a verifier does.
+        keys = zip(self._parents[::-1], self._tokens[::-1], strict=True)
+        self._node_of = dict(zip(keys, range(count - 1, -1, -1), strict=True))
+
+    def _place(self, above: int, token: int, source: int, origin: NodeOrigin) -> int:
+        """The node with this token below `above`, added if there is none and room for it; else RETRIEVED."""
+        place = self._node_of.get((above, token))
+        if place is not None or not self._room:
+            return RETRIEVED if place is None else place
+        self._room -= 1
+        place = self._node_of[above, token] = len(self._parents)
+        self._parents.append(above)
+        self._tokens.append(token)
+        self._depths.append(self._depths[above] + 1)
+        self._sources.append(source)
+        self._origins.append(origin)
+        return place
+
+    def retrieve(self, queues: Sequence[Iterator[_Option]]) -> None:
+        """Add retrieved nodes, one of each queue in turn."""
+        for turn in zip_longest(*queues):
+            for places, node, above, token, origin in filter(None, turn):
+                place = places[above]
+                if place >= 0 and token != UNKNOWN and self._may_go_on(place):
+                    places[node] = self._place(place, token, RETRIEVED, origin)
+            if not self._room:
+                return
+
+    def _may_go_on(self, place: int) -> bool:
+        """Whether anything can be said behind a node."""
+        return self._depths[place] < self._max_depth and (not place or self._tokens[place] not in self._ends)
+
+    def restore(self) -> None:
+        """Add pruned nodes, the best first; one that was retrieved as well has been drafted too."""
+        count = len(self._all) - self._tree.pruned
+        places = list(range(count))
+        for node in range(count, len(self._all)):
+            above = places[self._tree.topology.parents[node]]
+            origin = self._tree.origins[node]
+            place = RETRIEVED if above < 0 else self._place(above, self._all[node], node, origin)
+            places.append(place)
+            if place >= 0 and self._sources[place] == RETRIEVED:
+                self._sources[place], self._origins[place] = node, origin
+
+    def tree(self) -> DraftTree:
+        """The tree, what was only retrieved last."""
+        old, sources = self._tree, self._sources
+        order = sorted(range(len(sources)), key=lambda node: sources[node] == RETRIEVED)
+        number = {node: place for place, node in enumerate(order)}
+        own = [sources[node] for node in order if sources[node] != RETRIEVED]
+        return replace(
+            old,
+            tokens=torch.tensor([self._tokens[node] for node in order], device=old.tokens.device),
+            topology=Topology.of([-1, *(number[self._parents[node]] for node in order[1:])]),
+            retrieved=len(sources) - len(own),
+            scores=None if old.scores is None else old.scores[own],
+            pruned=0,
+            origins=tuple(self._origins[node] for node in order),
+        )
 
 
 @dataclass(eq=False)

@@ -1,6 +1,7 @@
 """What growing shapes share: what they do unless they say otherwise, and how their options write lists."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -51,3 +52,21 @@ Integers = Annotated[tuple[int, ...], BeforeValidator(_parts)]
 """A tuple that options write with slashes, as in 1/2/6: commas stand between options."""
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_parts)]
 """The same for real numbers."""
+
+
+def check_ascending(name: str, values: tuple[int, ...], least: int, most: int, count: int | None = None) -> None:
+    """Refuse values that do not ascend from `least` to `most`, or are not so many.
+
+    Raises:
+        ValueError: with what would be right.
+    """
+    is_counted = len(values) == count if count is not None else len(values) > 0
+    ascend = all(before < after for before, after in pairwise(values))
+    if not is_counted or not ascend or not all(least <= value <= most for value in values):
+        number = "one or more" if count is None else str(count)
+        wanted = f"{number} ascending numbers from {least} to {most}, with slashes between them"
+        raise ValueError(f"{name}={slashed(values)}: must be {wanted}")
+
+
+def slashed(values: Sequence[float]) -> str:
+    return "/".join(str(value) for value in values)

@@ -3,15 +3,15 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from outpace.budget.prices import Prices
-from outpace.trees.shapes.base import Integers, Numbers
+from outpace.core.drafting import Level
+from outpace.trees.shapes.base import Integers, Numbers, PlainShape, check_ascending, slashed
 from outpace.trees.shapes.beam import Beam, BeamConfig
 
 KEPT_OF = 60
@@ -53,8 +53,8 @@ class CheckpointConfig(BeamConfig):
         check_ascending("checkpoints", self.checkpoints, 1, 64)
         check_ascending("kept", self.kept, 1, KEPT_OF, len(self.checkpoints))
         if len(self.thresholds) != len(self.checkpoints) or not all(0 <= tau <= 1 for tau in self.thresholds):
-            wanted = f"{len(self.checkpoints)} probabilities, one for each of checkpoints={_slashed(self.checkpoints)}"
-            raise ValueError(f"thresholds={_slashed(self.thresholds)}: must be {wanted}")
+            wanted = f"{len(self.checkpoints)} probabilities, one for each of checkpoints={slashed(self.checkpoints)}"
+            raise ValueError(f"thresholds={slashed(self.thresholds)}: must be {wanted}")
         return self
 
 
@@ -135,19 +135,30 @@ class Gated(Beam):
         return super().goes_on(state, depth, scores)
 
 
-def check_ascending(name: str, values: tuple[int, ...], least: int, most: int, count: int | None = None) -> None:
-    """Refuse values that do not ascend from `least` to `most`, or are not so many.
+class CutConfig(BaseModel):
+    """Settings of the cut. The paper prunes by "draft logits" and gives no number: the default is ours."""
 
-    Raises:
-        ValueError: with what would be right.
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_prob: float = Field(
+        default=0.2, ge=0, le=1, description="probability below which a token and all behind it get no slot"
+    )
+    depth: int = Field(default=64, ge=1, le=64, description="drafted tokens on the longest path")
+
+
+class Cut(PlainShape):
+    """The best candidate of the best candidate, up to the first that is unlikely; that one does not count.
+
+    Args:
+        config: its settings.
     """
-    is_counted = len(values) == count if count is not None else len(values) > 0
-    ascend = all(before < after for before, after in pairwise(values))
-    if not is_counted or not ascend or not all(least <= value <= most for value in values):
-        number = "one or more" if count is None else str(count)
-        wanted = f"{number} ascending numbers from {least} to {most}, with slashes between them"
-        raise ValueError(f"{name}={_slashed(values)}: must be {wanted}")
 
+    width = 1
 
-def _slashed(values: Sequence[float]) -> str:
-    return "/".join(str(value) for value in values)
+    def __init__(self, config: CutConfig) -> None:
+        self.config = config
+        self._least = math.log(config.min_prob) if config.min_prob else -math.inf
+
+    def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]:
+        selected = level.log_probs >= self._least  # [F, 1]
+        return selected, selected & (level.depth < self.config.depth)

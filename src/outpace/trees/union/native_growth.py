@@ -16,8 +16,7 @@ from outpace.core.tree import DraftTree
 from outpace.kernels import structs
 from outpace.kernels.growth import grow_trees
 from outpace.sampling.noise import noise_key
-from outpace.trees.retrieval.pair_rows import FACTOR, PLACE_BITS
-from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
+from outpace.trees.retrieval.transition_matrix import FACTOR, PLACE_BITS, SUCCESSORS, TransitionMatrix
 from outpace.trees.union import acceptance
 from outpace.trees.union.growth import Growth, GrowthRequest
 from outpace.trees.union.named import SOURCES, Named, NamedColumns

@@ -16,8 +16,7 @@ from outpace.engine.session import Session
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.retrieval.jacobi import JacobiWindow, NGramPool, Sizes
-from outpace.trees.retrieval.lookahead import Lookahead, LookaheadState
+from outpace.trees.retrieval.lookahead import JacobiWindow, Lookahead, LookaheadState, NGramPool, Sizes
 
 
 class LoopTarget(ToyTarget):

@@ -4,9 +4,9 @@ import torch
 
 from outpace.core.drafting import UNKNOWN
 from outpace.testing.requests import draft_request
-from outpace.trees.graft.template import grafted_paths, retrieval_plan
-from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
+from outpace.trees.graft.retrievers import MatrixRetriever
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
+from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 
 CPU = torch.device("cpu")
 V = 300

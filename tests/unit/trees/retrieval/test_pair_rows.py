@@ -19,13 +19,17 @@ from outpace.methods.catalog import build_proposer, parse_method
 from outpace.methods.learned import matrix_of
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request, no_draft_model
-from outpace.trees.graft.template import retrieval_plan
-from outpace.trees.retrieval import pair_rows
-from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
-from outpace.trees.retrieval.pair_rows import PairRows
-from outpace.trees.retrieval.recycle import TokenRecycling
-from outpace.trees.retrieval.transition_matrix import SUCCESSORS, MatrixLearner, TransitionMatrix
+from outpace.trees.graft.retrievers import MatrixRetriever
+from outpace.trees.retrieval import transition_matrix
+from outpace.trees.retrieval.transition_matrix import (
+    SUCCESSORS,
+    MatrixLearner,
+    PairRows,
+    TokenRecycling,
+    TransitionMatrix,
+)
 from outpace.trees.retrieval.warm_file import KIND, load_matrix, save_matrix
+from outpace.trees.shapes.rank_paths import retrieval_plan
 
 CPU = torch.device("cpu")
 VOCAB = 40
@@ -56,8 +60,8 @@ def _taught(pairs: dict[Pair, int], tokens: dict[int, int] | None = None) -> Tra
 def test_a_table_is_a_dictionary_that_forgets(places: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against rows of another pair where two share a place, the earlier of two kept, keys that the device and
     the host place differently, and the token before a text's first lost."""
-    monkeypatch.setattr(pair_rows, "PLACES", places)
-    monkeypatch.setattr(pair_rows, "PLACE_BITS", places.bit_length() - 1)
+    monkeypatch.setattr(transition_matrix, "PLACES", places)
+    monkeypatch.setattr(transition_matrix, "PLACE_BITS", places.bit_length() - 1)
     table, source = PairRows(VOCAB, SUCCESSORS, CPU), random.Random(3)
     kept: dict[int, tuple[Pair, list[int]]] = {}  # by place
     for _ in range(30):

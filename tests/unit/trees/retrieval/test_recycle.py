@@ -11,8 +11,7 @@ from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request, no_draft_model
 from outpace.trees.proposer import StaticProposer
-from outpace.trees.retrieval.recycle import TokenRecycling
-from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
+from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TokenRecycling, TransitionMatrix
 from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
 
 CPU = torch.device("cpu")

@@ -18,8 +18,7 @@ from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.requests import draft_request, no_draft_model
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.retrieval.corpus import KIND, load_corpus, save_corpus
-from outpace.trees.retrieval.samd import SamDecoding
+from outpace.trees.retrieval.samd import KIND, SamDecoding, load_corpus, save_corpus
 from outpace.trees.retrieval.suffix import BORDER, SuffixAutomaton
 from tests.unit.drafters.source.learned import proposer_of, source_of
 from tests.unit.models.tiny import tiny_config, tiny_target

@@ -18,8 +18,7 @@ from outpace.methods.learned import matrix_of
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import no_draft_model
 from outpace.trees.proposer import StaticProposer
-from outpace.trees.retrieval.recycle import TokenRecycling
-from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
+from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TokenRecycling, TransitionMatrix
 from outpace.trees.retrieval.warm_file import KIND, load_matrix, save_matrix
 from outpace.trees.shapes.rank_paths import RecyclingTemplate
 

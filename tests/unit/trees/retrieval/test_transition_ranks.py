@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from outpace.core.protocols import NO_TOKEN
-from outpace.trees.retrieval import pair_rows, transition_ranks
+from outpace.trees.retrieval import transition_matrix, warm_file
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
-from outpace.trees.retrieval.transition_ranks import TransitionRanks
-from outpace.trees.retrieval.warm_file import load_matrix, save_matrix
+from outpace.trees.retrieval.warm_file import TransitionRanks, load_matrix, save_matrix
 
 CPU = torch.device("cpu")
 VOCAB, EXPECTED = 40, 12
@@ -48,7 +47,7 @@ def test_ranks_are_by_the_sum_over_all_places(monkeypatch: pytest.MonkeyPatch) -
             for key in keys:
                 masses[key].update(dict(zip(top[place].tolist(), probs[place].double().tolist(), strict=True)))
     whole = added(given)
-    monkeypatch.setattr(transition_ranks, "AT_ONCE", 500)
+    monkeypatch.setattr(warm_file, "AT_ONCE", 500)
     for made in (whole, added(given)):
         known = made.rows()
         assert known.tokens.tolist() == sorted(key[0] for key in masses if len(key) == 1)
@@ -61,9 +60,9 @@ def test_ranks_are_by_the_sum_over_all_places(monkeypatch: pytest.MonkeyPatch) -
 
 def test_of_pairs_with_one_place_the_frequent_one_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a table that rare pairs empty of common ones."""
-    monkeypatch.setattr(pair_rows, "PLACES", 1)
-    monkeypatch.setattr(pair_rows, "PLACE_BITS", 0)
-    monkeypatch.setattr(pair_rows, "_places", lambda keys: torch.zeros_like(keys))
+    monkeypatch.setattr(transition_matrix, "PLACES", 1)
+    monkeypatch.setattr(transition_matrix, "PLACE_BITS", 0)
+    monkeypatch.setattr(transition_matrix, "_places", lambda keys: torch.zeros_like(keys))
     top, probs = torch.arange(8)[None], torch.full((1, 8), 0.1)
     common = torch.tensor([3, 4] * 9), top.expand(18, 8), probs.expand(18, 8)
     rare = [(torch.tensor([token]), top, probs) for token in (1, 2, 30)]

@@ -21,13 +21,10 @@ from outpace.testing.sources import ToySource, blend
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.keyed_acceptance import DEPTHS, MEMORY, OF_ALL_DEPTHS, OF_PRIOR, PRIOR, KeyedAcceptance, Rates
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.shapes.beam import Beam, BeamConfig
-from outpace.trees.shapes.cut import Cut, CutConfig
-from outpace.trees.shapes.ddd import DddConfig, DynamicDepth
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig
+from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
+from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.echo import Echo, EchoConfig
-from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig
-from outpace.trees.shapes.gates import Gated, GatedConfig
+from outpace.trees.shapes.gates import Cut, CutConfig, Gated, GatedConfig
 from outpace.trees.shapes.svip import Svip, SvipConfig
 
 V = 12

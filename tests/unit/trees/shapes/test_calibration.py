@@ -19,9 +19,9 @@ from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend
 from outpace.trees.graft.calibration import LEAST_ROUNDS, LOSS, Recorder, Round, calibrated, gates_open
 from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.retrievers import MatrixRetriever
 from outpace.trees.growing import GrowingProposer, GrowingState
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.echo import Echo, EchoConfig
 from outpace.trees.shapes.gates import Gated, GatedConfig

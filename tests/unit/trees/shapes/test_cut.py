@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outpace.core.drafting import Level
-from outpace.trees.shapes.cut import Cut, CutConfig
+from outpace.trees.shapes.gates import Cut, CutConfig
 
 
 def level(depth: int, *probabilities: float) -> Level:

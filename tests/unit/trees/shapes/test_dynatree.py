@@ -11,8 +11,7 @@ from outpace.core.tree import DraftTree
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, node_paths, random_table, table
 from outpace.trees.growing import GrowingProposer
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, DynaTreeState
-from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig, Prune
+from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, DynaTreeState, FixedTree, FixedTreeConfig, Prune
 
 VOCAB = 5
 PRUNES: tuple[Prune, ...] = ("leaves", "expansion")

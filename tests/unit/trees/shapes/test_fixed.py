@@ -14,7 +14,7 @@ from outpace.methods.catalog import parse_method
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, node_paths, random_table, table
 from outpace.trees.growing import GrowingProposer
-from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig, Prune
+from outpace.trees.shapes.dynatree import FixedTree, FixedTreeConfig, Prune
 
 VOCAB = 4
 # After the pending token, token 1 has 1/2, token 2 1/4, and so on: all scores are exact in float32.

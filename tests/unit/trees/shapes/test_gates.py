@@ -14,8 +14,7 @@ from outpace.core.tree import DraftTree
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, blend, table
 from outpace.trees.growing import GrowingProposer, GrowingState
-from outpace.trees.shapes.beam import Beam, BeamConfig
-from outpace.trees.shapes.ddd import DddConfig, DynamicDepth
+from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
 from outpace.trees.shapes.gates import Gated, GatedConfig
 
 VOCAB = 12

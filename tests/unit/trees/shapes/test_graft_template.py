@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 
 # Table 7 of the paper: nodes, and how they are spread over the depths.
 TABLE = {80: "8+16+14+11+8+7+6+5+5", 52: "8+10+8+6+5+4+4+4+3", 36: "6+7+5+4+4+3+3+2+2", 20: "4+3+3+2+2+2+2+1+1"}

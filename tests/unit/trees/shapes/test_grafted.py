@@ -15,14 +15,13 @@ from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend, node_paths, table
 from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.template import grafted_paths, retrieval_plan
+from outpace.trees.graft.retrievers import MatrixRetriever
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.proposer import EmptyDraft, StaticProposer
-from outpace.trees.retrieval.matrix_retriever import MatrixRetriever
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
 from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig
 from outpace.trees.shapes.gates import Gated, GatedConfig
-from outpace.trees.shapes.rank_paths import Chain
+from outpace.trees.shapes.rank_paths import Chain, grafted_paths, retrieval_plan
 
 CPU = torch.device("cpu")
 V = 40

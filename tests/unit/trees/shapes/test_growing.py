@@ -15,8 +15,7 @@ from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend, node_paths
 from outpace.trees.growing import GrowingProposer, within_room
 from outpace.trees.proposer import StaticProposer
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig
-from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig
+from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
 
 VOCAB = 9

@@ -12,8 +12,7 @@ from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, blend, node_paths
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig, SearchConfig
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig
-from outpace.trees.shapes.fixed import FixedTree, FixedTreeConfig
+from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, FixedTree, FixedTreeConfig
 
 VOCAB = 9
 ROUNDING = 1e-5
