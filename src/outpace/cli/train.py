@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from outpace.cli.help import Command, Group
+from outpace.cli.help import Command
 from outpace.cli.options import (
     ApiKey,
     Device,
@@ -23,16 +23,14 @@ from outpace.cli.options import (
     progress_bar,
     quieten_transformers,
 )
-from outpace.cli.train_methods import KINDS, capture, train_command
+from outpace.cli.train_methods import TrainGroup, capture
 from outpace.cli.train_transitions import transitions
 from outpace.core.params import SamplingParams
 from outpace.lib.errors import InvalidRequest
 
-train_app = typer.Typer(cls=Group, no_args_is_help=True, help=__doc__)
+train_app = typer.Typer(cls=TrainGroup, no_args_is_help=True, help=__doc__)
 
 
-for method in KINDS:
-    train_app.command(method, cls=Command)(train_command(method))
 train_app.command(cls=Command)(capture)
 train_app.command(cls=Command)(transitions)
 

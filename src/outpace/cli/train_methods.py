@@ -8,20 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from outpace.cli.help import Command, Group
 from outpace.cli.options import Device, Dtype, Prompts, Target, notes, progress_bar, quieten_transformers
 from outpace.lib.paths import path_of
 
-KINDS = {
-    "dflash": "DFlash: a block of masks filled in one pass, from the target's hidden states.",
-    "domino": "Domino: DFlash with a causal correction, under the base-anchored curriculum.",
-    "eagle3": "EAGLE-3: one layer that extends the target's features, with training-time test.",
-    "dart": "DART: one layer and mask rows, all depths in one pass.",
-    "medusa": "Medusa: heads that guess several tokens ahead from one hidden state.",
-    "draft-lm": "A small language model distilled from the target, for linear, fixed and dynatree.",
-}
 
-
-def train_command(method: str) -> Callable[..., None]:
+def train_command(method: str, title: str) -> Callable[..., None]:
     """The command that trains a kind of drafter."""
 
     def run(
@@ -63,12 +55,34 @@ def train_command(method: str) -> Callable[..., None]:
             return
         print(json.dumps(_train(job)))
 
-    run.__doc__ = KINDS[method]
+    run.__doc__ = title
     return run
 
 
+class TrainGroup(Group):
+    """`outpace train`: a command for each kind of drafter, looked up when the group is used and not before, as kinds
+    of other packages are imported for it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*self._kinds(), *super().list_commands(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in self._kinds():
+            return own
+        app = typer.Typer(add_completion=False, rich_markup_mode=self.rich_markup_mode)
+        app.command(cmd_name, cls=Command)(train_command(cmd_name, self._kinds()[cmd_name]))
+        return typer.main.get_command(app)
+
+    @staticmethod
+    def _kinds() -> dict[str, str]:
+        from outpace.drafters.kinds import kinds
+
+        return {name: kind.title for name, kind in kinds().items() if kind.objective is not None}
+
+
 def capture(
-    method: Annotated[str, typer.Argument(help="Whose features: " + ", ".join(KINDS) + ".")],
+    method: Annotated[str, typer.Argument(help="Kind of drafter whose features are captured.")],
     target: Target,
     prompts: Prompts,
     answers: Annotated[str, typer.Option(help="Folder of regenerated answers.")],

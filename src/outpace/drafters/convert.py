@@ -1,26 +1,15 @@
 """Drafter checkpoints from one public layout to another, checked by reading back what was written."""
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from outpace.drafters.dart.files import write_dart
-from outpace.drafters.dart.net import DartNet
-from outpace.drafters.dflash.files import write_dflash
-from outpace.drafters.dflash.net import DFlashNet
-from outpace.drafters.domino.files import write_domino
-from outpace.drafters.domino.net import DominoNet
-from outpace.drafters.eagle3.export import HEADLESS, write_eagle3
-from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.fields import dtype_name
+from outpace.drafters.kinds import kind_of
 from outpace.drafters.load import load_net
-from outpace.drafters.medusa.files import write_medusa
-from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.parity import changed_settings, changed_weights, largest_difference
 from outpace.drafters.target_head import supply_head
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -28,37 +17,6 @@ from outpace.lib.paths import path_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NAMES_TARGET = "speculators"  # the one layout that keeps the target's name
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A kind of drafter: its name, its layouts, and what writes a net into a folder, for a target or None."""
-
-    name: str
-    layouts: tuple[str, ...]
-    write: Callable[[Any, Path, Any, str | None], None]
-
-
-def _write_domino(net: DominoNet, folder: Path, layout: Any, target: str | None) -> None:
-    if layout == NAMES_TARGET:  # plain DFlash, whose writer knows of targets
-        write_dflash(net, folder, layout, target)
-    else:
-        write_domino(net, folder, layout)
-
-
-KINDS: dict[type[nn.Module], Kind] = {
-    Eagle3Net: Kind(
-        "eagle3",
-        ("midlayer", "speculators", HEADLESS),
-        lambda net, folder, layout, target: write_eagle3(net, folder, layout, verifier=target),
-    ),
-    DFlashNet: Kind("dflash", ("z-lab", "speculators"), write_dflash),
-    DominoNet: Kind("domino", ("domino", "sglang", "z-lab", "speculators"), _write_domino),
-    MedusaNet: Kind(
-        "medusa", ("authors", "vllm"), lambda net, folder, layout, target: write_medusa(net, folder, layout)
-    ),
-    DartNet: Kind("dart", ("dart",), lambda net, folder, layout, target: write_dart(net, folder)),
-}
 
 
 @dataclass(frozen=True)
@@ -98,7 +56,7 @@ def convert(
     Args:
         source: folder or hub id of a drafter in any known layout.
         out: a folder that does not exist yet.
-        layout: one of the kind's (`KINDS`).
+        layout: one of the kind's.
         target: name of the target, for the layout "speculators", which keeps it.
         target_weights: folder or hub id of the target, for a drafter that borrows its LM head and a layout that holds
             one. The file has the wider dtype of the two.
@@ -117,7 +75,7 @@ def convert(
     if dtype is not None and dtype not in DTYPES:
         raise InvalidRequest(f"dtype={dtype!r}: choose one of {', '.join(DTYPES)}")
     net = load_net(source)
-    kind = KINDS[type(net)]
+    kind = kind_of(net)
     if layout not in kind.layouts:
         raise InvalidRequest(f"layout={layout!r}: {source} is of kind {kind.name}; choose {' or '.join(kind.layouts)}")
     if target is not None and layout != NAMES_TARGET:
@@ -126,7 +84,7 @@ def convert(
     if dtype is not None:
         net = _cast(net, DTYPES[dtype], source)
     try:
-        kind.write(net, folder, layout, target)
+        kind.layouts[layout](net, folder, target)
         again = load_net(str(folder))
         difference, changed = largest_difference(net, again), changed_settings(net, again) + changed_weights(net, again)
         done = Conversion(kind.name, layout, dtype_name(next(again.parameters())), difference, tuple(changed))

@@ -94,6 +94,12 @@ class Fields:
         return Fields(self.get(key, {}), f"{self.where}, {key}")
 
 
+def architectures(config: Mapping[str, Any]) -> list[Any]:
+    """The architectures that a config.json names; none where speculators wrote it, which names a model type."""
+    named = config.get("architectures")
+    return named if isinstance(named, list) and config.get("speculators_model_type") is None else []
+
+
 def agreed(key: str, *places: Fields) -> Any:
     """A field that writers put in one place or another; None when it is in none.
 

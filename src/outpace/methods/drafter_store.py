@@ -7,7 +7,7 @@ from torch import nn
 
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.fingerprint import fingerprint, fingerprint_of
-from outpace.drafters.kinds import NETS, kind_of
+from outpace.drafters.kinds import kind_of, kinds
 from outpace.drafters.load import is_net, load_net, locate
 from outpace.drafters.method import LANGUAGE_MODEL, said_of
 from outpace.drafters.packing import pack_net
@@ -62,7 +62,7 @@ class DrafterStore:
         """What kind of drafter was named; None if none was. What ships is not used where one was."""
         if self._named is None:
             return None
-        return kind_of(self._read(self._named)[0]) if _is_net(self._named) else LANGUAGE_MODEL
+        return kind_of(self._read(self._named)[0]).name if _is_net(self._named) else LANGUAGE_MODEL
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -82,9 +82,9 @@ class DrafterStore:
             InvalidRequest: it is another.
         """
         named = self.named_kind
-        if named is None or wanted is None or wanted not in (LANGUAGE_MODEL, *NETS):
+        if named is None or wanted is None or wanted not in kinds():
             return
-        if wanted != named and (wanted, named) != ("dflash", "domino"):  # Domino's are DFlash's, too
+        if wanted != named and wanted not in kinds()[named].serves:
             raise InvalidRequest(
                 f"drafter={self._drafter!r} is {said_of(named)}, and method {method!r} needs {said_of(wanted)}: name "
                 f"another drafter, or draft with this one by method {other!r}"

@@ -16,7 +16,7 @@ from outpace.api import load
 from outpace.core.params import SamplingParams
 from outpace.data.answers import AnswerStore, Conversation, read_about, read_answers
 from outpace.data.workload import WorkItem, read_workloads
-from outpace.drafters.trainable import METHODS
+from outpace.drafters.trainable import training_of
 from outpace.drafters.training.objective import Objective
 from outpace.drafters.training.samples import training_samples
 from outpace.drafters.training.settings import TrainSettings
@@ -45,7 +45,7 @@ class Run:
     """What the user asked for.
 
     Attributes:
-        method: a name of `METHODS`.
+        method: kind of drafter to train.
         target: folder, GGUF file, pulled name or hub id.
         prompts: workload specs; with `answers`, the ones that were answered.
         answers: folder of regenerated answers; None makes them first, in the run's folder.
@@ -223,7 +223,7 @@ def join(items: Sequence[WorkItem], folder: Path, codec: TextCodec, vocab_size: 
 
 def build(run: Run, target: FrozenTarget, codec: TextCodec, samples: SampleSet, held_out: Sequence[int]) -> Objective:
     """The method's objective with a new net."""
-    settings, method = run.settings, METHODS[run.method]
+    settings, method = run.settings, training_of(run.method)
     special = sorted(set(codec.tokenizer.all_special_ids))
     facts = samples.facts(samples.without(held_out), target.vocab_size, special)
     objective: Objective = method.build(settings.net, settings.objective, target, facts, settings.training.seed)

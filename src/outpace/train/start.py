@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.kinds import kind_of
 from outpace.drafters.load import load_net, locate
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.drafters.training.objective import Objective
@@ -16,8 +16,6 @@ from outpace.train.provenance import files_hash
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 FILES = ("*.json", *WEIGHTS)
-NEW: dict[type[nn.Module], str] = {DominoNet: "head."}
-"""What a net may have beyond the checkpoint that it starts from: Domino's causal head, on a DFlash backbone."""
 
 
 def begin_with(objective: Objective, folder: str) -> None:
@@ -43,7 +41,7 @@ def begin_with(objective: Objective, folder: str) -> None:
         if described[name] != own[name]
     ]
     here = net.state_dict()
-    beyond = NEW.get(type(net))
+    beyond = kind_of(net).new if hasattr(net, "config") else None
     given = {here[name].data_ptr() for name in tensors.keys() & here.keys()}  # of tied weights files hold one
     wrong += [
         f"{name} is missing there"

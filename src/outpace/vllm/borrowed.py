@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.drafters.build_context import BuildContext
-from outpace.drafters.kinds import NETS, kind_of
+from outpace.drafters.kinds import kind_of
 from outpace.drafters.load import load_net, locate
 from outpace.drafters.packing import pack_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME
@@ -111,8 +111,9 @@ def build_context(spec: MethodSpec, settings: ProposerSettings, target: Any, dev
         )
     name = find_drafter(drafter)
     net = load_net(name)
-    if not isinstance(net, NETS[spec.drafter]):
-        raise InvalidRequest(f"drafter={drafter!r} is of kind {kind_of(net)}, and method {spec} needs {spec.drafter}")
+    kind = kind_of(net)
+    if spec.drafter not in (kind.name, *kind.serves):
+        raise InvalidRequest(f"drafter={drafter!r} is of kind {kind.name}, and method {spec} needs {spec.drafter}")
     weight = target.embedding.weight
     net = net.to(device, weight.dtype).eval()
     pack_net(net)

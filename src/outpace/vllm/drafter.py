@@ -9,7 +9,7 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
 
-from outpace.drafters.domino.files import DOMINO_ARCHITECTURE, PROJECTOR, read_domino_config
+from outpace.drafters.domino.files import DOMINO, PROJECTOR, read_domino_config
 from outpace.drafters.domino.net import DominoConfig
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -37,7 +37,7 @@ def is_domino(hf_config: Any) -> bool:
     inner = getattr(hf_config, "dflash_config", None) or {}
     projector = inner.get("projector_type") or getattr(hf_config, "projector_type", None)
     named = getattr(hf_config, "architectures", None) or []
-    return projector == PROJECTOR or any(name.endswith(DOMINO_ARCHITECTURE) for name in named)
+    return projector == PROJECTOR or any(name.endswith(DOMINO) for name in named)
 
 
 def read_drafter(name: str, revision: str | None = None) -> Drafter:

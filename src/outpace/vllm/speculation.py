@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outpace.drafters.domino.files import is_domino
-from outpace.drafters.load import kind_of, locate
+from outpace.drafters.kinds import kind_of_config
+from outpace.drafters.load import locate
 from outpace.drafters.method import LANGUAGE_MODEL, said_of
-from outpace.lib.checkpoint import Checkpoint, read_object
+from outpace.lib.checkpoint import read_object
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, parse_method
 from outpace.models.bare import is_bare
@@ -122,10 +122,8 @@ def _config_of(drafter: str) -> dict[str, Any]:
 
 def _kind_of(drafter: str) -> str:
     """What a drafter's config.json describes."""
-    config = _config_of(drafter)
-    if kind_of(config) == "dflash" and is_domino(Checkpoint(drafter, config, {})):
-        return "domino"
-    return kind_of(config) or LANGUAGE_MODEL
+    kind = kind_of_config(_config_of(drafter))
+    return LANGUAGE_MODEL if kind is None else kind.name
 
 
 def _is_chain(spec: MethodSpec) -> bool:

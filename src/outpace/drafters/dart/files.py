@@ -1,5 +1,6 @@
 """The layout of DART's authors: EAGLE-3's names, `draft_length` in config.json and a mask vector in the layer."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.drafters.dart.net import DartConfig, DartNet
-from outpace.drafters.fields import Fields, build, dtype_name, rope, write_sizes
+from outpace.drafters.fields import Fields, architectures, build, dtype_name, rope, write_sizes
 from outpace.drafters.fusion_files import check_features, read_sizes
 from outpace.drafters.reduced_vocabulary import check_offsets, membership
 from outpace.lib.checkpoint import Checkpoint, write_checkpoint
@@ -16,6 +17,11 @@ from outpace.lib.weights import filled
 
 ARCHITECTURE = "LlamaForCausalLMDart"
 THETA = 10000.0  # the authors' base for files that state none
+
+
+def is_dart(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes a DART drafter."""
+    return ARCHITECTURE in architectures(config)
 
 
 def read_dart(checkpoint: Checkpoint) -> DartNet:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.fields import build
+from outpace.drafters.kind import Training
 from outpace.drafters.training.anchors import Anchors, random_anchors
 from outpace.drafters.training.batch import Batch
 from outpace.drafters.training.facts import Facts
@@ -124,3 +125,6 @@ def build_dart(
     values = sizes_for(net, target, SCALINGS) | {"draft_length": net.draft_length}
     config = build(DartConfig, values, "net")
     return DartObjective(begin(DartNet(config), target, facts, seed), target, objective)
+
+
+TRAINING = Training(DartNetSettings, DartObjectiveSettings, build_dart)

@@ -5,7 +5,7 @@ the block size. speculators nests the decoder's fields and counts taps as Huggin
 embedding on, so that its ids are larger by one. Tensor names are the same everywhere, and the net's own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from outpace.drafters.domino.net import DominoConfig
 from outpace.drafters.fields import (
     Fields,
     agreed,
+    architectures,
     as_tuple,
     build,
     dtype_name,
@@ -31,12 +32,22 @@ from outpace.lib.weights import filled
 
 DFlashLayout = Literal["z-lab", "speculators"]
 ARCHITECTURE = "DFlashDraftModel"
+DOMINO = "DominoDraftModel"
+BLOCKS = (ARCHITECTURE, DOMINO, "DFlashSpeculator")
 SPECULATORS_VERSION = "0.9.0"
 PROJECTOR_FIELDS = ("projector_type", "emb_dim", "gru_hidden_dim", "shift_label", "pure_draft_prefix_len")
 # A field of dflash_config that is not known here would change what the drafter computes.
 DFLASH_FIELDS = frozenset(
     {"block_size", "mask_token_id", "target_layer_ids", "target_hidden_size", "num_target_layers", "causal"}
 )
+
+
+def is_dflash(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes a block drafter, DFlash or Domino."""
+    model_type = config.get("speculators_model_type")
+    if model_type is not None:
+        return bool(model_type == "dflash")
+    return "dflash_config" in config or any(one in BLOCKS for one in architectures(config))
 
 
 def read_dflash(checkpoint: Checkpoint) -> DFlashNet:

@@ -13,6 +13,7 @@ from torch import Tensor
 from outpace.drafters.dflash.blocks import Labels, block_outputs, default_gamma, right_runs, supervised
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet, LayerType, default_target_layer_ids
 from outpace.drafters.fields import build
+from outpace.drafters.kind import Training
 from outpace.drafters.training.anchors import Anchors, random_anchors
 from outpace.drafters.training.batch import Batch
 from outpace.drafters.training.facts import Facts
@@ -177,3 +178,6 @@ def free_token(facts: Facts) -> int:
     if not unused:
         raise InvalidRequest("net.mask_token_id=None: the data uses every id; set net.mask_token_id to a rare one")
     return max(set(facts.special).intersection(unused) or unused)
+
+
+TRAINING = Training(DFlashNetSettings, DFlashObjectiveSettings, build_dflash)

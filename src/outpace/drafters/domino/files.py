@@ -14,31 +14,33 @@ from torch import Tensor
 from outpace.drafters.dflash.block_weights import check_block_weights
 from outpace.drafters.dflash.files import (
     ARCHITECTURE,
+    DOMINO,
     PROJECTOR_FIELDS,
     check_architecture,
     dflash_values,
     export_dflash,
+    is_dflash,
     zlab_config,
 )
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.domino.ranked_rows import with_every_row, without_other_rows
-from outpace.drafters.fields import Fields, agreed, build, needed
+from outpace.drafters.fields import Fields, agreed, architectures, build, needed
 from outpace.lib.checkpoint import Checkpoint, write_checkpoint
 from outpace.lib.errors import ModelError
 from outpace.lib.weights import filled
 
 DominoLayout = Literal["domino", "sglang", "z-lab", "speculators"]
-DOMINO_ARCHITECTURE = "DominoDraftModel"
 PROJECTOR = "domino"
 HEAD = ("prefix_gru.", "embed_proj.")
 EARLY = "logit_head."
 
 
-def is_domino(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint says that it is a Domino drafter, of whatever generation."""
-    fields = Fields(checkpoint.config, f"{checkpoint.name}: config.json")
-    projector = agreed("projector_type", fields, fields.inside("dflash_config"))
-    return projector is not None or DOMINO_ARCHITECTURE in fields.words("architectures")
+def is_domino(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes a Domino drafter, of any generation."""
+    inner = config.get("dflash_config")
+    places = (config, inner if isinstance(inner, Mapping) else {})
+    is_headed = any(one.get("projector_type") is not None for one in places) or DOMINO in architectures(config)
+    return is_dflash(config) and is_headed
 
 
 def read_domino(checkpoint: Checkpoint) -> DominoNet:
@@ -67,7 +69,7 @@ def read_domino_config(values: Mapping[str, Any], name: str) -> DominoConfig:
     """
     fields = Fields(values, f"{name}: config.json")
     inner = fields.inside("dflash_config")
-    check_architecture(fields, (DOMINO_ARCHITECTURE, ARCHITECTURE))
+    check_architecture(fields, (DOMINO, ARCHITECTURE))
     projector = agreed("projector_type", fields, inner)
     if projector is None:
         raise ModelError(f"{inner.where}: projector_type is missing: not a Domino drafter; read it as DFlash")
@@ -128,7 +130,7 @@ def export_domino(
         )
     tensors = {key.removeprefix("head."): tensor for key, tensor in net.state_dict().items()}
     written = zlab_config(config, tensors)
-    written["architectures"] = [DOMINO_ARCHITECTURE if layout == "domino" else ARCHITECTURE]
+    written["architectures"] = [DOMINO if layout == "domino" else ARCHITECTURE]
     written["emb_dim"] = config.emb_dim  # some readers look only here, others only below
     written["dflash_config"] |= {
         "projector_type": PROJECTOR,

@@ -18,6 +18,7 @@ from outpace.drafters.dflash.blocks import block_outputs, default_gamma, right_r
 from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, block_fields, tapped
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.fields import build
+from outpace.drafters.kind import Training
 from outpace.drafters.training.anchors import Anchors, random_anchors
 from outpace.drafters.training.batch import Batch
 from outpace.drafters.training.facts import Facts
@@ -218,3 +219,6 @@ def build_domino(
     wake(made.head, target, seed)
     made = made.to(target.device)
     return DominoObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))
+
+
+TRAINING = Training(DominoNetSettings, DominoObjectiveSettings, build_domino, {"training": {"epochs": 3.0}})

@@ -19,6 +19,7 @@ from outpace.drafters.draft_lm.small import (
     make_small,
     small_config,
 )
+from outpace.drafters.kind import Training
 from outpace.drafters.training.anchors import Anchors
 from outpace.drafters.training.batch import Batch
 from outpace.drafters.training.facts import Facts
@@ -192,3 +193,6 @@ def build_draft_lm(
         copy_layers(small, target.decoder, target.head)
     vocabulary = LossVocabulary.chosen(objective, facts, target.device)
     return DraftLmObjective(small.to(target.device), target, objective, vocabulary)
+
+
+TRAINING = Training(DraftLmNetSettings, DraftLmObjectiveSettings, build_draft_lm)

@@ -10,12 +10,12 @@ Ids under `eagle_config` count layer outputs (SGLang), ids at the top level inde
 """
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
-from outpace.drafters.fields import Fields, build, flag, rope
+from outpace.drafters.fields import Fields, architectures, build, flag, rope
 from outpace.drafters.fusion_files import check_features, read_sizes
 from outpace.drafters.reduced_vocabulary import check_offsets
 from outpace.lib.checkpoint import Checkpoint
@@ -25,6 +25,7 @@ from outpace.lib.weights import filled
 Numbering = Literal["inputs", "outputs"]
 
 AUTHORS, ANGELSLIM, SPECFORGE = "LlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"
+EAGLE3 = (ANGELSLIM, SPECFORGE, "Eagle3Speculator")  # the authors' name is that of Llama
 SPECULATORS = "speculators"
 IDS = "eagle_aux_hidden_state_layer_ids"
 VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm")
@@ -35,6 +36,14 @@ RENAMED = {
     "aux_norm_high.": "fc_norm.2.",
 }
 AUTHORS_THETA = 10000.0  # what the authors' code turns by when their config names no base, whatever the target's is
+
+
+def is_eagle3(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes an EAGLE-3 drafter, or DART's, which has the same fields."""
+    model_type = config.get("speculators_model_type")
+    if model_type is not None:
+        return bool(model_type == "eagle3")
+    return "draft_vocab_size" in config or any(one in EAGLE3 for one in architectures(config))
 
 
 def layout_of(checkpoint: Checkpoint) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.fields import build
 from outpace.drafters.fusion import usual_taps
+from outpace.drafters.kind import Training
 from outpace.drafters.training.anchors import Anchors, all_anchors, stretches
 from outpace.drafters.training.batch import Batch
 from outpace.drafters.training.facts import Facts
@@ -233,3 +234,12 @@ def build_eagle3(
     config = build(Eagle3Config, sizes | chosen, "net")
     vocabulary = LossVocabulary.chosen(objective, facts, target.device)
     return Eagle3Objective(begin(Eagle3Net(config), target, facts, seed), target, objective, vocabulary)
+
+
+TRAINING = Training(
+    Eagle3NetSettings,
+    Eagle3ObjectiveSettings,
+    build_eagle3,
+    # The authors' rates are for 40 epochs; SpecForge's 1e-4 is for 10, and its other settings are theirs.
+    {"training": {"learning_rate": 1e-4, "betas": (0.9, 0.95), "clip": 0.5, "epochs": 10.0}},
+)

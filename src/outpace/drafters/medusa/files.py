@@ -16,13 +16,21 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from outpace.drafters.fields import Fields, build, flag
+from outpace.drafters.fields import Fields, architectures, build, flag
 from outpace.drafters.medusa.net import HeadKind, MedusaConfig, MedusaNet
 from outpace.lib.checkpoint import MEDUSA_WEIGHTS, WEIGHTS, Checkpoint, write_checkpoint
 from outpace.lib.errors import ModelError
 from outpace.lib.weights import filled
 
 Layout = Literal["authors", "vllm"]
+
+
+def is_medusa(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json describes Medusa heads."""
+    if config.get("speculators_model_type") is not None:
+        return False
+    is_named = "MedusaModel" in architectures(config) or config.get("model_type") == "medusa"
+    return is_named or "medusa_num_heads" in config
 
 
 def read_medusa(checkpoint: Checkpoint) -> MedusaNet:

@@ -8,6 +8,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from outpace.drafters.kind import Training
 from outpace.drafters.layers import Layers
 from outpace.drafters.medusa.net import HeadKind, MedusaConfig, MedusaNet
 from outpace.drafters.training.anchors import Anchors, all_anchors
@@ -132,3 +133,6 @@ def build_medusa(
         for name, weight in heads.named_parameters():
             weight.copy_(target.head if name.endswith("lm_head.weight") else torch.zeros_like(weight))
     return MedusaObjective(heads.requires_grad_(), target, objective)
+
+
+TRAINING = Training(MedusaNetSettings, MedusaObjectiveSettings, build_medusa, {"training": {"learning_rate": 1e-3}})

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from outpace.drafters.convert import DTYPES, KINDS
+from outpace.drafters.convert import DTYPES
+from outpace.drafters.kinds import kind_of
 from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
 from outpace.drafters.training.anchors import Anchors
 from outpace.drafters.training.batch import Batch
@@ -91,7 +92,7 @@ class Objective(nn.Module, ABC):
     @property
     def layout(self) -> str:
         """The public layout that the drafter is written in."""
-        return KINDS[type(self.net)].layouts[0]
+        return next(iter(kind_of(self.net).layouts))
 
     def write(self, tensors: Mapping[str, Tensor], folder: Path, codec: TextCodec, dtype: str) -> None:
         """Write the drafter in its public layout.
@@ -108,9 +109,8 @@ class Objective(nn.Module, ABC):
         del codec
         wanted = DTYPES[dtype]
         cast = {name: one.to(wanted) if one.is_floating_point() else one for name, one in tensors.items()}
-        kind, build = type(self.net), partial(type(self.net), self.net.config)
-        net = filled(build, cast, str(folder))
-        KINDS[kind].write(net, folder, self.layout, None)
+        net = filled(partial(type(self.net), self.net.config), cast, str(folder))
+        kind_of(net).layouts[self.layout](net, folder, None)
         self.write_vocabulary(folder)
         if (folder / FILE_NAME).exists():
             write_index(folder)  # or vLLM and SGLang would take the ids for a weight

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,11 @@ import torch
 from torch import nn
 
 from outpace.drafters import convert as convert_module
-from outpace.drafters.convert import KINDS, convert
+from outpace.drafters.convert import convert
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.domino.files import write_domino
 from outpace.drafters.eagle3.export import write_eagle3
-from outpace.drafters.eagle3.net import Eagle3Net
+from outpace.drafters.kinds import KINDS
 from outpace.drafters.load import load_net
 from outpace.drafters.parity import FORWARDS, changed_settings, largest_difference
 from outpace.lib.checkpoint import read_checkpoint, write_checkpoint
@@ -128,15 +129,16 @@ def test_a_file_that_says_something_else_is_removed(
     fault: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against a check that cannot fail: one bit of one weight, two weights swapped, a setting off by one."""
-    write = KINDS[Eagle3Net].write
+    kind = KINDS["eagle3"]
+    write = kind.layouts["midlayer"]
 
-    def damage(net: Any, out: Path, layout: Any, target: str | None) -> None:
+    def damage(net: Any, out: Path, target: str | None) -> None:
         if fault == "crash":
-            write(net, out, layout, target)
+            write(net, out, target)
             raise OSError("no space left on device")
         kept = {key: tensor.clone() for key, tensor in net.state_dict().items()}
         written = tmp_path / "written"
-        write(net, written, layout, target)
+        write(net, written, target)
         checkpoint = read_checkpoint(written)
         config, tensors = checkpoint.config, checkpoint.tensors
         if fault == "weight":
@@ -149,7 +151,7 @@ def test_a_file_that_says_something_else_is_removed(
         write_checkpoint(out, config, tensors)
         assert all(torch.equal(tensor, kept[key]) for key, tensor in net.state_dict().items())
 
-    monkeypatch.setitem(KINDS, Eagle3Net, convert_module.Kind("eagle3", ("midlayer",), damage))
+    monkeypatch.setattr(convert_module, "kind_of", lambda net: replace(kind, layouts={"midlayer": damage}))
     out = tmp_path / "out"
     if fault == "crash":
         with pytest.raises(OSError, match="no space"):

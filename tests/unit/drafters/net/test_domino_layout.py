@@ -43,7 +43,7 @@ def test_what_was_written_reads_back_bit_equal(
     net = small_domino(dtype, shift_label=shift_label, **changes)
     write_domino(net, tmp_path, layout)  # type: ignore[arg-type]
     checkpoint = read_checkpoint(tmp_path)
-    assert is_domino(checkpoint)
+    assert is_domino(checkpoint.config)
     back = read_domino(checkpoint)
     assert back.config == net.config
     for key, tensor in net.state_dict().items():
@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_named(edit: Edit, named: list[str]) -> None:
 def test_kinds_are_told_apart() -> None:
     """Guards against a Domino drafter run without its head, and a plain one asked for one."""
     plain = Checkpoint("plain", *export_dflash(small_dflash(), "z-lab"))
-    assert not is_domino(plain)
+    assert not is_domino(plain.config)
     with pytest.raises(ModelError, match="read it as DFlash"):
         read_domino(plain)
     for layout in ("domino", "sglang"):

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from outpace.drafters.convert import KINDS
 from outpace.drafters.dart.files import export_dart
 from outpace.drafters.dflash.files import export_dflash
 from outpace.drafters.domino.files import export_domino
 from outpace.drafters.eagle3.export import eagle3_config, eagle3_tensors
 from outpace.drafters.fusion import FusionConfig
+from outpace.drafters.kinds import KINDS, kind_of
 from outpace.drafters.load import read_net
 from outpace.drafters.medusa.files import export_medusa
 from outpace.drafters.reduced_vocabulary import membership
@@ -94,7 +94,7 @@ def test_a_public_checkpoint_is_written_as_it_was(name: str) -> None:
     """Guards against a field, a name, a shape or a dtype of ours: our files must load where public ones do."""
     wanted, public = described(name)["expected"], golden(name)
     net = read_net(public)
-    assert wanted["layout"] in KINDS[type(net)].layouts
+    assert wanted["layout"] in kind_of(net).layouts
     config, tensors = EXPORTS[wanted["class"]](net, wanted["layout"])
     expected = {key: value for key, value in flat(public.config).items() if key.split(".")[0] not in NOT_KEPT}
     written, changed = flat(config), flat(wanted["written"])
@@ -126,13 +126,10 @@ def test_every_tensor_of_a_public_checkpoint_is_accounted_for(name: str) -> None
 def test_every_kind_and_layout_has_a_description() -> None:
     """Guards against a layout that is written and never held against a public file."""
     have = {(described(name)["expected"]["class"], described(name)["expected"]["layout"]) for name in NAMES}
-    plain = {("DominoNet", layout) for layout in KINDS[_net("DFlashNet")].layouts}  # Domino's without its head
+    plain = {("DominoNet", layout) for layout in KINDS["dflash"].layouts}  # Domino's without its head
     ours = {("Eagle3Net", "headless")}  # only this package reads it
-    assert have == {(kind.__name__, layout) for kind, one in KINDS.items() for layout in one.layouts} - plain - ours
-
-
-def _net(name: str) -> type[nn.Module]:
-    return next(kind for kind in KINDS if kind.__name__ == name)
+    written = {(getattr(kind.net, "__name__", ""), layout) for kind in KINDS.values() for layout in kind.layouts}
+    assert have == written - plain - ours
 
 
 def test_domino_drafts_as_many_tokens_as_its_authors() -> None:

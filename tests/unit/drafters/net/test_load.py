@@ -16,7 +16,8 @@ from outpace.drafters.domino.files import write_domino
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.eagle3.export import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Net
-from outpace.drafters.load import is_net, kind_of, load_net
+from outpace.drafters.kinds import kind_of_config
+from outpace.drafters.load import is_net, load_net
 from outpace.drafters.medusa.files import write_medusa
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.lib.errors import ModelError
@@ -57,12 +58,16 @@ def test_every_layout_is_read_as_its_own_kind(tmp_path: Path) -> None:
 def test_public_8b_configs_are_known(name: str) -> None:
     """Guards against rules that hold for files of ours only."""
     config = json.loads((GOLDEN / f"{name}.json").read_text())["config"]
-    assert kind_of(config) == name.partition("_")[0].replace("domino", "dflash")
+    kind = kind_of_config(config)
+    assert kind is not None
+    assert kind.name == name.partition("_")[0]
 
 
 def test_the_medusa_authors_config_is_known() -> None:
     """Guards against files without architectures and sizes, which the authors wrote."""
-    assert kind_of({"medusa_num_heads": 5, "medusa_num_layers": 1, "base_model_name_or_path": "x"}) == "medusa"
+    kind = kind_of_config({"medusa_num_heads": 5, "medusa_num_layers": 1, "base_model_name_or_path": "x"})
+    assert kind is not None
+    assert kind.name == "medusa"
 
 
 @pytest.mark.parametrize(
@@ -78,14 +83,14 @@ def test_the_medusa_authors_config_is_known() -> None:
 )
 def test_what_is_no_known_drafter_is_none(config: dict[str, Any]) -> None:
     """Guards against a language model taken for a net, and against another method's fields that look alike."""
-    assert kind_of(config) is None
+    assert kind_of_config(config) is None
 
 
 def test_a_language_model_is_no_net_and_is_refused_by_name(tmp_path: Path) -> None:
     """Guards against a draft model for `linear` read as a net, and an error that does not say what could be read."""
     folder = str(save_tiny_model(tmp_path))
     assert not is_net(folder)
-    with pytest.raises(ModelError, match=r"LlamaForCausalLM.*known are EAGLE-3, DFlash, Domino, Medusa and DART"):
+    with pytest.raises(ModelError, match=r"LlamaForCausalLM.*known kinds are domino, dflash, dart, eagle3, medusa"):
         load_net(folder)
 
 

@@ -13,7 +13,7 @@ from outpace.drafters.dflash import objective as dflash
 from outpace.drafters.domino import objective as domino
 from outpace.drafters.eagle3 import objective as eagle3
 from outpace.drafters.load import read_net
-from outpace.drafters.trainable import METHODS, settings_of
+from outpace.drafters.trainable import settings_of, training_of
 from outpace.drafters.training.facts import Facts
 from tests.unit.drafters.net.test_golden import EXPORTS, golden
 
@@ -67,7 +67,7 @@ def test_a_new_drafter_has_the_published_sizes(
         embedding=torch.empty(config.vocab_size, config.hidden_size, device="meta"),
     )  # fmt: skip
     chosen = settings_of(method, None, settings)
-    build: Callable[..., Any] = METHODS[method].build
+    build: Callable[..., Any] = training_of(method).build
     with torch.device("meta"):
         objective = build(chosen.net, chosen.objective, target, facts, 0)
     checkpoint = golden(name)
