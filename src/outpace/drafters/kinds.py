@@ -40,7 +40,7 @@ _ROWS = (
             "z-lab": lambda net, folder, target: write_dflash(net, folder, "z-lab"),
             "speculators": lambda net, folder, target: write_dflash(net, folder, "speculators", target),
         },
-        partial(resolve_name, "outpace.drafters.domino.objective:TRAINING"),
+        objective=partial(resolve_name, "outpace.drafters.domino.objective:TRAINING"),
         serves=("dflash",),
         new="head.",
     ),
@@ -54,7 +54,7 @@ _ROWS = (
             "z-lab": lambda net, folder, target: write_dflash(net, folder, "z-lab"),
             "speculators": lambda net, folder, target: write_dflash(net, folder, "speculators", target),
         },
-        partial(resolve_name, "outpace.drafters.dflash.objective:TRAINING"),
+        objective=partial(resolve_name, "outpace.drafters.dflash.objective:TRAINING"),
     ),
     DrafterKind(
         "dart",
@@ -63,7 +63,7 @@ _ROWS = (
         is_dart,
         read_dart,
         {"dart": lambda net, folder, target: write_dart(net, folder)},
-        partial(resolve_name, "outpace.drafters.dart.objective:TRAINING"),
+        objective=partial(resolve_name, "outpace.drafters.dart.objective:TRAINING"),
     ),
     DrafterKind(
         "eagle3",
@@ -76,7 +76,7 @@ _ROWS = (
             "speculators": lambda net, folder, target: write_eagle3(net, folder, "speculators", verifier=target),
             HEADLESS: lambda net, folder, target: write_eagle3(net, folder, "headless"),
         },
-        partial(resolve_name, "outpace.drafters.eagle3.objective:TRAINING"),
+        objective=partial(resolve_name, "outpace.drafters.eagle3.objective:TRAINING"),
     ),
     DrafterKind(
         "medusa",
@@ -88,7 +88,7 @@ _ROWS = (
             "authors": lambda net, folder, target: write_medusa(net, folder, "authors"),
             "vllm": lambda net, folder, target: write_medusa(net, folder, "vllm"),
         },
-        partial(resolve_name, "outpace.drafters.medusa.objective:TRAINING"),
+        objective=partial(resolve_name, "outpace.drafters.medusa.objective:TRAINING"),
     ),
     DrafterKind(
         LANGUAGE_MODEL,
