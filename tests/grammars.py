@@ -3,7 +3,7 @@
 from llguidance import LLTokenizer
 from llguidance._tokenizer import TokenizerWrapper
 
-from outpace.core.grammar import Grammar
+from outpace.core.params import Grammar
 
 PIECES = ('{"', '": ', '", "', '"}', "name", "na", "me", "age", '":', ' "', "true", "false", "ab", "aba", "12")
 EOS = 2

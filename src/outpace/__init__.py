@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.events import Generation, RequestMetrics, RoundTrace, Sample, StepEvent, TokenLogprob
-from outpace.core.grammar import Grammar
-from outpace.core.params import SamplingParams
+from outpace.core.params import Grammar, SamplingParams
 from outpace.lib.errors import (
     InvalidRequest,
     MethodError,

@@ -15,10 +15,9 @@ from outpace.arguments import (
     resolved,
 )
 from outpace.chat import Chat
-from outpace.core.contract import check_proposer
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Proposer
+from outpace.core.protocols import Proposer, check_proposer
 from outpace.drafters.options import checked_budget
 from outpace.engine.costs import PassCosts
 from outpace.engine.engine import Engine

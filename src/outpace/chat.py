@@ -3,8 +3,7 @@
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.engine.engine import Engine
-from outpace.engine.kept import KeptSlot
-from outpace.engine.session import Session
+from outpace.engine.session import KeptSlot, Session
 from outpace.engine.stream import TokenStream
 from outpace.lib.errors import InvalidRequest
 from outpace.models.text import ChatMessage, TextCodec

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from outpace.cli.options import grammar_of
-from outpace.core.grammar import Grammar
+from outpace.core.params import Grammar
 from outpace.lib.errors import InvalidRequest
 
 

@@ -12,7 +12,7 @@ from tests.interrupted.play import Outcome, Play
 from tests.interrupted.test_steps import leaks
 
 METHODS = ("lookup", "recycle", "plain", "lookahead")
-FILES = ("engine/admission.py", "engine/roster.py", "engine/kept.py", "engine/session.py", "engine/engine.py")
+FILES = ("engine/admission.py", "engine/session.py", "engine/engine.py")
 TIMES = 3
 """How often a line must have run before it is cut short: at its first times, that is in the first requests."""
 
@@ -55,6 +55,5 @@ def test_an_exception_at_any_line_of_admission_loses_nothing(step: int) -> None:
 def test_admission_is_what_is_cut_short() -> None:
     """Guards against a test that looks at too few lines."""
     files = Counter(Path(file).name for file, _ in lines())
-    assert files["admission.py"] > 40
-    assert files["roster.py"] > 30
+    assert files["admission.py"] > 70
     assert files["engine.py"] > 50

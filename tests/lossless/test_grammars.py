@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.bases import BaseProposer
-from outpace.core.grammar import Grammar
-from outpace.core.params import SamplingParams
+from outpace.core.drafting import BaseProposer
+from outpace.core.params import Grammar, SamplingParams
 from outpace.core.protocols import DraftRequest, Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine

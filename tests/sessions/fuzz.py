@@ -16,8 +16,7 @@ import torch
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
-from outpace.engine.kept import KeptSlot
-from outpace.engine.session import Session
+from outpace.engine.session import KeptSlot, Session
 from outpace.engine.stream import TokenStream
 from outpace.lib.errors import InvalidRequest, OutpaceError, StateLost
 from outpace.testing import decode

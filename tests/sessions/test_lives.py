@@ -2,7 +2,7 @@
 
 import pytest
 
-from outpace.engine.steps import Steps
+from outpace.engine.engine import Steps
 from tests.sessions.fuzz import campaign
 
 

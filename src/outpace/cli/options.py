@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.status import Status
 from rich.text import Text
 
-from outpace.core.grammar import Grammar
+from outpace.core.params import Grammar
 from outpace.lib.checks import shown
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.stages import loading, stage

@@ -1,4 +1,4 @@
-"""The contracts behind a proposer: sources say what might come next, shapes say what of it deserves a slot."""
+"""The contracts of sources, shapes and retrievers, and base classes for those who write methods."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from outpace.budget.prices import Prices
-from outpace.core.origins import NodeOrigin, origins_of
+from outpace.core.events import NodeOrigin, origins_of
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
-from outpace.core.tree import Topology
+from outpace.core.tree import DraftTree, Topology
 
 UNKNOWN = -1
 """Instead of a retrieved token: nothing is known there."""
@@ -266,3 +266,57 @@ class Retriever(Protocol):
     def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None: ...
 
     def reset(self) -> None: ...
+
+
+class Stateless:
+    """Keeps nothing for a request, and learns nothing."""
+
+    needs = Needs()
+
+    def open(self, slot: int, alone: bool = False) -> Any:
+        return None
+
+    def can_fork(self, own: bool) -> bool:
+        """Who looks at no prompt misses nothing of one; who does says by a `can_fork` of its own how it catches up."""
+        return type(self).prefill is Stateless.prefill
+
+    def fork(self, state: Any, slot: int, length: int) -> Any:
+        return self.open(slot)
+
+    def rewind(self, state: Any, length: int) -> None:
+        pass
+
+    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None:
+        pass
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+
+class BaseProposer(Stateless):
+    """A `Proposer` but for `propose`.
+
+    Attributes:
+        budget: drafted nodes per tree unless a request asks for another number.
+    """
+
+    budget = 8
+
+    def close(self, state: Any) -> None:
+        pass
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        raise NotImplementedError(f"{type(self).__name__} has no propose()")
+
+
+class BaseSource(Stateless):
+    """A `LevelSource` but for `expand`."""
+
+    def begin(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[int]:
+        return [request.max_depth for request in requests]
+
+    def expand(self, states: Sequence[Any], frontier: Frontier, width: int) -> Candidates:
+        raise NotImplementedError(f"{type(self).__name__} has no expand()")

@@ -1,9 +1,25 @@
-"""What the engine reports: events while it runs, counters and a result at the end."""
+"""What the engine reports: where tokens come from, events while it runs, counters and a result at the end.
+
+This file loads without torch.
+"""
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, Literal
 
-from outpace.core.origins import NodeOrigin, Origin
+NodeOrigin = Literal["pending", "drafted", "retrieved", "matched", "forced"]
+"""Who named a node: nobody, it is the pending token; a draft model or head; what the target ranked high before, in a
+matrix or a pool of n-grams; what followed the same words before; a grammar."""
+Origin = NodeOrigin | Literal["bonus"]
+"""Who named an emitted token: who named its node, or, "bonus", nobody but the target itself."""
+ORIGINS: tuple[NodeOrigin, ...] = ("pending", "drafted", "retrieved", "matched", "forced")
+"""By number, as the compiled kernels write them (growth.h)."""
+
+
+@lru_cache(maxsize=4096)
+def origins_of(origin: NodeOrigin, nodes: int) -> tuple[NodeOrigin, ...]:
+    """[N] origins of a tree that one source named, the pending token included."""
+    return ("pending", *(origin,) * (nodes - 1))
 
 
 @dataclass(frozen=True)

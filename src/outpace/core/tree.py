@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from outpace.core.origins import NodeOrigin, origins_of
+from outpace.core.events import NodeOrigin, origins_of
 from outpace.lib.checks import shown
 from outpace.lib.errors import MethodError
 

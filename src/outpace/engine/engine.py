@@ -1,28 +1,172 @@
-"""The engine: admits requests into slots, fills their prompts in chunks, runs rounds, ends requests."""
+"""The engine: admits requests into slots, writes their prompts in chunks, runs rounds and ends requests."""
 
 import secrets
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from itertools import count
+from threading import RLock
 from time import perf_counter
 from typing import Any, TypeVar
 
-from outpace.core.contract import check_proposer
+import torch
+
 from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
-from outpace.core.protocols import Detokenizer, Proposer, Target
+from outpace.core.protocols import Detokenizer, Proposer, Target, check_proposer
+from outpace.engine.admission import Admission, Roster
 from outpace.engine.costs import PassCosts
-from outpace.engine.gain import Gain
-from outpace.engine.kept import KeptSlot
 from outpace.engine.pricing import Pricing
-from outpace.engine.roster import Roster
-from outpace.engine.session import Session
-from outpace.engine.steps import Steps
-from outpace.engine.stopping import Stop, StopChecker
-from outpace.engine.turns import Turns
+from outpace.engine.round import run_prefill, run_round
+from outpace.engine.session import Gain, KeptSlot, Session, Stop, StopChecker
 from outpace.lib.checks import check_int, shown
-from outpace.lib.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest, StateLost
 from outpace.sampling.grammar import GrammarConstraint, Grammars
+
+
+class Turns:
+    """Lets one thread at a time work, and all look when it has.
+
+    A turn that is over is replaced by another before it is let go. So whoever waited for it sees that it is over and
+    looks at what has come of it, without competing with the thread that just worked and may want to go on at once.
+    """
+
+    def __init__(self) -> None:
+        self._turn = RLock()
+
+    def take(self, work: Callable[[], None]) -> bool:
+        """Do some work while no other thread does any. Where one is at it, wait until it is over, and do nothing.
+
+        Returns:
+            Whether the work was done.
+
+        Raises:
+            RuntimeError: this thread is at work already, and a signal handler has called.
+        """
+        turn = self._turn
+        if turn._is_owned():  # type: ignore[attr-defined]
+            raise RuntimeError("the engine is at work in this thread: in a signal handler call only stop() of a stream")
+        with turn:  # Ctrl-C cannot come between taking a lock so and guarding it
+            if turn is not self._turn:
+                return False
+            work()
+            self._turn = RLock()
+        return True
+
+
+@dataclass(eq=False)
+class _Step:
+    """A step that is being made, or was when an exception came.
+
+    Attributes:
+        sessions: whose slots and states it changes.
+        gains: what becomes of them; None while that is not all known.
+    """
+
+    sessions: Sequence[Session]
+    gains: Sequence[Gain] | None = None
+
+
+class Steps:
+    """Makes steps.
+
+    A step works beside its sessions, in `Gain`s; only slots of the target, states of proposers and stoppers change at
+    once. When all gains are known they are noted in one assignment, and the step has happened: `settle` enters them
+    into the sessions. Before that it has not: `settle` rewinds slots, states and stoppers to what the sessions say. An
+    exception may come anywhere, also out of `settle`, which can always be begun again.
+
+    Args:
+        target: the model.
+        roster: the requests.
+        prefill_chunk: prompt tokens written per request and step.
+        pricing: what prices rounds; None to price none.
+    """
+
+    def __init__(self, target: Target, roster: Roster, prefill_chunk: int, pricing: Pricing | None = None) -> None:
+        self._target, self._roster, self._prefill_chunk = target, roster, prefill_chunk
+        self._pricing, self._admission = pricing, Admission(target, roster)
+        self._step: _Step | None = None
+
+    @torch.inference_mode()
+    def make(self, sessions: Sequence[Session]) -> None:
+        """Admit what fits, write one prompt chunk per new request, run one round for the others."""
+        self._roster.prune()
+        self._admission.admit(sessions)
+        running = [session for session in sessions if session.slot is not None]
+        gains = self._begin(running)
+        filling = [gain for gain in gains if gain.session.is_filling]
+        decoding = [gain for gain in gains if not gain.session.is_filling]
+        if filling:
+            is_crowded = self._pricing is not None and not self._pricing.pays(len(gains))
+            run_prefill(self._target, filling, self._prefill_chunk, is_crowded)
+        if decoding:
+            run_round(self._target, decoding, self._pricing)
+        for gain in gains:
+            if gain.error is not None:
+                gain.end(Stop("error"))
+        self._happen(gains)
+
+    def end(self, sessions: Sequence[Session]) -> None:
+        """End requests that were cancelled."""
+        gains = self._begin(sessions)
+        for gain in gains:
+            gain.end(Stop("cancelled"))
+        self._happen(gains)
+
+    def settle(self) -> None:
+        """Put in order what an exception may have left: of the last step all happens, or nothing has."""
+        step = self._step
+        if step is None:
+            return
+        if step.gains is None:
+            step.gains = [gain for session in step.sessions if (gain := self._take_back(session)) is not None]
+        for gain in step.gains:
+            if gain.kept is not None:
+                self._roster.keep(gain.kept)
+            gain.enter()
+            if gain.stop is not None:
+                self._let_go(gain)
+        self._step = None
+
+    def _begin(self, sessions: Sequence[Session]) -> list[Gain]:
+        self._step = _Step(sessions)  # from here on the step is taken back
+        return [Gain(session) for session in sessions]
+
+    def _happen(self, gains: Sequence[Gain]) -> None:
+        for gain in gains:
+            gain.leave_slot()
+        self._step = _Step((), gains)  # from here on it has happened
+        self.settle()
+
+    @torch.inference_mode()
+    def _take_back(self, session: Session) -> Gain | None:
+        """Make everything what it was after the last step that happened; where that fails, the session's error."""
+        try:
+            if session.slot is not None:
+                self._target.rewind_slot(session.slot, session.written)
+                session.proposer.rewind(session.state, session.written)
+            session.restart_stopper()
+        except Exception as error:
+            lost = Gain(session)
+            lost.error = StateLost(
+                f"request {session.request_id}: an exception cut a step short, and what the request had reached could "
+                f"not be restored ({type(error).__name__}: {error}); send it again"
+            )
+            # Without its traceback, whose frames hold all requests of the step: those that are dropped would run on.
+            error.__context__ = None
+            lost.error.__cause__, lost.stop = error.with_traceback(None), Stop("error")
+            return lost
+        return None
+
+    def _let_go(self, gain: Gain) -> None:
+        session = gain.session
+        if session.slot is not None:
+            if gain.kept is None:
+                self._admission.leave(session)
+            state, session.slot, session.state = session.state, None, None
+            if gain.kept is None:
+                session.proposer.close(state)
+
 
 T = TypeVar("T")
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from outpace.core.grammar import Constraint
-from outpace.core.params import SamplingParams
+from outpace.core.params import Constraint, SamplingParams
 from outpace.core.protocols import Chunk, Target
 from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest

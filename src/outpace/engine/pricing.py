@@ -1,6 +1,7 @@
 """What a round pays: the time of its pass, and what decoding yields for time."""
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 from outpace.budget.prices import PassTimes, Prices, averaged
@@ -8,12 +9,17 @@ from outpace.budget.round_rates import RoundRates
 from outpace.core.protocols import Proposer, Target, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.costs import PassCosts
-from outpace.engine.phases import Phases
 from outpace.engine.session import Session
 from outpace.engine.sizing import Sizing
 
 _KEPT = 0.97  # of what rounds took, a round later: some thirty are remembered
 _PACE_KEPT = 0.95  # of what a request gained
+
+
+class Clock(Protocol):
+    """Times of a round's phases."""
+
+    def ms(self, *names: str) -> float: ...
 
 
 class Pricing:
@@ -73,7 +79,7 @@ class Pricing:
         sessions: Sequence[Session],
         trees: Sequence[DraftTree],
         verdicts: Mapping[int, Verdict],
-        phase: Phases,
+        phase: Clock,
         tokens: Sequence[int],
     ) -> None:
         """Take in a round, if any of its requests follows prices.

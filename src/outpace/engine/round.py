@@ -1,29 +1,81 @@
-"""One round: propose a token tree, verify it in one target pass, commit one path, tell the proposer what happened.
+"""One round: propose token trees, verify them in one target pass, commit one path each, and let proposers observe."""
 
-Every method is this round with another proposer; plain decoding is this round with an empty draft. What sessions gain
-is worked out beside them, so a round that an exception cuts short has not happened (`engine/steps.py`).
-"""
-
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from time import perf_counter
 
 import torch
 
 from outpace.budget.prices import Prices
-from outpace.core.contract import check_sizes, check_tree, proposed
 from outpace.core.events import RoundTrace, TokenLogprob
-from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, Proposer, Target, Verdict
-from outpace.core.tree import DraftTree
+from outpace.core.protocols import (
+    NO_TOKEN,
+    Chunk,
+    DraftRequest,
+    NodeOutputs,
+    Observation,
+    PromptChunk,
+    Proposer,
+    Target,
+    Verdict,
+    check_sizes,
+    check_tree,
+    proposed,
+)
+from outpace.core.tree import DraftTree, Topology
 from outpace.engine.forced import under_grammars
-from outpace.engine.gain import Gain
-from outpace.engine.phases import Phases
 from outpace.engine.pricing import Pricing
-from outpace.engine.session import Session
+from outpace.engine.session import Gain, Session
 from outpace.kernels.draw import draw_natively, draws_natively
 from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.sampling.draw import BatchDraw, FastDraw, RejectionDraw
 from outpace.sampling.logprobs import token_logprobs
-from outpace.sampling.match import match
-from outpace.sampling.rejection import rejection
+from outpace.sampling.verify import match, rejection
+
+
+class Phases:
+    """A clock for one round: each phase is timed where it stands, `with phase("forward"):`."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._last = perf_counter()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Time a phase. What lies between two phases counts to the second one."""
+        yield
+        now = perf_counter()
+        self._seconds[name], self._last = now - self._last, now
+
+    def ms(self, *names: str) -> float:
+        """Milliseconds of some phases, or of all."""
+        return sum(seconds for name, seconds in self._seconds.items() if not names or name in names) * 1e3
+
+    def count(self, gains: Sequence[Gain], trees: Sequence[DraftTree]) -> None:
+        """Enter the round into the metrics of its requests.
+
+        Args:
+            gains: of the requests.
+            trees: that they verified.
+        """
+        took = [(f"{name}_ms", seconds * 1e3) for name, seconds in self._seconds.items()]
+        for gain, tree in zip(gains, trees, strict=True):
+            metrics, drafted = gain.metrics, len(tree) - 1
+            metrics.steps += 1
+            metrics.drafted += drafted
+            metrics.retrieved += tree.retrieved
+            metrics.forced += tree.forced
+            metrics.draft_passes += tree.draft_passes
+            metrics.plain_steps += drafted == 0
+            metrics.graft_ms += tree.graft_ms
+            if gain.session.constraint is not None:
+                metrics.grammar_ms += gain.session.constraint.take_ms()
+            counted = vars(metrics)
+            for name, ms in took:
+                counted[name] += ms
+            if gain.error is None:
+                metrics.decode_ms = gain.since_first_token(self._last)
+
 
 FAST_DRAW = FastDraw(draws_natively, draw_natively)
 
@@ -218,3 +270,46 @@ def by_proposer(sessions: Sequence[Session]) -> dict[Proposer, list[int]]:
 def _slot(session: Session) -> int:
     assert session.slot is not None, "a session in a round has a slot"
     return session.slot
+
+
+def run_prefill(target: Target, gains: Sequence[Gain], size: int, is_crowded: bool = False) -> None:
+    """Write the next chunk of every prompt; a prompt that is written whole gains its first token.
+
+    Args:
+        target: the model; each session has a slot in it.
+        gains: of requests whose prompts are not written yet.
+        size: tokens of a chunk at most.
+        is_crowded: drafting does not pay among so many requests. Methods that follow prices then learn nothing from the
+            target's best ids in a prompt, which are a product with the whole vocabulary at every position.
+    """
+    sessions, chunks = [gain.session for gain in gains], []
+    for gain in gains:
+        session, needs = gain.session, gain.session.proposer.needs
+        assert session.slot is not None
+        gain.prefilled = min(session.prefilled + size, len(session.prompt_ids))
+        tokens = torch.tensor(session.prompt_ids[session.prefilled : gain.prefilled])
+        is_last = gain.prefilled == len(session.prompt_ids)
+        is_spared = is_crowded and (session.is_priced or session.is_sized)
+        chunks.append(Chunk(session.slot, tokens, needs.top_k > 0 and not is_spared, is_last, needs.taps))
+    outputs = target.prefill(chunks)
+    for proposer, members in by_proposer(sessions).items():
+        states = [sessions[index].state for index in members]
+        seen = []
+        for index in members:
+            session, output = sessions[index], outputs[index]
+            before = session.prompt_ids[session.prefilled - 1] if session.prefilled else NO_TOKEN
+            seen.append(PromptChunk(chunks[index].tokens, output.top_ids, output.features, before))
+        proposer.prefill(states, seen)
+    ready = [(gain, output.last) for gain, output in zip(gains, outputs, strict=True) if output.last is not None]
+    if not ready:
+        return
+    first, last = [gain for gain, _ in ready], [output for _, output in ready]
+    pending = [[gain.session.prompt_ids[-1]] for gain in first]
+    draw = BatchDraw(
+        last, [Topology.chain(1)] * len(first), pending, [gain.session.stream for gain in first], FAST_DRAW
+    )
+    drawn = draw([(index, 0) for index in range(len(first))])
+    verdicts = keep_sound(first, last, [Verdict((0,), token) for token in drawn], pending)
+    for index, verdict in verdicts.items():
+        token = verdict.next_token
+        first[index].emit([token], logprobs(first[index].session, last[index], (0,), [token]))

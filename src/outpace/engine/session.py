@@ -1,23 +1,179 @@
-"""The one mutable object of a request."""
+"""One request: its state, what a step changes of it, where its answer ends, and what its slot holds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress, count
+from operator import ne
+from time import perf_counter
 from typing import Any
 
-from outpace.core.events import RequestMetrics, StepEvent, TokenLogprob
+from outpace.core.events import NodeOrigin, RequestMetrics, RoundTrace, StepEvent, TokenLogprob
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import Proposer, Stream
-from outpace.engine.kept import KeptSlot
-from outpace.engine.stopping import StopChecker
+from outpace.core.protocols import Detokenizer, Proposer, Stream, Target
 from outpace.sampling.grammar import GrammarConstraint
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why a request ended: finish_reason "stop" or "length", and the EOS id or stop string behind a "stop"."""
+
+    finish_reason: str
+    stop_reason: int | str | None = None
+
+
+class StopChecker:
+    """Follows one answer token by token and says where it ends.
+
+    Args:
+        max_new_tokens: tokens that may be emitted.
+        eos_token_ids: ids that end the answer, none if it ignores them; the id itself is emitted, its text is not.
+        stop: strings that end the answer; the token completing one is emitted, the text is cut before it.
+        detokenizer: needed for text and for stop strings.
+    """
+
+    def __init__(
+        self,
+        max_new_tokens: int,
+        eos_token_ids: Sequence[int],
+        stop: Sequence[str],
+        detokenizer: Detokenizer | None,
+    ) -> None:
+        self._left = max_new_tokens
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._stop = tuple(stop)
+        self._detokenizer = detokenizer
+        self._held = ""  # text that may still turn out to begin a stop string
+        self.text = ""
+
+    def take(self, tokens: Sequence[int]) -> tuple[list[int], str, Stop | None]:
+        """Emit tokens until the answer ends.
+
+        Returns:
+            The tokens to keep, the text that became certain with them, and the end if it was reached.
+        """
+        kept: list[int] = []
+        released = ""
+        stop: Stop | None = None
+        for token in tokens:
+            kept.append(token)
+            self._left -= 1
+            text, stop = self._advance(token)
+            released += text
+            if stop is not None:
+                break
+        self.text += released
+        return kept, released, stop
+
+    def _advance(self, token: int) -> tuple[str, Stop | None]:
+        if token in self._eos_token_ids:
+            return self._close(), Stop("stop", token)
+        if self._detokenizer is not None:
+            self._held += self._detokenizer.push(token)
+        cut = self._first_stop()
+        if cut is not None:
+            position, string = cut
+            text, self._held = self._held[:position], ""
+            return text, Stop("stop", string)
+        if self._left <= 0:
+            return self._close(), Stop("length")
+        keep = self._held_back()
+        text = self._held[: len(self._held) - keep]
+        self._held = self._held[len(text) :]
+        return text, None
+
+    def close(self) -> str:
+        """Release the text held back, when the answer ends for a reason from outside."""
+        text = self._close()
+        self.text += text
+        return text
+
+    def _close(self) -> str:
+        text, self._held = self._held, ""
+        return text + (self._detokenizer.flush() if self._detokenizer is not None else "")
+
+    def _first_stop(self) -> tuple[int, str] | None:
+        found = [(self._held.find(string), string) for string in self._stop if string in self._held]
+        return min(found, key=lambda item: item[0]) if found else None
+
+    def _held_back(self) -> int:
+        """Length of the longest tail that could grow into a stop string."""
+        longest = 0
+        for string in self._stop:
+            for size in range(min(len(string) - 1, len(self._held)), longest, -1):
+                if self._held.endswith(string[:size]):
+                    longest = size
+                    break
+        return longest
+
+
+LEAST_SHARED = 16
+"""Ids of a common beginning that are worth a copy, or a step of waiting."""
+
+
+@dataclass(eq=False)
+class Written:
+    """What is in a slot.
+
+    Attributes:
+        slot: the KV slot.
+        ids: the ids whose KV it holds, all of them also seen by the proposer; both may hold more behind them.
+        proposer, state: the method of the request that wrote it, and its state for it.
+    """
+
+    slot: int
+    ids: list[int]
+    proposer: Proposer
+    state: Any
+
+
+@dataclass(eq=False)
+class KeptSlot(Written):
+    """A slot whose request has ended, with what its next turn can use again.
+
+    Attributes:
+        is_open: false once it was resumed, released, or given up for a request that needed a slot.
+    """
+
+    is_open: bool = True
+
+    def serves(self, proposer: Proposer) -> bool:
+        """Whether a request with this method can go on in it: another has not seen what it holds."""
+        return self.is_open and self.proposer is proposer
+
+    def rewind(self, target: Target, prompt: Sequence[int]) -> int:
+        """Keep what a prompt of at least one id begins with.
+
+        Args:
+            target: whose slot it is.
+            prompt: the ids.
+
+        Returns:
+            How many ids of the prompt the slot holds.
+        """
+        length = shared(self.ids, prompt, self.proposer)
+        del self.ids[length:]  # before what they stand for, so that an interrupted rewind can be begun again
+        target.rewind_slot(self.slot, length)
+        self.proposer.rewind(self.state, length)
+        return length
+
+
+def shared(ids: Sequence[int], prompt: Sequence[int], proposer: Proposer) -> int:
+    """How much of a prompt's beginning a request with this method can take over from where `ids` are written.
+
+    At least the prompt's last id is left to be written, for it is from there that the first token is drawn.
+    """
+    known = min(len(ids), len(prompt) - 1)
+    length = next(compress(count(), map(ne, ids, prompt[:known])), known)
+    # What is drafted from a feature depends on the token behind it too.
+    return max(length - 1, 0) if proposer.needs.taps else length
 
 
 @dataclass(eq=False)
 class Session:
     """Everything the engine knows about one sample of one request.
 
-    What it says here was reached by whole steps: a step works beside it (`engine/gain.py`).
+    What it says here was reached by whole steps: a step works beside it (`engine/session.py`).
 
     Attributes:
         request_id, sample_index: which request, which of its n samples.
@@ -130,3 +286,118 @@ class Session:
             eos_token_ids=self.eos_token_ids,
             constraint=self.constraint,
         )
+
+
+class Gain:
+    """One session's share of a step. Nothing of the session changes before `enter`, but for its stopper.
+
+    Attributes:
+        session: whose.
+        metrics: the session's, counted on.
+        prefilled: prompt tokens written after the step.
+        tokens, logprobs: that it gained.
+        rounds: that decided them, if the request asked for a trace.
+        text: that became certain.
+        stop: how it ended, if it did.
+        error: why it cannot go on.
+        kept: the slot that it leaves open.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session, self.prefilled = session, session.prefilled
+        self.metrics = RequestMetrics(**vars(session.metrics))
+        self.tokens: list[int] = []
+        self.logprobs: Sequence[TokenLogprob] = ()
+        self.rounds: tuple[RoundTrace, ...] = ()
+        self.text = ""
+        self.stop: Stop | None = None
+        self.error: Exception | None = None
+        self.kept: KeptSlot | None = None
+        self._first_token_at = session.first_token_at
+        self._from, self._announced = session.length, len(session.events)
+
+    def emit(
+        self,
+        tokens: list[int],
+        scores: Sequence[TokenLogprob],
+        retrieved: int = 0,
+        forced: int = 0,
+        origins: Sequence[NodeOrigin] = (),
+    ) -> None:
+        """Take in the tokens of a round, as far as the answer goes.
+
+        Args:
+            tokens: accepted drafts and the target's own token.
+            scores: log-probabilities of them, none unless the request asked for them.
+            retrieved: how many of the drafts were retrieved, those behind the drafted ones.
+            forced: how many of the drafts a grammar forced, the last ones.
+            origins: who named each of the drafts.
+        """
+        metrics = self.metrics
+        self.tokens, self.text, self.stop = self.session.stopper.take(tokens)
+        kept = len(self.tokens)
+        self.logprobs = scores[:kept]
+        accepted = min(kept, len(tokens) - 1)
+        metrics.new_tokens += kept
+        metrics.accepted += accepted
+        own = len(tokens) - 1 - retrieved - forced
+        metrics.accepted_retrieved += min(max(accepted - own, 0), retrieved)
+        metrics.accepted_forced += max(accepted - own - retrieved, 0)
+        if accepted:
+            counts = dict(metrics.accepted_by_origin)  # a new one: the step may be taken back
+            for origin in origins[:accepted]:
+                counts[origin] = counts.get(origin, 0) + 1
+            metrics.accepted_by_origin = counts
+        depths = [*metrics.accepted_per_depth, *[0] * (accepted - len(metrics.accepted_per_depth))]
+        metrics.accepted_per_depth = [count + (depth < accepted) for depth, count in enumerate(depths)]
+        if self._from == len(self.session.prompt_ids):
+            self._first_token_at = perf_counter()
+            metrics.ttft_ms = (self._first_token_at - self.session.admitted_at) * 1e3
+
+    def end(self, stop: Stop) -> None:
+        """End the session for a reason from outside."""
+        self.text += self.session.stopper.close()
+        self.stop = stop
+
+    def since_first_token(self, now: float) -> float:
+        """Milliseconds."""
+        return (now - self._first_token_at) * 1e3
+
+    def leave_slot(self) -> None:
+        """Keep the slot of a session that has ended and wants it: what is committed behind the ids that were said, as
+        by a round in which it stopped, is forgotten when it is resumed."""
+        session = self.session
+        if self.stop is None or self.error is not None or not session.keep:
+            return
+        if session.slot is None:
+            self.kept = session.resume  # its turn never came
+            return
+        is_filling = self.prefilled < len(session.prompt_ids)
+        ids = session.ids[: self.prefilled] if is_filling else [*session.ids, *self.tokens][:-1]
+        self.kept = KeptSlot(session.slot, ids, session.proposer, session.state)
+
+    def enter(self) -> None:
+        """Write it into the session. May be done again: each line says what will be there, not what is added."""
+        session = self.session
+        if self.tokens:
+            session.ids[self._from :] = self.tokens
+        session.logprobs[self._from - len(session.prompt_ids) :] = self.logprobs
+        session.prefilled, session.metrics = self.prefilled, self.metrics
+        session.first_token_at = self._first_token_at
+        session.error, session.kept = self.error, self.kept
+        reason = None if self.stop is None else self.stop.finish_reason
+        if self.tokens or reason is not None:
+            scores = None if session.params.logprobs is None else tuple(self.logprobs)
+            event = StepEvent(
+                session.request_id,
+                session.sample_index,
+                tokens=tuple(self.tokens),
+                text=self.text,
+                finish_reason=reason,
+                logprobs=scores,
+                rounds=self.rounds,
+            )
+            session.events[self._announced :] = [event]
+        if self.stop is not None:
+            session.stop_reason = self.stop.stop_reason
+            session.finish_reason = reason  # last: whoever waits for the end may read everything then

@@ -13,8 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from outpace.core.contract import check_proposer
-from outpace.core.protocols import Proposer
+from outpace.core.protocols import Proposer, check_proposer
 from outpace.drafters import parallel_methods as parallel_heads
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.dflash import methods as blocks

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.core.grammar import Grammar
+from outpace.core.params import Grammar
 from outpace.core.tree import Topology
 from outpace.lib.errors import InvalidRequest
 

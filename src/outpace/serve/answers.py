@@ -14,8 +14,7 @@ from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from outpace import __version__
-from outpace.core.events import Sample, StepEvent
-from outpace.core.origins import ORIGINS
+from outpace.core.events import ORIGINS, Sample, StepEvent
 from outpace.models.pieces import Pieces
 from outpace.serve.engine_thread import Inbox, News
 from outpace.serve.errors import ApiError, from_engine

@@ -8,8 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from outpace.api import Model
-from outpace.core.grammar import Grammar
-from outpace.core.params import SamplingParams
+from outpace.core.params import Grammar, SamplingParams
 from outpace.lib.errors import InvalidRequest
 from outpace.serve.errors import ApiError, from_validation, in_its_words, refused
 from outpace.serve.requests import ChatRequest, CompletionRequest, NamedTool, SharedFields

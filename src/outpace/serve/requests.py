@@ -14,8 +14,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from outpace.core.grammar import Grammar
-from outpace.core.params import MAX_LOGPROBS, MAX_SEED, MAX_TEMPERATURE
+from outpace.core.params import MAX_LOGPROBS, MAX_SEED, MAX_TEMPERATURE, Grammar
 
 MAX_STOPS, MAX_STOP_LENGTH, MAX_SAMPLES = 16, 1000, 128
 

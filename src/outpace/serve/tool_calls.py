@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
-from outpace.core.grammar import Grammar
+from outpace.core.params import Grammar
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 """Around each call in the format of Hermes, which Qwen's templates and many others ask for."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.core.bases import BaseSource
-from outpace.core.drafting import Candidates, Frontier
+from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation
 from outpace.core.tree import DraftTree
 from outpace.sampling.scores import best_scores

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from outpace.budget.prices import PassTimes, Prices
-from outpace.core.grammar import Grammar
-from outpace.core.params import SamplingParams
+from outpace.core.params import Grammar, SamplingParams
 from outpace.core.protocols import Needs
 from outpace.core.tree import NEW_NODE, DraftTree, Topology
 from outpace.engine.engine import Engine

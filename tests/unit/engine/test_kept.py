@@ -10,8 +10,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer, Target
 from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
-from outpace.engine.kept import KeptSlot
-from outpace.engine.session import Session
+from outpace.engine.session import KeptSlot, Session
 from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode

@@ -10,8 +10,9 @@ from outpace.core.drafting import Retrieved
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, NodeOutputs, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
-from outpace.engine import engine, gain
-from outpace.engine import phases as timing
+from outpace.engine import engine
+from outpace.engine import round as timing
+from outpace.engine import session as sessions
 from outpace.engine.session import Session
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.requests import draft_request
@@ -97,7 +98,7 @@ class TimedRetriever(MatrixRetriever):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    for module in (engine, gain, timing, grafted):
+    for module in (engine, sessions, timing, grafted):
         monkeypatch.setattr(module, "perf_counter", lambda: clock.now)
     return clock
 

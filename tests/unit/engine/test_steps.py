@@ -12,7 +12,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, NodeOutputs, Observation
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
-from outpace.engine.gain import Gain
+from outpace.engine.session import Gain
 from outpace.lib.errors import StateLost
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft

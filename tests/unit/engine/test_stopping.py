@@ -4,8 +4,7 @@ import pytest
 
 from outpace.core.events import Sample
 from outpace.core.params import SamplingParams
-from outpace.engine.session import Session
-from outpace.engine.stopping import Stop, StopChecker
+from outpace.engine.session import Session, Stop, StopChecker
 from outpace.testing import OracleDrafter
 from tests.unit.engine.doubles import (
     PROMPT,

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from outpace.core.events import RequestMetrics, StepEvent
-from outpace.core.origins import NodeOrigin
+from outpace.core.events import NodeOrigin, RequestMetrics, StepEvent
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.tree import DraftTree, Topology

@@ -4,7 +4,7 @@ from threading import Event, Thread
 
 import pytest
 
-from outpace.engine.turns import Turns
+from outpace.engine.engine import Turns
 
 PATIENCE = 20.0
 """Seconds after which a thread that has not ended is taken to be stuck."""

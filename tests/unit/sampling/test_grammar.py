@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.grammar import Grammar
+from outpace.core.params import Grammar
 from outpace.core.tree import Topology
 from outpace.lib.errors import InvalidRequest
 from outpace.sampling.grammar import GrammarConstraint, Grammars, _in_deep_stack

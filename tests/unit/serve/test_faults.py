@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from outpace.api import Model
-from outpace.core.bases import BaseProposer
+from outpace.core.drafting import BaseProposer
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
 from outpace.methods.catalog import parse_method

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outpace.core.bases import BaseSource
+from outpace.core.drafting import BaseSource
 from outpace.core.protocols import Needs, Observation, PromptChunk
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.dflash.state import BlockState, features_along

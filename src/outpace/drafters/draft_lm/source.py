@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.core.bases import BaseSource
-from outpace.core.drafting import Candidates, Frontier
+from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.best import best_ids
 from outpace.drafters.scratch import Scratch

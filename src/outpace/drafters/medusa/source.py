@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.core.bases import BaseSource
-from outpace.core.drafting import Candidates, Frontier
+from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.depthwise import Depthwise, expand_depthwise
 from outpace.drafters.medusa.net import MedusaNet

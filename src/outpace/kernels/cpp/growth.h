@@ -112,7 +112,7 @@ struct Growing {
   int64_t* tokens;            // [budget + 1], the first one given
   int64_t* parents;
   int64_t* drafted;
-  int64_t* origins;  // who named each (core/origins.py)
+  int64_t* origins;  // who named each (core/events.py)
   double* gains;
   int64_t* named_from;   // [budget + 2]
   int64_t* named;        // [budget + 1, most named]

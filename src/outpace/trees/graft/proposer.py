@@ -9,10 +9,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.core.contract import proposed
 from outpace.core.drafting import UNKNOWN, Retrieved, Retriever
-from outpace.core.origins import NodeOrigin
-from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
+from outpace.core.events import NodeOrigin
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer, proposed
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.streams import SideStream
 

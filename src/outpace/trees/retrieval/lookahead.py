@@ -31,8 +31,8 @@ from functools import lru_cache
 
 import torch
 
-from outpace.core.bases import BaseProposer
-from outpace.core.origins import origins_of
+from outpace.core.drafting import BaseProposer
+from outpace.core.events import origins_of
 from outpace.core.protocols import DraftRequest, Needs, Observation
 from outpace.core.tree import DraftTree, Topology
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outpace.core.bases import BaseProposer
+from outpace.core.drafting import BaseProposer
 from outpace.core.protocols import DraftRequest, Needs
 from outpace.core.tree import DraftTree
 

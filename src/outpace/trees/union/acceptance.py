@@ -16,7 +16,7 @@ from copy import deepcopy
 from functools import lru_cache
 from importlib.resources import files
 
-from outpace.core.origins import NodeOrigin
+from outpace.core.events import NodeOrigin
 from outpace.kernels import structs
 from outpace.kernels.growth import learn_weights
 from outpace.lib.errors import ModelError

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from outpace.budget.prices import Prices
-from outpace.core.origins import NodeOrigin
+from outpace.core.events import NodeOrigin
 from outpace.core.protocols import Stream
 from outpace.core.tree import DraftTree, Topology
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from outpace.budget.prices import Prices
-from outpace.core.origins import ORIGINS
+from outpace.core.events import ORIGINS
 from outpace.core.tree import DraftTree
 from outpace.kernels import structs
 from outpace.kernels.growth import grow_trees

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from outpace.core.bases import BaseSource
-from outpace.core.drafting import Candidates, Frontier
+from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs
 from outpace.drafters.dart.continuity import Continuity, ContinuousDraft
 from outpace.drafters.depthwise import Depthwise, expand_depthwise

@@ -18,7 +18,7 @@ from outpace.sampling import draw as draw_module
 from outpace.sampling.draw import BatchDraw, RejectionDraw
 from outpace.sampling.noise import Purpose
 from outpace.sampling.process import History, history_of
-from outpace.sampling.rejection import rejection
+from outpace.sampling.verify import rejection
 from outpace.sampling.warp import warp
 from outpace.testing import AdversaryDrafter, ToyTarget, assert_lossless
 from tests.statistics import chi_square_p

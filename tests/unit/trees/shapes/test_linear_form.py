@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.bases import BaseProposer
+from outpace.core.drafting import BaseProposer
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, Stream, Verdict
 from outpace.core.tree import DraftTree, Topology
