@@ -1,4 +1,4 @@
-"""The sequences of a training run: kept compactly, split once and for all, and dealt out by step number alone."""
+"""The sequences of a training run: prompts joined with answers, split, and distributed over steps and processes."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,18 +9,66 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from outpace.drafters.training.batch import Batch, collate, sample_seed
-from outpace.drafters.training.facts import Facts
-from outpace.drafters.training.samples import TrainingSample
+from outpace.data.answers import Conversation
+from outpace.data.workload import WorkItem
+from outpace.drafters.training.batch import Batch, Facts, TrainingSample, collate, sample_seed
 from outpace.lib.errors import InvalidRequest
+from outpace.models.text import TextCodec
+
+
+def by_id(items: Iterable[WorkItem]) -> dict[str, WorkItem]:
+    """Prompts by their ids, in order.
+
+    Raises:
+        InvalidRequest: two prompts with the same id.
+    """
+    known: dict[str, WorkItem] = {}
+    for item in items:
+        if item.id in known:
+            raise InvalidRequest(f"prompts: id {item.id!r} occurs twice; answers are stored by it")
+        known[item.id] = item
+    return known
+
+
+def training_samples(
+    items: Iterable[WorkItem], conversations: Iterable[Conversation], codec: TextCodec, max_length: int
+) -> Iterator[TrainingSample]:
+    """Join answers with their prompts, one sample per turn.
+
+    Args:
+        items: prompts; those without an answer are left out.
+        conversations: answers, as stored.
+        codec: the target's tokenizer.
+        max_length: longer samples are cut at the end, and left out if only the prompt would remain.
+
+    Raises:
+        InvalidRequest: an answer without a prompt; two prompts with the same id.
+    """
+    known = by_id(items)
+    for conversation in conversations:
+        item = known.get(conversation.id)
+        if item is None:
+            raise InvalidRequest(
+                f"prompts: no prompt {conversation.id!r}, which was answered; give the file that was answered"
+            )
+        texts: list[str] = []
+        for turn, answer in enumerate(conversation.answers):
+            prompt = encode_prompt(codec, item, turn, texts)
+            texts.append(codec.decode(answer))
+            ids = torch.tensor([*prompt, *answer])[:max_length]
+            if len(ids) > len(prompt):
+                mask = torch.arange(len(ids)) >= len(prompt)
+                yield TrainingSample(f"{item.id}/{turn}", ids, mask)
+
+
+def encode_prompt(codec: TextCodec, item: WorkItem, turn: int, texts: list[str]) -> list[int]:
+    """Ids of a turn's prompt, given the answers to earlier turns."""
+    encode: Callable[..., list[int]] = codec.encode if item.raw else codec.encode_chat
+    return encode(item.prompt(turn, texts))
 
 
 class SampleSet(Dataset[TrainingSample]):
-    """Sequences in one stretch of int32 ids, which processes that load data share.
-
-    Args:
-        samples: taken one by one.
-    """
+    """Sequences in one array of int32 ids, which processes that load data share."""
 
     def __init__(self, samples: Iterable[TrainingSample]) -> None:
         self.names: list[str] = []
@@ -47,7 +95,7 @@ class SampleSet(Dataset[TrainingSample]):
 
     @property
     def supervised(self) -> int:
-        """Tokens that are the target's own."""
+        """Generated tokens."""
         return len(self._ids) - int(self._prompts.sum())
 
     def without(self, left_out: Sequence[int]) -> list[int]:
@@ -56,12 +104,12 @@ class SampleSet(Dataset[TrainingSample]):
         return [index for index in range(len(self)) if index not in out]
 
     def held_out(self, count: int) -> tuple[int, ...]:
-        """Indices of sequences to measure on and never to train on: whichever names hash lowest.
+        """Indices of sequences to measure on and not to train on: of the prompts whose ids have the lowest hashes.
 
-        All turns of a conversation are held out together, as one shows the text of the other.
+        All turns of a conversation are held out together, as later ones contain earlier ones.
 
         Raises:
-            InvalidRequest: nothing would be left to train on.
+            InvalidRequest: nothing is left to train on.
         """
         prompts = set(sorted({_prompt_of(name) for name in self.names}, key=_hash)[:count])
         chosen = [index for index, name in enumerate(self.names) if _prompt_of(name) in prompts]
@@ -73,18 +121,18 @@ class SampleSet(Dataset[TrainingSample]):
         return tuple(chosen)
 
     def halves(self, held_out: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of held-out sequences those that choose a drafter, and those that its figure is quoted on, prompts in
-        turn: the best of many measurements flatters the prompts it was chosen by."""
+        """Held-out sequences to choose a drafter by, and to report on, alternating by prompt: the best of many
+        measurements is biased on the prompts it was chosen by."""
         prompts = sorted({_prompt_of(self.names[index]) for index in held_out}, key=_hash)
         choosing = set(prompts[::2])
         chosen = tuple(index for index in held_out if _prompt_of(self.names[index]) in choosing)
         return chosen, tuple(index for index in held_out if index not in set(chosen))
 
     def facts(self, indices: Sequence[int], vocab_size: int, special: Sequence[int]) -> Facts:
-        """What these sequences say about tokens.
+        """Token statistics of these sequences.
 
         Raises:
-            InvalidRequest: ids beyond the vocabulary.
+            InvalidRequest: ids outside the vocabulary.
         """
         counts, seen = np.zeros(vocab_size, dtype=np.int64), np.zeros(vocab_size, dtype=bool)
         for index in indices:
@@ -110,13 +158,12 @@ def _prompt_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run trains on and measures on.
+    """The data of a run.
 
     Attributes:
         samples: all sequences.
         held_out: indices of those to measure on; the others are trained on.
-        stored: reads features [T, taps * H] captured before, by a sequence's name; None to capture them as they are
-            needed.
+        stored: reads captured features [T, taps * H] by a sequence's name; None to compute them during training.
         workers: processes that read ahead.
     """
 
@@ -128,16 +175,16 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class Deal:
-    """Which sequences each process sees at each step, a function of the step alone, so that a run can go on anywhere.
+    """Which sequences each process gets at each step. It depends on the step alone, so a run can resume anywhere.
 
-    Epochs follow each other without a gap: a step may take the last sequences of one and the first of the next.
+    A step may take the last sequences of one epoch and the first of the next.
 
     Attributes:
         indices: of the sequences to train on.
         batch_size: sequences per step, of all processes together.
         micro_batch_size: sequences per pass of one process.
         seed: of the order.
-        rank, processes: which of how many.
+        rank, processes: this process, and how many there are.
     """
 
     indices: tuple[int, ...]
@@ -161,13 +208,13 @@ class Deal:
         return self.batch_size // (self.micro_batch_size * self.processes)
 
     def steps(self, epochs: float) -> int:
-        """Steps of so many epochs, the last one whole."""
+        """Steps of so many epochs; the last step is complete."""
         return max(1, -(-round(epochs * len(self.indices)) // self.batch_size))
 
     def micro_batches(self, samples: SampleSet, first_step: int, steps: int) -> Iterator[list[tuple[int, int]]]:
-        """This process's share of steps `first_step` to `steps` - 1, pass by pass: pairs of sequence and epoch.
+        """This process's passes of steps `first_step` to `steps` - 1: pairs of sequence and epoch.
 
-        Sequences of similar length share a pass, for padding costs as much as tokens do.
+        Sequences of similar length share a pass, as padding costs as much as tokens.
         """
         lengths, size = samples.lengths, len(self.indices)
         orders: dict[int, list[int]] = {}
@@ -190,12 +237,7 @@ class Deal:
 
 
 class Examples(Dataset[tuple[TrainingSample, int, Tensor | None]]):
-    """What a loader reads: a sequence, its epoch, and its features where they were captured before.
-
-    Args:
-        samples: all sequences.
-        stored: reads a sequence's features [T, taps * H] by its name; None to capture them during training.
-    """
+    """What a data loader reads: a sequence, its epoch, and its features if they were captured; as `TrainingData`."""
 
     def __init__(self, samples: SampleSet, stored: Callable[[str], Tensor] | None = None) -> None:
         self._samples, self._stored = samples, stored
@@ -207,7 +249,7 @@ class Examples(Dataset[tuple[TrainingSample, int, Tensor | None]]):
 
 
 def collate_examples(seed: int, examples: Sequence[tuple[TrainingSample, int, Tensor | None]]) -> Batch:
-    """A pass's sequences side by side."""
+    """The batch of a pass."""
     seeds = [sample_seed(seed, epoch, sample.name) for sample, epoch, _ in examples]
     features = [rows for _, _, rows in examples if rows is not None]
     return collate([sample for sample, _, _ in examples], seeds, features)

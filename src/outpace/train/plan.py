@@ -2,6 +2,7 @@
 
 import resource
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -10,13 +11,13 @@ import torch
 from outpace.api import load
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem, read_workloads
+from outpace.drafters.training.batch import TrainingSample
 from outpace.drafters.training.objective import Objective
-from outpace.drafters.training.samples import TrainingSample, encode_prompt
 from outpace.drafters.training.settings import TrainingSettings
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.paths import path_of
 from outpace.models.text import TextCodec
-from outpace.train.data import Deal, Examples, SampleSet, collate_examples
+from outpace.train.data import Deal, Examples, SampleSet, collate_examples, encode_prompt
 from outpace.train.optimizers import make_optimizers, step_all
 from outpace.train.run import Run, build, disk_needed, frozen_target, join, training_precision
 
@@ -102,7 +103,7 @@ def try_training(
         started = perf_counter()
         chosen = [examples[deal.indices[(at * size + place) % len(deal.indices)], 0] for place in range(size)]
         batch = collate_examples(0, chosen).to(target.device)
-        batch = batch.with_features(target.features(batch.ids, batch.lengths, objective.taps))
+        batch = replace(batch, features=target.features(batch.ids, batch.lengths, objective.taps))
         with torch.autocast(target.device.type, torch.bfloat16, enabled=precision == "bfloat16"):
             terms = objective(batch, 0.5)
         (terms["loss"] / terms["weight"]).backward()

@@ -14,10 +14,10 @@ from outpace.api import Model
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.data.answers import AnswerStore, Conversation
 from outpace.data.workload import WorkItem
-from outpace.drafters.training.samples import by_id
 from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest
 from outpace.models.text import TextCodec
+from outpace.train.data import by_id
 
 PART = 256
 """Conversations per part: what a killed run loses at most."""

@@ -18,7 +18,6 @@ from outpace.data.answers import AnswerStore, Conversation, read_about, read_ans
 from outpace.data.workload import WorkItem, read_workloads
 from outpace.drafters.trainable import training_of
 from outpace.drafters.training.objective import Objective
-from outpace.drafters.training.samples import training_samples
 from outpace.drafters.training.settings import TrainSettings
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.paths import path_of
@@ -27,7 +26,7 @@ from outpace.models.frozen import FrozenTarget
 from outpace.models.load import choose_device, choose_dtype, compute_dtype, load_target, load_vocabulary_facts
 from outpace.models.text import TextCodec
 from outpace.train.capture import about_features, capture, stored_features
-from outpace.train.data import SampleSet, TrainingData
+from outpace.train.data import SampleSet, TrainingData, training_samples
 from outpace.train.features_store import FeatureStore
 from outpace.train.provenance import claim, files_hash, git_revision, prompts_hash, versions
 from outpace.train.regenerate import EngineAnswerer, about_answers, check_templates, regenerate

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.drafters.training.anchors import all_anchors
-from outpace.drafters.training.batch import Batch
+from outpace.drafters.training.batch import Batch, all_anchors
 from outpace.drafters.training.objective import Objective
 
 ANCHORS_AT_ONCE = 256

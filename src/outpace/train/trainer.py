@@ -162,7 +162,7 @@ class Trainer:
         batch = batch.to(target.device)
         if self._data.stored is not None or not taps:
             return batch
-        return batch.with_features(target.features(batch.ids, batch.lengths, taps))
+        return replace(batch, features=target.features(batch.ids, batch.lengths, taps))
 
     def _measure(self) -> None:
         """Simulated tokens per step on held-out sequences; the best drafter so far, by half of them, is written."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from benchmarks.peers.weights import export_gguf
-from outpace.drafters.draft_lm.small import SmallSizes, make_bare, small_config
+from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
 from outpace.lib.errors import InvalidRequest
 from outpace.models.bare import write_bare
 from outpace.models.export import export, export_draft

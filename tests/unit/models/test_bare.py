@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import outpace
-from outpace.drafters.draft_lm.small import BareLM, SmallSizes, copy_layers, make_bare, small_config
+from outpace.drafters.draft_lm.net import BareLM, SmallSizes, copy_layers, make_bare, small_config
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import ModelError
 from outpace.models.draft import DraftModel, Growth, load_drafter

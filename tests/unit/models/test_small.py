@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from outpace.drafters.draft_lm.small import SmallSizes, copy_layers, make_small, small_config
+from outpace.drafters.draft_lm.net import SmallSizes, copy_layers, make_small, small_config
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.draft import Growth, load_drafter
 from outpace.models.text import TextCodec

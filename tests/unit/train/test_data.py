@@ -5,8 +5,7 @@ import itertools
 import pytest
 import torch
 
-from outpace.drafters.training.batch import Batch
-from outpace.drafters.training.samples import TrainingSample
+from outpace.drafters.training.batch import Batch, TrainingSample
 from outpace.lib.errors import InvalidRequest
 from outpace.train.data import Deal, Examples, SampleSet, collate_examples
 

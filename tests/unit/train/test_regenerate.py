@@ -10,9 +10,9 @@ import outpace
 from outpace.core.params import SamplingParams
 from outpace.data.answers import AnswerStore, Conversation, read_answers
 from outpace.data.workload import WorkItem
-from outpace.drafters.training.samples import training_samples
 from outpace.lib.errors import InvalidRequest
 from outpace.train import regenerate as module
+from outpace.train.data import training_samples
 from outpace.train.regenerate import EngineAnswerer, regenerate, seed_of
 from tests.unit.models.tiny import save_tiny_model
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.drafters.training.losses import LossVocabulary
 from outpace.drafters.training.objective import Objective
-from outpace.drafters.training.vocabulary import LossVocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.text import TextCodec
 from outpace.train.start import begin_with, weights_hash

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from outpace.drafters.training.samples import TrainingSample
+from outpace.drafters.training.batch import TrainingSample
 from outpace.train import transitions
 from outpace.train.data import SampleSet
 from tests.unit.drafters.training import tiny

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from outpace import cli
-from outpace.drafters.draft_lm.small import SmallSizes, make_bare, small_config
+from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
 from outpace.lib import threads
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method

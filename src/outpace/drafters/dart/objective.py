@@ -1,57 +1,42 @@
-"""DART in training: the last pair before an anchor and the mask rows behind it guess all depths (arXiv 2601.19278)."""
+"""DART's training: the pair before an anchor and the mask rows after it predict all depths (arXiv 2601.19278)."""
 
 from collections.abc import Mapping
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
-from outpace.drafters.training.anchors import Anchors, random_anchors
-from outpace.drafters.training.batch import Batch
-from outpace.drafters.training.facts import Facts
+from outpace.drafters.training.batch import Anchors, Batch, Facts, random_anchors
 from outpace.drafters.training.fusion import FusionNetSettings, PairObjective, begin, sizes_for
 from outpace.drafters.training.losses import depth_weights, summed, weighted_cross_entropy
+from outpace.drafters.training.settings import Section
 from outpace.models.frozen import FrozenTarget
 
-SCALINGS = ("llama3",)  # its layout knows no other
+SCALINGS = ("llama3",)  # its layout supports no others
 
 
 class DartNetSettings(FusionNetSettings):
-    """Sizes of a new DART drafter; it reads the usual three taps, as its layout names no others.
+    """Sizes of a new DART drafter. It reads the usual three taps: its layout names no others."""
 
-    Attributes:
-        draft_length: mask rows; one more token than that is drafted.
-    """
-
-    draft_length: int = Field(default=7, ge=1, le=1024)
+    draft_length: int = Field(default=7, ge=1, le=1024, description="Mask rows; one more token is drafted.")
 
 
-class DartObjectiveSettings(BaseModel):
-    """The loss of DART.
+class DartObjectiveSettings(Section):
+    """DART's loss."""
 
-    Attributes:
-        anchors: of each sequence and epoch, at most.
-        gamma: depth k, from 1, weighs exp(-(k - 1) / gamma); 4 is DFlash's choice for blocks of 8.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    anchors: int = Field(default=256, ge=1)
-    gamma: float = Field(default=4.0, gt=0)
+    anchors: int = Field(default=256, ge=1, description="Most anchors per sequence and epoch.")
+    gamma: float = Field(
+        default=4.0, gt=0, description="Depth k weighs exp(-(k - 1) / gamma); 4 is DFlash's value for blocks of 8."
+    )
 
 
 class DartObjective(PairObjective):
-    """Cross-entropy with the true tokens behind random anchors, where they are in the draft vocabulary.
+    """Cross-entropy with the true tokens after random anchors, where they are in the draft vocabulary.
 
-    Of the real pairs only those before anchors guess, depth 1; of the others nothing but keys and values is computed.
-
-    Args:
-        net: the drafter.
-        target: stays as it is.
-        settings: of the loss.
+    Of the real pairs only those before anchors predict (depth 1); for others only keys and values are computed.
     """
 
     net: DartNet
@@ -87,7 +72,7 @@ class DartObjective(PairObjective):
         return self.target.embed(ids)
 
     def _draft(self, batch: Batch, anchors: Anchors) -> Tensor:
-        """What the head reads at each depth behind each anchor, [A, depth, H]."""
+        """What the head reads at each depth after each anchor, [A, depth, H]."""
         first, states, attention = self._begin_chains(batch, anchors)
         count, masks, device = len(anchors), self.depth - 1, first.device
         visible = torch.ones(self.depth, self.depth, dtype=torch.bool, device=device).tril()
@@ -100,28 +85,17 @@ class DartObjective(PairObjective):
             attended = attention(in_chains(query), in_chains(key), in_chains(value), visible)
             return torch.cat((attended[:, 0], attended[:, 1:].flatten(0, 1)))
 
-        behind = first[:, None] + torch.arange(1, self.depth, device=device)  # [A, masks]
+        after = first[:, None] + torch.arange(1, self.depth, device=device)  # [A, masks]
         wanted = in_chains(torch.arange(count * self.depth, device=device)).flatten()
         embeddings = self._embed(batch.ids[anchors.rows, anchors.positions])
-        hidden: Tensor = self.net(embeddings, states, first, behind.flatten(), wanted, attend)
+        hidden: Tensor = self.net(embeddings, states, first, after.flatten(), wanted, attend)
         return hidden.view(count, self.depth, -1)
 
 
 def build_dart(
     net: DartNetSettings, objective: DartObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
 ) -> DartObjective:
-    """A new drafter and its objective.
-
-    Args:
-        net: sizes; what is not given is the target's.
-        objective: the loss.
-        target: to be drafted for.
-        facts: of the training data, for the draft vocabulary.
-        seed: of the weights.
-
-    Raises:
-        ModelError: sizes that contradict each other, or a target without the usual taps.
-    """
+    """A new DART drafter for a target, as `build_eagle3`; the target must have the usual taps."""
     values = sizes_for(net, target, SCALINGS) | {"draft_length": net.draft_length}
     config = build(DartConfig, values, "net")
     return DartObjective(begin(DartNet(config), target, facts, seed), target, objective)

@@ -1,88 +1,88 @@
-"""DFlash's training: blocks behind random anchors, all their masks to be filled at once (DFlash, section on training).
+"""DFlash's training: blocks after random anchors, all their masks filled in one pass.
 
-The block of an anchor is [its token, MASK x (B - 1)]. It sees the target's features of all positions strictly before
-the anchor, as when it drafts, and itself. The loss is the cross-entropy of each position with the true token there.
+An anchor's block is [its token, MASK x (B - 1)]. As in drafting it sees the target's features of all positions strictly
+before the anchor, and itself. The loss is the cross-entropy of each position with the true token there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
-from outpace.drafters.dflash.blocks import Labels, block_outputs, default_gamma, right_runs, supervised
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet, LayerType, default_target_layer_ids
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
-from outpace.drafters.training.anchors import Anchors, random_anchors
-from outpace.drafters.training.batch import Batch
-from outpace.drafters.training.facts import Facts
-from outpace.drafters.training.initial import initialise
-from outpace.drafters.training.losses import summed_with_gradients, weighted_cross_entropy
-from outpace.drafters.training.objective import Objective
-from outpace.drafters.training.sizes import layer_sizes
-from outpace.drafters.training.vocabulary import LossVocabulary, VocabularySettings
+from outpace.drafters.training.attention import ChainAttention
+from outpace.drafters.training.batch import Anchors, Batch, Facts, random_anchors
+from outpace.drafters.training.losses import (
+    FEW_ROWS,
+    Compared,
+    LossVocabulary,
+    VocabularySettings,
+    depth_weights,
+    summed_with_gradients,
+    weighted_cross_entropy,
+)
+from outpace.drafters.training.objective import Objective, initialise, layer_sizes
+from outpace.drafters.training.settings import Section
 from outpace.lib.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
 
 SCALINGS = ("linear", "llama3", "yarn")
+GAMMAS = ((7, 4.0), (8, 4.0), (10, 5.0), (16, 7.0))  # block sizes and their gammas (DFlash, training)
+Labels = Literal["tokens", "target-softmax"]
 
 
-class DFlashNetSettings(BaseModel):
-    """Sizes of a new DFlash drafter. What is None is as in the target's own layers.
+class DFlashNetSettings(Section):
+    """Sizes of a new DFlash drafter; the target's where None."""
 
-    Attributes:
-        layers: decoder layers of the drafter.
-        block_size: B, the anchor included.
-        intermediate_size, heads, kv_heads, head_dim: of each layer.
-        target_layer_ids: target layers, counted from 0, whose outputs are read; None for the authors' rule, one for
-            each layer of the drafter, and fewer where the target is too shallow for it.
-        mask_token_id: stands for positions to be drafted; None for an id that the data never uses.
-        layer_types, sliding_window, sliding_causal: as in `DFlashConfig`; full attention everywhere by default.
-        rope_theta, max_positions, rms_eps: as in `DFlashConfig`; scaled rotations are the target's.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    layers: int = Field(default=5, ge=1)
-    block_size: int = Field(default=16, ge=2)
-    intermediate_size: int | None = Field(default=None, ge=1)
-    heads: int | None = Field(default=None, ge=1)
-    kv_heads: int | None = Field(default=None, ge=1)
-    head_dim: int | None = Field(default=None, ge=2)
-    target_layer_ids: tuple[int, ...] | None = None
-    mask_token_id: int | None = Field(default=None, ge=0)
-    layer_types: tuple[LayerType, ...] = ()
-    sliding_window: int | None = Field(default=None, ge=1)
-    sliding_causal: bool = True
-    rope_theta: float | None = Field(default=None, gt=0)
-    max_positions: int | None = Field(default=None, ge=1)
-    rms_eps: float | None = Field(default=None, gt=0)
+    layers: int = Field(default=5, ge=1, description="Decoder layers of the drafter.")
+    block_size: int = Field(default=16, ge=2, description="Tokens of a block, the anchor included.")
+    intermediate_size: int | None = Field(default=None, ge=1, description="Of each layer's MLP.")
+    heads: int | None = Field(default=None, ge=1, description="Of each layer's attention.")
+    kv_heads: int | None = Field(default=None, ge=1, description="Of each layer's attention.")
+    head_dim: int | None = Field(default=None, ge=2, description="Of each layer's attention.")
+    target_layer_ids: tuple[int, ...] | None = Field(
+        default=None,
+        description="Target layers, from 0, whose outputs are read; None for the authors' rule: one per layer of the "
+        "drafter, fewer where the target has too few layers.",
+    )
+    mask_token_id: int | None = Field(
+        default=None, ge=0, description="Of masks; None for an id that the data never uses."
+    )
+    layer_types: tuple[LayerType, ...] = Field(default=(), description="Of each layer; full attention by default.")
+    sliding_window: int | None = Field(default=None, ge=1, description="Of sliding attention.")
+    sliding_causal: bool = Field(default=True, description="Whether sliding attention is causal inside a block.")
+    rope_theta: float | None = Field(default=None, gt=0, description="Base of the rotation.")
+    max_positions: int | None = Field(default=None, ge=1, description="Longest sequence.")
+    rms_eps: float | None = Field(default=None, gt=0, description="Of the norms.")
 
 
 class DFlashObjectiveSettings(VocabularySettings):
-    """DFlash's loss.
+    """DFlash's loss."""
 
-    Attributes:
-        vocabulary, sampled: as in `VocabularySettings`.
-        labels: the "tokens" that came, as the authors do, or the distributions they came from ("target-softmax"), which
-            say more per token.
-        anchors: blocks of a sequence at most, drawn anew in every epoch.
-        gamma: depth k weighs exp(-(k - 1) / gamma), as early drafts gate all later ones; None for the authors' value
-            for the block size, which `default_gamma` continues to other sizes.
-    """
-
-    anchors: int = Field(default=512, ge=1)
-    gamma: float | None = Field(default=None, gt=0)
-    labels: Labels = "tokens"
+    anchors: int = Field(default=512, ge=1, description="Most blocks per sequence, drawn anew in every epoch.")
+    gamma: float | None = Field(
+        default=None,
+        gt=0,
+        description="Depth k weighs exp(-(k - 1) / gamma); None for the authors' value for the block size, "
+        "interpolated for others.",
+    )
+    labels: Labels = Field(
+        default="tokens", description="tokens, as the authors; or target-softmax, the distributions they came from."
+    )
 
 
 class DFlashObjective(Objective):
     """A DFlash drafter in training.
 
     Args:
-        net: what is trained.
-        target: its embedding makes the blocks, its LM head reads them.
+        net: the drafter.
+        target: its embedding embeds the blocks, its LM head reads their outputs.
         settings: of the loss.
         vocabulary: ids that the loss compares; None for all.
     """
@@ -96,53 +96,69 @@ class DFlashObjective(Objective):
         settings: DFlashObjectiveSettings,
         vocabulary: LossVocabulary | None = None,
     ) -> None:
-        super().__init__(net, target, tapped(net, target, settings.labels), net.config.drafts_per_block(), vocabulary)
+        # For distributions the last tap is what the target's head reads.
+        taps = (*net.config.taps, target.layers) if settings.labels == "target-softmax" else net.config.taps
+        super().__init__(net, target, taps, net.config.drafts_per_block(), vocabulary)
         self.settings = settings
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
-        """As `Objective.forward`, "loss" and "weight" only; `progress` changes nothing."""
+        """As `Objective.forward`; `progress` changes nothing."""
         anchors = random_anchors(batch, self.settings.anchors)
         if not len(anchors):
             return self._nothing("weight")
-        gamma = self.settings.gamma or default_gamma(self.net.config.block_size)
-        rows = supervised(self, batch, anchors, self.depth, gamma, self.settings.labels)
+        rows = self._supervised(batch, anchors, self.depth)
         hidden = block_outputs(self.net, self.target, batch, anchors)[:, 1:]  # [A, D, H]
 
-        def losses(hidden: Tensor, told: Tensor, weights: Tensor) -> Tensor:
-            return weighted_cross_entropy(rows.logits(hidden), rows.labels(told), weights)[None]
+        def losses(hidden: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
+            return weighted_cross_entropy(rows.logits(hidden), rows.labels(truth), weights)[None]
 
-        loss = summed_with_gradients(losses, (hidden[rows.own], rows.told, rows.weights), at_once=rows.at_once)
+        loss = summed_with_gradients(losses, (hidden[rows.own], rows.truth, rows.weights), at_once=rows.at_once)
         return {"loss": loss[0], "weight": rows.weights.sum()}
 
     @torch.no_grad()
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
-        """As `Objective.hits`, and false from the first wrong draft on."""
+        """As `Objective.hits`; false after the first wrong draft."""
         ids, own = anchors.followed(batch, self.depth)  # [A, D]
         hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, B, H]
         return right_runs(ids, own, lambda depth, chains: self.scores(hidden[chains, depth]))
 
+    def _supervised(self, batch: Batch, anchors: Anchors, depth: int) -> "Rows":
+        """What the loss supervises of the blocks after anchors.
 
-def tapped(net: DFlashNet, target: FrozenTarget, labels: Labels) -> tuple[int, ...]:
-    """Hidden states of the target that training reads: the net's own, and for distributions what the target's head
-    reads."""
-    return (*net.config.taps, target.layers) if labels == "target-softmax" else net.config.taps
+        Args:
+            batch: with features; for distributions the last ones are those that the target's head reads.
+            anchors: A of them.
+            depth: D, tokens that a block predicts.
+        """
+        compared = self.vocabulary.draw(batch.step_seed)
+        ids, own = anchors.followed(batch, depth)  # [A, D]
+        places, known = compared.labels(ids)
+        own = own & known
+        truth = places[own]
+        if self.settings.labels == "target-softmax":
+            before = anchors.positions[:, None] + torch.arange(depth, device=ids.device)  # of the token before each
+            rows = anchors.rows[:, None].expand_as(own)
+            truth = batch.features[rows[own], before[own], -self.target.hidden_size :]
+        gamma = self.settings.gamma or default_gamma(self.net.config.block_size)
+        weights = depth_weights(depth, gamma, ids.device).expand(len(anchors), -1)[own]
+        return Rows(own, truth, weights, compared, self.target)
 
 
 def build_dflash(
     net: DFlashNetSettings, objective: DFlashObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
 ) -> DFlashObjective:
-    """A new DFlash drafter for a target, ready to be trained.
+    """A new DFlash drafter for a target, ready for training.
 
     Args:
         net: its sizes.
         objective: its loss.
-        target: what it will draft for.
-        facts: which ids the data uses, and which tokens are special.
+        target: the model to draft for.
+        facts: statistics of the training data.
         seed: of the initial weights.
 
     Raises:
         ModelError: sizes that contradict each other or the target.
-        InvalidRequest: no id is free to be the mask.
+        InvalidRequest: no id is free for masks.
     """
     config = build(DFlashConfig, block_fields(net, target, facts), "net")
     made = initialise(DFlashNet(config), seed).to(target.device)
@@ -150,34 +166,145 @@ def build_dflash(
 
 
 def block_fields(net: DFlashNetSettings, target: FrozenTarget, facts: Facts) -> dict[str, object]:
-    """Fields of a `DFlashConfig` from settings, the target's config where they leave something open.
+    """Fields of a `DFlashConfig` from settings, and from the target where they are None.
 
     Raises:
-        InvalidRequest: no id is free to be the mask.
+        InvalidRequest: no id is free for masks.
     """
-    derived = {"target_layers": target.layers, "target_layer_ids": tapped_layers(target.layers, net.layers)}
+    # The authors' rule; in a target with few layers it can name a layer twice or one that does not exist.
+    ruled = default_target_layer_ids(target.layers, net.layers)
+    taps = tuple(sorted({min(max(layer, 0), target.layers - 1) for layer in ruled}))
+    derived = {"target_layers": target.layers, "target_layer_ids": taps}
     values = layer_sizes(target, SCALINGS) | derived | net.model_dump(exclude_none=True)
     if net.mask_token_id is None:
-        values["mask_token_id"] = free_token(facts)
+        values["mask_token_id"] = _free_token(facts)
     return values
 
 
-def tapped_layers(target_layers: int, taps: int) -> tuple[int, ...]:
-    """The authors' rule; where a target is so shallow that it names a layer twice or none, those that it has."""
-    found = default_target_layer_ids(target_layers, taps)
-    return tuple(sorted({min(max(layer, 0), target_layers - 1) for layer in found}))
-
-
-def free_token(facts: Facts) -> int:
-    """An id to stand for masks: one the data never uses, and the highest special one if any is among them.
-
-    Raises:
-        InvalidRequest: the data uses every id.
-    """
+def _free_token(facts: Facts) -> int:
+    """An id for masks that the data never uses: the highest special one, or else the highest."""
     unused: list[int] = facts.unused.nonzero()[:, 0].tolist()
     if not unused:
         raise InvalidRequest("net.mask_token_id=None: the data uses every id; set net.mask_token_id to a rare one")
     return max(set(facts.special).intersection(unused) or unused)
+
+
+def default_gamma(block_size: int) -> float:
+    """The decay of weights over a block: the authors' values, linear between them and proportional beyond."""
+    (first, low), (last, high) = GAMMAS[0], GAMMAS[-1]
+    if block_size <= first:
+        return low * block_size / first
+    for (left, below), (right, above) in pairwise(GAMMAS):
+        if block_size <= right:
+            return below + (above - below) * (block_size - left) / (right - left)
+    return high * block_size / last
+
+
+def block_outputs(net: DFlashNet, target: FrozenTarget, batch: Batch, anchors: Anchors) -> Tensor:
+    """Outputs [A, B, H] of the blocks [anchor, MASK, ...], each after the context that a round there would have.
+
+    Args:
+        net: its weights may be wider than the target's.
+        target: embeds.
+        batch: features of the net's taps.
+        anchors: A > 0, each sequence's together.
+    """
+    config, weight, device = net.config, net.norm.weight, batch.ids.device
+    size = config.block_size
+    tokens = torch.full((len(anchors), size), config.mask_token_id, device=device)
+    tokens[:, 0] = batch.ids[anchors.rows, anchors.positions]
+    positions = anchors.positions[:, None] + torch.arange(size, device=device)  # [A, B]
+    contexts = _contexts(net, batch, anchors)
+    visible = {layer: _visible(config, layer).to(device) for layer in range(config.layers)}
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        # Norm and rotation leave queries and keys in float32 under autocast; values have the dtype of attention.
+        query, key, value = (rows.to(value.dtype).unflatten(0, (-1, size)) for rows in (query, key, value))
+        return contexts[layer](query, key, value, visible[layer], config.window(layer)).flatten(0, 1)
+
+    embeddings = target.embed(tokens.flatten()).to(weight.dtype)
+    outputs: Tensor = net.block(embeddings, positions.flatten(), attend).unflatten(0, (-1, size))
+    return outputs
+
+
+def _contexts(net: DFlashNet, batch: Batch, anchors: Anchors) -> list[ChainAttention]:
+    """Attention of each layer over the positions strictly before the anchors."""
+    rows, sequences = torch.unique(anchors.rows, return_inverse=True)  # [S], [A]
+    length = int(anchors.positions.max())
+    width = net.fc.in_features  # features of the labels may follow those that the net reads
+    features = batch.features[rows, :length, :width].flatten(0, 1).to(net.norm.weight.dtype)  # [S * length, taps * H]
+    positions = torch.arange(length, device=rows.device).repeat(len(rows))
+    shape = (len(rows), length)
+    return [
+        ChainAttention(key.to(value.dtype).unflatten(0, shape), value.unflatten(0, shape), sequences, anchors.positions)
+        for key, value in net.context(features, positions)
+    ]
+
+
+def _visible(config: DFlashConfig, layer: int) -> Tensor:
+    """[B, B] bool: which rows of a block see which others."""
+    places = torch.arange(config.block_size)
+    visible = torch.ones(config.block_size, config.block_size, dtype=torch.bool)
+    window = config.window(layer)
+    if window is not None:
+        visible &= places > places[:, None] - window
+    return visible.tril() if config.is_causal(layer) else visible
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The R supervised positions of a batch's blocks.
+
+    Attributes:
+        own: [A, D] bool, which positions.
+        truth: true ids [R], as indices of the compared ids; or features [R, H] of the target's distributions.
+        weights: [R].
+        compared: the ids that the loss compares.
+        target: its head turns features into distributions.
+    """
+
+    own: Tensor
+    truth: Tensor
+    weights: Tensor
+    compared: Compared
+    target: FrozenTarget
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The target's head on outputs [R, H]: [R, K] in float32 at least."""
+        logits = self.target.logits(hidden, self.compared.ids)
+        return self.compared.shifted(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+
+    @torch.no_grad()
+    def labels(self, truth: Tensor) -> Tensor:
+        """Labels of the cross-entropy for a piece of `truth`."""
+        return self.logits(truth).softmax(dim=-1) if truth.is_floating_point() else truth
+
+    @property
+    def at_once(self) -> int:
+        """Rows to score at a time."""
+        return self.compared.rows_at_once(FEW_ROWS, self.target.vocab_size)
+
+
+def right_runs(ids: Tensor, own: Tensor, scores: Callable[[int, Tensor], Tensor]) -> Tensor:
+    """The right drafts of greedy chains. A chain is scored no further than its first wrong draft.
+
+    Args:
+        ids: [A, depth], the true tokens.
+        own: [A, depth] bool, where there are any.
+        scores: gets a depth, from 1, and [R] chains, all right so far; returns [R, V].
+
+    Returns:
+        [A, depth] bool: true up to the first wrong draft.
+    """
+    right = torch.zeros_like(own)
+    chains = torch.arange(len(ids), device=ids.device)
+    for depth in range(1, ids.shape[1] + 1):
+        chains = chains[own[chains, depth - 1]]
+        if not len(chains):
+            break
+        chains = chains[scores(depth, chains).argmax(dim=-1) == ids[chains, depth - 1]]
+        right[chains, depth - 1] = True
+    return right
 
 
 TRAINING = Training(DFlashNetSettings, DFlashObjectiveSettings, build_dflash)

@@ -1,12 +1,12 @@
-"""Domino's training: DFlash's blocks with a causal head on top, taught with the true tokens (Domino, section 4.2).
+"""Domino's training: DFlash's blocks with a causal head on top, which reads the true tokens (Domino, section 4.2).
 
     L = (1 - lambda) L_final + lambda L_base
 
-L_base is the cross-entropy of the parallel backbone's own logits, L_final that of the corrected ones. Lambda falls from
-1 to 0: a head that gets clean prefixes from the start would take the work from the backbone, whose logits would then be
-worth little (figure 4).
+L_base is the cross-entropy of the parallel backbone's logits, L_final that of the corrected ones. Lambda falls from 1
+to 0: with clean prefixes from the start, the head would learn what the backbone should learn (figure 4).
 """
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -14,92 +14,77 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from outpace.drafters.dflash.blocks import block_outputs, default_gamma, right_runs, supervised
-from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, block_fields, tapped
-from outpace.drafters.domino.net import DominoConfig, DominoNet
+from outpace.drafters.dflash.objective import (
+    DFlashNetSettings,
+    DFlashObjective,
+    DFlashObjectiveSettings,
+    block_fields,
+    block_outputs,
+    right_runs,
+)
+from outpace.drafters.domino.net import DominoConfig, DominoHead, DominoNet
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
-from outpace.drafters.training.anchors import Anchors, random_anchors
-from outpace.drafters.training.batch import Batch
-from outpace.drafters.training.facts import Facts
-from outpace.drafters.training.initial import initialise, wake
-from outpace.drafters.training.losses import FEW_ROWS, summed_with_gradients, weighted_cross_entropy
-from outpace.drafters.training.objective import Objective
-from outpace.drafters.training.vocabulary import LossVocabulary
+from outpace.drafters.training.batch import Anchors, Batch, Facts, random_anchors
+from outpace.drafters.training.losses import FEW_ROWS, LossVocabulary, summed_with_gradients, weighted_cross_entropy
+from outpace.drafters.training.objective import initialise
 from outpace.models.frozen import FrozenTarget
 
 SMALL_SHARE = 0.1
 """Lambda from which training may stop early."""
 Strategy = Literal["curriculum", "teacher-forcing", "training-time-test"]
+STATE_SCALE = 4.0  # entries of a new state are about a quarter
 
 
 class DominoNetSettings(DFlashNetSettings):
-    """Sizes of a new Domino drafter: those of its backbone, and of its head.
+    """Sizes of a new Domino drafter: those of its backbone, and of its head."""
 
-    Attributes:
-        emb_dim: rank of the correction.
-        gru_hidden_dim: size of the causal state.
-        shift_label: whether a block position predicts the token after it, as in published checkpoints, or its own.
-        pure_draft_prefix_len: first drafts that are left to the base logits.
-    """
-
-    emb_dim: int = Field(default=256, ge=1)
-    gru_hidden_dim: int = Field(default=1024, ge=1)
-    shift_label: bool = True
-    pure_draft_prefix_len: int = Field(default=1, ge=0)
+    emb_dim: int = Field(default=256, ge=1, description="Rank of the correction.")
+    gru_hidden_dim: int = Field(default=1024, ge=1, description="Size of the causal state.")
+    shift_label: bool = Field(
+        default=True,
+        description="Whether a block position predicts the token after it, as in published checkpoints, or its own.",
+    )
+    pure_draft_prefix_len: int = Field(default=1, ge=0, description="First drafts that use the base logits alone.")
 
 
 class DominoObjectiveSettings(DFlashObjectiveSettings):
     """Domino's loss.
 
-    Attributes:
-        strategy: "curriculum" is the paper's. The others are its ablations (5.3.2), both with lambda = 0 throughout:
-            "teacher-forcing" feeds the head the true tokens, "training-time-test" the head's own greedy drafts. The
-            paper refers to EAGLE-3 for the latter and gives no details; assumed is that the head drafts each block as
-            in decoding, with the weights of that step and without gradients through the choice of tokens, and that all
-            depths are held to the true tokens whatever was drafted before.
-        decay_ratio: the part of the training over which lambda falls from 1 to 0.
+    The strategies other than the curriculum are the paper's ablations (5.3.2), with lambda = 0. For training-time-test
+    the paper refers to EAGLE-3 without details. Here the head drafts each block as in decoding, with the weights of
+    that step and no gradients through the choice of tokens, and all depths are compared with the true tokens.
     """
 
-    anchors: int = Field(default=256, ge=1)
-    strategy: Strategy = "curriculum"
-    decay_ratio: float = Field(default=1.0, gt=0, le=1)
+    anchors: int = Field(default=256, ge=1, description="Most blocks per sequence, drawn anew in every epoch.")
+    strategy: Strategy = Field(
+        default="curriculum",
+        description="curriculum is the paper's; teacher-forcing feeds the head the true tokens, training-time-test its "
+        "own greedy drafts.",
+    )
+    decay_ratio: float = Field(
+        default=1.0, gt=0, le=1, description="Part of the training over which lambda falls to 0."
+    )
 
 
-class DominoObjective(Objective):
+class DominoObjective(DFlashObjective):
     """A Domino drafter in training.
 
     With shifted labels the block's last position is trained too, though by default it drafts nothing
     (`DominoConfig.drafts_per_block`).
-
-    Args:
-        net: what is trained.
-        target: its embedding makes the blocks and feeds the head, its LM head reads the blocks.
-        settings: of the loss.
-        vocabulary: ids that the loss compares; None for all.
     """
 
     net: DominoNet
-
-    def __init__(
-        self,
-        net: DominoNet,
-        target: FrozenTarget,
-        settings: DominoObjectiveSettings,
-        vocabulary: LossVocabulary | None = None,
-    ) -> None:
-        super().__init__(net, target, tapped(net, target, settings.labels), net.config.drafts_per_block(), vocabulary)
-        self.settings = settings
+    settings: DominoObjectiveSettings
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
-        """As `Objective.forward`; "base" and "final" are the two losses by themselves."""
+        """As `Objective.forward`; "base" and "final" are the two losses."""
         config, settings = self.net.config, self.settings
         depth = config.drafts_per_block(every_position=True)
         anchors = random_anchors(batch, settings.anchors)
         if not len(anchors):
             return self._nothing("weight", "base", "final")
-        gamma = settings.gamma or default_gamma(config.block_size)
-        rows = supervised(self, batch, anchors, depth, gamma, settings.labels)
+        rows = self._supervised(batch, anchors, depth)
         hidden = self._drafting(block_outputs(self.net, self.target, batch, anchors), depth)  # [A, D, H]
         pending = batch.ids[anchors.rows, anchors.positions]  # [A]
         if settings.strategy == "training-time-test":
@@ -110,22 +95,22 @@ class DominoObjective(Objective):
         corrected = torch.tensor([config.draft_step(at).corrected for at in range(1, depth + 1)], device=fed.device)
         share = self._base_share(progress)
 
-        def losses(hidden: Tensor, states: Tensor, corrected: Tensor, told: Tensor, weights: Tensor) -> Tensor:
-            labels, scores = rows.labels(told), rows.logits(hidden)
+        def losses(hidden: Tensor, states: Tensor, corrected: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
+            labels, scores = rows.labels(truth), rows.logits(hidden)
             moved = scores + self._correction(hidden, states, corrected, rows.compared.ids)
             base, final = (weighted_cross_entropy(logits, labels, weights) for logits in (scores, moved))
-            # Without a share the base needs no gradient of its own.
-            learned = (1 - share) * final + share * base if share else final
-            return torch.stack([learned, base, final])
+            # With lambda = 0 the base needs no gradient.
+            loss = (1 - share) * final + share * base if share else final
+            return torch.stack([loss, base, final])
 
         own = rows.own
-        pieces = (hidden[own], states[own], corrected.expand_as(own)[own], rows.told, rows.weights)
+        pieces = (hidden[own], states[own], corrected.expand_as(own)[own], rows.truth, rows.weights)
         weights = tuple(self.net.head.embed_proj.parameters())
         loss, base, final = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
         return {"loss": loss, "weight": rows.weights.sum(), "base": base.detach(), "final": final.detach()}
 
     def may_stop(self, progress: float) -> bool:
-        """Before lambda is small the head has had little to say in what was learned."""
+        """Once lambda is small: before, the loss depends little on the head."""
         return self._base_share(progress) <= SMALL_SHARE
 
     def _base_share(self, progress: float) -> float:
@@ -140,7 +125,7 @@ class DominoObjective(Objective):
         return outputs[:, positions]
 
     def _states(self, pending: Tensor, ids: Tensor) -> Tensor:
-        """Causal states [A, D, G] before each depth's draft, when pending tokens [A] were followed by ids [A, D]."""
+        """Causal states [A, D, G] before each depth's draft, for ids [A, D] after pending tokens [A]."""
         seen = torch.cat((pending[:, None], ids[:, :-1]), dim=1)  # [A, D]
         states: Tensor = self.net.head.prefix_gru(self._embed(seen))[0]
         return states
@@ -149,12 +134,12 @@ class DominoObjective(Objective):
         return self.target.embed(ids).to(self.net.norm.weight.dtype)
 
     def _correction(self, hidden: Tensor, states: Tensor, corrected: Tensor, ids: Tensor | None) -> Tensor:
-        """What the head adds to base logits, [R, V] or [R, K] of some ids (the equations of section 4.1.2).
+        """What the head adds to base logits, [R, V] or [R, K] of some ids (section 4.1.2).
 
         Args:
             hidden: [R, H] of the positions that draft.
             states: [R, G] before these drafts.
-            corrected: [R] bool; false where the base logits are left alone.
+            corrected: [R] bool; false where the base logits are used alone.
             ids: [K]; None for all.
         """
         head = self.net.head
@@ -164,7 +149,7 @@ class DominoObjective(Objective):
 
     @torch.no_grad()
     def _drafts(self, hidden: Tensor, pending: Tensor) -> Tensor:
-        """[A, D] ids that the head drafts greedily behind pending tokens [A], from outputs [A, D, H]."""
+        """[A, D] ids that the head drafts greedily after pending tokens [A], from outputs [A, D, H]."""
         head, drafts = self.net.head, [pending]
         ids = self.vocabulary.ranked
         state = head.start(self._embed(pending))
@@ -184,7 +169,7 @@ class DominoObjective(Objective):
 
     @torch.no_grad()
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
-        """As `Objective.hits`, and false from the first wrong draft on; the head reads the true tokens."""
+        """As `Objective.hits`; false after the first wrong draft; the head reads the true tokens."""
         ids, own = anchors.followed(batch, self.depth)  # [A, D]
         hidden = self._drafting(block_outputs(self.net, self.target, batch, anchors), self.depth)
         states = self._states(batch.ids[anchors.rows, anchors.positions], ids)
@@ -201,24 +186,44 @@ class DominoObjective(Objective):
 def build_domino(
     net: DominoNetSettings, objective: DominoObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
 ) -> DominoObjective:
-    """A new Domino drafter for a target, ready to be trained.
-
-    Args:
-        net: its sizes.
-        objective: its loss.
-        target: what it will draft for.
-        facts: which ids the data uses, and which tokens are special.
-        seed: of the initial weights.
-
-    Raises:
-        ModelError: sizes that contradict each other or the target.
-        InvalidRequest: no id is free to be the mask.
-    """
+    """A new Domino drafter for a target, as `build_dflash`."""
     config = build(DominoConfig, block_fields(net, target, facts), "net")
     made = initialise(DominoNet(config), seed)
     wake(made.head, target, seed)
     made = made.to(target.device)
     return DominoObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))
+
+
+def wake(head: DominoHead, target: FrozenTarget, seed: int) -> None:
+    """Initialise Domino's causal head so that it learns from the first step; the paper does not describe this.
+
+    With small weights everywhere W2 gets almost no signal from the state, nor the state from W2, and the head learns
+    nothing for hundreds of steps (docs/log.md). Here W2 is zero, so training begins with the backbone's logits, and W1
+    reads the state alone, at full scale: W2's first gradients depend on the earlier tokens.
+
+    Args:
+        head: is changed.
+        target: its embedding feeds the head; the state's input weights match its scale, which in Gemma is larger by the
+            root of the width.
+        seed: of the weights.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    fed = target.embed(torch.arange(target.vocab_size, device=target.device))  # [V, H]
+    scale = 1 / float(fed.float().square().mean().sqrt().clamp_min(1e-6))
+    of_input, of_state = head.gate_weights()
+    of_low_rank = head.embed_proj[0].weight
+    assert isinstance(of_low_rank, Tensor)
+    size = head.config.gru_hidden_dim
+
+    def drawn(shape: torch.Size) -> Tensor:
+        return torch.randn(shape, generator=generator) / math.sqrt(shape[1])
+
+    with torch.no_grad():
+        of_input.copy_(drawn(of_input.shape) * scale)
+        of_state.copy_(drawn(of_state.shape))
+        of_low_rank.zero_()
+        of_low_rank[:, -size:] = drawn(of_low_rank[:, -size:].shape) * STATE_SCALE
+        head.vocabulary_weight.zero_()
 
 
 TRAINING = Training(DominoNetSettings, DominoObjectiveSettings, build_domino, {"training": {"epochs": 3.0}})

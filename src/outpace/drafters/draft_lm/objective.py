@@ -1,16 +1,16 @@
-"""Distillation of a target into a small language model with its tokenizer, which drafts by itself."""
+"""Distillation of a target into a small language model with the same tokenizer."""
 
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.drafters.convert import DTYPES
-from outpace.drafters.draft_lm.small import (
+from outpace.drafters.draft_lm.net import (
     BareLM,
     SmallLM,
     SmallSizes,
@@ -20,29 +20,27 @@ from outpace.drafters.draft_lm.small import (
     small_config,
 )
 from outpace.drafters.kind import Training
-from outpace.drafters.training.anchors import Anchors
-from outpace.drafters.training.batch import Batch
-from outpace.drafters.training.facts import Facts
-from outpace.drafters.training.losses import ROWS_AT_ONCE, summed
+from outpace.drafters.training.batch import Anchors, Batch, Facts
+from outpace.drafters.training.losses import ROWS_AT_ONCE, Compared, LossVocabulary, VocabularySettings, summed
 from outpace.drafters.training.objective import Objective
-from outpace.drafters.training.vocabulary import Compared, LossVocabulary, VocabularySettings
 from outpace.lib.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
 from outpace.models.text import TextCodec
 
 
 class DraftLmNetSettings(SmallSizes):
-    """A new draft model, of the target's family.
+    """A new draft model, of the target's family."""
 
-    Attributes:
-        start: "random" weights, or the target's embedding, norms, head and first layers ("target-layers"), for which
-            all widths must be the target's.
-        embedding: its "own", trained with it, or the "target"'s, which stays as it is and is not stored again. Then the
-            head is the target's too, and so must `hidden_size` be.
-    """
-
-    start: Literal["random", "target-layers"] = "random"
-    embedding: Literal["own", "target"] = "own"
+    start: Literal["random", "target-layers"] = Field(
+        default="random",
+        description="random weights; or target-layers, the target's embedding, norms, head and first layers, with all "
+        "its widths.",
+    )
+    embedding: Literal["own", "target"] = Field(
+        default="own",
+        description="own, which is trained; or target: the target's embedding and head, which are neither trained nor "
+        "stored.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "DraftLmNetSettings":
@@ -59,19 +57,13 @@ class DraftLmNetSettings(SmallSizes):
 
 
 class DraftLmObjectiveSettings(VocabularySettings):
-    """The loss.
+    """The loss of a draft model."""
 
-    Attributes:
-        vocabulary, sampled: as in `VocabularySettings`.
-        loss: "kl" from the target's distribution to the draft model's, or the cross-entropy with the "tokens" that
-            came.
-        temperature: of both distributions of "kl".
-        chain_depth: drafts per round that training counts with; drafting may take others.
-    """
-
-    loss: Literal["kl", "tokens"] = "kl"
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    chain_depth: Annotated[int, Field(ge=1, le=64)] = 8
+    loss: Literal["kl", "tokens"] = Field(
+        default="kl", description="kl from the target's distribution, or cross-entropy with the true tokens."
+    )
+    temperature: float = Field(default=1.0, gt=0, description="Of both distributions of kl.")
+    chain_depth: int = Field(default=8, ge=1, le=64, description="Drafts per round in simulations.")
 
     @model_validator(mode="after")
     def _check(self) -> "DraftLmObjectiveSettings":
@@ -81,16 +73,7 @@ class DraftLmObjectiveSettings(VocabularySettings):
 
 
 class DraftLmObjective(Objective):
-    """A causal LM's loss wherever the next token is the target's own, the one that begins an answer included.
-
-    Positions count from the beginning of the sequence, as in `sources.draft_lm`.
-
-    Args:
-        net: the draft model, with the target's vocabulary.
-        target: what it is to foresee.
-        settings: of the loss.
-        vocabulary: ids that the loss compares; None for all.
-    """
+    """A causal LM's loss on every generated token, the first of an answer included."""
 
     net: SmallLM
 
@@ -126,7 +109,7 @@ class DraftLmObjective(Objective):
         where = anchors.positions[:, None] + torch.arange(self.depth, device=ids.device)  # [A, depth]
         places = (rows[:, None] * ids.shape[1] + where.clamp(max=ids.shape[1] - 1)).flatten()
         needed, back = places.unique(return_inverse=True)
-        hidden = self.net(ids).flatten(0, 1)[needed]  # what anchors have in common is scored once
+        hidden = self.net(ids).flatten(0, 1)[needed]  # positions that anchors share are scored once
         drafted = self._drafts(hidden)[back].view_as(truth)
         return (drafted == truth) & own
 
@@ -148,17 +131,17 @@ class DraftLmObjective(Objective):
         return compared.shifted(self.net.logits(hidden, compared.ids).float())
 
     def _divergences(self, compared: Compared, hidden: Tensor, truth: Tensor, features: Tensor) -> Tensor:
-        """[2] sums: of KL(target || draft) at a temperature, and of right first choices."""
+        """[2] sums: of KL(target || draft) at a temperature, and of right best tokens."""
         logits, temperature = self._logits(compared, hidden), self.settings.temperature  # [R, K]
         with torch.no_grad():
-            told = compared.shifted(self.target.logits(features, compared.ids).float())
-            log_target = torch.log_softmax(told / temperature, dim=-1)
+            scores = compared.shifted(self.target.logits(features, compared.ids).float())
+            log_target = torch.log_softmax(scores / temperature, dim=-1)
         log_draft = torch.log_softmax(logits / temperature, dim=-1)
         loss = torch.nn.functional.kl_div(log_draft, log_target, reduction="sum", log_target=True)
         return torch.stack((loss, _right(logits, truth)))
 
     def _cross_entropies(self, compared: Compared, hidden: Tensor, truth: Tensor) -> Tensor:
-        """[2] sums: of cross-entropies, and of right first choices."""
+        """[2] sums: of cross-entropies, and of right best tokens."""
         logits = self._logits(compared, hidden)  # [R, K]
         loss = torch.nn.functional.cross_entropy(logits, truth, reduction="sum")
         return torch.stack((loss, _right(logits, truth)))
@@ -171,17 +154,10 @@ def _right(logits: Tensor, truth: Tensor) -> Tensor:
 def build_draft_lm(
     net: DraftLmNetSettings, objective: DraftLmObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
 ) -> DraftLmObjective:
-    """A draft model in the target's image.
-
-    Args:
-        net: sizes, and where weights come from.
-        objective: the loss.
-        target: whose family, vocabulary and perhaps layers it gets.
-        facts: of the training data, for the vocabulary of the loss.
-        seed: of random weights.
+    """A new draft model for a target, as `build_eagle3`.
 
     Raises:
-        InvalidRequest: sizes that the target's family cannot have, or another width than that of the embedding.
+        InvalidRequest: sizes that the target's family cannot have, or another width than that of its embedding.
     """
     config = small_config(target.config, net)
     if net.embedding == "target" and config.hidden_size != target.hidden_size:

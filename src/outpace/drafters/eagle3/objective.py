@@ -1,8 +1,8 @@
-"""EAGLE-3's training-time test: the drafter is unrolled over its own outputs as it drafts (arXiv 2503.01840, 3.2).
+"""EAGLE-3's training-time test: the drafter is unrolled over its own outputs (arXiv 2503.01840, section 3.2).
 
-Step i of the chain behind an anchor reads the true token i places after the anchor and guesses the next one. Its state
-is what the step before made, so that the net learns to go on from its own errors. It sees the target's pairs before the
-anchor's and the rows of its own chain's earlier steps: no chain needs another's, and all take a step side by side.
+Step i of an anchor's chain reads the true token i places after the anchor and predicts the next one. Its state is the
+output of the step before, so the net learns to continue from its own errors. It sees the target's pairs before the
+anchor's and the earlier rows of its own chain; chains are independent, and all take a step together.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,9 @@ from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.fields import build
 from outpace.drafters.fusion import usual_taps
 from outpace.drafters.kind import Training
-from outpace.drafters.training.anchors import Anchors, all_anchors, stretches
-from outpace.drafters.training.batch import Batch
-from outpace.drafters.training.facts import Facts
+from outpace.drafters.training.batch import Anchors, Batch, Facts, all_anchors, stretches
 from outpace.drafters.training.fusion import FusionNetSettings, PairObjective, begin, sizes_for
-from outpace.drafters.training.losses import ROWS_AT_ONCE, summed
-from outpace.drafters.training.vocabulary import Compared, LossVocabulary, VocabularySettings
+from outpace.drafters.training.losses import ROWS_AT_ONCE, Compared, LossVocabulary, VocabularySettings, summed
 from outpace.lib.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
 
@@ -31,57 +28,43 @@ MOST_STEPS = 64
 
 
 class Eagle3NetSettings(FusionNetSettings):
-    """Sizes and variants of a new EAGLE-3 drafter; the variants are those of `Eagle3Config`.
+    """Sizes and variants of a new EAGLE-3 drafter; the variants are those of `Eagle3Config`."""
 
-    Attributes:
-        taps: indices into the target's `hidden_states`; None for the usual three.
-        qk_norm: whether queries and keys are normed per head.
-        norm_before_residual: the residual is the normed feature.
-        norm_before_fc: one norm over the joined features.
-        fc_norm: one norm per feature.
-        norm_output: the next step's state is the one after the final norm.
-        own_head: false leaves the scoring to the target's head, which is not trained; ids that are to be drafted are
-            then chosen by `objective.vocabulary`, not by `draft_vocab_size`.
-    """
-
-    taps: tuple[int, ...] | None = None
-    qk_norm: bool = False
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
-    own_head: bool = True
+    taps: tuple[int, ...] | None = Field(
+        default=None, description="Indices of the target's hidden_states; None for the usual three."
+    )
+    qk_norm: bool = Field(default=False, description="Norm queries and keys per head.")
+    norm_before_residual: bool = Field(default=False, description="The residual is the normed feature.")
+    norm_before_fc: bool = Field(default=False, description="One norm over the concatenated features.")
+    fc_norm: bool = Field(default=False, description="One norm per feature.")
+    norm_output: bool = Field(default=False, description="The next step's state is the one after the final norm.")
+    own_head: bool = Field(
+        default=True,
+        description="false uses the target's head, which is not trained; objective.vocabulary then chooses the ids to "
+        "draft, not draft_vocab_size.",
+    )
 
 
 class Eagle3ObjectiveSettings(VocabularySettings):
-    """The loss of EAGLE-3.
+    """EAGLE-3's loss; `vocabulary` and `sampled` are for drafters without a head of their own."""
 
-    Attributes:
-        vocabulary, sampled: as in `VocabularySettings`, for drafters without a head of their own.
-        steps: of the unrolled chain.
-        decay: step i, from 0, weighs decay ** i.
-        labels: "target-softmax" for the target's distribution over the draft vocabulary, where its best token is one of
-            them; "tokens" for the true tokens, where they are.
-        chain_depth: tokens per round that simulations draft; None for `steps`.
-        anchors: chains of a sequence at most, side by side from a random one on; None for all.
-    """
-
-    steps: int = Field(default=7, ge=1, le=MOST_STEPS)
-    decay: float = Field(default=0.8, gt=0, le=1)
-    labels: Literal["target-softmax", "tokens"] = "target-softmax"
-    chain_depth: int | None = Field(default=None, ge=1, le=MOST_STEPS)
-    anchors: int | None = Field(default=None, ge=1)
+    steps: int = Field(default=7, ge=1, le=MOST_STEPS, description="Of the unrolled chain.")
+    decay: float = Field(default=0.8, gt=0, le=1, description="Step i, from 0, weighs decay ** i.")
+    labels: Literal["target-softmax", "tokens"] = Field(
+        default="target-softmax",
+        description="target-softmax: the target's distribution over the draft vocabulary, where that holds its best "
+        "token; tokens: the true tokens, where they are in it.",
+    )
+    chain_depth: int | None = Field(
+        default=None, ge=1, le=MOST_STEPS, description="Tokens per round in simulations; None for steps."
+    )
+    anchors: int | None = Field(
+        default=None, ge=1, description="Most chains per sequence, consecutive from a random start; None for all."
+    )
 
 
 class Eagle3Objective(PairObjective):
-    """Cross-entropy at each step of the unrolled chains.
-
-    Args:
-        net: what is trained.
-        target: stays as it is.
-        settings: of the loss.
-        vocabulary: ids that the loss compares, for a net without a head of its own; None for all.
-    """
+    """Cross-entropy at each step of the unrolled chains."""
 
     net: Eagle3Net
 
@@ -94,7 +77,7 @@ class Eagle3Objective(PairObjective):
     ) -> None:
         is_soft = settings.labels == "target-softmax"
         taps = net.config.taps_of(target.layers)
-        # The last tap is what the target's head reads: its distribution is computed from that.
+        # The last tap is what the target's head reads, from which its distribution is computed.
         depth = settings.chain_depth or settings.steps
         super().__init__(net, target, (*taps, target.layers) if is_soft else taps, depth, vocabulary)
         self.settings, self._is_soft = settings, is_soft
@@ -105,10 +88,10 @@ class Eagle3Objective(PairObjective):
         if not config.own_head:
             return "headless"
         variants = config.qk_norm, config.norm_before_residual, config.norm_before_fc, config.norm_output
-        return "speculators" if any(variants) else "midlayer"  # of the two only the first can say these
+        return "speculators" if any(variants) else "midlayer"  # midlayer has no fields for these
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
-        """As the base says; "accuracy" is the part of "weight" where the drafter's best token is the label's best."""
+        """As `Objective.forward`; "accuracy" is the part of "weight" where the drafter's best token is the label's."""
         settings = self.settings
         anchors, steps = all_anchors(batch), settings.steps
         if settings.anchors is not None:
@@ -117,8 +100,8 @@ class Eagle3Objective(PairObjective):
             return self._nothing("weight", "accuracy")
         hidden = self._unroll(batch, anchors, steps)
         rows, positions = anchors.rows, anchors.positions
-        # Anchor l's label is the token after it; step i meets it in the chain that began i anchors earlier. By labels
-        # rather than by chains, the target's logits are computed once for all steps.
+        # Anchor l's label is the token after it; step i predicts it in the chain that began i anchors earlier. Grouped
+        # by label rather than by chain, the target's logits are computed once for all steps.
         known = self._is_drafted(anchors)
         weights = torch.stack(
             [
@@ -128,16 +111,16 @@ class Eagle3Objective(PairObjective):
             dim=1,
         ) * settings.decay ** torch.arange(steps, device=rows.device)  # [A, steps]
         if self._is_soft:
-            told = batch.features[rows, positions, self.net.config.joined_size :]  # [A, H]
+            truth = batch.features[rows, positions, self.net.config.joined_size :]  # [A, H]
         else:
-            told = batch.ids[rows, positions + 1]  # [A]
+            truth = batch.ids[rows, positions + 1]  # [A]
         by_label = [made.roll(step, dims=0) for step, made in enumerate(hidden)]
         compared = self.vocabulary.draw(batch.step_seed)
         places, known = compared.labels(batch.ids[rows, positions + 1])
         if compared.ids is not None and not self._is_soft:
-            told = places
+            truth = places
         at_once = max(1, compared.rows_at_once(ROWS_AT_ONCE, self.target.vocab_size) // steps)
-        pieces = [weights * known[:, None], told, *by_label]
+        pieces = [weights * known[:, None], truth, *by_label]
         loss, weight, accuracy = summed(partial(self._losses, compared), pieces, at_once)
         return {"loss": loss, "weight": weight.detach(), "accuracy": accuracy.detach()}
 
@@ -174,9 +157,9 @@ class Eagle3Objective(PairObjective):
             return self.scores(hidden).argmax(dim=-1)
         return self.net.target_ids(self.net.logits(hidden).argmax(dim=-1))
 
-    def _losses(self, compared: Compared, weights: Tensor, told: Tensor, *hidden: Tensor) -> Tensor:
+    def _losses(self, compared: Compared, weights: Tensor, truth: Tensor, *hidden: Tensor) -> Tensor:
         """Sums of loss, weight and accuracy [3] of labels [R], from weights [R, steps] and steps x hidden [R, H]."""
-        labels, best = self._labels(compared, told)
+        labels, best = self._labels(compared, truth)
         steps = len(hidden)
         rows = torch.stack(hidden, dim=1).flatten(0, 1)  # [R * steps, H]
         own = self.net.lm_head is not None
@@ -188,45 +171,44 @@ class Eagle3Objective(PairObjective):
         return torch.stack([(losses * weights).sum(), weights.sum(), (right * weights).sum()])
 
     @torch.no_grad()
-    def _labels(self, compared: Compared, told: Tensor) -> tuple[Tensor, Tensor]:
-        """Labels for a cross-entropy, distributions [R, Vd] or ids [R], and the best draft id [R], -1 where it is not
-        one."""
+    def _labels(self, compared: Compared, truth: Tensor) -> tuple[Tensor, Tensor]:
+        """Labels of the cross-entropy, distributions [R, Vd] or ids [R], and the label's best draft id [R] or -1."""
         if compared.ids is not None:
             if not self._is_soft:
-                return told, told
-            distributions = compared.shifted(self.target.logits(told, compared.ids).float()).softmax(dim=-1)
+                return truth, truth
+            distributions = compared.shifted(self.target.logits(truth, compared.ids).float()).softmax(dim=-1)
             return distributions, distributions.argmax(dim=-1)
         ids, drafts = self._vocabulary()
         if not self._is_soft:
-            best = drafts[told]
+            best = drafts[truth]
             return best.clamp(min=0), best
-        logits = self.target.logits(told).float()  # [R, V]
+        logits = self.target.logits(truth).float()  # [R, V]
         return logits[:, ids].softmax(dim=-1), drafts[logits.argmax(dim=-1)]
 
 
 def build_eagle3(
     net: Eagle3NetSettings, objective: Eagle3ObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
 ) -> Eagle3Objective:
-    """A new drafter and its objective.
+    """A new EAGLE-3 drafter for a target, ready for training.
 
     Args:
-        net: sizes; what is not given is the target's.
-        objective: the loss.
-        target: to be drafted for.
-        facts: of the training data, for the draft vocabulary.
+        net: its sizes; the target's where None.
+        objective: its loss.
+        target: the model to draft for.
+        facts: statistics of the training data, for the draft vocabulary.
         seed: of the weights.
 
     Raises:
         ModelError: sizes that contradict each other, or taps that the target does not have.
-        InvalidRequest: a vocabulary for a drafter with a head of its own.
+        InvalidRequest: a vocabulary for a drafter with its own head.
     """
     if net.own_head and objective.vocabulary is not None:
         raise InvalidRequest(
-            f"objective.vocabulary={objective.vocabulary}: a drafter with a head of its own has net.draft_vocab_size; "
+            f"objective.vocabulary={objective.vocabulary}: a drafter with its own head has net.draft_vocab_size; "
             "set that, or net.own_head=false"
         )
     chosen = net.model_dump(include=set(Eagle3NetSettings.model_fields) - set(FusionNetSettings.model_fields))
-    if net.taps is None:  # a target of few layers does not have them all
+    if net.taps is None:  # a target with few layers lacks some of them
         chosen["taps"] = tuple(min(max(tap, 0), target.layers - 1) for tap in usual_taps(target.layers))
     sizes = sizes_for(net, target, SCALINGS)
     if not net.own_head:

@@ -1,65 +1,48 @@
-"""Training Medusa: heads on a target that stays as it is ("Medusa-1", arXiv 2401.10774, 2.2.1)."""
+"""Medusa's training: heads on a target that stays as it is ("Medusa-1", arXiv 2401.10774, section 2.2.1)."""
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from outpace.drafters.kind import Training
 from outpace.drafters.layers import Layers
 from outpace.drafters.medusa.net import HeadKind, MedusaConfig, MedusaNet
-from outpace.drafters.training.anchors import Anchors, all_anchors
-from outpace.drafters.training.batch import Batch
-from outpace.drafters.training.facts import Facts
+from outpace.drafters.training.batch import Anchors, Batch, Facts, all_anchors
 from outpace.drafters.training.losses import summed, weighted_cross_entropy
 from outpace.drafters.training.objective import Objective
+from outpace.drafters.training.settings import Section
 from outpace.models.frozen import FrozenTarget
 
 
-class MedusaNetSettings(BaseModel):
-    """Sizes of new heads.
+class MedusaNetSettings(Section):
+    """Sizes of new heads."""
 
-    Attributes:
-        heads: how many tokens behind the pending one are guessed.
-        layers: residual blocks per head.
-        head: whose vocabulary layer is used: one per head ("own", as the authors'), one for all ("shared"), both copies
-            of the target's at first, or the target's itself ("target", which is not trained). A vocabulary layer in
-            training takes 16 bytes per weight: five of 152k ids and width 4096 are 50 GB.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    heads: Layers = 5
-    layers: Layers = 1
-    head: HeadKind = "own"
+    heads: Layers = Field(default=5, description="Tokens after the pending one that are drafted.")
+    layers: Layers = Field(default=1, description="Residual blocks per head.")
+    head: HeadKind = Field(
+        default="own",
+        description="Vocabulary layers: one per head (own, as the authors), one for all (shared), both copied from the "
+        "target at first; or the target's (target, not trained). A trained one takes 16 bytes per weight: five of 152k "
+        "ids and width 4096 are 50 GB.",
+    )
 
 
-class MedusaObjectiveSettings(BaseModel):
-    """The loss.
+class MedusaObjectiveSettings(Section):
+    """Medusa's loss."""
 
-    Attributes:
-        decay: head k, from 0, counts decay^k: drafts behind a wrong one are lost (0.8 in the authors' code).
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.8
+    decay: float = Field(
+        default=0.8, gt=0, le=1, description="Head k, from 0, weighs decay ** k; 0.8 is in the authors' code."
+    )
 
 
 class MedusaObjective(Objective):
-    """Cross-entropies of all heads with the tokens that came.
+    """Cross-entropies of all heads with the true tokens.
 
-    Where token t is pending, heads read what the target's LM head read to choose it, the hidden state of position
-    t - 1, and head k guesses token t + 1 + k, as in `sources.medusa`. Other positions are never drafted at: the first
-    token of an answer is the target's own head's.
-
-    Args:
-        net: heads that share the target's vocabulary.
-        target: what they are trained for.
-        settings: of the loss.
+    While token t is pending, heads read the hidden state of position t - 1, from which the target chose it, and head k
+    drafts token t + 1 + k, as in `medusa.source`. The first token of an answer comes from the target.
     """
 
     net: MedusaNet
@@ -70,7 +53,7 @@ class MedusaObjective(Objective):
 
     @property
     def layout(self) -> str:
-        return "vllm" if self.net.config.head == "shared" else super().layout  # the authors' has a layer per head
+        return "vllm" if self.net.config.head == "shared" else super().layout  # the authors' layout has one per head
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         anchors = all_anchors(batch)
@@ -91,7 +74,7 @@ class MedusaObjective(Objective):
         return (torch.stack(guesses, dim=1) == truth) & own
 
     def _rows(self, batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor, Tensor]:
-        """What the heads read, [A, H] in their dtype, with `Anchors.followed`; a first token was chosen by no state."""
+        """What the heads read, [A, H] in their dtype, and `Anchors.followed`; nothing is drafted after position 0."""
         truth, own = anchors.followed(batch, self.depth)
         states = batch.features[anchors.rows, (anchors.positions - 1).clamp(min=0)]
         return states.to(next(self.net.parameters()).dtype), truth, own & (anchors.positions > 0)[:, None]
@@ -100,7 +83,7 @@ class MedusaObjective(Objective):
         return weighted_cross_entropy(self._logits(at, hidden), truth, weights)
 
     def _logits(self, at: int, hidden: Tensor) -> Tensor:
-        """[R, V] of what head `at` made of its rows, [R, H]."""
+        """Logits [R, V] of head `at`, from its outputs [R, H]."""
         if self.net.config.head == "target":
             return self.target.logits(hidden)
         layers = self.net.vocabulary_layers()
@@ -110,15 +93,10 @@ class MedusaObjective(Objective):
 def build_medusa(
     net: MedusaNetSettings, objective: MedusaObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
 ) -> MedusaObjective:
-    """Heads that at first all say what the target's own head says: blocks of zeros and its vocabulary layer (the
-    authors' start).
+    """New heads for a target, as `build_eagle3`.
 
-    Args:
-        net: sizes.
-        objective: the loss.
-        target: what the heads are for.
-        facts: of the training data; nothing here depends on them.
-        seed: not used, as no weight is drawn.
+    They start from the target's prediction, as the authors' do: residual blocks of zeros and its vocabulary layer. No
+    weight is random and no fact of the data is used.
     """
     config = MedusaConfig(
         hidden_size=target.hidden_size,

@@ -1,27 +1,35 @@
-"""Losses over a vocabulary: summed rather than averaged, and a few rows at a time."""
+"""Losses: sums over rows, computed in pieces, over all ids or the most frequent ones."""
 
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
+from outpace.drafters.ranked_vocabulary import rank_tokens
+from outpace.drafters.training.batch import Facts
+from outpace.drafters.training.settings import Section
+from outpace.lib.errors import InvalidRequest
+
 ROWS_AT_ONCE = 1024
-FEW_ROWS = 256  # float32 scores of more leave a CPU's caches
+FEW_ROWS = 256  # float32 scores of more rows exceed a CPU's caches
 
 
 def summed(compute: Callable[..., Tensor], rows: Sequence[Tensor], at_once: int = ROWS_AT_ONCE) -> Tensor:
-    """The sum of a loss over rows, whose logits are never all in memory: they are computed again in the backward pass.
+    """The sum of a loss over rows. Logits are recomputed in the backward pass, so they are never all in memory.
 
     Args:
         compute: gets a piece of each tensor and returns sums of losses, a scalar or [S].
-        rows: tensors [R, ...], cut alike.
-        at_once: rows of a piece.
+        rows: tensors [R, ...], split into the same pieces.
+        at_once: rows per piece.
     """
     pieces = zip(*(tensor.split(at_once) for tensor in rows), strict=True)
-    # A backward pass that draws no random numbers needs no states of generators kept.
+    # Losses draw no random numbers, so no generator state has to be kept.
     parts = [checkpoint(compute, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
     return torch.stack(parts).sum(dim=0)
 
@@ -29,13 +37,13 @@ def summed(compute: Callable[..., Tensor], rows: Sequence[Tensor], at_once: int 
 def summed_with_gradients(
     compute: Callable[..., Tensor], rows: Sequence[Tensor], weights: Sequence[Tensor] = (), at_once: int = FEW_ROWS
 ) -> Tensor:
-    """As `summed`, but nothing is computed twice: the gradients of a piece are found along with its loss.
+    """Like `summed`, but computes nothing twice: a piece's gradients are computed together with its loss.
 
     Args:
-        compute: gets a piece of each tensor and returns sums [S]; what is learned is the first of them.
-        rows: tensors [R, ...], cut alike.
+        compute: gets a piece of each tensor and returns sums [S]; the first is the loss.
+        rows: tensors [R, ...], split into the same pieces.
         weights: the parameters that `compute` reads; no others get gradients.
-        at_once: rows of a piece.
+        at_once: rows per piece.
 
     Returns:
         [S], of which only the first is differentiable.
@@ -58,10 +66,9 @@ class _Summed(torch.autograd.Function):
             leaves = [part.detach().requires_grad_(want) for part, want in zip(piece, wanted, strict=True)]
             with torch.enable_grad():
                 sums = compute(*leaves)
-                learned = sums[0]
+                loss = sums[0]
             asked = [leaf for leaf in leaves if leaf.requires_grad]
-            found = torch.autograd.grad(learned, [*asked, *weights])
-            gradients = iter(found)
+            gradients = iter(torch.autograd.grad(loss, [*asked, *weights]))
             for kept, leaf in zip(of_rows, leaves, strict=True):
                 if leaf.requires_grad:
                     kept.append(next(gradients))
@@ -93,7 +100,7 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> T
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """With its gradient made in place: the stock one writes three more tensors [R, V]."""
+    """Computes its gradient in place; the stock one allocates three more tensors [R, V]."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
@@ -116,5 +123,105 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def depth_weights(depth: int, gamma: float, device: torch.device) -> Tensor:
-    """[depth] exp(-(k - 1) / gamma) for depths k from 1: early drafts gate all later ones (DFlash, Domino 4.2)."""
+    """[depth] exp(-(k - 1) / gamma) for depths k from 1 (DFlash; Domino 4.2)."""
     return torch.exp(-torch.arange(depth, device=device, dtype=torch.float32) / gamma)
+
+
+class VocabularySettings(Section):
+    """The ids that the loss compares, and that the drafter drafts by default."""
+
+    vocabulary: Annotated[int, Field(ge=2)] | None = Field(
+        default=None,
+        description="Compare the ids supervised most often, this many; other tokens are not learned. None: all.",
+    )
+    sampled: int = Field(
+        default=0,
+        ge=0,
+        description="Other ids drawn per step, which represent all the rest so that these are not forgotten (sampled "
+        "softmax, Bengio and Senecal 2008, with uniform draws).",
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """The ids that a step's loss compares.
+
+    Attributes:
+        ids: [K] int64; None for all.
+        shift: [K] float32 added to the logits of target and drafter: the log of how many ids each represents.
+        places: [V] int64, index of each id among the ranked ones, -1 for others.
+    """
+
+    ids: Tensor | None = None
+    shift: Tensor | None = None
+    places: Tensor | None = None
+
+    def labels(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Index of ids [...] among the ranked ones, 0 for others; and which are ranked, bool [...]."""
+        if self.places is None:
+            return ids, torch.ones_like(ids, dtype=torch.bool)
+        places = self.places[ids]
+        return places.clamp(min=0), places >= 0
+
+    def shifted(self, logits: Tensor) -> Tensor:
+        """Logits [R, K] with the shift added."""
+        return logits if self.shift is None else logits + self.shift
+
+    def rows_at_once(self, whole: int, vocab_size: int) -> int:
+        """How many rows of logits take as much memory as `whole` rows of all ids."""
+        return whole if self.ids is None else whole * vocab_size // len(self.ids)
+
+
+class LossVocabulary:
+    """The vocabulary of a loss: most of a small drafter's training time goes into scores of a large vocabulary, of
+    which most text uses a small part.
+
+    Args:
+        ranked: [K] ids in ascending order; None for all.
+        vocab_size: of the target.
+        sampled: other ids drawn per step.
+    """
+
+    def __init__(self, ranked: Tensor | None = None, vocab_size: int = 0, sampled: int = 0) -> None:
+        self.ranked, self._size, self._sampled = ranked, vocab_size, sampled
+        if ranked is not None:
+            places = torch.full((vocab_size,), -1, device=ranked.device)
+            self._places = places.index_copy(0, ranked, torch.arange(len(ranked), device=ranked.device))
+            self._others = (self._places < 0).nonzero()[:, 0]
+
+    @classmethod
+    def chosen(cls, settings: VocabularySettings, facts: Facts, device: torch.device) -> "LossVocabulary":
+        """The ids that settings choose.
+
+        Raises:
+            InvalidRequest: more sampled ids than there are others.
+        """
+        size, keep = len(facts.counts), settings.vocabulary
+        left = 0 if keep is None else max(0, size - keep)
+        if settings.sampled > left:
+            raise InvalidRequest(
+                f"objective.sampled={settings.sampled}: beyond objective.vocabulary={keep} there are {left} ids; take "
+                "fewer, or a smaller vocabulary"
+            )
+        if not left:
+            return cls()
+        assert keep is not None
+        # A drafter that cannot draft the EOS loses the last round of every answer.
+        ends = [number for number in facts.special if facts.counts[number]]
+        return cls(rank_tokens(facts.counts.cpu(), keep, ends).to(device), size, settings.sampled)
+
+    def of(self, ranked: Tensor) -> "LossVocabulary":
+        """The same with other ids [K], ascending."""
+        return LossVocabulary(ranked, self._size, self._sampled)
+
+    def draw(self, seed: int) -> Compared:
+        """What the loss of a step with this seed compares."""
+        if self.ranked is None:
+            return Compared()
+        count = self._sampled
+        generator = torch.Generator().manual_seed(seed)
+        drawn = self._others[torch.randperm(len(self._others), generator=generator)[:count].to(self._others.device)]
+        shift = torch.zeros(len(self.ranked) + count, device=self.ranked.device)
+        if count:
+            shift[len(self.ranked) :] = math.log(len(self._others) / count)
+        return Compared(torch.cat((self.ranked, drawn)), shift, self._places)

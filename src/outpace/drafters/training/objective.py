@@ -1,9 +1,10 @@
-"""What the trainer asks of an objective."""
+"""The base of all training objectives, and what builds a new net: initial weights and sizes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,25 +12,30 @@ from torch import Tensor, nn
 from outpace.drafters.convert import DTYPES
 from outpace.drafters.kinds import kind_of
 from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
-from outpace.drafters.training.anchors import Anchors
-from outpace.drafters.training.batch import Batch
-from outpace.drafters.training.vocabulary import LossVocabulary
+from outpace.drafters.training.batch import Anchors, Batch
+from outpace.drafters.training.losses import LossVocabulary
 from outpace.lib.checkpoint import write_index
 from outpace.lib.weights import filled
 from outpace.models.frozen import FrozenTarget
 from outpace.models.text import TextCodec
 
+N = TypeVar("N", bound=nn.Module)
+SPREAD = 0.02  # standard deviation of new matrices in transformers and the published recipes
+THETA, RMS_EPS = 10000.0, 1e-5  # for targets that have none, like GPT-2
+
 
 class Objective(nn.Module, ABC):
-    """A drafter in training: its net, and the target it is trained for, which is no part of the module.
+    """A drafter in training. Its target is not part of the module: neither saved, wrapped nor moved.
 
     Args:
-        net: what is trained; its parameters ask for gradients.
+        net: the drafter; its parameters require gradients.
         target: stays as it is.
-        taps: the target's hidden states that `batch.features` holds, side by side.
-        depth: tokens that a chain drafts per round at most.
+        taps: the target's hidden states that `batch.features` holds, concatenated.
+        depth: most tokens that a chain drafts per round.
         vocabulary: which ids the loss compares; None for all.
     """
+
+    target: FrozenTarget
 
     def __init__(
         self,
@@ -41,51 +47,45 @@ class Objective(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.net, self.taps, self.depth = net, taps, depth
-        object.__setattr__(self, "target", target)  # not a submodule: neither saved nor wrapped nor moved
+        object.__setattr__(self, "target", target)
         self.compare(vocabulary or LossVocabulary())
-
-    target: FrozenTarget
 
     def compare(self, vocabulary: LossVocabulary) -> None:
         """Let the loss compare these ids, and the drafter draft them."""
         self.vocabulary, self.scores = vocabulary, self.target.drafting_head(vocabulary.ranked)
 
     def may_stop(self, progress: float) -> bool:
-        """Whether training may stop early there, because the loss is already what it is to be.
-
-        Args:
-            progress: how much of the training is done, from 0 to 1.
-        """
+        """Whether training may stop early, at this part of the training (0 to 1): not while the loss still changes."""
         return True
 
     @abstractmethod
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         """Losses of a batch.
 
-        All parameters take part in every call, if with a factor of zero, as processes that share the work must agree.
+        All parameters take part in every call, if with a factor of zero, as data-parallel processes require.
 
         Args:
             batch: sequences.
-            progress: how much of the training is done, from 0 to 1.
+            progress: part of the training that is done, 0 to 1.
 
         Returns:
-            "loss": the sum over everything supervised, differentiable; "weight": what to divide it by, which depends on
-            the batch alone. Others are parts of the loss to be shown, sums too. All float32 scalars.
+            "loss": the differentiable sum over everything supervised; "weight": its divisor, which depends on the batch
+            only. Others are logged, sums too. All float32 scalars.
         """
 
     @abstractmethod
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
-        """Whether a greedy chain of drafts would be right, depth by depth, given that it was right before.
+        """Whether greedy drafts are right at each depth, given that all earlier ones are.
 
-        A chain's drafts count only as far as they are right, so feeding it the true tokens finds the same run of right
-        drafts as feeding it its own (Domino, section 4.2).
+        Drafts count only up to the first wrong one, so feeding the true tokens finds the same number of accepted drafts
+        as feeding the drafts themselves (Domino, section 4.2).
 
         Returns:
-            [A, depth] bool: drafted token at depth k + 1 behind each anchor equals the true one; false beyond the end.
+            [A, depth] bool: the token drafted at depth k + 1 after each anchor is the true one; false beyond the end.
         """
 
     def _nothing(self, *names: str) -> dict[str, Tensor]:
-        """What a batch without an anchor gives; all parameters take part."""
+        """The losses of a batch without anchors; all parameters take part."""
         zero = torch.stack([weight.float().sum() * 0 for weight in self.net.parameters()]).sum()
         return {"loss": zero} | {name: zero.detach() for name in names}
 
@@ -101,10 +101,10 @@ class Objective(nn.Module, ABC):
             tensors: weights and buffers by their names in `net`.
             folder: an empty one.
             codec: the target's tokenizer, which language models are stored with.
-            dtype: name of the files' dtype.
+            dtype: of the files.
 
         Raises:
-            ModelError: a weight is no number.
+            ModelError: a weight is NaN.
         """
         del codec
         wanted = DTYPES[dtype]
@@ -113,9 +113,53 @@ class Objective(nn.Module, ABC):
         kind_of(net).layouts[self.layout](net, folder, None)
         self.write_vocabulary(folder)
         if (folder / FILE_NAME).exists():
-            write_index(folder)  # or vLLM and SGLang would take the ids for a weight
+            write_index(folder)  # otherwise vLLM and SGLang load the ids as a weight
 
     def write_vocabulary(self, folder: Path) -> None:
-        """Keep the ids that the drafter was trained for beside it; it drafts no others by default."""
+        """Store the ids that the drafter was trained for, which it drafts by default."""
         if self.vocabulary.ranked is not None:
             save_vocabulary(folder / FILE_NAME, self.vocabulary.ranked.cpu(), self.target.vocab_size)
+
+
+def initialise(net: N, seed: int) -> N:
+    """Fill a new net: matrices and mask vectors normal, norms one, biases zero; parameters require gradients."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in net.named_parameters():
+        with torch.no_grad():
+            if name.endswith("bias"):
+                weight.zero_()
+            elif weight.ndim == 1 and "norm" in name:
+                weight.fill_(1.0)
+            else:
+                weight.copy_(torch.randn(weight.shape, generator=generator) * SPREAD)
+        weight.requires_grad_(True)
+    return net
+
+
+def layer_sizes(target: FrozenTarget, scalings: Collection[str]) -> dict[str, Any]:
+    """Fields of a `LayerConfig`, and `rms_eps`, as in the target's own layers.
+
+    Args:
+        target: whose layers.
+        scalings: kinds of `rope_scaling` that the drafter supports. For other targets it uses the base alone: its
+            rotation need not be the target's.
+    """
+    config, hidden = target.config, target.hidden_size
+    heads: int = config.num_attention_heads
+    inner = getattr(config, "intermediate_size", None) or getattr(config, "n_inner", None)
+    rotation: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    rotation = rotation.get("full_attention", rotation)  # families with windows have one per kind of layer
+    scaling = {key: value for key, value in rotation.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    return {
+        "hidden_size": hidden,
+        "target_hidden_size": hidden,
+        "intermediate_size": inner or 4 * hidden,
+        "heads": heads,
+        "kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or hidden // heads,
+        "rms_eps": getattr(config, "rms_norm_eps", None) or RMS_EPS,
+        "rope_theta": float(rotation.get("rope_theta", THETA)),
+        "rope_scaling": scaling if rotation.get("rope_type") in scalings else None,
+        "max_positions": config.max_position_embeddings,
+        "vocab_size": target.vocab_size,
+    }

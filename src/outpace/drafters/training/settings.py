@@ -14,92 +14,75 @@ from outpace.lib.paths import path_of
 
 
 class Section(BaseModel):
-    """A part of the settings. YAML reads 6e-4 as text, so that numbers may come as such."""
+    """A part of the settings. YAML reads 6e-4 as text, so numbers may come as text."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class DataSettings(Section):
-    """Which sequences.
+    """Which sequences to train on."""
 
-    Attributes:
-        max_length: tokens of a sequence; longer ones are cut at the end.
-        held_out: prompts to measure on and not to train on. Half of them choose which drafter is kept, the other half
-            give the figures that are shown.
-        workers: processes that read ahead; worth it where features were captured before.
-    """
-
-    max_length: int = Field(default=3072, ge=8)
-    held_out: int = Field(default=64, ge=2)
-    workers: int = Field(default=0, ge=0, le=64)
+    max_length: int = Field(default=3072, ge=8, description="Tokens of a sequence; longer ones are cut.")
+    held_out: int = Field(
+        default=64,
+        ge=2,
+        description="Prompts to measure on and not to train on: half choose which drafter is kept, half are reported.",
+    )
+    workers: int = Field(default=0, ge=0, le=64, description="Processes that read ahead; useful for captured features.")
 
 
 class RegenerateSettings(Section):
-    """How the target answers where no answers are given; as in `outpace train regenerate`."""
+    """How the target answers prompts: the options of `outpace train regenerate`, and of a run without answers."""
 
-    max_new_tokens: int = Field(default=512, ge=1)
-    temperature: float = Field(default=0.0, ge=0)
-    top_k: int = Field(default=0, ge=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    min_p: float = Field(default=0.0, ge=0, le=1)
-    seed: int = Field(default=0, ge=0, le=MAX_SEED)
-    batch_size: int = Field(default=32, ge=1)
+    max_new_tokens: int = Field(default=512, ge=1, description="Most tokens to generate per turn.")
+    temperature: float = Field(default=0.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    top_k: int = Field(default=0, ge=0, description="Keep the k most likely tokens; 0 keeps all.")
+    top_p: float = Field(
+        default=1.0, gt=0, le=1, description="Keep the smallest set with this probability; 1 keeps all."
+    )
+    min_p: float = Field(default=0.0, ge=0, le=1, description="Drop tokens below this fraction of the likeliest one.")
+    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Key of the sampling noise.")
+    batch_size: int = Field(default=32, ge=1, description="Conversations at a time.")
 
 
 class TrainingSettings(Section):
-    """The trainer.
+    """The trainer."""
 
-    Attributes:
-        epochs: passes over the data; `max_steps` ends earlier.
-        max_steps: optimizer steps at most; None for as many as the epochs take. The schedule ends with them.
-        batch_size: sequences per optimizer step, of all processes together.
-        micro_batch_size: sequences per forward pass of one process.
-        optimizer: "adamw", as all the authors do, or "muon" for matrices and AdamW for the rest, which gets further in
-            short runs (docs/log.md).
-        learning_rate: at its highest, after the warm-up; cosine to zero.
-        warmup_ratio: of all steps.
-        betas, weight_decay: of AdamW.
-        clip: largest norm of the gradient.
-        precision: of the forward pass; weights and optimizer are float32. "auto" takes bfloat16 where the hardware
-            computes in it.
-        evaluate_every: steps between measurements on held-out sequences; one more is made at the end.
-        save_every: steps between states that a killed run goes on from.
-        keep: states to keep.
-        patience: measurements without a better one before training stops; None to go on to the end. They count from
-            where the objective has become what it is to be: in Domino's curriculum, where lambda is small.
-        min_gain: what counts as better, in tokens per step.
-        dtype: of the drafter's files.
-        seed: of weights, order and anchors.
-    """
-
-    epochs: float = Field(default=6.0, gt=0)
-    max_steps: int | None = Field(default=None, ge=1)
-    batch_size: int = Field(default=16, ge=1)
-    micro_batch_size: int = Field(default=2, ge=1)
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = Field(default=6e-4, gt=0)
-    warmup_ratio: float = Field(default=0.04, ge=0, lt=1)
-    betas: tuple[float, float] = (0.9, 0.999)
-    weight_decay: float = Field(default=0.0, ge=0)
-    clip: float = Field(default=1.0, gt=0)
-    precision: Literal["auto", "bfloat16", "float32"] = "auto"
-    evaluate_every: int = Field(default=500, ge=1)
-    save_every: int = Field(default=500, ge=1)
-    keep: int = Field(default=2, ge=1)
-    patience: int | None = Field(default=None, ge=1)
-    min_gain: float = Field(default=0.0, ge=0)
-    dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
-    seed: int = Field(default=0, ge=0, le=MAX_SEED)
+    epochs: float = Field(default=6.0, gt=0, description="Passes over the data; max_steps may end training earlier.")
+    max_steps: int | None = Field(default=None, ge=1, description="Most optimizer steps, on which the schedule ends.")
+    batch_size: int = Field(default=16, ge=1, description="Sequences per optimizer step, of all processes together.")
+    micro_batch_size: int = Field(default=2, ge=1, description="Sequences per forward pass of one process.")
+    optimizer: Literal["adamw", "muon"] = Field(
+        default="adamw",
+        description="adamw, as all authors use, or muon for matrices and AdamW for the rest, which learns more in "
+        "short runs (docs/log.md).",
+    )
+    learning_rate: float = Field(default=6e-4, gt=0, description="After the warm-up; falls to zero as a cosine.")
+    warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Part of all steps.")
+    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Of AdamW.")
+    weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW and Muon.")
+    clip: float = Field(default=1.0, gt=0, description="Largest norm of the gradient.")
+    precision: Literal["auto", "bfloat16", "float32"] = Field(
+        default="auto",
+        description="Of the forward pass; weights and optimizer are float32. auto is bfloat16 where the hardware "
+        "multiplies it.",
+    )
+    evaluate_every: int = Field(default=500, ge=1, description="Steps between measurements on held-out prompts.")
+    save_every: int = Field(default=500, ge=1, description="Steps between states that an interrupted run resumes from.")
+    keep: int = Field(default=2, ge=1, description="States to keep.")
+    patience: int | None = Field(
+        default=None,
+        ge=1,
+        description="Measurements without improvement before training stops early; None never stops early. They count "
+        "once the loss no longer changes: in Domino's curriculum, when lambda is small.",
+    )
+    min_gain: float = Field(default=0.0, ge=0, description="Smallest improvement, in tokens per step.")
+    dtype: Literal["bfloat16", "float32", "float16"] = Field(default="bfloat16", description="Of the drafter's files.")
+    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Of weights, order and anchors.")
 
 
 class TrainSettings(Section):
-    """Everything a run depends on, besides target, prompts and answers.
-
-    Attributes:
-        net: sizes of the drafter; the method's own fields.
-        objective: its loss; the method's own fields.
-        data, regenerate, training: the same for all methods.
-    """
+    """Everything a run depends on besides target, prompts and answers; `net` and `objective` are the method's own."""
 
     net: BaseModel
     objective: BaseModel
@@ -119,12 +102,12 @@ def assemble(
 
     Args:
         net, objective: the method's sections.
-        recipe: the method's defaults, a section's fields by its name.
+        recipe: the method's defaults, fields by section.
         file: YAML, or None.
         overrides: "section.field=value", the value as in YAML.
 
     Raises:
-        InvalidRequest: a file that cannot be read, an unknown key, a value that does not fit.
+        InvalidRequest: an unreadable file, an unknown setting, an invalid value.
     """
     kind = create_model(
         "Settings",
@@ -134,7 +117,10 @@ def assemble(
     )
     given: dict[str, Any] = {}
     for source, values in (("recipe", recipe), (f"config={str(file)!r}", _read(file)), *map(_parse, overrides)):
-        _merge(given, values, source)
+        for section, fields in values.items():
+            if not isinstance(fields, Mapping):
+                raise InvalidRequest(f"{source}: {section} must be a section with fields, not {shown(fields)}")
+            given[section] = {**given.get(section, {}), **fields}
     try:
         return kind.model_validate(given)
     except ValidationError as error:
@@ -165,13 +151,6 @@ def _parse(override: str) -> tuple[str, Mapping[str, Any]]:
     except (ValueError, RecursionError, yaml.YAMLError) as error:
         raise InvalidRequest(f"{shown(override)}: the value is not YAML: {error}") from error
     return override, {path[0]: {path[1]: value}}
-
-
-def _merge(into: dict[str, Any], values: Mapping[str, Any], source: str) -> None:
-    for section, fields in values.items():
-        if not isinstance(fields, Mapping):
-            raise InvalidRequest(f"{source}: {section} must be a section with fields, not {shown(fields)}")
-        into[section] = {**into.get(section, {}), **fields}
 
 
 def _complaint(kind: type[BaseModel], detail: Any) -> str:

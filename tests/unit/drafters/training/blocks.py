@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from outpace.drafters.dflash.objective import DFlashObjective
 from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.objective import DominoObjective
-from outpace.drafters.training.anchors import Anchors
-from outpace.drafters.training.batch import Batch, collate, sample_seed
-from outpace.drafters.training.samples import TrainingSample
+from outpace.drafters.training.batch import Anchors, Batch, TrainingSample, collate, sample_seed
 from tests.unit.drafters.net.block_reference import correction, dflash_block, gru
 from tests.unit.drafters.training import pairs, tiny
 

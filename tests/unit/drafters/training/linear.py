@@ -16,8 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from outpace.drafters.training.anchors import Anchors
-from outpace.drafters.training.batch import Batch
+from outpace.drafters.training.batch import Anchors, Batch
 from outpace.drafters.training.objective import Objective
 from outpace.drafters.training.settings import TrainingSettings
 from outpace.train.data import SampleSet, TrainingData

@@ -11,8 +11,7 @@ import torch
 from outpace.core.protocols import Proposer
 from outpace.drafters.load import load_net
 from outpace.drafters.parity import changed_settings, changed_weights, largest_difference
-from outpace.drafters.training.anchors import all_anchors
-from outpace.drafters.training.batch import Batch, collate
+from outpace.drafters.training.batch import Batch, all_anchors, collate
 from outpace.drafters.training.objective import Objective
 from outpace.models.frozen import FrozenTarget
 from outpace.models.text import TextCodec

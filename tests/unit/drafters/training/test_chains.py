@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.drafters.training import chains
-from outpace.drafters.training.attention import attend_where
-from outpace.drafters.training.chains import ChainAttention
+from outpace.drafters.training import attention
+from outpace.drafters.training.attention import ChainAttention, attend_where
 
 SEQUENCES = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
 BEFORE = torch.tensor([0, 5, 3, 2, 9, 4, 2, 1])
@@ -41,7 +40,7 @@ def test_blocks_of_chains_attend_as_each_chain_alone(
     wide: int, own: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against chains that see one another's rows or later pairs, and against blocks across sequences."""
-    monkeypatch.setattr(chains, "OWN_KEYS_AT_ONCE", at_once)
+    monkeypatch.setattr(attention, "OWN_KEYS_AT_ONCE", at_once)
     visible = torch.ones(wide, own, dtype=torch.bool).tril(own - wide)
     given = earlier_key, earlier_value, query, key, value = tensors(wide, own)
     found = ChainAttention(earlier_key, earlier_value, SEQUENCES, BEFORE)(query, key, value, visible)
@@ -78,7 +77,7 @@ def test_nothing_of_rows_times_keys_is_kept_for_the_backward_pass() -> None:
 def test_anchors_out_of_order_are_refused() -> None:
     """Guards against anchors that are given in an order in which blocks would mix sequences up."""
     key, value = tensors(1, 1)[:2]
-    with pytest.raises(AssertionError, match="side by side"):
+    with pytest.raises(AssertionError, match="are together"):
         ChainAttention(key, value, torch.tensor([1, 0]), torch.tensor([1, 1]))
 
 

@@ -13,9 +13,8 @@ from pydantic import ValidationError
 
 from outpace.drafters.dart.objective import DartNetSettings, DartObjective, DartObjectiveSettings, build_dart
 from outpace.drafters.dart.source import DartSource
-from outpace.drafters.training import chains
-from outpace.drafters.training.anchors import random_anchors
-from outpace.drafters.training.batch import Batch
+from outpace.drafters.training import attention
+from outpace.drafters.training.batch import Batch, random_anchors
 from outpace.lib.errors import ModelError
 from outpace.models.frozen import FrozenTarget
 from tests.unit.drafters.net.small import whole
@@ -66,7 +65,7 @@ def test_the_loss_is_that_of_each_anchor_alone(
 ) -> None:
     """Guards against mask rows that see those of other anchors or later pairs, positions or depths off by one, labels
     of prompts or behind the end, and ids outside the draft vocabulary."""
-    monkeypatch.setattr(chains, "OWN_KEYS_AT_ONCE", 20)
+    monkeypatch.setattr(attention, "OWN_KEYS_AT_ONCE", 20)
     objective = objective_of(3, net, anchors=count, gamma=2.5)
     with torch.no_grad():  # wide weights: at 0.02 attention adds next to nothing
         for weight in objective.net.parameters():

@@ -12,19 +12,17 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file
 
-from outpace.drafters.dflash.blocks import default_gamma
 from outpace.drafters.dflash.objective import (
     DFlashNetSettings,
     DFlashObjective,
     DFlashObjectiveSettings,
     block_fields,
     build_dflash,
+    default_gamma,
 )
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
-from outpace.drafters.training import chains
-from outpace.drafters.training.anchors import all_anchors, random_anchors
-from outpace.drafters.training.batch import Batch
-from outpace.drafters.training.facts import Facts
+from outpace.drafters.training import attention
+from outpace.drafters.training.batch import Batch, Facts, all_anchors, random_anchors
 from outpace.lib.checkpoint import INDEX, WEIGHTS
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.frozen import FrozenTarget
@@ -60,7 +58,7 @@ def test_the_loss_is_that_of_every_block_by_itself(kind: str, monkeypatch: pytes
     batch = blocks.short(objective.taps)
     _, loss, weight = blocks.reference(objective, batch, all_anchors(batch), gamma=3.0)
     for rows in (1, 15, 512):  # blocks by themselves, in threes, all together
-        monkeypatch.setattr(chains, "OWN_KEYS_AT_ONCE", rows)
+        monkeypatch.setattr(attention, "OWN_KEYS_AT_ONCE", rows)
         terms = objective(batch, 0.5)
         assert terms["loss"].item() == pytest.approx(loss, rel=1e-5)
         assert terms["weight"].item() == pytest.approx(weight, rel=1e-6)

@@ -16,7 +16,7 @@ from outpace.drafters.domino.objective import (
     Strategy,
     build_domino,
 )
-from outpace.drafters.training.anchors import all_anchors
+from outpace.drafters.training.batch import all_anchors
 from outpace.lib.errors import ModelError
 from outpace.models.frozen import FrozenTarget
 from tests.unit.drafters.training import blocks, pairs, tiny

@@ -13,16 +13,14 @@ from torch import Tensor
 import outpace
 from outpace.core.params import SamplingParams
 from outpace.drafters.build_context import BuildContext
+from outpace.drafters.draft_lm.net import BareLM, SmallLM
 from outpace.drafters.draft_lm.objective import (
     DraftLmNetSettings,
     DraftLmObjective,
     DraftLmObjectiveSettings,
     build_draft_lm,
 )
-from outpace.drafters.draft_lm.small import BareLM, SmallLM
-from outpace.drafters.training.anchors import all_anchors
-from outpace.drafters.training.batch import Batch, collate
-from outpace.drafters.training.samples import TrainingSample
+from outpace.drafters.training.batch import Batch, TrainingSample, all_anchors, collate
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.draft import load_drafter

@@ -16,9 +16,8 @@ from outpace.drafters.eagle3.objective import Eagle3NetSettings, Eagle3Objective
 from outpace.drafters.eagle3.source import EagleSource
 from outpace.drafters.load import load_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
-from outpace.drafters.training import chains
-from outpace.drafters.training.anchors import all_anchors, stretches
-from outpace.drafters.training.batch import Batch
+from outpace.drafters.training import attention
+from outpace.drafters.training.batch import Batch, all_anchors, stretches
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.frozen import FrozenTarget
 from tests.unit.drafters.net.small import Cached
@@ -98,7 +97,7 @@ def test_the_loss_is_that_of_each_chain_alone(
 ) -> None:
     """Guards against steps that see other chains' rows, positions, tokens or labels off by one, states of another
     chain, labels of prompts or behind the end, and ids outside the draft vocabulary."""
-    monkeypatch.setattr(chains, "OWN_KEYS_AT_ONCE", 20)
+    monkeypatch.setattr(attention, "OWN_KEYS_AT_ONCE", 20)
     objective = objective_of(3, net, labels=labels)
     with torch.no_grad():  # wide weights: at 0.02 attention adds next to nothing
         for weight in objective.net.parameters():

@@ -10,7 +10,7 @@ from outpace.drafters.dart.objective import DartNetSettings, DartObjectiveSettin
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.eagle3.objective import Eagle3NetSettings, Eagle3ObjectiveSettings, build_eagle3
 from outpace.drafters.reduced_vocabulary import check_offsets
-from outpace.drafters.training.facts import Facts
+from outpace.drafters.training.batch import Facts
 from outpace.drafters.training.fusion import FusionNetSettings, sizes_for
 from outpace.models.frozen import FrozenTarget
 from tests.unit.drafters.training import tiny

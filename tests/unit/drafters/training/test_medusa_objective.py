@@ -19,8 +19,7 @@ from outpace.drafters.medusa.objective import (
     build_medusa,
 )
 from outpace.drafters.medusa.source import MedusaSource
-from outpace.drafters.training.anchors import all_anchors
-from outpace.drafters.training.batch import Batch, collate
+from outpace.drafters.training.batch import Batch, all_anchors, collate
 from outpace.models.text import TextCodec
 from outpace.train.simulate import simulate
 from outpace.trees.proposer import StaticProposer

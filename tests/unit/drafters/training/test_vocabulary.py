@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.drafters.training.facts import Facts
-from outpace.drafters.training.vocabulary import LossVocabulary, VocabularySettings
+from outpace.drafters.training.batch import Facts
+from outpace.drafters.training.losses import LossVocabulary, VocabularySettings
 from outpace.lib.errors import InvalidRequest
 
 COUNTS = torch.tensor([5, 0, 9, 1, 7, 0, 2, 3, 0, 4])

@@ -8,10 +8,8 @@ import torch
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
-from outpace.drafters.training.batch import Batch, collate, sample_seed
-from outpace.drafters.training.facts import Facts
+from outpace.drafters.training.batch import Batch, Facts, TrainingSample, collate, sample_seed
 from outpace.drafters.training.objective import Objective
-from outpace.drafters.training.samples import TrainingSample
 from outpace.engine.engine import Engine
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.draft import DraftModel

@@ -1,14 +1,15 @@
-"""Small language models in the image of a target: to be trained as its draft model, and written as any model is."""
+"""Small language models of a target's family, to train as its draft model."""
 
 import copy
 from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from outpace.drafters.training.settings import Section
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.bare import build_bare, write_bare
 from outpace.models.families import check_supported, logit_softcap
@@ -16,44 +17,30 @@ from outpace.models.frozen import FrozenTarget
 from outpace.models.text import TextCodec
 from outpace.models.unpacked import stock_weights
 
-# Fields of configs that say something of each layer, and what families call the width inside a block.
+# Fields of configs with an entry per layer, and names of the width inside a block.
 _PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
 _INNER = ("intermediate_size", "moe_intermediate_size", "n_inner")
-# Inner widths that are scaled are rounded up to a multiple of this, as kernels of experts want rows of 16 bytes.
-_ALIGNED = 8
-
+_ALIGNED = 8  # scaled inner widths are multiples of this: kernels of experts need rows of 16 bytes
 Count = Annotated[int, Field(ge=1)]
 
 
-class SmallSizes(BaseModel):
-    """Sizes of a small model; what is None follows from the target's. The size of a head is the target's.
+class SmallSizes(Section):
+    """Sizes of a small model; None follows the target's. The size of an attention head is the target's."""
 
-    Attributes:
-        layers: at most the target's.
-        hidden_size: None for the target's.
-        intermediate_size: inside a block, of an expert too; None scales the target's as `hidden_size` is, up to a
-            multiple of 8.
-        heads: of attention; None scales the target's likewise.
-        kv_heads: None scales the target's likewise, down to a divisor of `heads`.
-        tie_word_embeddings: whether the head is the embedding; None for what the target does.
-    """
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    layers: Count = 2
-    hidden_size: Count | None = None
-    intermediate_size: Count | None = None
-    heads: Count | None = None
-    kv_heads: Count | None = None
-    tie_word_embeddings: bool | None = None
+    layers: Count = Field(default=2, description="At most the target's.")
+    hidden_size: Count | None = Field(default=None, description="None for the target's.")
+    intermediate_size: Count | None = Field(
+        default=None, description="Inside a block, also of an expert; None scales the target's with hidden_size."
+    )
+    heads: Count | None = Field(default=None, description="Of attention; None scales the target's.")
+    kv_heads: Count | None = Field(default=None, description="None scales the target's, to a divisor of heads.")
+    tie_word_embeddings: bool | None = Field(
+        default=None, description="Whether the head is the embedding; None for what the target does."
+    )
 
 
 class SmallLM(nn.Module):
-    """A causal LM over whole sequences.
-
-    Args:
-        model: of transformers.
-    """
+    """A transformers model over whole sequences."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
@@ -61,14 +48,7 @@ class SmallLM(nn.Module):
         self._cap = logit_softcap(model.config)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Hidden states that the head reads.
-
-        Args:
-            ids: [N, T], padded at the end, where nothing that comes before looks.
-
-        Returns:
-            [N, T, H].
-        """
+        """Hidden states [N, T, H] that the head reads, for ids [N, T] padded at the end."""
         hidden: Tensor = self.model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
         return hidden
 
@@ -82,7 +62,7 @@ class SmallLM(nn.Module):
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
 
     def twin(self) -> "SmallLM":
-        """Another model of the same sizes, on the CPU, with weights of its own."""
+        """Another model of the same sizes, on the CPU."""
         return make_small(self.model.config, 0)
 
     def write(self, folder: str | Path, codec: TextCodec, dtype: torch.dtype) -> None:
@@ -111,19 +91,17 @@ class SmallLM(nn.Module):
 
 
 class BareLM(SmallLM):
-    """One that reads its target's embedding and speaks through its target's head: neither is a part of the module.
+    """A decoder (`bare.build_bare`) that uses the embedding and head of a target of the same width.
 
-    Args:
-        model: a decoder of `bare.build_bare`.
-        target: of the same width.
+    Neither is part of the module, so they are not trained and not saved.
     """
 
     def __init__(self, model: PreTrainedModel, target: FrozenTarget) -> None:
         super().__init__(model)
-        self.target = target  # no module: neither trained nor saved
+        self.target = target
 
     def forward(self, ids: Tensor) -> Tensor:
-        # The sum that layers add to is in the dtype of their weights, also where the target computes in less.
+        # The residual stream has the dtype of the layers' weights, also where the target's is narrower.
         embedded = self.target.embed(ids).to(torch.float32)  # [N, T, H]
         hidden: Tensor = self.model(inputs_embeds=embedded, use_cache=False).last_hidden_state
         return hidden
@@ -139,14 +117,10 @@ class BareLM(SmallLM):
 
 
 def small_config(config: PretrainedConfig, sizes: SmallSizes) -> PretrainedConfig:
-    """The config of a smaller model of the same family, without dropout.
-
-    Args:
-        config: of the target's text part.
-        sizes: of the small model.
+    """The config of a smaller model of the same family, without dropout; `config` is of the target's text part.
 
     Raises:
-        InvalidRequest: more layers than the target has, or heads that do not go together.
+        InvalidRequest: more layers than the target has, or contradicting numbers of heads.
     """
     if sizes.layers > config.num_hidden_layers:
         raise InvalidRequest(f"layers={sizes.layers}: the target has {config.num_hidden_layers}; take as many or fewer")
@@ -194,45 +168,33 @@ def _check_heads(config: PretrainedConfig, asked_kv_heads: int | None) -> None:
 
 
 def make_small(config: PretrainedConfig, seed: int) -> SmallLM:
-    """A model in float32 whose weights its family's own rules draw.
-
-    Args:
-        config: of the model.
-        seed: of the weights.
-    """
+    """A model in float32 with its family's random weights."""
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # of the CPU alone, where the model is made
+        torch.default_generator.manual_seed(seed)  # the model is made on the CPU
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             copy.deepcopy(config), dtype=torch.float32, attn_implementation=_attention(config)
         )
     embedding = model.get_input_embeddings()
     assert isinstance(embedding, nn.Embedding)
-    embedding.padding_idx = None  # such a row would never learn, and may be an EOS that is read
+    embedding.padding_idx = None  # that row would never be trained, and may be an EOS
     return SmallLM(model)
 
 
 def make_bare(config: PretrainedConfig, target: FrozenTarget, seed: int) -> BareLM:
-    """As `make_small`, on a target's embedding and head.
-
-    Args:
-        config: of the model, as wide as the target.
-        target: stays what it is.
-        seed: of the weights.
-    """
+    """As `make_small`, with the embedding and head of a target of the same width."""
     return BareLM(build_bare(config, torch.float32, _attention(config), seed), target)
 
 
 def _attention(config: PretrainedConfig) -> str:
-    # Only the stock path written out caps the scores of attention.
+    # Only the eager path caps attention scores.
     return "sdpa" if getattr(config, "attn_logit_softcapping", None) is None else "eager"
 
 
 def copy_layers(small: SmallLM, decoder: nn.Module, head: Tensor) -> None:
-    """Give a model the weights of a larger one of the same width: first layers and final norm, embedding and head
-    where it has them.
+    """Copy the first layers, the final norm, and the embedding and head if it has them, of a larger model.
 
     Args:
-        small: is changed.
+        small: is changed; of the same width.
         decoder: of the larger model; its layers may be packed.
         head: [V, H] of its LM head.
     """
@@ -241,12 +203,9 @@ def copy_layers(small: SmallLM, decoder: nn.Module, head: Tensor) -> None:
         for name, module in twin.named_modules():
             own = dict(module.named_parameters(recurse=False))
             if own:
-                _copy(own, stock_weights(decoder.get_submodule(name), module))
+                weights = stock_weights(decoder.get_submodule(name), module)
+                assert own.keys() == weights.keys(), "all layers of a family have the same weights"
+                for key, weight in own.items():
+                    weight.copy_(weights[key])
         if (own_head := small.model.get_output_embeddings()) is not None:
             own_head.weight.copy_(head)
-
-
-def _copy(own: dict[str, nn.Parameter], weights: dict[str, Tensor]) -> None:
-    assert own.keys() == weights.keys(), "a family's layers have the same weights wherever they stand"
-    for name, weight in own.items():
-        weight.copy_(weights[name])
