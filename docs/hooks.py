@@ -1,16 +1,16 @@
 """Tables of methods, shapes, options and commands, rendered from the code when MkDocs builds the site.
 
-A line such as `<!-- outpace: options domino -->` in a page becomes a table. What is known here:
+A line such as `<!-- outpace: options domino -->` in a page becomes a table. The kinds of tables:
 
     methods             all methods, with links to their pages
-    options NAME        what a method takes beside what many share, and the settings of its own shape
-    shared              the options that every method takes that drafts with a model
+    options NAME        a method's own options, and the settings of its default shape
+    shared              the options of every method that drafts with a model
     shapes              all shapes
     settings SHAPE      the settings of one
     command NAME        the options of a command, as in "command bench" or "command train capture"
-    arrows              which room may import which, from tests/architecture/test_arrows.py
+    arrows              which package may import which, from tests/architecture/test_arrows.py
     file PATH           a file of the repository
-    figures METHOD...   the rows of these methods in the four tables of docs/measurements/graft-and-union.md
+    figures METHOD...   the rows of these methods in the table "All methods" of docs/results.md
 
 The build fails where a page names something that does not exist, and where a method has no page.
 """
@@ -35,7 +35,7 @@ from outpace.methods.presets import presets_of
 from outpace.trees.shapes.table import BUILT_IN as SHAPES
 
 ROOT = Path(__file__).parents[1]
-FIGURES = ROOT / "docs" / "measurements" / "graft-and-union.md"
+FIGURES = ROOT / "docs" / "results.md"
 MARK = re.compile(r"^<!-- outpace: (.+?) -->$", re.MULTILINE)
 
 
@@ -82,7 +82,7 @@ def _options(name: str) -> str:
         if shape not in kind.shape_names():
             raise KeyError(shape)
         takes = ", ".join(f"`{one}`" for one in kind.shape_names())
-        text = f"Shapes: {takes}; by default `{shape}`. It takes the [shared options](shared-options.md), too.\n"
+        text = f"Shapes: {takes}; by default `{shape}`. It also takes the [shared options](shared-options.md).\n"
         if settings is not None:
             text = f"Settings of its shape `{shape}`:\n\n{_table(OPTION, _cells(settings))}\n\n{text}"
     for preset, row in presets_of(name).items():
@@ -97,7 +97,7 @@ def _shared() -> str:
 
 def _shapes() -> str:
     rows = [(f"`{name}`", shape.summary) for name, shape in SHAPES.items()]
-    return _table(("shape", "the tree it makes"), rows)
+    return _table(("shape", "its tree"), rows)
 
 
 def _settings(name: str) -> str:
@@ -121,19 +121,19 @@ def _command(*names: str) -> str:
 
 
 def _figures(*methods: str) -> str:
-    wanted, rows, setting, found = {f"`{name}`" for name in methods}, [], "", set()
-    for line in FIGURES.read_text().splitlines():
-        if line.startswith("**K = "):
-            setting = line.split("**")[1]
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if setting and cells[0] in wanted and len(cells) == 10:
-            found.add(cells[0])
-            rows.append((cells[0], setting, *cells[5:7], cells[8], cells[9]))
-    if wanted - found:
-        raise KeyError(wanted - found)
-    head = ("method", "setting", "tokens per step", "speedup (95 %)", "drafting, ms of a round", "equal")
-    about = "SmolLM2-135M-Instruct, bfloat16, 2 cores of an Intel Xeon with AMX, dev prompts, 2026-11-22"
-    return f"{_table(head, rows)}\n\n{about}; K = 60 is slow on a CPU: read its tokens per step."
+    lines = FIGURES.read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("| method | K = 15"))
+    head, rows = _split(lines[start]), {}
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows[_split(line)[0].strip("`")] = _split(line)
+    about = "Tokens per step, then the speedup at K = 15, greedy. Conditions: [all methods](../results.md#all-methods)."
+    return f"{_table(head, [rows[name] for name in methods])}\n\n{about}"
+
+
+def _split(line: str) -> tuple[str, ...]:
+    return tuple(cell.strip() for cell in line.strip("|").split("|"))
 
 
 def _arrows() -> str:
@@ -141,10 +141,10 @@ def _arrows() -> str:
     named = [node for node in tree.body if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == "ARROWS"]
     rules: Any = named[0].value
     rows = []
-    for room, others in zip(rules.keys, rules.values, strict=True):
-        names = sorted(one.value for one in getattr(others, "elts", ()))
-        rows.append((f"`{room.value}`", ", ".join(names) or "nothing"))
-    return _table(("room", "may import"), rows)
+    for package, others in zip(rules.keys, rules.values, strict=True):
+        names = sorted(one.value for one in ast.walk(others) if isinstance(one, ast.Constant))
+        rows.append((f"`{package.value}`", ", ".join(names) or "nothing"))
+    return _table(("package", "may import"), rows)
 
 
 def _file(path: str) -> str:

@@ -27,29 +27,29 @@ tags: [speculative-decoding, outpace]
 
 # {kind} drafter for {target}
 
-Drafts for SmolLM2-135M-Instruct in Outpace: `outpace.load("{target}", "{method}")`. What is said is what the target
-says without it, token for token; the drafter only makes it faster.
+Drafts for SmolLM2-135M-Instruct in Outpace: `outpace.load("{target}", "{method}")`. The output is the target's,
+token for token; the drafter only makes it faster.
 
 - **Weights**: {parameters:,} parameters in {dtype}, {megabytes:.1f} MB. Embedding and LM head are the
-  target's, in no file here.
+  target's and not included.
 - **Trained by**: `outpace train {kind}` with the settings in `recipe.yaml`, on {device} ({precision}).
 {note}- **Data**: {sequences:,} prompts (conversations shared by users, and the training parts of GSM8K and MATH),
   answered by the target itself, greedily, with at most {answer} tokens. No prompt of a benchmark's test set was used.
 - **Seen**: {start}{epochs:g} epochs, {steps:,} steps of {batch} sequences, {tokens:,} tokens, of which
   {supervised:,} were the target's own. Earlier stages: `drafters/README.md`.
-- **Held out**: {rate:.3f} tokens per step in greedy chains of {depth} on half of {held_out} prompts it was not trained
-  on, whose other half chose this checkpoint; drafts right at each position, given that those before were:
+- **Held out**: {rate:.3f} tokens per step in greedy chains of {depth} on half of {held_out} held-out prompts,
+  whose other half chose this checkpoint. Acceptance by position, given that the earlier drafts were accepted:
   {positions}.
-- **Measured**: speeds and tokens per step beside the other methods are in the project's `docs/log.md`.
-- **Limits**: made on {hardware} in about {hours:.1f} hours, far from convergence. To go on with more compute:
+- **Measured**: `docs/results.md` has speeds and tokens per step, compared with the other methods.
+- **Limits**: made on {hardware} in about {hours:.1f} hours, far from convergence. To continue with more compute:
   `outpace train {kind} --target {target} --start {target}/{kind} --config {folder}/recipe.yaml`
   with `--prompts`, `--answers` and `--out`.
 - **Licence**: Apache-2.0, as the target's.
 """
 METHODS = {"draft-lm": "dynatree"}
 NOTES = {
-    "domino": "- **Layout**: that of the authors, but W2 has the rows of `vocabulary.safetensors` alone\n"
-    "  (`embed_proj.ids`); `outpace convert` writes it whole for other engines, with zeros where there were no rows.\n"
+    "domino": "- **Layout**: the authors', but W2 has only the rows of `vocabulary.safetensors` (`embed_proj.ids`);\n"
+    "  `outpace convert` writes all rows for other engines, the missing ones as zeros.\n"
 }
 
 

@@ -1,4 +1,4 @@
-"""The command behind `make peers`; see docs/measurements/peers.md."""
+"""The command behind `make peers`; see docs/results.md."""
 
 import json
 import sys

@@ -76,7 +76,7 @@ def test_a_shipped_drafter_drafts_well(exact: Model, method: str, least: float) 
 
 def test_the_default_is_what_was_fastest(exact: Model) -> None:
     """Guards against a default that leaves what ships aside where passes are dear, and drafts with it where they are
-    cheap (docs/measurements/cpu-pass.md)."""
+    cheap (docs/results.md)."""
     cheap, dear = (default_method(TARGET, exact.drafters, passes_are_cheap) for passes_are_cheap in (True, False))
     assert (cheap, dear) == ("outpace:draft=none", "outpace")
     assert parse_method(dear).drafter == "domino"

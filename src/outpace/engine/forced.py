@@ -15,7 +15,7 @@ from outpace.sampling.grammar import Forced
 
 CERTAIN, FORCED, LAST = 0.99, 0.9, 0.65
 """How likely the next token of a forced text is said as the tokenizer writes it: where nothing else is allowed, where
-other cuts are, and for its last one, which may be one with what follows (measured: docs/measurements/grammar.md)."""
+other cuts are, and for its last one, which may be one with what follows (measured: docs/results.md)."""
 _FIRST, _NEXT = 0.6, 0.4
 """Where drafts come without scores, how likely the first below a node is taken to be, and each one beside those before
 it."""

@@ -204,7 +204,7 @@ def default_method(target: str, drafters: DrafterStore, passes_are_cheap: bool =
         target: the name it is loaded by.
         drafters: of the target.
         passes_are_cheap: the target's passes are one call to compiled kernels, beside which a small model's drafter
-            costs more than it brings (docs/measurements/cpu-pass.md).
+            costs more than it brings (docs/results.md).
     """
     if drafters.named_kind is not None:
         return BEST_FOR[drafters.named_kind]

@@ -148,7 +148,7 @@ def _attend_on_cpu(query: Tensor, segment: Segment, settings: AttentionSettings)
     The same token is computed in a tree of one shape, in a tree of another and by plain decoding; its keys then lie
     in other places, among other rows. Sums over keys run in float64, where the order of summation disappears in the
     final rounding; the products with keys run in float32 in sizes that one kernel serves (`products`). One
-    flipped bit would grow to full bfloat16 noise within a few layers (docs/measurements/bit-equal.md).
+    flipped bit would grow to full bfloat16 noise within a few layers (docs/log.md).
     """
     heads, count, head_dim = query.shape
     first, bias = segment.sight(settings.window)
