@@ -108,7 +108,9 @@ def _settings(name: str) -> str:
 def _command(*names: str) -> str:
     command: Any = typer.main.get_command(app)
     for name in names:
-        command = command.commands[name]
+        command = command.get_command(typer.Context(command), name)
+        if command is None:
+            raise KeyError(name)
     rows = []
     for parameter in command.params:
         if "--help" in parameter.opts:
