@@ -16,7 +16,7 @@ from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.load import load_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.lib.checkpoint import write_index
-from outpace.models.shipped import size_of
+from outpace.models.loading.shipped import size_of
 
 LIMIT_MB, RECIPE = 16.0, "recipe.yaml"
 CARD = """---

@@ -23,8 +23,8 @@ from outpace.bench.folder import RunFolder
 from outpace.data.workload import fingerprint, read_workloads
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.models.export import export, export_draft
-from outpace.models.load import load_vocabulary_facts
-from outpace.models.shipped import shipped_for
+from outpace.models.loading.load import load_vocabulary_facts
+from outpace.models.loading.shipped import shipped_for
 
 
 class Setup:

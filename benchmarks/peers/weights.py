@@ -6,7 +6,9 @@ from safetensors.torch import load_file
 
 from benchmarks.peers.gguf_file import write_gguf
 from outpace.models.export import READY, TENSORS
-from outpace.models.load import load_vocabulary_facts, read_config, resolve
+from outpace.models.loading.config import read_config
+from outpace.models.loading.load import load_vocabulary_facts
+from outpace.models.loading.registry import resolve
 
 
 def export_gguf(exported: Path, precision: str) -> Path:

@@ -34,10 +34,9 @@ from outpace.methods.profile import choose
 from outpace.methods.proposer_store import ProposerStore
 from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
-from outpace.models.load import load_target
+from outpace.models.loading.load import load_target
 from outpace.models.target import TransformersTarget
-from outpace.models.text import TextCodec
-from outpace.models.token_bytes import grammar_tokenizer
+from outpace.models.tokenizer import TextCodec, grammar_tokenizer
 
 
 class Model:

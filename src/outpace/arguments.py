@@ -12,7 +12,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.lib.paths import path_of
 from outpace.methods.catalog import MethodLike, parse_method
 from outpace.methods.speculative_config import from_speculative_config
-from outpace.models.text import ChatMessage, TextCodec
+from outpace.models.tokenizer import ChatMessage, TextCodec
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage] | ChatMessage | Mapping[str, Any]
 Batch = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[ChatMessage]] | list[Prompt]

@@ -6,7 +6,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.session import KeptSlot, Session
 from outpace.engine.stream import TokenStream
 from outpace.lib.errors import InvalidRequest
-from outpace.models.text import ChatMessage, TextCodec
+from outpace.models.tokenizer import ChatMessage, TextCodec
 
 
 class Chat:

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import outpace
-from outpace.models.bare import build_bare, write_bare
-from outpace.models.load import load_target
+from outpace.models.draft import build_bare, write_bare
+from outpace.models.loading.load import load_target
 from tests.fuzz.mutation import byte_mutants, factor, json_mutants, tensor_mutants
 from tests.fuzz.outcome import Campaign
 from tests.unit.methods.test_presets import write_drafters

@@ -8,7 +8,7 @@ import pytest
 
 import outpace
 from outpace import Grammar, InvalidRequest
-from outpace.models.registry import pull
+from outpace.models.loading.registry import pull
 
 METHODS = ("lookup", "linear:budget=3", "outpace:draft=none", "outpace")
 SCHEMA: dict[str, Any] = {

@@ -16,8 +16,8 @@ from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.drafters.trainable import settings_of
 from outpace.lib.checkpoint import INDEX, WEIGHTS
 from outpace.methods.catalog import default_method, parse_method
-from outpace.models.registry import pull
-from outpace.models.shipped import shipped_folder, shipped_for, shipped_transitions, size_of
+from outpace.models.loading.registry import pull
+from outpace.models.loading.shipped import shipped_folder, shipped_for, shipped_transitions, size_of
 from tests.real.certified import assert_certified
 
 TARGET = "smollm2-135m"

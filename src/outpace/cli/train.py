@@ -74,7 +74,7 @@ def regenerate(
     params = SamplingParams(max_new_tokens, temperature, top_k, top_p, min_p, seed=seed)
     quieten_transformers()
     from outpace.data.answers import AnswerStore
-    from outpace.models.load import load_vocabulary_facts
+    from outpace.models.loading.load import load_vocabulary_facts
     from outpace.train.regenerate import Answerer, EngineAnswerer, about_answers, check_templates, regenerate
 
     codec, vocab_size, eos = load_vocabulary_facts(target)

@@ -29,7 +29,7 @@ def transitions(
     from outpace.lib.stages import loading
     from outpace.lib.table_file import new_file
     from outpace.models.frozen import FrozenTarget
-    from outpace.models.load import load_target
+    from outpace.models.loading.load import load_target
     from outpace.train.capture import stored_features
     from outpace.train.provenance import files_hash, prompts_hash
     from outpace.train.run import join

@@ -16,8 +16,8 @@ from outpace.kernels.instructions import cpu_flags, held_down, instruction_sets,
 from outpace.kernels.linear import KernelLinear
 from outpace.lib.errors import InvalidRequest
 from outpace.models.exactness import Exactness
-from outpace.models.experts import PackedExperts
-from outpace.models.linear import PackedLinear
+from outpace.models.layers.experts import PackedExperts
+from outpace.models.layers.linear import PackedLinear
 from outpace.models.packed import Part
 from outpace.models.target import TransformersTarget
 

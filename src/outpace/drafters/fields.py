@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.drafters.layers import LARGEST_SIZE
 from outpace.lib.errors import ModelError
-from outpace.models.config_bounds import MOST_LAYERS
+from outpace.models.loading.config import MOST_LAYERS
 
 # Our names of the sizes that every Hugging Face decoder config holds, and the names there.
 SIZES = {

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outpace.lib.errors import ModelError
-from outpace.models.config_bounds import MOST_LAYERS
+from outpace.models.loading.config import MOST_LAYERS
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [T, heads, D], key [T, kv_heads, D], value [T, kv_heads, D]) -> [T, heads, D], scaled by D ** -0.5.

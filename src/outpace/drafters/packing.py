@@ -4,8 +4,7 @@ from torch import nn
 
 from outpace.drafters.domino.net import DominoNet
 from outpace.kernels.build import loaded_kernels
-from outpace.models.linear import SIBLINGS, pack_linears
-from outpace.models.prepare import layers_for
+from outpace.models.layers.linear import SIBLINGS, layers_for, pack_linears
 
 # Layers over the vocabulary: sources pick rows of their weights.
 VOCABULARY_LAYERS = ("lm_head", "embed_proj")

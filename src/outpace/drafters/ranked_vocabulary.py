@@ -13,7 +13,7 @@ from torch import Tensor
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.table_file import TableKind, as_ids, load_table, save_table
 from outpace.models.head import LmHead, SubsetHead, subset_head
-from outpace.models.prepare import layers_for
+from outpace.models.layers.linear import layers_for
 from outpace.sampling.scores import Pool
 
 FILE_NAME = "vocabulary.safetensors"

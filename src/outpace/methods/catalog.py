@@ -29,7 +29,7 @@ from outpace.methods import samd, union, without_model
 from outpace.methods.drafter_store import DrafterStore
 from outpace.methods.presets import OPTION, preset_options
 from outpace.methods.retrievers import with_retrieval
-from outpace.models.shipped import shipped_for
+from outpace.models.loading.shipped import shipped_for
 
 BUILT_IN: dict[str, Method] = {
     **without_model.METHODS,

@@ -14,10 +14,10 @@ from outpace.drafters.packing import pack_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME
 from outpace.lib.errors import InvalidRequest
 from outpace.models.draft import EARLY_EXIT, DraftModel, load_drafter
-from outpace.models.load import resolve
-from outpace.models.shipped import find_drafter, shipped_for, shipped_names, shipped_transitions
+from outpace.models.loading.registry import resolve
+from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names, shipped_transitions
 from outpace.models.target import TransformersTarget
-from outpace.models.text import TextCodec
+from outpace.models.tokenizer import TextCodec
 
 
 @dataclass(frozen=True)

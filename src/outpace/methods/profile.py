@@ -15,7 +15,7 @@ from outpace.methods.catalog import MethodLike, default_method, parse_method, st
 from outpace.methods.drafter_store import DrafterStore
 from outpace.models.costs_file import identity
 from outpace.models.target import TransformersTarget
-from outpace.models.text import TextCodec
+from outpace.models.tokenizer import TextCodec
 
 
 class Figures(BaseModel):

@@ -4,21 +4,26 @@ Libraries of kernels promise nothing about it, and it differs by CPU, number of 
 holds for the number of threads at load.
 """
 
+import copy
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from time import perf_counter
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from outpace.cache.slots import in_blocks
+from outpace.core.protocols import NodeOutputs
+from outpace.core.tree import Topology
 from outpace.kernels.linear import KernelLinear
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.stages import stage
-from outpace.models.attention import has_kernels
-from outpace.models.linear import PackedLinear
-from outpace.models.probes import differing_passes, differing_products, differing_scores
+from outpace.models.attention import has_kernels, products
+from outpace.models.layers.linear import PackedLinear
+from outpace.models.packed import PackedModel, Part, first_layers, layers_of
 from outpace.models.target import TransformersTarget
 
 
@@ -114,3 +119,166 @@ def _probe_passes(target: TransformersTarget, width: str) -> Exactness:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+# Rows of a product: few, as batches and trees have them, at both sides of where kernels and their blocks change.
+_ROWS = (2, 3, 5, 8, 17, 33, 64)
+
+
+_ROWS_OF_WIDEST = (2, 17)  # an LM head costs as much as several layers
+
+
+_WIDEST = 2**15
+
+
+# Nodes, and lengths of contexts, of scores: around blocks of rows and keys and where threads cut them.
+_NODES = (1, 6, 33)
+
+
+_LENGTHS = (1, 20, 99, 150, 300)
+
+
+# A pass's trees, its prompt and the path in them that is also decoded token by token.
+_TREES = (9, 61)
+
+
+_PROMPT, _PATH = 18, 3
+
+
+_SLOTS = 3
+
+
+def differing_products(layers: Iterable[PackedLinear | KernelLinear]) -> Iterator[str]:
+    """Products, one of each shape, that give a row other bits among others than alone.
+
+    Rounding to bfloat16 would hide most differences. A bias in float32 that takes away nearly all of the result leaves
+    the last bits of its sum, in which another order shows: two rounds take 18 of bfloat16's 24, one all of float32's.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shapes = {(layer.outputs, layer.inputs): layer for layer in layers if isinstance(layer, PackedLinear)}
+    for (outputs, inputs), layer in shapes.items():
+        bare = copy.copy(layer)
+        bare.bias = torch.zeros(outputs)
+        row = torch.randn(1, inputs, generator=generator).to(layer.dtype)
+        for _ in range(1 if row.dtype == torch.float32 else 2):
+            bare.bias = bare.bias - bare(row)[0].float()
+        alone = bare(row)
+        for count in _ROWS_OF_WIDEST if outputs >= _WIDEST else _ROWS:
+            if not torch.equal(bare(row.repeat(count, 1)), alone.expand(count, -1)):
+                yield f"a product of {inputs} by {outputs} sums otherwise for {count} rows than for one"
+                break
+
+
+def differing_scores(heads: int, groups: int, head_dim: int) -> Iterator[str]:
+    """Products of queries with keys, in float32, whose bits depend on the other queries, the other keys, or their
+    places."""
+    generator = torch.Generator().manual_seed(0)
+    longest, moved = max(_LENGTHS), 7
+    keys = torch.randn(groups, in_blocks(longest + moved), head_dim, generator=generator)
+    rows = torch.randn(groups, heads // groups * max(_NODES), head_dim, generator=generator)
+    whole = products(rows, keys, longest + moved)
+    for nodes in _NODES:
+        for length in _LENGTHS:
+            count = heads // groups * nodes
+            for first in (0, moved):
+                part = products(rows[:, :count], keys[:, first:], length)
+                if not torch.equal(part, whole[:, :count, first : first + length]):
+                    yield f"attention scores of {nodes} tokens over {length} keys depend on what stands beside them"
+                    return
+
+
+def differing_passes(target: TransformersTarget) -> Iterator[str]:
+    """Passes through the first layers, as many as it takes to have one of every kind, in which a token has other
+    hidden states, keys, values or logits than decoded alone."""
+    decoder, config = first_layers(target.decoder, target.config, _until_every_kind(target.decoder))
+    longest, kv = min(target.max_length, _PROMPT + max(_TREES)), target.kv
+    model = PackedModel(
+        decoder,
+        target.head,
+        config,
+        max_length=longest,
+        max_slots=_SLOTS,
+        key_dtype=kv.keys.dtype,
+        value_dtype=kv.values.dtype,
+        tiled=target.tiled,
+        exact=target.exact,
+    )
+    ids = torch.randint(target.vocab_size, (max(_TREES),), generator=torch.Generator().manual_seed(0))
+    slots = range(_SLOTS)
+    prompts = [_chain(slot, ids[slot : _PROMPT - slot]) for slot in slots]
+    slot = slots[0]
+    model.run(prompts[:1])
+    prompt = _written(model, slot, range(_PROMPT))
+    model.run(prompts)
+    if not torch.equal(_written(model, slot, range(_PROMPT)), prompt):
+        yield "a prompt has other bits beside other prompts than alone"
+    for part in prompts:
+        model.commit([part.slot], [range(len(part.tokens))])
+    alone = torch.cat([_one_by_one(model, slot, token) for token in ids[:_PATH]])  # [P, H]
+    model.rewind_slot(slot, _PROMPT)
+    written = _written(model, slot, range(_PATH))
+    for size in _TREES:
+        places = (0, size // 2, size - 1)
+        hidden = model.run([_tree(slot, size, places, ids)])
+        if not torch.equal(hidden[list(places)], alone) or not torch.equal(_written(model, slot, places), written):
+            yield f"a token has other bits in a pass of {size} rows than alone"
+    one, beside = model.head(alone[:1]), model.head(alone)
+    if not all(torch.equal(left[0], right[0]) for left, right in zip(_numbers(one), _numbers(beside), strict=True)):
+        yield "the LM head gives a row other bits among others than alone"
+    singles = [_chain(each, ids[:1]) for each in slots[:2]]
+    together = model.run([*singles, _tree(slots[2], min(_TREES), (0, 4, 8), ids)])
+    if not torch.equal(together[0], alone[0]):
+        yield "a token has other bits in a batch than alone"
+
+
+def _until_every_kind(decoder: nn.Module) -> int:
+    """How many first layers have one of every kind that the decoder has."""
+    kinds = [_kind(layer) for layer in layers_of(decoder)[1]]
+    return 1 + max(kinds.index(kind) for kind in kinds)
+
+
+def _kind(layer: nn.Module) -> list[object]:
+    """What a layer is made of: its modules, the shapes of its products, and its settings but for its number."""
+    kind: list[object] = []
+    for module in layer.modules():
+        kind.append(type(module))
+        if isinstance(module, PackedLinear | KernelLinear):
+            kind.append((module.outputs, module.inputs))
+        elif not type(module).__module__.startswith("outpace"):
+            settings = vars(module).items()
+            kind += [(key, value) for key, value in settings if type(value) in (bool, int, str) and "idx" not in key]
+    return kind
+
+
+def _chain(slot: int, tokens: Tensor) -> Part:
+    """A prompt's chunk; of one token, what plain decoding passes."""
+    shape = Topology.chain(len(tokens))
+    return Part(slot, tokens, shape.depth_tensor, shape.ancestor_mask, is_prompt=len(tokens) > 1)
+
+
+def _one_by_one(model: PackedModel, slot: int, token: Tensor) -> Tensor:
+    """[1, H] of a token decoded as plain decoding does."""
+    hidden = model.run([_chain(slot, token[None])])
+    model.commit([slot], [[0]])
+    return hidden
+
+
+def _tree(slot: int, size: int, places: Sequence[int], ids: Tensor) -> Part:
+    """A tree whose path through `places` has the first ids, with other nodes between them."""
+    parents = [-1, *((node - 1) // 2 for node in range(1, size))]
+    tokens = ids.roll(_PATH)[:size].clone()
+    for depth, node in enumerate(places):
+        tokens[node] = ids[depth]
+        parents[node] = places[depth - 1] if depth else -1
+    shape = Topology.of(parents)
+    return Part(slot, tokens, shape.depth_tensor, shape.ancestor_mask)
+
+
+def _written(model: PackedModel, slot: int, places: Sequence[int]) -> Tensor:
+    """Keys and values of rows behind the committed ones, as float64 [2, layers, kv_heads, P, head_dim]."""
+    rows = [model.kv.lengths[slot] + place for place in places]
+    return torch.stack([storage[:, slot][:, :, rows].double() for storage in (model.kv.keys, model.kv.values)])
+
+
+def _numbers(outputs: NodeOutputs) -> tuple[Tensor, Tensor, Tensor]:
+    return outputs.logits, outputs.top_ids, outputs.top_logits

@@ -12,8 +12,10 @@ from torch import Tensor
 from transformers.utils.hub import cached_file
 
 from outpace.lib.errors import ModelError
-from outpace.models.bare import EMBEDDING, VOCABULARY, is_bare
-from outpace.models.load import Source, read_config, read_model, read_tokenizer, resolve
+from outpace.models.loading.checkpoint import read_model
+from outpace.models.loading.config import EMBEDDING, VOCABULARY, is_bare, read_config
+from outpace.models.loading.registry import Source, resolve
+from outpace.models.tokenizer import read_tokenizer
 
 READY = "ready.json"
 TENSORS = "model.safetensors"

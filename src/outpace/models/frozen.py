@@ -26,7 +26,7 @@ class FrozenTarget:
 
     @property
     def decoder(self) -> nn.Module:
-        """Everything but the LM head; layers may be packed (`models.unpacked`)."""
+        """Everything but the LM head; layers may be packed (`models.layers.prepare`)."""
         return self._model.decoder
 
     @property

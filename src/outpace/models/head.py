@@ -1,5 +1,6 @@
 """The LM head: logits in the compute dtype, top candidates re-scored in float32."""
 
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import torch
@@ -8,10 +9,15 @@ from torch import Tensor, nn
 from outpace.core.protocols import NodeOutputs
 from outpace.kernels.largest import largest
 from outpace.kernels.linear import KernelLinear
-from outpace.models.fixed_rows import padded
-from outpace.models.linear import Make
+from outpace.models.layers.linear import Make
+
+if TYPE_CHECKING:
+    pass
+
 
 TOP_CANDIDATES = 16
+
+
 _ROWS_AT_ONCE = 64  # a full prompt's logits would take gigabytes
 
 
@@ -28,7 +34,7 @@ class LmHead:
 
     Attributes:
         layer: what multiplies.
-        fixed_rows: rows of every product, filled up with zeros (`models.fixed_rows`); None for as many as there are.
+        fixed_rows: rows of every product, filled up with zeros (`models.packed`); None for as many as there are.
     """
 
     def __init__(self, layer: nn.Linear, softcap: float | None = None, make: Make | None = None) -> None:
@@ -180,3 +186,13 @@ def subset_head(
     if found is None:
         found = _SUBSETS[key] = SubsetHead(weight, rows, ids, vocab_size, bias=bias, softcap=softcap, make=make)
     return found
+
+
+EXACT_ROWS = 128
+"""A GPU reads its weights in about the time in which it computes this many rows with them."""
+
+
+def padded(rows: Tensor, count: int = EXACT_ROWS) -> Tensor:
+    """[count, ...] of [R, ...], with zeros behind."""
+    missing = count - len(rows)
+    return nn.functional.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing)) if missing else rows

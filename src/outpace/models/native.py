@@ -16,7 +16,7 @@ from transformers.activations import GELUTanh, SiLUActivation
 from outpace.cache.attention_settings import AttentionSettings
 from outpace.cache.slots import Segment, SlotKV
 from outpace.kernels import structs
-from outpace.models.activation import RowwiseActivation
+from outpace.models.layers.prepare import RowwiseActivation
 from outpace.models.native_layers import Kept, NativeLayers, UnknownLayout, matrix_of
 
 # Of the norm of a difference between two ways to compute a short pass. Another formula differs by far more; rounding to

@@ -12,7 +12,7 @@ from outpace.kernels import structs
 from outpace.kernels.build import loaded_kernels, threads
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.models.attention import kernel_parts, kernel_store
-from outpace.models.linear import SiblingLinear
+from outpace.models.layers.linear import SiblingLinear
 
 
 class UnknownLayout(Exception):

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -21,9 +21,8 @@ from outpace.kernels.linear import KernelLinear
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.stages import stage
 from outpace.models.attention import has_kernels
-from outpace.models.experts import has_experts
-from outpace.models.fixed_rows import EXACT_ROWS, joined, padded, pieces_of
-from outpace.models.head import LmHead
+from outpace.models.head import EXACT_ROWS, LmHead, padded
+from outpace.models.layers.experts import has_experts
 from outpace.models.native import NativeDecoder, agree
 from outpace.models.native_layers import UnknownLayout
 
@@ -296,3 +295,49 @@ class PackedModel:
         is_coarse = self.dtype == torch.bfloat16 or native.layers.is_quantized
         same = all(agree(found[tap], expected[tap], is_coarse) for tap in taps)
         return native if same else None
+
+
+def pieces_of(parts: Sequence[Part], rows: int = EXACT_ROWS) -> Iterator[list[Part]]:
+    """Parts of passes of at most `rows` rows, in their order."""
+    piece: list[Part] = []
+    room = rows
+    for part in parts:
+        start, count = 0, len(part.tokens)
+        while start < count:
+            end = min(count, start + room)
+            piece.append(_cut(part, start, end))
+            room -= end - start
+            start = end
+            if room == 0:
+                yield piece
+                piece, room = [], rows
+    if piece:
+        yield piece
+
+
+def joined(
+    found: Sequence[tuple[Tensor, dict[int, Tensor]]], counts: Sequence[int]
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Hidden states and taps of several passes as if of one, without what was padded."""
+    hidden = torch.cat([rows[:count] for (rows, _), count in zip(found, counts, strict=True)])
+    taps = {
+        tap: torch.cat([features[tap][:count] for (_, features), count in zip(found, counts, strict=True)])
+        for tap in found[0][1]
+    }
+    return hidden, taps
+
+
+def _cut(part: Part, start: int, end: int) -> Part:
+    """Rows of a part from one to another, which see nothing behind themselves."""
+    if (start, end) == (0, len(part.tokens)):
+        return part
+    assert part.visible is not None, "rows that all see each other cannot be computed one after the other"
+    seen = part.scratch + end
+    assert not part.visible[start:end, seen:].any(), "no row sees a later one"
+    return replace(
+        part,
+        tokens=part.tokens[start:end],
+        offsets=part.offsets[:seen],
+        visible=part.visible[start:end, :seen],
+        scratch=part.scratch + start,
+    )

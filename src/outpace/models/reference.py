@@ -11,7 +11,10 @@ from transformers.generation.streamers import BaseStreamer
 
 from outpace.core.params import SamplingParams
 from outpace.lib.errors import InvalidRequest
-from outpace.models.load import DTYPES, choose_device, read_config, read_model, resolve
+from outpace.models.loading.checkpoint import read_model
+from outpace.models.loading.config import read_config
+from outpace.models.loading.precision import DTYPES, choose_device
+from outpace.models.loading.registry import resolve
 
 
 @dataclass(frozen=True)

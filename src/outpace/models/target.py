@@ -10,9 +10,9 @@ from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.capture import HEAD_ROWS, Captured
 from outpace.kernels.build import loaded_kernels
-from outpace.models.fixed_rows import EXACT_ROWS
+from outpace.models.head import EXACT_ROWS
+from outpace.models.layers.prepare import prepare
 from outpace.models.packed import PackedModel, Part
-from outpace.models.prepare import prepare
 
 
 class TransformersTarget(PackedModel):

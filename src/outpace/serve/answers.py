@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from outpace import __version__
 from outpace.core.events import ORIGINS, Sample, StepEvent
-from outpace.models.pieces import Pieces
+from outpace.models.tokenizer import Pieces
 from outpace.serve.engine_thread import Inbox, News
 from outpace.serve.errors import ApiError, from_engine
 from outpace.serve.forms import Form, Trace

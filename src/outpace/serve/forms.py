@@ -6,7 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 from outpace.core.events import StepEvent, TokenLogprob
-from outpace.models.pieces import Pieces
+from outpace.models.tokenizer import Pieces
 from outpace.serve.tool_calls import CallReader
 
 LEAST = -9999.0

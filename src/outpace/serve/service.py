@@ -15,7 +15,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, parse_method
-from outpace.models.pieces import Pieces
+from outpace.models.tokenizer import Pieces
 from outpace.serve.engine_thread import EngineThread, Inbox, Job
 from outpace.serve.errors import ApiError, from_engine
 from outpace.serve.metrics import Metrics

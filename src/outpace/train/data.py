@@ -13,7 +13,7 @@ from outpace.data.answers import Conversation
 from outpace.data.workload import WorkItem
 from outpace.drafters.training.batch import Batch, Facts, TrainingSample, collate, sample_seed
 from outpace.lib.errors import InvalidRequest
-from outpace.models.text import TextCodec
+from outpace.models.tokenizer import TextCodec
 
 
 def by_id(items: Iterable[WorkItem]) -> dict[str, WorkItem]:

@@ -11,7 +11,7 @@ from outpace.data.workload import WorkItem
 from outpace.endpoint.client import Endpoint, ServerAway
 from outpace.endpoint.server import sampling_fields
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.models.text import TextCodec
+from outpace.models.tokenizer import TextCodec
 from outpace.train.regenerate import seed_of
 
 

@@ -16,7 +16,7 @@ from outpace.drafters.training.objective import Objective
 from outpace.drafters.training.settings import TrainingSettings
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.paths import path_of
-from outpace.models.text import TextCodec
+from outpace.models.tokenizer import TextCodec
 from outpace.train.data import Deal, Examples, SampleSet, collate_examples, encode_prompt
 from outpace.train.optimizers import make_optimizers, step_all
 from outpace.train.run import Run, build, disk_needed, frozen_target, join, training_precision

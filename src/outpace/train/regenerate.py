@@ -16,7 +16,7 @@ from outpace.data.answers import AnswerStore, Conversation
 from outpace.data.workload import WorkItem
 from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest
-from outpace.models.text import TextCodec
+from outpace.models.tokenizer import TextCodec
 from outpace.train.data import by_id
 
 PART = 256

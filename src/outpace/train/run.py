@@ -23,8 +23,9 @@ from outpace.lib.errors import InvalidRequest
 from outpace.lib.paths import path_of
 from outpace.lib.stages import loading
 from outpace.models.frozen import FrozenTarget
-from outpace.models.load import choose_device, choose_dtype, compute_dtype, load_target, load_vocabulary_facts
-from outpace.models.text import TextCodec
+from outpace.models.loading.load import load_target, load_vocabulary_facts
+from outpace.models.loading.precision import choose_device, choose_dtype, compute_dtype
+from outpace.models.tokenizer import TextCodec
 from outpace.train.capture import about_features, capture, stored_features
 from outpace.train.data import SampleSet, TrainingData, training_samples
 from outpace.train.features_store import FeatureStore

@@ -11,7 +11,7 @@ from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.drafters.training.objective import Objective
 from outpace.lib.checkpoint import read_checkpoint
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.models.shipped import find_drafter
+from outpace.models.loading.shipped import find_drafter
 from outpace.train.provenance import files_hash
 
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")

@@ -15,8 +15,8 @@ from outpace.lib.paths import path_of
 from outpace.methods.catalog import MethodSpec
 from outpace.models.draft import DraftModel
 from outpace.models.head import LmHead
-from outpace.models.prepare import layers_for
-from outpace.models.shipped import find_drafter
+from outpace.models.layers.linear import layers_for
+from outpace.models.loading.shipped import find_drafter
 from outpace.vllm.settings import ProposerSettings
 
 

@@ -17,8 +17,7 @@ from platformdirs import user_cache_path
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.lib.threads import users_environment
 from outpace.models.export import export
-from outpace.models.load import resolve
-from outpace.models.registry import pulled
+from outpace.models.loading.registry import pulled, resolve
 from outpace.vllm.speculation import speculation
 from outpace.vllm.versions import refusal
 

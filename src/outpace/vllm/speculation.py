@@ -10,10 +10,10 @@ from outpace.drafters.method import LANGUAGE_MODEL, said_of
 from outpace.lib.checkpoint import read_object
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, parse_method
-from outpace.models.bare import is_bare
 from outpace.models.export import export, export_draft
-from outpace.models.load import read_config, resolve
-from outpace.models.shipped import find_drafter, shipped_for, shipped_names, shipped_transitions
+from outpace.models.loading.config import is_bare, read_config
+from outpace.models.loading.registry import resolve
+from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names, shipped_transitions
 from outpace.trees.retrieval.lookup import CONTINUATION
 from outpace.vllm.settings import KEY, check_drafts, linear_method
 

@@ -15,8 +15,8 @@ from outpace.drafters.eagle3.export import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.methods import catalog
-from outpace.models import registry, shipped
-from outpace.models.registry import BuiltIn
+from outpace.models.loading import registry, shipped
+from outpace.models.loading.registry import BuiltIn
 from tests.unit.drafters.source.learned import BLOCK, random_net
 from tests.unit.methods.test_presets import HEAD, OURS
 from tests.unit.models.tiny import save_tiny_model

@@ -21,7 +21,14 @@ from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods import drafter_store
 from outpace.methods.learned import matrix_of
-from outpace.models.shipped import find_drafter, shipped, shipped_folder, shipped_for, shipped_transitions, size_of
+from outpace.models.loading.shipped import (
+    find_drafter,
+    shipped,
+    shipped_folder,
+    shipped_for,
+    shipped_transitions,
+    size_of,
+)
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import save_matrix
 from tests.unit.api.shipment import KINDS, install, load, ship
@@ -245,7 +252,7 @@ def test_a_wheel_holds_them_and_a_source_tree_finds_them(
     (wheel,) = (tmp_path / "project" / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    ask = "from outpace.models.shipped import shipped; print(*shipped().items())"
+    ask = "from outpace.models.loading.shipped import shipped; print(*shipped().items())"
     environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": ""}
     found = subprocess.run([sys.executable, "-c", ask], env=environment, check=True, capture_output=True, text=True)
     assert found.stdout.strip() == str(("tiny/dflash", tmp_path / "site" / "outpace" / "shipped" / "tiny" / "dflash"))

@@ -13,7 +13,7 @@ from outpace.bench.runner import BenchPlan, BenchRun
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
 from outpace.methods.learned import matrix_of
-from outpace.models.linear import PackedLinear
+from outpace.models.layers.linear import PackedLinear
 from tests.unit.models.tiny import save_tiny_model
 
 ITEMS = (WorkItem("0", "letters", ("abc",), raw=True),)

@@ -13,10 +13,10 @@ from transformers import AutoModelForCausalLM
 from benchmarks.peers.weights import export_gguf
 from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
 from outpace.lib.errors import InvalidRequest
-from outpace.models.bare import write_bare
+from outpace.models.draft import write_bare
 from outpace.models.export import export, export_draft
 from outpace.models.frozen import FrozenTarget
-from outpace.models.load import load_target, load_vocabulary_facts
+from outpace.models.loading.load import load_target, load_vocabulary_facts
 from tests.unit.models.tiny import save_tiny_model
 
 SIZES: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -17,7 +17,7 @@ from outpace.gpu.capture import VARIABLE, Captured, Graphs, captures_on
 from outpace.gpu.captured_pass import CapturedPass
 from outpace.gpu.tree_attention import attend_plan
 from outpace.models.attention import ATTENTION_NAME
-from outpace.models.fixed_rows import EXACT_ROWS
+from outpace.models.head import EXACT_ROWS
 from outpace.models.target import TransformersTarget
 from tests.unit.gpu.worlds import DEVICE, random_parents, random_world
 from tests.unit.models.tiny import open_with, random_ids, random_tree, stock_model, tiny_config

@@ -12,11 +12,12 @@ from outpace.cache.tiles import TilePlan
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.tree_attention import attend_plan, by_torch
 from outpace.lib.errors import InvalidRequest
-from outpace.models import exactness, load
+from outpace.models import exactness
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.exactness import Exactness, probe
-from outpace.models.fixed_rows import EXACT_ROWS, padded, pieces_of
-from outpace.models.packed import Part
+from outpace.models.head import EXACT_ROWS, padded
+from outpace.models.loading import precision
+from outpace.models.packed import Part, pieces_of
 from outpace.models.target import TransformersTarget
 from tests.unit.gpu.worlds import DEVICE, empty_slots, plain_attention, random_parents, random_world
 from tests.unit.models.tiny import decode_one_by_one, open_with, path_tokens, random_ids, stock_model, tiny_config
@@ -147,7 +148,7 @@ def test_exact_mode_is_refused_where_it_could_not_be_had(monkeypatch: pytest.Mon
         probe(TransformersTarget(model, 256, 4, (), pack=False, exact=True))
     monkeypatch.setattr(exactness, "_probe_layers", lambda *args: Exactness("bitwise", "asked"))
     assert "changes nothing" in str(probe(TransformersTarget(model, 256, 4, (), pack=False, exact=True)))
-    monkeypatch.setattr(load, "runs_triton", lambda device: False)
-    load.check_exact(torch.device("cpu"))
+    monkeypatch.setattr(precision, "runs_triton", lambda device: False)
+    precision.check_exact(torch.device("cpu"))
     with pytest.raises(InvalidRequest, match="Triton"):
-        load.check_exact(torch.device("cuda"))
+        precision.check_exact(torch.device("cuda"))

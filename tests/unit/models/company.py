@@ -8,9 +8,8 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import NodeOutputs
 from outpace.engine.margin import decision_margin
 from outpace.engine.session import Session
-from outpace.models.exactness import Exactness
-from outpace.models.linear import PackedLinear
-from outpace.models.probes import differing_products, differing_scores
+from outpace.models.exactness import Exactness, differing_products, differing_scores
+from outpace.models.layers.linear import PackedLinear
 from outpace.models.target import TransformersTarget
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from outpace.models.activation import RowwiseActivation, pack_activations
+from outpace.models.layers.prepare import RowwiseActivation, pack_activations
 from tests.unit.models.tiny import FAMILIES, tiny_config, tiny_target
 
 USED = ("silu", "gelu_pytorch_tanh", "gelu_new", "gelu")

@@ -16,9 +16,9 @@ from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import ModelError
 from outpace.models.draft import DraftModel, Growth, load_drafter
 from outpace.models.frozen import FrozenTarget
-from outpace.models.load import load_vocabulary_facts
+from outpace.models.loading.load import load_vocabulary_facts
 from outpace.models.target import TransformersTarget
-from outpace.models.text import TextCodec
+from outpace.models.tokenizer import TextCodec
 from tests.unit.models.tiny import (
     FAMILIES,
     VOCAB,

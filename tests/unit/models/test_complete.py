@@ -13,7 +13,7 @@ from torch import Tensor
 
 import outpace
 from outpace.lib.errors import ModelError
-from outpace.models.gguf_header import read_header
+from outpace.models.loading.gguf_header import read_header
 from tests.unit.models.tiny import FAMILIES, save_tiny_model, write_tiny_gguf
 
 Tensors = dict[str, Tensor]

@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from outpace.cache.attention_settings import AttentionSettings
-from outpace.models import attention, experts, probes
-from outpace.models.activation import RowwiseActivation
-from outpace.models.exactness import probe
+from outpace.models import attention
+from outpace.models import exactness as exactness_module
+from outpace.models.exactness import differing_products, probe
 from outpace.models.head import LmHead
-from outpace.models.linear import PackedLinear, can_pack
-from outpace.models.load import compute_dtype
+from outpace.models.layers import experts
+from outpace.models.layers.linear import PackedLinear, can_pack
+from outpace.models.layers.prepare import FusedRMSNorm, RowwiseActivation
+from outpace.models.loading.precision import compute_dtype
 from outpace.models.native import NativeDecoder
-from outpace.models.norm import FusedRMSNorm
-from outpace.models.probes import differing_products
 from tests.unit.models.tiny import FAMILIES, WINDOWS, needs_kernels, tiny_config, tiny_target
 
 CPU = torch.device("cpu")
@@ -145,7 +145,7 @@ def test_scores_that_depend_on_company_are_caught(
             return stock(rows, keys, length)
         return stock(rows[..., half:], keys[..., half:], length) + stock(rows[..., :half], keys[..., :half], length)
 
-    for module in (attention, probes):
+    for module in (attention, exactness_module):
         monkeypatch.setattr(module, "products", products)
     exactness = probe(tiny_target(tiny_config("llama")))
     assert exactness.kind == "rounding"
@@ -170,8 +170,8 @@ def test_a_fault_of_a_later_kind_of_layer_is_caught(monkeypatch: pytest.MonkeyPa
     """Guards against a probe of the first layer alone: in this model only the third one sees everything."""
     config = tiny_config("gemma3_text", **(WINDOWS["gemma3_text"] | {"sliding_window_pattern": 3}))
     target = tiny_target(config)
-    assert probes._until_every_kind(target.decoder) == 3
-    assert probes._until_every_kind(tiny_target(tiny_config("llama")).decoder) == 1
+    assert exactness_module._until_every_kind(target.decoder) == 3
+    assert exactness_module._until_every_kind(tiny_target(tiny_config("llama")).decoder) == 1
     stock = attention._attend_on_cpu
 
     def attend(query: Tensor, segment: Any, distribution: AttentionSettings) -> Tensor:

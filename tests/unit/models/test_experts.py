@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from outpace.models.experts import PackedExperts, PackedRouter, pack_experts
-from outpace.models.linear import can_pack
-from outpace.models.prepare import frozen_layers
+from outpace.models.layers.experts import PackedExperts, PackedRouter, pack_experts
+from outpace.models.layers.linear import can_pack, frozen_layers
 from tests.unit.models.company import assert_rows, has_exact_products
 
 DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(dtype, torch.device("cpu"))]

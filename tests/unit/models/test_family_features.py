@@ -11,9 +11,9 @@ from transformers import Gemma3Config, PretrainedConfig
 from outpace.core.tree import DraftTree
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.families import check_supported
-from outpace.models.linear import can_pack
-from outpace.models.load import load_target
-from outpace.models.norm import FusedRMSNorm, fuse_norms
+from outpace.models.layers.linear import can_pack
+from outpace.models.layers.prepare import FusedRMSNorm, fuse_norms
+from outpace.models.loading.load import load_target
 from tests.unit.models.test_contract import BRANCHING, path_error
 from tests.unit.models.tiny import (
     FAMILIES,

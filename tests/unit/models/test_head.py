@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from outpace.models import head as head_module
 from outpace.models.head import TOP_CANDIDATES, LmHead
-from outpace.models.load import compute_dtype
+from outpace.models.loading.precision import compute_dtype
 from tests.unit.models.tiny import stock_model, tiny_config, tiny_target
 
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -93,10 +93,10 @@ def test_a_vocabulary_smaller_than_the_candidates_is_scored_whole() -> None:
 
 def test_a_target_without_packed_kernels_answers_outside_the_engine_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against an output layer that records gradients on inference tensors, which only the engine's mode hid."""
-    from outpace.models import prepare as prepare_module
+    from outpace.models.layers import linear
     from tests.unit.models.tiny import open_with
 
-    monkeypatch.setattr(prepare_module, "can_pack", lambda dtype, device: False)
+    monkeypatch.setattr(linear, "can_pack", lambda dtype, device: False)
     config = tiny_config("llama")
     _, last = open_with(tiny_target(config), [5, 9, 2])
     with torch.inference_mode():

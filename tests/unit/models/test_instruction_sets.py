@@ -17,9 +17,10 @@ import outpace
 from outpace.kernels import build as compiled
 from outpace.kernels.build import loaded_kernels
 from outpace.kernels.instructions import has_tiles, multiplies_bfloat16
-from outpace.models import load
-from outpace.models.linear import can_pack
-from outpace.models.load import choose_dtype, compute_dtype, load_target
+from outpace.models.layers.linear import can_pack
+from outpace.models.loading import precision
+from outpace.models.loading.load import load_target
+from outpace.models.loading.precision import choose_dtype, compute_dtype
 from outpace.models.reference import TransformersReference
 from outpace.train.run import training_precision
 from tests.unit.models.at_instruction_set import FAMILIES, PARAMS, PROMPTS
@@ -73,7 +74,7 @@ def test_bfloat16_without_instructions_keeps_its_weights_and_computes_in_float32
     assert not multiplies_bfloat16()
     assert not can_pack(torch.bfloat16, CPU)
     assert choose_dtype("auto", CPU) == (torch.float32 if loaded_kernels() is None else torch.bfloat16)
-    monkeypatch.setattr("outpace.models.load.loaded_kernels", lambda: None)
+    monkeypatch.setattr("outpace.models.loading.precision.loaded_kernels", lambda: None)
     assert choose_dtype("auto", CPU) == torch.float32
     monkeypatch.undo()
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
@@ -139,8 +140,8 @@ def test_kernels_are_held_down_and_never_up(
 
 def test_training_computes_in_what_the_hardware_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against training in bfloat16 made of other instructions, on CPUs where only our kernels read it."""
-    monkeypatch.setattr(load, "can_pack", lambda dtype, device: dtype == torch.float32)
+    monkeypatch.setattr(precision, "can_pack", lambda dtype, device: dtype == torch.float32)
     assert training_precision("auto", CPU) == "float32"
-    monkeypatch.setattr(load, "can_pack", lambda dtype, device: True)
+    monkeypatch.setattr(precision, "can_pack", lambda dtype, device: True)
     assert training_precision("auto", CPU) == "bfloat16"
     assert training_precision("float32", CPU) == "float32"

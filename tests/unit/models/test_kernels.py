@@ -15,8 +15,9 @@ from outpace.kernels.linear import KernelLinear, Kind
 from outpace.lib.errors import InvalidRequest
 from outpace.models.exactness import probe
 from outpace.models.head import LmHead
-from outpace.models.load import check_quantization, load_target
-from outpace.models.prepare import frozen_layers
+from outpace.models.layers.linear import frozen_layers
+from outpace.models.loading.load import load_target
+from outpace.models.loading.precision import check_quantization
 from tests.unit.models.tiny import (
     FAMILIES,
     needs_kernels,

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from outpace.models.linear import PackedLinear, SiblingLinear, can_pack, pack_linears
+from outpace.models.layers.linear import PackedLinear, SiblingLinear, can_pack, pack_linears
 from tests.unit.models.company import assert_rows, has_exact_products
 
 CPU = torch.device("cpu")

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM
 import outpace
 from benchmarks.peers import gguf_file
 from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
-from outpace.models.load import choose_device, choose_dtype, load_target, resolve
-from outpace.models.registry import BUILT_IN
+from outpace.models.loading.load import load_target
+from outpace.models.loading.precision import choose_device, choose_dtype
+from outpace.models.loading.registry import BUILT_IN, resolve
 from tests.unit.models.tiny import save_tiny_model, write_tiny_gguf
 
 

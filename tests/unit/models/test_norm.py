@@ -5,7 +5,7 @@ import torch
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from outpace.models.norm import FusedRMSNorm, fuse_norms
+from outpace.models.layers.prepare import FusedRMSNorm, fuse_norms
 
 
 def _stock(width: int, dtype: torch.dtype) -> LlamaRMSNorm:

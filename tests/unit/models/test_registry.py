@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 import outpace
 from outpace.lib.errors import ModelError
-from outpace.models import registry
-from outpace.models.registry import BuiltIn, models_folder
+from outpace.models.loading import registry
+from outpace.models.loading.registry import BuiltIn, models_folder
 from tests.unit.models.tiny import write_tiny_gguf
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from outpace.drafters.draft_lm.net import SmallSizes, copy_layers, make_small, small_config
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.draft import Growth, load_drafter
-from outpace.models.text import TextCodec
+from outpace.models.tokenizer import TextCodec
 from tests.unit.models.tiny import (
     FAMILIES,
     INNER_SIZES,

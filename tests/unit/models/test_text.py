@@ -8,7 +8,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.models.text import TextCodec
+from outpace.models.tokenizer import TextCodec
 from tests.unit.models.tiny import byte_tokenizer
 
 TEXTS = ["plain", "Grüße, 世界!", "😀👩‍👩‍👧 e\u0301", " leading  and\n\ttrailing ", "a" + "é" * 40]

@@ -5,8 +5,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from outpace.lib.errors import InvalidRequest
-from outpace.models.text import TextCodec
-from outpace.models.token_bytes import grammar_tokenizer
+from outpace.models.tokenizer import TextCodec, grammar_tokenizer
 
 
 def byte_codec(decoder: decoders.Decoder, pre_tokenizer: pre_tokenizers.PreTokenizer) -> TextCodec:

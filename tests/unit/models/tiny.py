@@ -36,7 +36,7 @@ from outpace.core.protocols import Chunk, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.kernels import build as compiled
 from outpace.models.attention import ATTENTION_NAME
-from outpace.models.load import compute_dtype
+from outpace.models.loading.precision import compute_dtype
 from outpace.models.target import TransformersTarget
 
 VOCAB = 160

@@ -15,7 +15,7 @@ from outpace.core.events import RequestMetrics, Sample
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest
-from outpace.models.linear import can_pack
+from outpace.models.layers.linear import can_pack
 from tests.unit.models.tiny import FAMILIES, VOCAB, random_ids, save_tiny_model, stock_model, tiny_config
 
 PAD = 5

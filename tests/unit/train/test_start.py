@@ -9,7 +9,7 @@ import torch
 from outpace.drafters.training.losses import LossVocabulary
 from outpace.drafters.training.objective import Objective
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.models.text import TextCodec
+from outpace.models.tokenizer import TextCodec
 from outpace.train.start import begin_with, weights_hash
 from tests.unit.drafters.training import test_dflash_objective as dflash
 from tests.unit.drafters.training import test_domino_objective as domino

@@ -19,10 +19,10 @@ from outpace.lib import threads
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.methods.learned import matrix_of
-from outpace.models.bare import write_bare
+from outpace.models.draft import write_bare
 from outpace.models.frozen import FrozenTarget
-from outpace.models.load import load_target
-from outpace.models.shipped import shipped
+from outpace.models.loading.load import load_target
+from outpace.models.loading.shipped import shipped
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import save_matrix
 from outpace.vllm import launch

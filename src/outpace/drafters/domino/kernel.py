@@ -12,8 +12,8 @@ from outpace.kernels import structs
 from outpace.kernels.build import loaded_kernels, threads
 from outpace.kernels.largest import Awaited
 from outpace.kernels.linear import KernelLinear
+from outpace.models.layers.linear import frozen_layers
 from outpace.models.native_layers import UnknownLayout, matrix_of
-from outpace.models.prepare import frozen_layers
 
 Picked = Sequence[tuple[Tensor, Sequence[int]]]
 """Rows, by their numbers, of float32 matrices that lie row behind row."""

@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outpace.drafters.training.settings import Section
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.models.bare import build_bare, write_bare
+from outpace.models.draft import build_bare, write_bare
 from outpace.models.families import check_supported, logit_softcap
 from outpace.models.frozen import FrozenTarget
-from outpace.models.text import TextCodec
-from outpace.models.unpacked import stock_weights
+from outpace.models.layers.prepare import stock_weights
+from outpace.models.tokenizer import TextCodec
 
 # Fields of configs with an entry per layer, and names of the width inside a block.
 _PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")

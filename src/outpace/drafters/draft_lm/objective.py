@@ -25,7 +25,7 @@ from outpace.drafters.training.losses import ROWS_AT_ONCE, Compared, LossVocabul
 from outpace.drafters.training.objective import Objective
 from outpace.lib.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
-from outpace.models.text import TextCodec
+from outpace.models.tokenizer import TextCodec
 
 
 class DraftLmNetSettings(SmallSizes):

@@ -17,7 +17,7 @@ from outpace.drafters.training.losses import LossVocabulary
 from outpace.lib.checkpoint import write_index
 from outpace.lib.weights import filled
 from outpace.models.frozen import FrozenTarget
-from outpace.models.text import TextCodec
+from outpace.models.tokenizer import TextCodec
 
 N = TypeVar("N", bound=nn.Module)
 SPREAD = 0.02  # standard deviation of new matrices in transformers and the published recipes

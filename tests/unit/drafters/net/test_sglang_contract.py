@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outpace.drafters.convert import convert
 from outpace.drafters.eagle3.export import write_eagle3
-from outpace.models.shipped import shipped_folder
+from outpace.models.loading.shipped import shipped_folder
 from tests.unit.drafters.net.small import eagle3_net
 
 SHIPPED = shipped_folder() / "smollm2-135m"

@@ -20,8 +20,7 @@ from outpace.drafters.net_slots import NetSlots, Rows, Sight
 from outpace.drafters.packing import pack_net
 from outpace.engine.engine import Engine
 from outpace.kernels.largest import Awaited
-from outpace.models.linear import SIBLINGS, pack_linears
-from outpace.models.prepare import frozen_layers
+from outpace.models.layers.linear import SIBLINGS, frozen_layers, pack_linears
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing import decode
 from outpace.trees.growing import GrowingProposer

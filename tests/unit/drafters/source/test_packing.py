@@ -14,7 +14,7 @@ from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.packing import pack_net
 from outpace.engine.engine import Engine
 from outpace.kernels.linear import KernelLinear
-from outpace.models.linear import PackedLinear, can_pack
+from outpace.models.layers.linear import PackedLinear, can_pack
 from outpace.testing import decode
 from tests.unit.drafters.source.learned import KINDS, proposer_of, source_of
 from tests.unit.models.tiny import random_ids, tiny_config, tiny_target

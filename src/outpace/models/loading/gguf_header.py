@@ -16,14 +16,28 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from outpace.lib.errors import ModelError
 
 _VERSIONS = (2, 3)
+
+
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+
+
 _STRING, _ARRAY = 8, 9
+
+
 # What the smallest value and the smallest tensor take: lengths of names, types, sizes and places.
 _LEAST_VALUE, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8
+
+
 _MOST_SIZES = 4  # of a tensor, in ggml
+
+
 # Libraries keep an object for each entry of an array: a vocabulary of a million ids with ranks, kinds and merges.
 _MOST_ENTRIES = 2**22
+
+
 _DEFAULT_ALIGNMENT = 32
+
+
 _INTEGERS = {kind for kind in GGMLQuantizationType if kind.name in ("I8", "I16", "I32", "I64")}
 
 

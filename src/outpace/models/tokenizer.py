@@ -4,13 +4,22 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers.decoders import DecodeStream
-from transformers import PreTrainedTokenizerFast
+from transformers import (
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from outpace.lib.checks import check_text, shown
 from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.stages import stage
+from outpace.models.loading.registry import Source
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+import re
 
 ChatMessage = dict[str, Any]
 
@@ -155,3 +164,108 @@ class StreamDetokenizer:
         rest = self._codec.decode(self._ids)[self._released :]
         self._released += len(rest)
         return rest
+
+
+@stage("building the tokenizer")
+def read_tokenizer(source: Source) -> TextCodec:
+    """Read the tokenizer that belongs to a model.
+
+    Raises:
+        ModelError: there is none.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.path, trust_remote_code=False, **source.options)
+    except Exception as error:
+        raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {error}") from error
+    return TextCodec(tokenizer, source.name)
+
+
+_SPELLED = 'So {"Größe": [1, -2.5e3], "日本": "☃ 🎈"}\n\tand on.'
+
+
+def grammar_tokenizer(codec: TextCodec, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
+    """The tokenizer for llguidance. It takes about half a second.
+
+    Args:
+        codec: the tokenizer.
+        vocab_size: ids of the model, of which the tokenizer may know fewer.
+        eos_token_ids: of the model.
+
+    Raises:
+        InvalidRequest: the bytes of its tokens cannot be told.
+    """
+    from llguidance import LLTokenizer
+
+    backend = codec.tokenizer.backend_tokenizer
+    content = json.loads(backend.to_str())
+    content["padding"] = content["truncation"] = None
+    content["decoder"] = _byte_level(content.get("decoder"))
+    try:
+        size = max(vocab_size, backend.get_vocab_size())
+        found = LLTokenizer(json.dumps(content), n_vocab=size, eos_token=list(eos_token_ids) or None)
+    except Exception as error:
+        raise InvalidRequest(f"grammar: {_refusal(codec)}: {error}") from error
+    ids = codec.tokenizer(_SPELLED, add_special_tokens=False)["input_ids"]
+    if found.decode_bytes(ids).strip() != _SPELLED.encode():
+        raise InvalidRequest(f"grammar: {_refusal(codec)}")
+    return found
+
+
+def _byte_level(decoder: Any) -> Any:
+    """A decoder of bytes as such. Where it was read from a GGUF file, steps for other tokenizers stand before it, which
+    do nothing there and hide it."""
+    steps = decoder.get("decoders", []) if isinstance(decoder, dict) else []
+    return next((step for step in steps if step["type"] == "ByteLevel"), decoder)
+
+
+def _refusal(codec: TextCodec) -> str:
+    return (
+        f"the tokenizer of {codec.name} does not tell which bytes its tokens stand for; leave the grammar out, or load "
+        "the model with its tokenizer.json"
+    )
+
+
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The characters by which byte-level vocabularies write bytes: printable ones for themselves, the others shifted
+    to code points from 256 on, in order (GPT-2's vocabulary, arXiv 1909.03341)."""
+    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    shifted = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + rank): byte for rank, byte in enumerate(shifted)}
+
+
+class Pieces:
+    """Bytes and texts of single tokens.
+
+    Args:
+        codec: of the model.
+    """
+
+    def __init__(self, codec: TextCodec) -> None:
+        self._tokenizer = codec.tokenizer
+        self._added = {token_id: added.content for token_id, added in self._tokenizer.added_tokens_decoder.items()}
+        self._bytes = _byte_of_character()
+        self._is_byte_level = "ByteLevel" in str(self._tokenizer.backend_tokenizer.decoder)
+
+    def bytes_of(self, token: int) -> bytes:
+        """The bytes of a token; of a special one those of its name, of one without a name none."""
+        if token in self._added:
+            return self._added[token].encode()
+        piece: Any = self._tokenizer.convert_ids_to_tokens(token)
+        if piece is None:
+            return b""
+        if self._is_byte_level and all(character in self._bytes for character in piece):
+            return bytes(self._bytes[character] for character in piece)
+        if byte := _BYTE.fullmatch(piece):
+            return bytes([int(byte[1], 16)])
+        return str(piece).replace("▁", " ").encode()
+
+    def text_of(self, token: int) -> str:
+        """Its text; bytes that are no character by themselves are written as \\xE4, as OpenAI does."""
+        said = self.bytes_of(token)
+        try:
+            return said.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in said)

@@ -1,26 +1,75 @@
-"""What a config may say before transformers makes something of it: sizes that can be, no other files, no patches."""
+"""From a name to a target: resolve, read, check, choose dtype and device."""
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from transformers import PretrainedConfig
+from transformers import (
+    AutoConfig,
+    PretrainedConfig,
+)
+from transformers.utils import CONFIG_NAME
 
+from outpace.lib.checkpoint import read_object
 from outpace.lib.checks import is_number
 from outpace.lib.errors import ModelError
+from outpace.lib.stages import stage
+from outpace.models.loading.registry import Source, ask_hub, find_file, first_line
+
+
+@stage("reading the configuration")
+def read_config(source: Source) -> PretrainedConfig:
+    """Read a model's configuration.
+
+    Raises:
+        ModelError: there is none under that name, or the hub cannot be asked.
+    """
+    if not Path(source.path).exists():
+        ask_hub(source.name)
+    try:
+        if source.header is not None:
+            check_fields(source.header.values, source.name)
+        elif (file := find_file(source.path, CONFIG_NAME)) is not None:
+            check_fields(read_object(file), source.name)
+        config: PretrainedConfig = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
+        if source.header is not None:
+            read_head_size(config, source.header.values, source.name)
+        if not isinstance(text := config.get_text_config(), PretrainedConfig):
+            raise ModelError(f"{source.name}: text_config={text!r}: must be an object; correct config.json")
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{source.name}: no model found: {first_line(error)}") from error
+    return config
+
 
 # Least and most of whole numbers. Transformers makes something for each layer, and for each label of a classifier.
 MOST_LAYERS = 1024
+
+
 _COUNTS = dict.fromkeys(("num_hidden_layers", "n_layer", "num_layers", "block_count"), (1, MOST_LAYERS)) | {
     "num_labels": (0, 10_000),
     "max_position_embeddings": (1, 2**40),
     "n_positions": (1, 2**40),
     "context_length": (1, 2**40),
 }
+
+
 _ALIKE = ("gpt2", "gpt_neox")  # families with as many heads of keys as of queries
+
+
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "layer_norm_rms_epsilon")
+
+
 _DIVISORS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
+
+
 _NUMBERS = dict.fromkeys(_EPSILONS, (0.0, 1.0)) | dict.fromkeys(_DIVISORS, (1e-6, 1e6))
+
+
 _HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")  # a GGUF file's
+
+
 _REFUSED = {
     "quantization_config": "its weights are not plain floats; take the unquantised checkpoint, with quantize='int8', "
     "or a GGUF file",
@@ -107,3 +156,40 @@ def _fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
             if isinstance(value, Mapping):
                 rest.append(value)
+
+
+# Fields of config.json beside the family's own: whose the embedding and the head are, and which tokens the ids mean.
+EMBEDDING, VOCABULARY = "outpace_embedding", "outpace_vocabulary"
+TARGETS = "target"
+
+
+def is_bare(config: PretrainedConfig, name: str) -> bool:
+    """Whether a config describes such a draft model.
+
+    Args:
+        config: of a language model's text part.
+        name: of the checkpoint, for errors.
+
+    Raises:
+        ModelError: the embedding is said to be something else than the target's.
+    """
+    said = getattr(config, EMBEDDING, None)
+    if said not in (None, TARGETS):
+        raise ModelError(
+            f"{name}: config.json: {EMBEDDING}={said!r} is not known; write {TARGETS!r}, or leave it out where the "
+            "checkpoint has an embedding"
+        )
+    return said is not None
+
+
+def refuse_bare(config: PretrainedConfig, name: str) -> None:
+    """Refuse such a draft model where a whole model is needed.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if is_bare(config.get_text_config(), name):
+        raise ModelError(
+            f"{name}: is a drafter without an embedding ({EMBEDDING}={TARGETS!r}) and says nothing by itself; load "
+            f"the target it was trained for, with drafter={name!r}"
+        )

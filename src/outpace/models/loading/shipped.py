@@ -8,7 +8,7 @@ from safetensors import safe_open
 
 from outpace.lib.errors import ModelError
 from outpace.lib.paths import path_of
-from outpace.models import registry
+from outpace.models.loading import registry
 
 TRANSITIONS = "transitions/transitions.safetensors"
 """In a target's folder, beside its drafters: a warm-up's file."""
@@ -29,7 +29,7 @@ class Size:
 
 def shipped_folder() -> Path:
     """Where they lie: inside an installed package, else at the top of the source tree."""
-    package = Path(__file__).parents[1]
+    package = Path(__file__).parents[2]
     installed = package / "shipped"
     return installed if installed.is_dir() else package.parents[1] / "drafters"
 

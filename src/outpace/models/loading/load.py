@@ -1,0 +1,93 @@
+"""From a name to a target: resolve, read, check, choose dtype and device."""
+
+from transformers import (
+    GenerationConfig,
+    PretrainedConfig,
+)
+
+from outpace.lib.checks import is_int
+from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.families import check_supported
+from outpace.models.loading.checkpoint import read_model
+from outpace.models.loading.config import read_config, refuse_bare
+from outpace.models.loading.precision import check_exact, check_quantization, choose_device, choose_dtype, compute_dtype
+from outpace.models.loading.registry import resolve
+from outpace.models.target import TransformersTarget
+from outpace.models.tokenizer import TextCodec, read_tokenizer
+
+DEFAULT_MAX_LENGTH = 4096
+
+
+def load_target(
+    name: str,
+    dtype: str,
+    device: str,
+    max_model_len: int | None,
+    max_num_seqs: int,
+    quantize: str = "none",
+    exact: bool = False,
+) -> tuple[TransformersTarget, TextCodec]:
+    """Load a model and its tokenizer.
+
+    Args:
+        name: folder, GGUF file, pulled name or hub id.
+        dtype, device: "auto" or a name.
+        max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
+        max_num_seqs: requests at a time.
+        quantize: "none", or "int8" on a CPU.
+        exact: passes of fixed shapes, on a GPU; see `models.exactness` for CPUs.
+
+    Raises:
+        ModelError, UnsupportedModel, InvalidRequest: see `resolve`, `refuse_bare`, `check_supported` and the options'
+            checks.
+    """
+    if max_num_seqs < 1:
+        raise InvalidRequest(f"max_num_seqs={max_num_seqs}: must be at least 1")
+    where = choose_device(device)
+    chosen_dtype = choose_dtype(dtype, where)
+    check_quantization(quantize, compute_dtype(chosen_dtype, where), where)
+    if exact:
+        check_exact(where)
+    source = resolve(name)
+    config = read_config(source)
+    refuse_bare(config, name)
+    check_supported(config)
+    limit = config.get_text_config().max_position_embeddings
+    if max_model_len is not None and not 1 <= max_model_len <= limit:
+        raise InvalidRequest(f"max_model_len={max_model_len}: {name} has positions for 1 to {limit} tokens")
+    model = read_model(source, config, chosen_dtype, where, ATTENTION_NAME)
+    codec = read_tokenizer(source)
+    eos = _eos_token_ids(model.generation_config, model.config, codec)
+    length = max_model_len or min(limit, DEFAULT_MAX_LENGTH)
+    target = TransformersTarget(
+        model, length, max_num_seqs, eos, rounded_to=chosen_dtype, quantize=quantize, exact=exact
+    )
+    return target, codec
+
+
+def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:
+    """A model's tokenizer, the size of its vocabulary and its EOS ids, without its weights.
+
+    Raises:
+        ModelError: nothing readable under that name, or a drafter without an embedding.
+    """
+    source = resolve(name)
+    config, codec = read_config(source), read_tokenizer(source)
+    refuse_bare(config, name)
+    try:
+        generation = GenerationConfig.from_pretrained(source.path)
+    except OSError:
+        generation = None  # many models have none
+    return codec, config.get_text_config().vocab_size, _eos_token_ids(generation, config, codec)
+
+
+def _eos_token_ids(generation: GenerationConfig | None, config: PretrainedConfig, codec: TextCodec) -> tuple[int, ...]:
+    found = generation.eos_token_id if generation else None
+    for ids in (found, config.get_text_config().eos_token_id, codec.tokenizer.eos_token_id):
+        if ids is not None:
+            listed = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
+            if all(is_int(one) and one >= -1 for one in listed):
+                return tuple(one for one in listed if one >= 0)  # transformers' -1 ends nothing
+            raise ModelError(f"{codec.name}: eos_token_id={ids!r}: must be ids; correct its generation_config.json")
+    return ()
