@@ -19,9 +19,9 @@ import torch
 import outpace
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
-from outpace.trees.union.acceptance import BIAS, SIZE, AcceptanceModel, Lesson, named_weights, priors
-from outpace.trees.union.named import Features, Named
+from outpace.trees.union.acceptance import BIAS, SIZE, AcceptanceModel, Features, named_weights, priors
 from outpace.trees.union.proposer import Union
+from outpace.trees.union.reference import ReferenceGrower
 
 Seen = tuple[Sequence[Features], int | None]
 BUDGET = 15
@@ -40,11 +40,9 @@ class Recorded(AcceptanceModel):
         self.__dict__ |= like.copy().__dict__
         self.seen: list[Seen] = []
 
-    def lesson(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> Lesson | None:
-        for tokens, token in ((named[node], token) for node, token in zip(nodes, said, strict=True)):
-            if tokens:
-                self.seen.append((list(tokens.values()), list(tokens).index(token) if token in tokens else None))
-        return super().lesson(named, nodes, said)
+    def learn(self, verified: Sequence[Seen]) -> None:
+        self.seen += verified
+        super().learn(verified)
 
     def copy(self) -> "Recorded":
         return self  # requests under rejection learn alone, and are to be seen all the same
@@ -94,6 +92,7 @@ def main() -> None:
         assert isinstance(union, Union), f"{method} is no union"
         models = {kind: Recorded(AcceptanceModel(priors()[kind])) for kind in KINDS}
         union.greedy, union.sampled, union.rejected = models.values()
+        union.grower = ReferenceGrower()
         for number, item in enumerate(items):
             for options in KINDS.values():
                 params = SamplingParams(args.max_new_tokens, seed=number, **options)

@@ -1,4 +1,4 @@
-"""Tree growth by the compiled kernels (cpp/growth.h). Python reference: `trees.union.best_first`."""
+"""Tree growth by the compiled kernels (cpp/growth.h). Python reference: `trees.union.reference`."""
 
 import ctypes
 import weakref

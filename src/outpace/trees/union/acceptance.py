@@ -7,7 +7,6 @@ in which a token's score is a sum of weights, one for what each candidate source
 therefore never sum to more than 1.
 """
 
-import ctypes
 import json
 import math
 from array import array
@@ -17,11 +16,12 @@ from functools import lru_cache
 from importlib.resources import files
 
 from outpace.core.events import NodeOrigin
-from outpace.kernels import structs
-from outpace.kernels.growth import learn_weights
 from outpace.lib.errors import ModelError
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS
-from outpace.trees.union.named import Features, Named, NamedColumns
+
+SOURCES = 5
+Features = tuple[int, int, int, int, int]
+"""Of a candidate: its feature from the draft, the row of two tokens, the row of one token, the text and the noise."""
 
 PRIOR, KINDS = "acceptance_prior.json", ("greedy", "sampled", "rejected")
 BIAS = 0
@@ -89,11 +89,6 @@ class AcceptanceModel:
         """Forget what was learned."""
         self.weights = array("d", self._prior)
         self.squares = array("d", [self._trust] * SIZE)
-        self.forget_odds()
-
-    def forget_odds(self) -> None:
-        """Forget what was worked out with weights that have changed."""
-        self._known: dict[Features, float] = {}
 
     def prices(self, named: Sequence[Features]) -> list[float]:
         """Probability of each token that is named below a node to be accepted, given that the node is.
@@ -130,62 +125,10 @@ class AcceptanceModel:
             for feature, slope in slopes.items():
                 self.squares[feature] += slope * slope
                 self.weights[feature] -= self.rate * slope / math.sqrt(self.squares[feature])
-            self.forget_odds()
-
-    def lesson(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> "Lesson | None":
-        """Learn from accepted nodes of a tree: at once, or, where the compiled kernels grew it, by `learn_together`.
-
-        Args:
-            named: what was named below each of its nodes.
-            nodes: accepted ones.
-            said: the token behind each.
-        """
-        if isinstance(named, NamedColumns):
-            return Lesson(self, named, nodes, said)
-        below = [(named[node], token) for node, token in zip(nodes, said, strict=True)]
-        self.learn(
-            [
-                (list(tokens.values()), list(tokens).index(token) if token in tokens else None)
-                for tokens, token in below
-                if tokens
-            ]
-        )
-        return None
 
     def _odds(self, features: Features) -> float:
-        """Of a token against none of those that are named."""
-        odds = self._known.get(features)
-        if odds is None:
-            weights = self.weights
-            odds = self._known[features] = math.exp(weights[BIAS] + sum(weights[feature] for feature in features))
-        return odds
-
-
-class Lesson:
-    """Accepted nodes of a tree that the compiled kernels grew, for them to learn from; as `AcceptanceModel.lesson`."""
-
-    def __init__(self, model: AcceptanceModel, named: NamedColumns, nodes: Sequence[int], said: Sequence[int]) -> None:
-        known = [(named.order[node], token) for node, token in zip(nodes, said, strict=True)]
-        known = [pair for pair in known if pair[0] + 1 < len(named.starts)]
-        self.model, self._named, self.count = model, named, len(known)
-        self._nodes = structs.array(ctypes.c_int64, self.count)(*(node for node, _ in known))
-        self._said = structs.array(ctypes.c_int64, self.count)(*(token for _, token in known))
-
-    def struct(self) -> structs.Learning:
-        """As the kernels read it; alive as long as this is."""
-        weights, squares = (column.buffer_info()[0] for column in (self.model.weights, self.model.squares))
-        given = ctypes.addressof(self._nodes), ctypes.addressof(self._said)
-        return structs.Learning(weights, squares, *self._named.addresses, *given, self.model.rate, self.count, SIZE)
-
-
-def learn_together(lessons: Sequence[Lesson]) -> None:
-    """Learn from all of them, in their order."""
-    if not lessons:
-        return
-    rows = structs.array(structs.Learning, len(lessons))(*(one.struct() for one in lessons))
-    learn_weights(rows)
-    for one in lessons:
-        one.model.forget_odds()
+        """Of a candidate against none of those below its node."""
+        return math.exp(self.weights[BIAS] + sum(self.weights[feature] for feature in features))
 
 
 def layout() -> dict[str, int]:

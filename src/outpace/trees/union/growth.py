@@ -1,38 +1,46 @@
-"""A tree that has grown, and what was named below its nodes."""
+"""Growth of the union's trees: what is requested, what has grown, and the compiled kernels that grow and learn."""
 
+import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 
 from outpace.budget.prices import Prices
-from outpace.core.events import NodeOrigin
+from outpace.core.events import ORIGINS, NodeOrigin
 from outpace.core.protocols import Stream
 from outpace.core.tree import DraftTree, Topology
-from outpace.trees.retrieval.transition_matrix import TransitionMatrix
-from outpace.trees.union.acceptance import AcceptanceModel
-from outpace.trees.union.named import Named
+from outpace.kernels import structs
+from outpace.kernels.growth import NativeText, grow_trees, learn_weights
+from outpace.sampling.noise import noise_key
+from outpace.trees.retrieval.transition_matrix import FACTOR, PLACE_BITS, SUCCESSORS, TransitionMatrix
+from outpace.trees.union import acceptance
+from outpace.trees.union.acceptance import SIZE, SOURCES, AcceptanceModel, Features
 
 NOWHERE = -1
+_MOST_RETRIEVED = 2 * SUCCESSORS + 1  # candidates below one node
+_LAYOUT = structs.Layout(**acceptance.layout(), matches=(ctypes.c_int32 * 8)(*acceptance.MATCHES))
 
 
 @dataclass(frozen=True, eq=False)
 class GrowthRequest:
-    """One request's wish for a tree.
+    """What one request's tree grows from.
 
     Attributes:
         stream: the request.
-        matrix: the target's transitions, on the host; None not to ask them.
-        text: matches in its ids, brought up to date; None not to ask them.
-        uses_noise: whether the noise counts with which the target will draw, if that decides what is accepted.
-        acceptance: what the candidates are worth.
-        budget: nodes at most, the pending token not counted.
+        matrix: the target's transitions, on the host; None without them.
+        text: suffix automaton of its ids, made by the same grower and up to date; None without it.
+        uses_noise: whether candidates are priced by the noise of the target's own draws, where that decides what is
+            accepted.
+        acceptance: prices the candidates.
+        budget: maximum number of nodes, the pending token not counted.
         max_depth: of a node.
-        min_prob: least price of a node.
+        min_prob: minimum price of a node.
         draft: a tree with scores; None without one.
-        wanted_gain: gain that is asked for; as soon as it is out of reach the growth is left as it is.
-        prices: of time; None to take what is likely, however long it takes.
+        wanted_gain: growth stops as soon as this gain is out of reach.
+        prices: of time; None to take the likeliest nodes whatever they cost.
     """
 
     stream: Stream
@@ -42,78 +50,232 @@ class GrowthRequest:
     acceptance: AcceptanceModel
     budget: int
     max_depth: int
-    min_prob: float
-    draft: DraftTree | None
-    wanted_gain: float
-    prices: Prices | None
+    min_prob: float = 0.0
+    draft: DraftTree | None = None
+    wanted_gain: float = 0.0
+    prices: Prices | None = None
+
+    @property
+    def noise_depths(self) -> int:
+        """For how many depths candidates are priced by the noise of the target's draws."""
+        params = self.stream.params
+        is_keyed = self.uses_noise and not params.is_greedy and params.verification == "match"
+        return max(1, min(self.max_depth, self.budget) + 1) if is_keyed else 0
+
+    def noise_key(self, depth: int) -> tuple[int, int]:
+        """Key of the target's draw below a node at a depth."""
+        stream = self.stream
+        return noise_key(stream.seed, stream.sample_index, stream.first_position + depth)
+
+
+@dataclass(frozen=True, eq=False)
+class NodeCandidates:
+    """The candidate tokens below each node of a tree.
+
+    Attributes:
+        starts: [N + 1] int64, where the candidates of each node begin. N counts the nodes that were expanded: those
+            after them have none.
+        tokens: [M] int64.
+        features: [M, 5] uint8, which features each has.
+    """
+
+    starts: Any
+    tokens: Any
+    features: Any
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def below(self, node: int) -> dict[int, Features]:
+        """The candidates of a node, each with its features."""
+        if node >= len(self):
+            return {}
+        span = slice(int(self.starts[node]), int(self.starts[node + 1]))
+        features: list[Features] = [tuple(row) for row in self.features[span].tolist()]
+        return dict(zip(self.tokens[span].tolist(), features, strict=True))
+
+
+class Lesson(NamedTuple):
+    """What the target chose after accepted nodes of a tree.
+
+    Attributes:
+        model: learns from it.
+        candidates: of the tree.
+        nodes: the accepted ones that were expanded.
+        chosen: the target's token after each.
+    """
+
+    model: AcceptanceModel
+    candidates: NodeCandidates
+    nodes: list[int]
+    chosen: list[int]
 
 
 @dataclass(eq=False)
 class Growth:
-    """A tree as it grows, the pending token being node 0.
+    """A tree that has grown, in the order of growth; node 0 is the pending token.
 
     Attributes:
-        tokens: of each node.
-        parents: of each node, -1 for the first.
-        drafted: node of the draft's tree that each node is; NOWHERE for one that was retrieved.
-        origins: who named each node; of several retrievers, the one that speaks loudest for it.
-        named: below each node, in their order; the last ones may not have been asked for.
-        gains: of each node but the first, its price: how likely it is to be accepted; the largest first.
-        gain: their sum: how many nodes are expected to be accepted.
+        tokens, parents: of each node; -1 is the parent of the first.
+        drafted: of each node, its number in the draft's tree; NOWHERE if it was retrieved.
+        origins: of each node.
+        gains: of each node but the first, the probability that it is accepted, largest first.
+        candidates: below each node.
         passes: forward passes of a draft model that it took.
     """
 
     tokens: list[int]
-    parents: list[int] = field(default_factory=lambda: [-1])
-    drafted: list[int] = field(default_factory=lambda: [0])
-    origins: list[NodeOrigin] = field(default_factory=lambda: ["pending"])
-    named: list[Named] = field(default_factory=list)
-    gains: list[float] = field(default_factory=list)
-    gain: float = 0.0
-    passes: int = 0
+    parents: list[int]
+    drafted: list[int]
+    origins: list[NodeOrigin]
+    gains: list[float]
+    candidates: NodeCandidates
+    passes: int
 
-    def add(self, parent: int, token: int, drafted: int, price: float, origin: NodeOrigin) -> None:
-        """Add a node."""
-        self.parents.append(parent)
-        self.tokens.append(token)
-        self.drafted.append(drafted)
-        self.origins.append(origin)
-        self.gains.append(price)
-        self.gain += price
+    @property
+    def gain(self) -> float:
+        """How many nodes are expected to be accepted."""
+        return sum(self.gains)
 
     def cut(self, count: int) -> None:
-        """Keep the first nodes: `count` of them, and the pending token."""
+        """Keep the first `count` nodes and the pending token."""
         del self.gains[count:]
-        for column in (self.tokens, self.parents, self.drafted, self.origins, self.named):
+        for column in (self.tokens, self.parents, self.drafted, self.origins):
             del column[count + 1 :]  # type: ignore[attr-defined]
-        self.gain = sum(self.gains)
 
-    def tree(self, device: torch.device, graft_ms: float = 0.0) -> tuple[DraftTree, Sequence[Named]]:
-        """The tree, what was retrieved last, with how likely its nodes are, and what was named below each of them.
+    def tree(self, device: torch.device, graft_ms: float = 0.0) -> tuple[DraftTree, list[int]]:
+        """The tree, retrieved nodes last, scored by acceptance; and for each of its nodes the number in this growth.
 
         Args:
-            device: where its tokens live.
-            graft_ms: that growing took, for all trees of the round together.
+            device: of its tokens.
+            graft_ms: time that growing took, for all trees of the round together.
         """
         order = sorted(range(len(self.tokens)), key=lambda node: self.drafted[node] == NOWHERE)
         place = {node: number for number, node in enumerate(order)}
-        parents = [-1, *(place[self.parents[node]] for node in order[1:])]
-        tokens = torch.tensor([self.tokens[node] for node in order], device=device)
-        retrieved = sum(node == NOWHERE for node in self.drafted)
         likely = (1.0, *self.gains)
-        scores = torch.tensor([likely[node] for node in order], dtype=torch.float64).log()
         tree = DraftTree(
-            tokens,
-            Topology.of(parents),
-            None,
-            self.passes,
-            retrieved,
-            scores,
+            torch.tensor([self.tokens[node] for node in order], device=device),
+            Topology.of([-1, *(place[self.parents[node]] for node in order[1:])]),
+            draft_passes=self.passes,
+            retrieved=self.drafted.count(NOWHERE),
+            scores=torch.tensor([likely[node] for node in order], dtype=torch.float64).log(),
             graft_ms=graft_ms,
             origins=tuple([self.origins[node] for node in order]),
         )
-        return tree, self.named_in(order)
+        return tree, order
 
-    def named_in(self, order: Sequence[int]) -> Sequence[Named]:
-        """What was named below nodes."""
-        return [self.named[node] if node < len(self.named) else {} for node in order]
+
+class Grower(Protocol):
+    """Grows the trees of a round, and learns from verified ones. `text` makes the automaton of a request's ids."""
+
+    def text(self) -> Any: ...
+
+    def grow(self, requests: Sequence[GrowthRequest]) -> list[Growth]: ...
+
+    def learn(self, lessons: Sequence[Lesson]) -> None: ...
+
+
+class CompiledGrower:
+    """The kernels: all trees of a round in one call, the same as those of `reference.ReferenceGrower`.
+
+    A node costs a microsecond instead of twenty, so the host work of a round hardly grows with its requests.
+    """
+
+    def text(self) -> NativeText:
+        return NativeText()
+
+    def grow(self, requests: Sequence[GrowthRequest]) -> list[Growth]:
+        trees = structs.array(structs.Growing, len(requests))()
+        least_ms = {id(one.prices.times): np.array(one.prices.times.least_ms) for one in requests if one.prices}
+        calls = [_KernelTree(tree, request, least_ms) for tree, request in zip(trees, requests, strict=True)]
+        if calls:
+            grow_trees(_LAYOUT, trees)
+        return [call.growth() for call in calls]
+
+    def learn(self, lessons: Sequence[Lesson]) -> None:
+        rows = structs.array(structs.Learning, len(lessons))()
+        kept = []  # what the addresses point to
+        for row, (model, candidates, nodes, chosen) in zip(rows, lessons, strict=True):
+            given = np.array([nodes, chosen], dtype=np.int64)
+            kept.append(given)
+            row.weights, row.squares = (column.buffer_info()[0] for column in (model.weights, model.squares))
+            columns = (candidates.starts, candidates.tokens, candidates.features)
+            row.named_from, row.named, row.features = map(_address, columns)
+            row.nodes, row.said = _address(given), _address(given) + given.strides[0]
+            row.rate, row.count, row.size = model.rate, len(nodes), SIZE
+        if kept:
+            learn_weights(rows)
+
+
+class _KernelTree:
+    """A request as the kernels read it, with memory for its tree. The structure holds addresses in these arrays.
+
+    Args:
+        tree: the structure to fill in.
+        request: for which it grows.
+        least_ms: least times per node of each `PassTimes`, by its id.
+    """
+
+    def __init__(self, tree: structs.Growing, request: GrowthRequest, least_ms: dict[int, Any]) -> None:
+        self._tree, self._draft, self._inputs = tree, request.draft, list[Any]()
+        budget, stream, draft = request.budget, request.stream, request.draft
+        most = (budget + 1) * _MOST_RETRIEVED + (0 if draft is None else len(draft))
+        self._columns = np.empty((5, budget + 2), dtype=np.int64)  # tokens, parents, drafted, origins, starts
+        self._columns[0, 0] = stream.ids[-1]
+        self._gains, self._tokens = np.empty(budget + 2), np.empty(most, dtype=np.int64)
+        self._features = np.empty((most, SOURCES), dtype=np.uint8)
+        first, stride = _address(self._columns), self._columns.strides[0]
+        rows = [first + row * stride for row in range(5)]
+        tree.tokens, tree.parents, tree.drafted, tree.origins, tree.named_from = rows
+        tree.gains, tree.named, tree.features = map(_address, (self._gains, self._tokens, self._features))
+        tree.weights = request.acceptance.weights.buffer_info()[0]
+        tree.text = None if request.text is None else request.text.handle
+        tree.min_prob, tree.wanted_gain = request.min_prob, request.wanted_gain
+        tree.budget, tree.max_depth, tree.before = budget, request.max_depth, stream.before
+        tree.endings, tree.ending_count = self._input(stream.ending_ids), len(stream.ending_ids)
+        if request.matrix is not None:
+            self._add_matrix(request.matrix)
+        if draft is not None and len(draft) > 1:
+            assert draft.scores is not None, "a draft needs scores to be priced"
+            tree.draft_tokens = self._input(draft.tokens.cpu().contiguous().numpy())
+            tree.draft_parents = self._input(draft.topology.parents)
+            tree.draft_scores = self._input(draft.scores.contiguous().numpy(), np.float32)
+            tree.draft_count = len(draft)
+        if request.noise_depths:
+            keys = [request.noise_key(depth) for depth in range(request.noise_depths)]
+            tree.noise = self._input(keys, np.int32)
+        if request.prices is not None:
+            least_gains = least_ms[id(request.prices.times)] * request.prices.rate
+            tree.least_gains, tree.least_count = self._input(least_gains, np.float64), len(least_gains)
+
+    def _add_matrix(self, matrix: TransitionMatrix) -> None:
+        self._tree.successors, self._tree.vocabulary = matrix.successors.data_ptr(), len(matrix.successors)
+        if matrix.pairs is not None:
+            keys, rows = matrix.pairs.keys.data_ptr(), matrix.pairs.rows.data_ptr()
+            pairs = structs.Pairs(keys, rows, FACTOR, PLACE_BITS)
+            self._inputs.append(pairs)
+            self._tree.pairs = ctypes.pointer(pairs)
+
+    def _input(self, values: Any, dtype: Any = np.int64) -> int:
+        """The address of values, which live as long as this."""
+        array = np.asarray(values, dtype=dtype)
+        self._inputs.append(array)
+        return _address(array)
+
+    def growth(self) -> Growth:
+        """The tree, after the kernels have grown it."""
+        count, expanded = self._tree.count, self._tree.expanded
+        tokens, parents, drafted, origins = self._columns[:4, :count].tolist()
+        return Growth(
+            tokens,
+            parents,
+            drafted=drafted,
+            origins=[ORIGINS[origin] for origin in origins],
+            gains=self._gains[: count - 1].tolist(),
+            candidates=NodeCandidates(self._columns[4, : expanded + 1], self._tokens, self._features),
+            passes=0 if self._draft is None else self._draft.draft_passes,
+        )
+
+
+def _address(array: Any) -> int:
+    return int(array.__array_interface__["data"][0])

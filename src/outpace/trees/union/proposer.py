@@ -17,14 +17,10 @@ from outpace.budget.worth import DraftWorth, RoundWorth
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.tree import NEW_NODE, DraftTree
 from outpace.kernels.build import loaded_kernels
-from outpace.kernels.growth import NativeText
-from outpace.trees.retrieval.suffix import TextMatch
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.trees.union.acceptance import AcceptanceModel, learn_together
-from outpace.trees.union.best_first import grow
-from outpace.trees.union.growth import Growth, GrowthRequest
-from outpace.trees.union.named import Named
-from outpace.trees.union.native_growth import grow_natively
+from outpace.trees.union.acceptance import AcceptanceModel
+from outpace.trees.union.growth import CompiledGrower, Grower, Growth, GrowthRequest, Lesson
+from outpace.trees.union.reference import ReferenceGrower
 
 
 @dataclass(frozen=True)
@@ -64,16 +60,18 @@ class UnionState:
         text: matches in its own ids; None if they are not asked.
         greedy, sampled: what prices its tokens at temperature 0, and above, by the rule that verifies it.
         acceptance: the one of them that priced those of this round.
-        named: what was named below each node of the tree of this round.
+        grown: the tree of this round; None if nothing was drafted.
+        order: of each node of this round's tree, its number in `grown`.
     """
 
     of_base: Any
     matrix: TransitionMatrix
-    text: TextMatch | NativeText | None
+    text: Any
     greedy: AcceptanceModel
     sampled: AcceptanceModel
     acceptance: AcceptanceModel
-    named: Sequence[Named] = ()
+    grown: Growth | None = None
+    order: Sequence[int] = ()
 
 
 class Union:
@@ -109,7 +107,7 @@ class Union:
         self.rejected = (rejected or sampled).copy()
         self._draft_worth, self._round_worth = DraftWorth(), RoundWorth()
         self._drafting_ms = self._learning_ms = 0.0
-        self._is_compiled = loaded_kernels() is not None
+        self.grower = _grower((greedy, sampled, self.rejected), matrix.matrix)
         self._worths: dict[int, float] = {}  # by request, of this round's trees without a draft
 
     def open(self, slot: int, alone: bool = False) -> UnionState:
@@ -118,7 +116,7 @@ class Union:
             greedy, sampled = greedy.copy(), sampled.copy()
         if alone:
             sampled = self.rejected.copy()
-        text = self._new_text() if self._plan.uses_text else None
+        text = self.grower.text() if self._plan.uses_text else None
         return UnionState(self.base.open(slot, alone), self.matrix.open(slot, alone), text, greedy, sampled, greedy)
 
     def can_fork(self, own: bool) -> bool:
@@ -127,7 +125,7 @@ class Union:
     def fork(self, state: UnionState, slot: int, length: int) -> UnionState:
         of_base = self.base.fork(state.of_base, slot, length)
         matrix = self.matrix.fork(state.matrix, slot, length)
-        text = self._new_text() if self._plan.uses_text else None
+        text = self.grower.text() if self._plan.uses_text else None
         return UnionState(of_base, matrix, text, self.greedy, self.sampled, self.greedy)
 
     def close(self, state: UnionState) -> None:
@@ -147,13 +145,14 @@ class Union:
         if self._goes_without(requests):
             self._draft_worth.pause()
             for state in states:
-                state.named = ({},)
+                state.grown = None
             return [DraftTree.chain(tensor([request.ids[-1]], device=self._device)) for request in requests]
         grown = self._with_trees(states, requests)
         graft_ms = (perf_counter() - started) * 1e3 - self._drafting_ms
         trees = []
         for index, state in enumerate(states):
-            tree, state.named = grown[index].tree(self._device, graft_ms)
+            state.grown = grown[index]
+            tree, state.order = grown[index].tree(self._device, graft_ms)
             trees.append(tree)
         return trees
 
@@ -228,9 +227,6 @@ class Union:
             grown[index].cut(count)
         self._round_worth.learn(len(requests), worth, (perf_counter() - started) * 1e3 + self._learning_ms)
 
-    def _new_text(self) -> TextMatch | NativeText:
-        return NativeText() if self._is_compiled else TextMatch()
-
     def _bring_up_to_date(self, state: UnionState, request: DraftRequest) -> None:
         """Choose what prices the request's tokens, and take in what is new of its ids."""
         state.acceptance = state.greedy if request.stream.params.is_greedy else state.sampled
@@ -267,20 +263,16 @@ class Union:
             )
             for index, (state, request) in enumerate(zip(states, requests, strict=True))
         ]
-        return grow_natively(wishes) if self._is_compiled else [grow(wish) for wish in wishes]
+        return self.grower.grow(wishes)
 
     def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
         self.base.observe([state.of_base for state in states], observations)
         self.matrix.observe([state.matrix for state in states], observations)
         started, lessons = perf_counter(), []
         for state, observation in zip(states, observations, strict=True):
-            tree, path, next_token = observation.tree, observation.verdict.path, observation.verdict.next_token
-            accepted = tree.tokens.tolist() if len(path) > 1 else []
-            said = [*(accepted[node] for node in path[1:]), next_token]
-            numbers = tree.numbers or range(len(tree))
-            own = [numbers[node] for node in path if numbers[node] != NEW_NODE]  # new ones end a path
-            lessons.append(state.acceptance.lesson(state.named, own, said[: len(own)]))
-        learn_together([lesson for lesson in lessons if lesson is not None])
+            if state.grown is not None:
+                lessons.append(_lesson(state.acceptance, state.grown, state.order, observation))
+        self.grower.learn(lessons)
         self._learning_ms = (perf_counter() - started) * 1e3
 
     def reset(self) -> None:
@@ -289,6 +281,23 @@ class Union:
         self.greedy.reset()
         self.sampled.reset()
         self._draft_worth, self._round_worth = DraftWorth(), RoundWorth()
+
+
+def _grower(models: Sequence[AcceptanceModel], matrix: TransitionMatrix) -> Grower:
+    """The kernels where they run, for exactly the classes that they compute; a subclass runs its own Python."""
+    is_own = all(type(model) is AcceptanceModel for model in models) and type(matrix) is TransitionMatrix
+    return CompiledGrower() if is_own and loaded_kernels() is not None else ReferenceGrower()
+
+
+def _lesson(model: AcceptanceModel, grown: Growth, order: Sequence[int], observation: Observation) -> Lesson:
+    """What the target chose after each accepted node of a tree that was expanded."""
+    tree, path, next_token = observation.tree, observation.verdict.path, observation.verdict.next_token
+    tokens = tree.tokens.tolist() if len(path) > 1 else []
+    chosen = [*(tokens[node] for node in path[1:]), next_token]
+    numbers = tree.numbers or range(len(tree))
+    own = [order[numbers[node]] for node in path if numbers[node] != NEW_NODE]  # nodes added later end a path
+    pairs = [(node, token) for node, token in zip(own, chosen, strict=False) if node < len(grown.candidates)]
+    return Lesson(model, grown.candidates, [node for node, _ in pairs], [token for _, token in pairs])
 
 
 def _worth(prices: Prices | None, gains: Sequence[float]) -> float:

@@ -22,6 +22,7 @@ from outpace.trees.union.acceptance import (
     UNPAIRED,
     UNRANKED,
     AcceptanceModel,
+    Features,
     drafted,
     matched,
     named_weights,
@@ -30,7 +31,6 @@ from outpace.trees.union.acceptance import (
     priors,
     ranked,
 )
-from outpace.trees.union.named import Features
 
 DRAFTS = [drafted(math.log(tenth / 10 + 0.05)) for tenth in range(10)]
 PAIRS = [paired(rank) for rank in range(SUCCESSORS)]

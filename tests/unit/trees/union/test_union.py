@@ -11,20 +11,20 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Needs, NodeOutputs, Observation, PromptChunk, Proposer, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
+from outpace.kernels.build import loaded_kernels
 from outpace.methods.learned import matrix_of
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend, node_paths
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.retrieval.suffix import TextMatch
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
-from outpace.trees.union.acceptance import AcceptanceModel, Lesson, priors
-from outpace.trees.union.best_first import CandidatePool
-from outpace.trees.union.growth import Growth
-from outpace.trees.union.named import Features, Named
-from outpace.trees.union.proposer import Union, UnionPlan
+from outpace.trees.union.acceptance import AcceptanceModel, Features, priors
+from outpace.trees.union.growth import CompiledGrower, Growth
+from outpace.trees.union.proposer import Union, UnionPlan, UnionState
+from outpace.trees.union.reference import ReferenceGrower
+from tests.unit.trees.union.worlds import World
 
 VOCAB = 12
 CPU = torch.device("cpu")
@@ -39,10 +39,9 @@ class Recorded(AcceptanceModel):
         super().__init__(prior)
         self.verified: list[tuple[Sequence[Features], int | None]] = []
 
-    def lesson(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> Lesson | None:
-        for tokens, token in ((named[node], token) for node, token in zip(nodes, said, strict=True)):
-            self.verified.append((list(tokens.values()), list(tokens).index(token) if token in tokens else None))
-        return super().lesson(named, nodes, said)
+    def learn(self, verified: Sequence[tuple[Sequence[Features], int | None]]) -> None:
+        self.verified += verified
+        super().learn(verified)
 
 
 class Watched:
@@ -110,10 +109,13 @@ def wishes(budget: int = 10, depth: int = 4, **params: Any) -> list[DraftRequest
 
 def grown_alone(request: DraftRequest, draft: DraftTree | None, weights: Sequence[float]) -> Growth:
     """What grows for one request that shares nothing with others."""
-    text = TextMatch()
-    text.follow(request.ids)
-    candidates = CandidatePool(request.stream, known_matrix(), text)
-    return candidates.grow(AcceptanceModel(weights), request.budget, request.max_depth, draft=draft)
+    world = World(request.stream, known_matrix(), True, draft, AcceptanceModel(weights))
+    return world.grow(request.budget, request.max_depth)
+
+
+def named_in(state: UnionState) -> list[dict[int, Features]]:
+    """The candidates below each node of a request's tree."""
+    return [] if state.grown is None else [state.grown.candidates.below(node) for node in state.order]
 
 
 def nodes_of(tree: DraftTree) -> list[tuple[int, int]]:
@@ -129,12 +131,11 @@ def test_every_request_has_the_tree_that_it_would_have_alone(temperature: float)
     for request, state, tree in zip(requests, states, trees, strict=True):
         alone = toy_draft()
         (draft,) = alone.propose([alone.open(0)], [replace(request, budget=6)])
-        expected, named = grown_alone(request, draft, priors()["sampled"] if temperature else priors()["greedy"]).tree(
-            CPU
-        )
+        growth = grown_alone(request, draft, priors()["sampled" if temperature else "greedy"])
+        expected, order = growth.tree(CPU)
         assert nodes_of(tree) == nodes_of(expected)
         assert (tree.retrieved, tree.draft_passes) == (expected.retrieved, expected.draft_passes)
-        assert state.named == named
+        assert named_in(state) == [growth.candidates.below(node) for node in order]
         assert 1 < tree.drafted < len(tree) == 11, "both must be in it"
         assert tree.graft_ms > 0
 
@@ -148,13 +149,14 @@ def test_what_was_verified_is_learned() -> None:
     for tree, state in zip(trees, states, strict=True):
         deep = tree.topology.depths.index(2)
         path = tree.topology.path(deep)
-        after = 0 if tree is trees[0] else next(token for token in range(VOCAB) if token not in state.named[deep])
+        after = 0 if tree is trees[0] else next(token for token in range(VOCAB) if token not in named_in(state)[deep])
         observations.append(Observation(tree, Verdict(path, after), outputs_of(len(tree))))
         for node, token in zip(path, [*tree.tokens[list(path[1:])].tolist(), after], strict=True):
-            tokens = list(state.named[node])
+            below = named_in(state)[node]
+            tokens = list(below)
             assert {int(tree.tokens[child]) for child in tree.topology.children[node]} <= set(tokens)
             said = tokens.index(token) if token in tokens else None
-            expected.append((list(state.named[node].values()), said))
+            expected.append((list(below.values()), said))
     union.observe(states, observations)
     greedy, sampled = recorded(union)
     assert greedy.verified == expected
@@ -195,12 +197,12 @@ def test_the_draft_is_left_out_where_retrieval_is_enough() -> None:
         assert [state for state, _ in base.asked] == [states[index].of_base for index in asked]
         assert [request.ids for _, request in base.asked] == [requests[index].ids for index in asked]
         assert all((request.budget, request.max_depth) == (4, 4) for _, request in base.asked), "as many as it may have"
-        for index, (request, tree, state) in enumerate(zip(requests, trees, states, strict=True)):
+        for index, (request, tree) in enumerate(zip(requests, trees, strict=True)):
             assert int(tree.tokens[0]) == request.ids[-1]
             assert bool(tree.draft_passes) == (index in asked)
             if index not in asked:
-                expected, named = grown_alone(request, None, priors()["greedy"]).tree(CPU)
-                assert (nodes_of(tree), state.named) == (nodes_of(expected), named)
+                expected, _ = grown_alone(request, None, priors()["greedy"]).tree(CPU)
+                assert nodes_of(tree) == nodes_of(expected)
                 assert tree.drafted == 1
 
 
@@ -356,3 +358,22 @@ def test_a_rewound_conversation_matches_what_is_kept() -> None:
     assert base.told == [("rewind", 2)]
     (tree,) = union.propose([state], [draft_request([1, 2, 7, 8, 1, 2], 2, 9)])
     assert node_paths(tree)[-1] == (7, 8)
+
+
+def test_a_subclass_runs_its_own_python() -> None:
+    """Guards against kernels that grow and learn in place of what a subclass overrides."""
+
+    class Own(AcceptanceModel):
+        pass
+
+    class OwnMatrix(TransitionMatrix):
+        pass
+
+    def grower(model: AcceptanceModel, matrix: TransitionMatrix) -> type:
+        return type(Union(EmptyDraft(), MatrixLearner(matrix), model, model, PLAN, 10, CPU).grower)
+
+    weights = priors()["greedy"]
+    own = grower(AcceptanceModel(weights), known_matrix())
+    assert own is (ReferenceGrower if loaded_kernels() is None else CompiledGrower)
+    assert grower(Own(weights), known_matrix()) is ReferenceGrower
+    assert grower(AcceptanceModel(weights), OwnMatrix(VOCAB, CPU)) is ReferenceGrower

@@ -1,7 +1,6 @@
 """What the union is built of: trained drafters that sit out rounds, none at all, and options that cannot be."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -18,11 +17,10 @@ from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request, no_draft_model
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.trees.union.acceptance import BIAS, SIZE, AcceptanceModel, Lesson, ranked
-from outpace.trees.union.best_first import CandidatePool
-from outpace.trees.union.growth import Growth
-from outpace.trees.union.named import Named
+from outpace.trees.union.acceptance import BIAS, SIZE, AcceptanceModel, Features, ranked
+from outpace.trees.union.growth import Growth, GrowthRequest
 from outpace.trees.union.proposer import Union, UnionPlan
+from outpace.trees.union.reference import ReferenceGrower
 from tests.unit.drafters.source.learned import proposer_of, source_of
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
 from tests.unit.trees.retrieval.test_samd import Trees
@@ -32,17 +30,15 @@ AROUND = BuildContext(12, CPU, no_draft_model)
 
 
 class Moody(AcceptanceModel):
-    """Trusts the likeliest transitions in every other round; else nothing."""
+    """Trusts the likeliest transitions after four accepted nodes, and no candidate after four more."""
 
     def __init__(self) -> None:
         super().__init__([-4.0 if feature == BIAS else 0.0 for feature in range(SIZE)])
         self._lessons = 0
 
-    def lesson(self, named: Sequence[Named], nodes: Sequence[int], said: Sequence[int]) -> Lesson | None:
+    def learn(self, verified: Sequence[tuple[Sequence[Features], int | None]]) -> None:
         self._lessons += 1
-        self.weights[ranked(0)] = 7.0 if self._lessons % 2 else 0.0
-        self.forget_odds()
-        return None
+        self.weights[ranked(0)] = 7.0 if self._lessons // 4 % 2 else 0.0
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "dflash", "domino"])
@@ -92,13 +88,14 @@ def test_without_a_draft_nothing_trained_is_needed() -> None:
 
 def test_without_a_draft_a_tree_is_grown_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a sketch of every tree where there is no draft that could be left out."""
-    grow, grown = CandidatePool.grow, list[Growth]()
+    grow, grown = ReferenceGrower.grow, list[Growth]()
 
-    def counted(*given: Any, **named: Any) -> Growth:
-        grown.append(grow(*given, **named))
-        return grown[-1]
+    def counted(self: ReferenceGrower, requests: Sequence[GrowthRequest]) -> list[Growth]:
+        trees = grow(self, requests)
+        grown.extend(trees)
+        return trees
 
-    monkeypatch.setattr(CandidatePool, "grow", counted)
+    monkeypatch.setattr(ReferenceGrower, "grow", counted)
     monkeypatch.setenv("OUTPACE_KERNELS", "off")
     union = build_proposer(parse_method("outpace:draft=none"), AROUND)
     union.propose([union.open(slot) for slot in range(3)], [draft_request([1, 2, 1, seed], 9, 3) for seed in range(3)])

@@ -4,6 +4,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from hypothesis import strategies as st
@@ -13,7 +14,6 @@ from outpace.core.tree import DraftTree, Topology
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import node_paths
-from outpace.trees.retrieval.suffix import TextMatch
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.union.acceptance import (
     OUTRANKED,
@@ -25,15 +25,15 @@ from outpace.trees.union.acceptance import (
     UNPAIRED,
     UNRANKED,
     AcceptanceModel,
+    Features,
     drafted,
     matched,
     noisy,
     paired,
     ranked,
 )
-from outpace.trees.union.best_first import CandidatePool
-from outpace.trees.union.growth import Growth
-from outpace.trees.union.named import Features
+from outpace.trees.union.growth import Grower, Growth, GrowthRequest
+from outpace.trees.union.reference import ReferenceGrower
 from tests.unit.trees.retrieval.test_suffix import first_ends
 
 VOCAB = 9
@@ -80,14 +80,19 @@ class World:
     draft: DraftTree | None
     acceptance: AcceptanceModel
 
-    @property
-    def pool(self) -> CandidatePool:
-        text = TextMatch()
-        text.follow(self.stream.ids)
-        return CandidatePool(self.stream, self.matrix, text if self.asks_text else None)
+    def request(self, grower: Grower, budget: int, depth: int, **options: Any) -> GrowthRequest:
+        text = grower.text() if self.asks_text else None
+        if text is not None:
+            text.follow(self.stream.ids)
+        settings = {"uses_noise": True, "draft": self.draft} | options
+        return GrowthRequest(
+            self.stream, self.matrix, text, acceptance=self.acceptance, budget=budget, max_depth=depth, **settings
+        )
 
-    def grow(self, budget: int, depth: int, min_prob: float = 0.0, wanted_gain: float = 0.0) -> Growth:
-        return self.pool.grow(self.acceptance, budget, depth, min_prob, self.draft, wanted_gain)
+    def grow(self, budget: int, depth: int, **options: Any) -> Growth:
+        """The tree of the Python reference."""
+        grower = ReferenceGrower()
+        return grower.grow([self.request(grower, budget, depth, **options)])[0]
 
     def named(self, path: Path, below: dict[Path, dict[int, float]]) -> dict[int, Features]:
         """What follows a path and what speaks for it, by looking everything up again."""
@@ -186,7 +191,7 @@ WORLDS = st.builds(random_world, st.integers(0, 100_000), st.sampled_from([0.0, 
 def clues_of(growth: Growth) -> list[Features]:
     """What spoke for each node but the first."""
     nodes = zip(growth.parents[1:], growth.tokens[1:], strict=True)
-    return [growth.named[parent][token] for parent, token in nodes]
+    return [growth.candidates.below(parent)[token] for parent, token in nodes]
 
 
 def growth_paths(growth: Growth) -> list[Path]:

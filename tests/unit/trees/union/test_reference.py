@@ -26,7 +26,6 @@ from outpace.trees.union.acceptance import (
     noisy,
     ranked,
 )
-from outpace.trees.union.best_first import CandidatePool
 from outpace.trees.union.growth import NOWHERE
 from tests.unit.trees.union.worlds import (
     CPU,
@@ -52,9 +51,7 @@ from tests.unit.trees.union.worlds import (
 def test_the_likeliest_of_all_candidates_make_the_tree(world: World, budget: int, depth: int, min_prob: float) -> None:
     """Guards against anything short of the best tree: a budget, depth or min_prob passed over, likelier candidates left
     out, candidates of one token not added up or asked at another node, siblings twice, features of other nodes."""
-    pool = world.pool
-    pool.grow(world.acceptance, 5, 2)  # what it looked up must serve the next tree
-    growth = pool.grow(world.acceptance, budget, depth, min_prob, world.draft)
+    growth = world.grow(budget, depth, min_prob=min_prob)
     candidates = world.candidates(depth)
     affordable = sorted((price for price, _ in candidates.values() if price >= min_prob), reverse=True)
     grown = [candidates[path] for path in growth_paths(growth)]
@@ -63,16 +60,15 @@ def test_the_likeliest_of_all_candidates_make_the_tree(world: World, budget: int
     assert [features for _, features in grown] == clues_of(growth)
     assert growth.gain == pytest.approx(sum(affordable[:budget]))
 
-    tree, named = growth.tree(CPU)
+    tree, order = growth.tree(CPU)
     paths = node_paths(tree)
     assert len(set(paths)) == len(paths) == len(grown) + 1, "no two siblings say the same"
     assert int(tree.tokens[0]) == world.stream.ids[-1]
     assert tree.topology.max_depth <= depth
-    assert named == growth.tree(CPU)[1]
     below, last = world.below(), [(), *growth_paths(growth)][-1]
-    for path, what in zip(paths, named, strict=True):
+    for path, node in zip(paths, order, strict=True):
         asked = len(path) < depth and (path != last or len(paths) <= budget)  # not below the node that filled the tree
-        assert what == (world.named(path, below) if asked else {})
+        assert growth.candidates.below(node) == (world.named(path, below) if asked else {})
     drafts = set() if world.draft is None else set(node_paths(world.draft))
     assert {path for path in paths[: tree.drafted] if path} <= drafts
     assert not drafts & set(paths[tree.drafted :]), "what is drafted comes first, and is not counted as retrieved"
@@ -117,17 +113,15 @@ def test_the_draft_comes_first_and_keeps_its_parents() -> None:
     world = World(stream, rows_of({0: [8, 7], 1: [8]}), False, draft, acceptance)
     growth = world.grow(60, 2)
     assert growth.drafted[1] == NOWHERE
-    features = dict(zip(growth_paths(growth), clues_of(growth), strict=True))
-    tree, named = growth.tree(CPU)
+    tree, order = growth.tree(CPU)
     paths = node_paths(tree)
     assert tree.retrieved == len(paths) - 5
     assert set(paths[1:5]) == {(1,), (2,), (1, 3), (2, 4)}
     assert {(8,), (1, 8)} <= set(paths[5:])
-    above = zip(paths[1:], tree.topology.parents[1:], strict=True)
-    assert [named[parent][path[-1]] for path, parent in above] == [features[path] for path in paths[1:]]
+    assert [[(), *growth_paths(growth)][node] for node in order] == paths
     assert tree.draft_passes == 2
-    again, named_again = growth.tree(CPU)
-    assert (again.tokens.tolist(), again.topology, named_again) == (tree.tokens.tolist(), tree.topology, named)
+    again, order_again = growth.tree(CPU)
+    assert (again.tokens.tolist(), again.topology, order_again) == (tree.tokens.tolist(), tree.topology, order)
 
 
 def test_siblings_that_the_draft_says_twice_are_one() -> None:
@@ -145,12 +139,12 @@ def test_who_is_silent_names_nothing() -> None:
     for draft in (None, draft_tree([], 3, passes=1)):
         world = World(stream, rows_of({}), True, draft, flat())
         growth = world.grow(9, 9)
-        assert (growth.tokens, growth.named, growth.gain) == ([3], [{}], 0.0)
+        assert (growth.tokens, growth.candidates.below(0), growth.gain) == ([3], {}, 0.0)
         assert len(growth.tree(CPU)[0]) == 1
     zero = World(stream, rows_of({3: [0]}), False, None, flat())
     assert len(growth_paths(zero.grow(9, 1))) == 8, "a row that was seen may begin with 0"
     scoreless = World(stream, None, False, DraftTree.chain(torch.tensor([3, 4])), flat())
-    with pytest.raises(AssertionError, match="a draft without scores cannot be weighed"):
+    with pytest.raises(AssertionError, match="a draft needs scores"):
         scoreless.grow(9, 9)
 
 
@@ -167,7 +161,7 @@ def test_the_noise_is_that_of_the_targets_own_draw() -> None:
         params = SamplingParams(temperature=heat, verification=rule)
         stream = Stream(params, seed, 2, ids, 3)
         is_deaf = not heat or rule == "rejection" or not hears
-        growth = CandidatePool(stream, rows, None, hears).grow(flat(), 200, 3, draft=draft)
+        growth = World(stream, rows, False, draft, flat()).grow(200, 3, uses_noise=hears)
         heard = set()
         for path, features in zip(growth_paths(growth), clues_of(growth), strict=True):
             value = gumbel([noise_key(seed, 2, len(ids) + len(path) - 1)], torch.tensor([path[-1]]))
@@ -186,3 +180,22 @@ def test_what_the_noise_speaks_for_gets_the_slots() -> None:
     kinds = [noisy(value) for value in values]
     assert kinds == sorted(kinds, reverse=True)
     assert len(set(kinds)) > 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(world=WORLDS, budget=st.integers(0, 20), share=st.sampled_from([0.3, 0.999_999, 1.5]))
+def test_a_tree_that_gains_enough_is_grown_to_its_end(world: World, budget: int, share: float) -> None:
+    """Guards against trees that are given up though they would have gained enough."""
+    whole = world.grow(budget, DEPTH)
+    growth = world.grow(budget, DEPTH, wanted_gain=share * whole.gain)
+    assert growth.tokens == whole.tokens[: len(growth.tokens)]
+    if share < 1:
+        assert growth.tokens == whole.tokens
+
+
+def test_a_hopeless_tree_is_not_grown() -> None:
+    """Guards against sketches that cost as much as the tree for which they are thrown away."""
+    doubtful = flat(bias=-5)
+    world = World(draft_request([2], 0, 0).stream, rows_of({2: range(8)}), False, None, doubtful)
+    assert len(world.grow(60, 9).tokens) > 8
+    assert len(world.grow(60, 9, wanted_gain=3.0).tokens) == 1
