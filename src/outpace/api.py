@@ -14,12 +14,12 @@ from outpace.arguments import (
     encoded,
     resolved,
 )
+from outpace.budget.costs import PassCosts
 from outpace.chat import Chat
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer, check_proposer
 from outpace.drafters.options import checked_budget
-from outpace.engine.costs import PassCosts
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, margin_of
 from outpace.engine.session import Session

@@ -24,7 +24,7 @@ ARROWS: dict[str, set[str]] = {
     "chat": {"lib", "core", "models", "engine"},
     "arguments": {"lib", "core", "models", "drafters", "methods"},
     "endpoint": {"lib", "core"},
-    "api": {"lib", "core", "arguments", "kernels", "models", "engine", "drafters", "methods", "chat"},
+    "api": {"lib", "core", "budget", "arguments", "kernels", "models", "engine", "drafters", "methods", "chat"},
     "plugins": {"lib", "core", "models", "engine", "drafters", "methods"},
     "bench": {"lib", "core", "data", "kernels", "endpoint", "models", "drafters", "methods", "api"},
     "vllm": {"lib", "core", "budget", "models", "trees", "drafters", "methods"},

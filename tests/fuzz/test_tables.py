@@ -13,13 +13,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import outpace
+from outpace.budget.costs import ROWS, PassCosts
 from outpace.core.drafting import Gates
 from outpace.data.workload import read_workload
 from outpace.drafters.dart.ngrams import count_ngrams, save_ngrams
 from outpace.drafters.fingerprint import fingerprint
 from outpace.drafters.load import load_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
-from outpace.engine.costs import ROWS, PassCosts
 from outpace.methods.profile import read_profile
 from outpace.trees.retrieval.samd import save_corpus
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix

@@ -10,13 +10,13 @@ import pytest
 from scipy.stats import chi2_contingency
 
 import outpace
-from outpace.budget.round_rates import RoundRates
+from outpace.budget.costs import RowPrice
+from outpace.budget.decisions import RoundRates
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
 from outpace.methods.catalog import parse_method, stored_proposer
 from outpace.trees.linear_form import LinearForm
-from outpace.vllm.price import RowPrice
 from tests.vllm.engines import Engine, engine, speculative
 from tests.vllm.tiny import Tiny
 
@@ -72,8 +72,10 @@ class OnAndOff(RoundRates):
     steps = 0
 
     def drafts(self, count: int) -> bool:
-        self.steps += 1
         return self.steps % 5 < 3
+
+    def advance(self, count: int, is_drafted: bool) -> None:
+        self.steps += 1
 
 
 @pytest.mark.parametrize(("name", "method"), [("Graft", "graft"), ("Union", "outpace"), ("Matrix", None)])

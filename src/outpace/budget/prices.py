@@ -1,27 +1,29 @@
-"""What time is worth in a round: a drafted node is taken where what it brings is worth the time that it adds."""
+"""The expected-gain rule: a drafted node is taken while it gains at least what decoding would gain in its time."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+LEAST_GAIN = 0.3
+"""Acceptance probability that pays for a row of a pass where no clock has measured it."""
+
 
 @dataclass(frozen=True)
 class PassTimes:
-    """How long a pass takes by the number of drafted nodes that its requests verify together.
+    """The time of a pass by the number of drafted nodes that its requests verify together.
 
     Attributes:
-        ms: entry n with n nodes, beside the pending token of each request.
+        ms: entry n for n nodes in addition to the pending token of each request.
     """
 
     ms: tuple[float, ...]
 
     @cached_property
     def least_ms(self) -> tuple[float, ...]:
-        """Entry n: of all numbers of further nodes behind n or more, the least time that each of them adds on
-        average."""
+        """Entry n: the least average time of a further node, over all numbers of further nodes after n or more."""
         least, found = float("inf"), []
-        hull = [len(self.ms) - 1]  # of what lies behind, from below: the least slope leads to its nearest corner
+        hull = [len(self.ms) - 1]  # lower hull of the later points: the least slope leads to its nearest corner
         for start in range(len(self.ms) - 2, -1, -1):
             while len(hull) > 1 and self._slope(start, hull[-1]) >= self._slope(start, hull[-2]):
                 hull.pop()
@@ -36,61 +38,94 @@ class PassTimes:
 
 @dataclass(frozen=True)
 class Prices:
-    """Prices of one round for one of its requests.
+    """The price of time in one round for one of its requests.
 
-    A node whose draft is accepted with probability p brings p tokens and makes the pass longer, for all requests of the
-    round. Taken as long as p is at least `rate` times the time that it adds, nodes make the product of all requests'
-    speeds the largest (Dinkelbach's method for ratios, on the sum of logarithms): alone that is tokens per second, and
-    in a batch who drafts well does not make the others wait for it.
+    A node that is accepted with probability p gains p tokens and makes the pass longer for all requests of the round.
+    Taken while p is at least `rate` times the added time, nodes maximise the product of all requests' speeds
+    (Dinkelbach's method for ratios, on the sum of logarithms). For a single request that is tokens per second; in a
+    batch, requests whose drafts are accepted often do not slow down the others.
 
     Attributes:
-        rate: tokens per millisecond that this request reaches, times the number of requests.
+        rate: tokens per millisecond of this request, times the number of requests.
         times: of the round's pass.
-        pace: tokens that the request gains per round: what its gains are measured by beside others'.
+        pace: tokens that the request gains per round; divides its gains where they are compared with others'.
     """
 
     rate: float
     times: PassTimes
     pace: float = 1.0
 
-    def worth(self, gains: Sequence[float]) -> tuple[int, float]:
-        """How many nodes to take, and what they are worth, in tokens, above a pass without any.
+    def best_count(self, gains: Sequence[float]) -> tuple[int, float]:
+        """How many nodes to take, and their net gain in tokens over a pass without drafts.
 
         Args:
-            gains: of each node, the probability that it is accepted; the largest first.
+            gains: acceptance probability of each node, in descending order.
         """
-        ms, best, worth = self.times.ms, 0, 0.0
-        for count, gain in enumerate(accumulate(gains[: len(ms) - 1]), start=1):
-            value = gain - self.rate * (ms[count] - ms[0])
-            if value > worth:
-                best, worth = count, value
-        return best, worth
+        ms = self.times.ms
+        costs = (self.rate * (after - ms[0]) for after in ms[1:])
+        return best_size(accumulate(gains), costs)
+
+    def pays(self, gain: float, ms: float) -> bool:
+        """Whether a gain in tokens is at least what this request gains in so many milliseconds."""
+        return gain >= self.rate * ms
 
     def least_gain(self, count: int) -> float:
-        """What a further node must bring at least behind `count` nodes, however many come after it."""
+        """Acceptance probability below which no node after the first `count` can be taken."""
         least = self.times.least_ms
         return self.rate * least[count] if count < len(least) else float("inf")
 
 
-def shared(prices: Sequence[Prices], gains: Sequence[Sequence[float]]) -> tuple[list[int], float]:
-    """How many nodes each of some requests takes in the pass that they share, and what all are worth: rounds' gains,
-    beyond what the nodes cost.
+def best_size(gains: Iterable[float], costs: Iterable[float], fixed: float = 0.0) -> tuple[int, float]:
+    """The size of a tree with the largest net gain, and that gain; size 0 gains nothing and costs nothing.
 
     Args:
-        prices: of each.
-        gains: of each, its nodes' probabilities to be accepted, the largest first.
+        gains: of trees with 1, 2, ... nodes.
+        costs: of the same trees, in the same unit.
+        fixed: cost of any tree with nodes, such as the time of drafting.
+    """
+    best, most = 0, 0.0
+    for size, (gain, cost) in enumerate(zip(gains, costs, strict=False), start=1):
+        if gain - cost - fixed > most:
+            best, most = size, gain - cost - fixed
+    return best, most
+
+
+def allocate(prices: Sequence[Prices], gains: Sequence[Sequence[float]]) -> tuple[list[int], float]:
+    """How many nodes each request takes in a shared pass, and the net gain of all, in rounds' gains.
+
+    Args:
+        prices: of each request.
+        gains: of each request, the acceptance probabilities of its nodes, in descending order.
     """
     ranked = sorted(
         ((gain / one.pace, index) for index, (one, own) in enumerate(zip(prices, gains, strict=True)) for gain in own),
         key=lambda pair: -pair[0],
     )
-    count, worth = Prices(prices[0].rate / prices[0].pace, prices[0].times).worth([gain for gain, _ in ranked])
+    common = Prices(prices[0].rate / prices[0].pace, prices[0].times)
+    count, net = common.best_count([gain for gain, _ in ranked])
     taken = [0] * len(gains)
     for _, index in ranked[:count]:
         taken[index] += 1
-    return taken, worth
+    return taken, net
 
 
-def averaged(before: float | None, now: float, kept: float = 0.9) -> float:
-    """A running average: what was known, of which so much is kept, and what has come."""
-    return now if before is None else before * kept + now * (1 - kept)
+def best_chain(parents: Sequence[int], rates: Sequence[float], least_gain: float) -> list[int]:
+    """Nodes of the chain from node 0 on with the largest net gain; node 0 alone if none has any.
+
+    Args:
+        parents: of each node, -1 for node 0.
+        rates: of each node, the probability that it is accepted if its parent is.
+        least_gain: cost of each node, in tokens.
+    """
+    reached = [1.0] * len(parents)
+    for node in range(1, len(parents)):
+        reached[node] = reached[parents[node]] * rates[node]
+    net, best = [0.0] * len(parents), [0] * len(parents)
+    for node in range(len(parents) - 1, 0, -1):  # children before parents; the first of equals wins
+        value = reached[node] - least_gain + net[node]
+        if value > 0 and value >= net[parents[node]]:
+            net[parents[node]], best[parents[node]] = value, node
+    chain = [0]
+    while best[chain[-1]]:
+        chain.append(best[chain[-1]])
+    return chain

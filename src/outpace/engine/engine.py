@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from outpace.budget.costs import PassCosts
 from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Detokenizer, Proposer, Target, check_proposer
 from outpace.engine.admission import Admission, Roster
-from outpace.engine.costs import PassCosts
 from outpace.engine.pricing import Pricing
 from outpace.engine.round import run_prefill, run_round
 from outpace.engine.session import Gain, KeptSlot, Session, Stop, StopChecker

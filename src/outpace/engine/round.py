@@ -24,7 +24,7 @@ from outpace.core.protocols import (
 )
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.forced import under_grammars
-from outpace.engine.pricing import Pricing
+from outpace.engine.pricing import Pricing, RoundPlan
 from outpace.engine.session import Gain, Session
 from outpace.kernels.draw import draw_natively, draws_natively
 from outpace.lib.errors import InvalidRequest, NonFiniteLogits
@@ -90,15 +90,15 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
         pricing: what prices rounds, for proposers that ask.
     """
     sessions = [gain.session for gain in gains]
-    prices: Sequence[Prices | None] = [None] * len(sessions)
-    budgets: Sequence[int] = [session.budget for session in sessions]
+    plan = RoundPlan([session.budget for session in sessions], [None] * len(sessions))
     if pricing is not None:
-        prices, budgets = pricing.prices(target, sessions), pricing.budgets(target, sessions)
+        plan = pricing.plan(target, sessions)
     phase = Phases()
     with phase("draft"):
-        trees, tokens = sayable(propose(target, sessions, prices, budgets), sessions, target.vocab_size)
-        rooms = [room(target, session) for session in sessions]
-        trees, tokens = under_grammars(trees, tokens, sessions, rooms, prices)
+        trees, tokens = sayable(propose(target, sessions, plan.prices, plan.budgets), sessions, target.vocab_size)
+        if any(session.constraint is not None for session in sessions):
+            rooms = [room(target, session) for session in sessions]
+            trees, tokens = under_grammars(trees, tokens, sessions, rooms, plan.prices)
     with phase("forward"):
         taps = [session.proposer.needs.taps for session in sessions]
         outputs = target.forward([_slot(session) for session in sessions], trees, taps)
@@ -121,7 +121,7 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
         observe(sessions, trees, outputs, verdicts)
     phase.count(gains, trees)
     if pricing is not None:
-        pricing.learn(sessions, trees, verdicts, phase, [len(gain.tokens) for gain in gains])
+        pricing.learn(sessions, plan, trees, verdicts, phase, [len(gain.tokens) for gain in gains])
 
 
 def propose(

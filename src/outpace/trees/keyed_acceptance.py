@@ -1,9 +1,10 @@
-"""What keyed scores are worth: how often candidates that had such a score were the target's own draw.
+"""Acceptance of keyed scores: how often candidates with such a score were the target's own draw.
 
-At temperature > 0 a candidate's keyed score says who leads the race under the noise that the target will use, not how
-sure that is: where draft and target are the same distribution the best candidate always wins, whether it leads by 0.2
-or by 0.9, and the second one never. Shapes compare scores with probabilities, so these are put in their place: learned
-from what became of trees, by rank, by tenth of the score and by depth, for each tenth of a degree apart.
+At temperature > 0 a candidate's keyed score tells which token leads under the noise that the target will use, not how
+certain that is: where draft and target have the same distribution the best candidate always wins, whether it leads by
+0.2 or by 0.9, and the second never does. Shapes compare scores with probabilities, so scores are replaced by acceptance
+rates, learned from verified trees by rank, by tenth of the score and by depth, separately for each tenth of a degree of
+temperature.
 """
 
 from collections.abc import Sequence
@@ -13,17 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outpace.budget.acceptance import AcceptanceTable, Numbers
 from outpace.core.protocols import DraftRequest, Observation
 
 TENTHS = 10
 RANKS = 3  # the best, the second, all others
 DEPTHS = 8  # the last of them for all deeper ones
-MEMORY = 500
-"""Candidates that a cell remembers: older ones fade."""
 OF_PRIOR = 5.0
-"""How many candidates the prior counts for."""
+"""Candidates that the prior counts for."""
 OF_ALL_DEPTHS = 10.0
-"""How many of a depth's own candidates what was seen at any depth counts for."""
+"""Candidates that the rate over all depths counts for in the rate of one depth."""
 # Accepted candidates of Domino's and EAGLE-3's beams on 16 training prompts at temperature 1, which differ little.
 PRIOR = (
     (0.04, 0.09, 0.13, 0.26, 0.36, 0.40, 0.51, 0.55, 0.67, 0.78),
@@ -32,12 +32,9 @@ PRIOR = (
 )
 
 
-Numbers = np.ndarray[tuple[int, ...], np.dtype[np.float64]]
-
-
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """One level of a round's trees as the source said it. Host tensors.
+    """One level of a round's trees as the source scored it. Host tensors.
 
     Attributes:
         nodes: [F] tokens of the parents.
@@ -53,26 +50,25 @@ class Scored:
     log_probs: Tensor
 
 
-class Rates:
-    """Acceptance at one temperature.
+class KeyedRates:
+    """Acceptance at one temperature, by depth, rank and tenth of the score.
 
-    A cell is a running mean over its last `MEMORY` candidates. A depth's own cell is weighed against that of all depths
-    together, and this against the prior, so that each says something from the beginning. Between the middles of tenths
-    acceptance is interpolated, which keeps candidates of one tenth apart.
+    A depth's own cells are averaged with those of all depths together, and these with the prior. Between the middles of
+    tenths acceptance is interpolated, which keeps candidates of one tenth apart.
     """
 
     def __init__(self) -> None:
-        # By depth, rank and tenth: how many, and which part of them was accepted; first of all depths together.
-        self._counts = [[[0.0 if depth else OF_PRIOR] * TENTHS for _ in range(RANKS)] for depth in range(1 + DEPTHS)]
-        self._rates = [[list(row) for row in PRIOR] for _ in range(1 + DEPTHS)]
+        self._every = AcceptanceTable(PRIOR, OF_PRIOR)
+        self._own = AcceptanceTable(np.zeros((1 + DEPTHS, RANKS, TENTHS)))
         self._known: dict[int, Numbers] = {}  # by depth
 
     def at(self, depth: int) -> Numbers:
         """[RANKS, TENTHS] acceptance of candidates at a depth, from 1, in the middle of each tenth."""
-        own = min(depth, DEPTHS)
+        own, size = min(depth, DEPTHS), RANKS * TENTHS
         if own not in self._known:
-            counts, every, mine = np.array((self._counts[own], self._rates[0], self._rates[own]))
-            self._known[own] = every + (mine - every) * (counts / (counts + OF_ALL_DEPTHS))
+            cells = slice(own * size, (own + 1) * size)
+            rates = self._own.estimate(cells, self._every.rates, OF_ALL_DEPTHS)
+            self._known[own] = rates.reshape(RANKS, TENTHS)
         return self._known[own]
 
     def log_rates(self, depth: int, log_probs: Tensor) -> Tensor:
@@ -95,34 +91,33 @@ class Rates:
             found = np.where(scores > 0, np.minimum(np.log(found), 0), -np.inf)
         return torch.from_numpy(found.astype(np.float32)).to(log_probs.dtype)
 
-    def learn(self, depth: int, log_probs: Tensor, tokens: Tensor, said: int) -> None:
-        """Learn from the candidates below a node of which the target's own token is known.
+    def learn(self, depth: int, log_probs: Tensor, tokens: Tensor, drawn: int) -> None:
+        """Learn from the candidates below a node after which the target's own token is known.
 
         Args:
             depth: of the candidates.
             log_probs, tokens: [C], best first.
-            said: the target's token there.
+            drawn: the target's token there.
         """
         self._known.clear()
-        for rank, (score, token) in enumerate(zip(log_probs.exp().tolist(), tokens.tolist(), strict=True)):
-            kind, tenth = min(rank, RANKS - 1), min(int(score * TENTHS), TENTHS - 1)
-            for table in (0, min(depth, DEPTHS)):
-                counts, rates = self._counts[table][kind], self._rates[table][kind]
-                counts[tenth] = min(counts[tenth] + 1, MEMORY)
-                rates[tenth] += ((token == said) - rates[tenth]) / counts[tenth]
+        ranks = np.minimum(np.arange(len(tokens)), RANKS - 1)
+        tenths = (np.exp(log_probs.numpy().astype(np.float64)) * TENTHS).astype(np.int64)
+        cells, accepted = ranks * TENTHS + np.minimum(tenths, TENTHS - 1), (tokens == drawn).numpy()
+        self._every.learn(cells, accepted)
+        self._own.learn(cells + min(depth, DEPTHS) * RANKS * TENTHS, accepted)
 
 
 class KeyedAcceptance:
     """Acceptance at every temperature, learned while decoding."""
 
     def __init__(self) -> None:
-        self._tables: dict[int, Rates] = {}
+        self._tables: dict[int, KeyedRates] = {}
 
-    def at(self, temperature: float) -> Rates:
+    def at(self, temperature: float) -> KeyedRates:
         """The rates at a temperature above 0; those from 2 on share theirs."""
         tenth = round(min(temperature, 2.0) * 10)
         if tenth not in self._tables:
-            self._tables[tenth] = Rates()
+            self._tables[tenth] = KeyedRates()
         return self._tables[tenth]
 
     def reset(self) -> None:
@@ -132,17 +127,17 @@ class KeyedAcceptance:
 
 @dataclass(eq=False)
 class Lesson:
-    """What one request reads and teaches.
+    """The acceptance rates that one request reads and updates.
 
     Attributes:
         acceptance: its own, or shared.
-        rates: at its temperature; None where scores of its drafts hear no noise of the target's draws.
+        rates: at its temperature; None where its drafts' scores do not depend on the noise of the target's draws.
         place: of the request in the round.
         levels: of the round's trees.
     """
 
     acceptance: KeyedAcceptance
-    rates: Rates | None = None
+    rates: KeyedRates | None = None
     place: int = 0
     levels: list[Scored] = field(default_factory=list)
 
@@ -154,32 +149,32 @@ class Lesson:
         self.place, self.levels = place, []
 
     def learn(self, observation: Observation) -> None:
-        """Learn from every candidate along what was said, those among them that were never verified."""
+        """Learn from every candidate along the accepted path, verified or not."""
         if self.rates is None or not self.levels:
             return
         tokens, verdict = observation.tree.tokens.tolist(), observation.verdict
-        said = [*(tokens[node] for node in verdict.path[1:]), verdict.next_token]
+        drawn = [*(tokens[node] for node in verdict.path[1:]), verdict.next_token]
         above, node = -1, tokens[0]
-        for depth, (level, token) in enumerate(zip(self.levels, said), start=1):
+        for depth, (level, token) in enumerate(zip(self.levels, drawn), start=1):
             is_next = (level.owners == self.place) & (level.above == above) & (level.nodes == node)
             if not bool(is_next.any()):
-                return  # the draft ended there, or did not know what was said
+                return  # the draft ended there, or had another token
             above, node = int(is_next.nonzero()[0]), token
             self.rates.learn(depth, level.log_probs[above], level.tokens[above], token)
 
 
 def calibrated(lessons: Sequence[Lesson | None], depth: int, level: Scored) -> tuple[Tensor, Tensor]:
-    """What a shape is shown of a level.
+    """A level as a shape reads it, with acceptance rates for keyed scores.
 
     Args:
         lessons: of each request; None where scores are left as they are.
         depth: of the candidates.
-        level: what the source said.
+        level: as the source scored it.
 
     Returns:
         [F, C] logarithms of acceptance or scores, and [F] whether they are the former.
     """
-    members: dict[Rates, list[int]] = {}
+    members: dict[KeyedRates, list[int]] = {}
     for place, lesson in enumerate(lessons):
         if lesson is not None and lesson.rates is not None:
             lesson.levels.append(level)

@@ -35,14 +35,15 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any, ClassVar
 
-from outpace.budget.round_rates import RoundRates
+from outpace.budget.costs import RowPrice
+from outpace.budget.decisions import RoundRates
+from outpace.budget.prices import LEAST_GAIN
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer
-from outpace.trees.linear_form import LEAST_GAIN, LinearForm
+from outpace.trees.linear_form import LinearForm
 from outpace.vllm.borrowed import BorrowedTarget, build_context
 from outpace.vllm.capture import Capture, TargetPass
 from outpace.vllm.host import check_graphs, check_host, check_parallel, ending_ids
-from outpace.vllm.price import RowPrice
 from outpace.vllm.rounds import Rounds
 from outpace.vllm.settings import KEY, check_drafts, linear_method, read_settings
 
@@ -156,7 +157,11 @@ class Method:
         self._last = count, began
         if seen is not None and count == before > 1 and self._writes_no_prompt(sampled, seen):
             self._rates.learn(count, sum(map(len, sampled)), (began - last) * 1e3)
-        return count == 1 or self._rates.drafts(count)
+        if count == 1:
+            return True
+        drafts = self._rates.drafts(count)
+        self._rates.advance(count, drafts)
+        return drafts
 
     def _writes_no_prompt(self, sampled: Sequence[Sequence[int]], seen: TargetPass) -> bool:
         most = self._config.speculative_config.num_speculative_tokens + 1

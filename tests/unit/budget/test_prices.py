@@ -1,11 +1,11 @@
-"""Prices of time: which nodes they take."""
+"""The expected-gain rule: which nodes are taken."""
 
 import random
 from itertools import pairwise
 
 import pytest
 
-from outpace.budget.prices import PassTimes, Prices, shared
+from outpace.budget.prices import PassTimes, Prices, allocate
 
 
 def some_prices(seed: int) -> tuple[Prices, list[float]]:
@@ -25,17 +25,17 @@ def test_no_other_number_is_worth_more(seed: int) -> None:
     prices, gains = some_prices(seed)
     ms = prices.times.ms
     values = [sum(gains[:n]) - prices.rate * (ms[n] - ms[0]) for n in range(min(len(gains), len(ms) - 1) + 1)]
-    count, worth = prices.worth(gains)
-    assert worth == pytest.approx(max(values))
+    count, net = prices.best_count(gains)
+    assert net == pytest.approx(max(values))
     assert values[count] == pytest.approx(max(values))
-    assert worth >= 0
+    assert net >= 0
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_least_gain_leaves_nothing_out(seed: int) -> None:
     """Guards against a growth that ends before a node which would have been taken."""
     prices, gains = some_prices(seed)
-    count, _ = prices.worth(gains)
+    count, _ = prices.best_count(gains)
     for position, gain in enumerate(gains[:count]):
         assert gain >= prices.least_gain(position) - 1e-12
 
@@ -61,7 +61,7 @@ def test_least_gain_rises_and_ends() -> None:
 def test_a_faster_rate_takes_no_more() -> None:
     """Guards against a sign: what time yields elsewhere makes nodes dearer."""
     prices, gains = some_prices(5)
-    counts = [Prices(rate, prices.times).worth(gains)[0] for rate in (0.0, 0.1, 1.0, 100.0)]
+    counts = [Prices(rate, prices.times).best_count(gains)[0] for rate in (0.0, 0.1, 1.0, 100.0)]
     assert counts == sorted(counts, reverse=True)
     assert counts[0] == min(len(gains), len(prices.times.ms) - 1)
     assert counts[-1] <= 1 or prices.times.ms[counts[-1]] == prices.times.ms[0]
@@ -73,7 +73,7 @@ def test_who_drafts_well_leaves_room_for_others() -> None:
     times = PassTimes(tuple(10.0 + 0.5 * nodes for nodes in range(20)))
     paces, gains = (4.0, 1.0, 2.0), ([0.9, 0.8, 0.7, 0.6], [0.5, 0.4, 0.1], [0.1])
     each = 3 / 12.0
-    taken, worth = shared([Prices(pace * each, times, pace) for pace in paces], gains)
+    taken, net = allocate([Prices(pace * each, times, pace) for pace in paces], gains)
     assert taken == [4, 2, 0]
     counts = [(a, b, c) for a in range(5) for b in range(4) for c in range(2)]
 
@@ -83,6 +83,6 @@ def test_who_drafts_well_leaves_room_for_others() -> None:
         return brought - each * 0.5 * sum(count)
 
     assert tuple(taken) == max(counts, key=speeds)
-    assert worth == pytest.approx(speeds((4, 2, 0)))
-    assert shared([Prices(each, times)] * 3, gains)[0] == [4, 2, 0]
-    assert shared([Prices(8.0 * each, times, 8.0), Prices(each, times)], [[0.9], [0.2]])[0] == [0, 1]
+    assert net == pytest.approx(speeds((4, 2, 0)))
+    assert allocate([Prices(each, times)] * 3, gains)[0] == [4, 2, 0]
+    assert allocate([Prices(8.0 * each, times, 8.0), Prices(each, times)], [[0.9], [0.2]])[0] == [0, 1]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from outpace.budget.costs import ROWS, PassCosts
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Needs, Target
 from outpace.core.tree import DraftTree
-from outpace.engine import costs as module
-from outpace.engine.costs import ROWS, PassCosts
+from outpace.engine import pricing as module
 from outpace.engine.engine import Engine
-from outpace.engine.pricing import Pricing
+from outpace.engine.pricing import Pricing, measure
 from outpace.testing import ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
 
@@ -46,7 +46,7 @@ def test_measures_and_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(module, "_seconds", seconds)
     costs = PassCosts(tmp_path / "folder" / "costs.json")
     assert not costs.is_known
-    costs.measure(ToyTarget(12), 0, 3)
+    measure(costs, ToyTarget(12), 0, 3)
     assert measured == [ROWS[-1], *ROWS, *ROWS]
     for kept in (costs, PassCosts(tmp_path / "folder" / "costs.json")):
         assert kept.is_known
@@ -68,7 +68,7 @@ def test_graphs_are_recorded_before_passes_are_timed(monkeypatch: pytest.MonkeyP
     target = ToyTarget(12)
     target.captures = True  # type: ignore[attr-defined]
     costs = PassCosts()
-    costs.measure(target, 0, 3)
+    measure(costs, target, 0, 3)
     assert max(costs.times(1, 10, 63).ms) < 9
 
 
@@ -126,7 +126,7 @@ def test_prices_are_for_who_asks(tmp_path: Path) -> None:
     ):
         (session,) = engine.add([1, 2], params, proposer)
         session.slot = 0
-        (prices,) = pricing.prices(engine.target, [session])
+        (prices,) = pricing.plan(engine.target, [session]).prices
         assert (prices is not None) == is_priced
         if prices is not None:
             assert prices.times.ms == pytest.approx((11, 12, 13, 14, 15))
@@ -143,7 +143,7 @@ def test_the_rate_is_that_of_late_rounds(tmp_path: Path) -> None:
     for tokens, rounds in ((1, 100), (4, 200)):
         for _ in range(rounds):
             pricing.learn_times([session], rows=3, pass_ms=13, round_ms=20, tokens=[tokens])
-    (prices,) = pricing.prices(ToyTarget(12), [session])
+    (prices,) = pricing.plan(ToyTarget(12), [session]).prices
     assert prices is not None
     assert prices.rate == pytest.approx(4 / 20, rel=0.02)
 
@@ -159,9 +159,9 @@ def test_each_request_has_its_own_rate_and_each_size_of_batch_its_time(tmp_path:
     for _ in range(100):
         pricing.learn_times(sessions[:2], rows=6, pass_ms=30, round_ms=40, tokens=[3, 1])
         pricing.learn_times(sessions[:1], rows=3, pass_ms=13, round_ms=20, tokens=[3])
-    first, second = pricing.prices(engine.target, sessions[:2])
-    (alone,) = pricing.prices(engine.target, sessions[:1])
-    (new,) = pricing.prices(engine.target, sessions[2:])
+    first, second = pricing.plan(engine.target, sessions[:2]).prices
+    (alone,) = pricing.plan(engine.target, sessions[:1]).prices
+    (new,) = pricing.plan(engine.target, sessions[2:]).prices
     assert first is not None
     assert second is not None
     assert alone is not None
@@ -177,5 +177,5 @@ def test_a_cache_folder_that_cannot_be_written(tmp_path: Path) -> None:
     """Guards against a home that is full or read-only, where the first request failed and the second did not."""
     (tmp_path / "folder").write_text("a file")
     costs = PassCosts(tmp_path / "folder" / "costs.json")
-    costs.measure(ToyTarget(12), 0, 3)
+    measure(costs, ToyTarget(12), 0, 3)
     assert costs.is_known

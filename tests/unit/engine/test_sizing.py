@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.budget.prices import PassTimes
+from outpace.budget.costs import ROWS, PassCosts
+from outpace.budget.decisions import TreeSizes
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Verdict
 from outpace.core.tree import DraftTree
-from outpace.engine.costs import ROWS, PassCosts
 from outpace.engine.engine import Engine
+from outpace.engine.pricing import _seen
 from outpace.engine.session import Session
-from outpace.engine.sizing import Sizing
 from outpace.methods.catalog import own_budget, parse_method
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
@@ -80,7 +80,7 @@ def test_answers_do_not_depend_on_it(tmp_path: Path, temperature: float, monkeyp
     from a round in which it drafted into one in which it did not."""
     dice = random.Random(3)
     monkeypatch.setattr(
-        Sizing, "budgets", lambda sizing, count, *given: [dice.choice((0, 0, 2, 6)) for _ in range(count)]
+        TreeSizes, "budgets", lambda sizing, count, *given: [dice.choice((0, 0, 2, 6)) for _ in range(count)]
     )
     plain, found = (
         said(proposer, costs_of(tmp_path, STEEP), 4, temperature=temperature) for proposer in (EmptyDraft(), Asked(0.7))
@@ -104,56 +104,9 @@ def test_alone_and_by_name_nothing_is_priced(tmp_path: Path) -> None:
     assert sizes == [True, False]
 
 
-def times_of(base: float, each: float, nodes: int) -> PassTimes:
-    return PassTimes(tuple(base + each * node for node in range(nodes + 1)))
-
-
-def rounds(
-    sizing: Sizing, times: PassTimes, rate: float, accepted: int, count: int, drafting_ms: float
-) -> list[list[int]]:
-    """Budgets of two requests in some rounds: chains as long as the budget, of which so many nodes are accepted."""
-    found = []
-    for _ in range(count):
-        budgets = sizing.budgets(2, times, rate)
-        trees = [DraftTree.chain(torch.zeros(size + 1, dtype=torch.int64)) for size in budgets]
-        verdicts = [Verdict(tuple(range(min(size, accepted) + 1)), 5) for size in budgets]
-        sizing.learn(budgets, trees, list(verdicts), drafting_ms if any(budgets) else 0.0)
-        found.append(budgets)
-    return found
-
-
-def test_as_many_nodes_as_are_accepted() -> None:
-    """Guards against a budget that never learns where drafts end, and one that is whole because a first node pays."""
-    found = rounds(Sizing(8), times_of(10, 0.5, 16), 0.3, accepted=3, count=100, drafting_ms=0.0)
-    assert found[-1] == [3, 3]
-
-
-def test_drafting_is_paid_for() -> None:
-    """Guards against prices that forget the time of the draft: nodes that would pay for their rows do not pay for it.
-    A look now and then finds out where it does after all, so that one slow moment keeps nobody from drafting for good.
-    """
-    times = times_of(10, 0.5, 16)
-    sizing = Sizing(8)
-    found = rounds(sizing, times, 0.3, accepted=3, count=100, drafting_ms=40.0)
-    assert found[0] != [0, 0]
-    assert found[20:] == [[0, 0]] * 80
-    later = rounds(sizing, times, 0.3, accepted=3, count=2000, drafting_ms=1.0)
-    assert sum(map(sum, later[:127])) <= 8, "a look is one request's"
-    assert later[-1] == [3, 3]
-
-
-def test_trees_larger_than_their_budgets() -> None:
-    """Guards against an index beyond the budget where a proposer lends slots or a grammar fills them."""
-    sizing, larger = Sizing(4), DraftTree.chain(torch.zeros(9, dtype=torch.int64))
-    for _ in range(50):
-        sizing.learn([2, 2], [larger, larger], [Verdict(tuple(range(9)), 5)] * 2, 0.0)
-    assert sizing.budgets(2, times_of(10, 0.5, 16), 0.3) != [0, 0]
-
-
-def test_what_a_grammar_forces_is_nobodys_draft() -> None:
-    """Guards against forced nodes that are accepted and pass for what drafting brought."""
-    sizing, drafted = Sizing(8), DraftTree.chain(torch.zeros(5, dtype=torch.int64))
-    tree = drafted.with_forced([1, 1], [0, 5])
-    for _ in range(300):
-        sizing.learn([8, 8], [tree, tree], [Verdict((0, 5, 6), 5)] * 2, 0.0)
-    assert sizing.budgets(2, times_of(10, 0.5, 16), 0.3) == [0, 0]
+def test_nodes_that_a_grammar_forces_are_not_the_methods() -> None:
+    """Guards against forced nodes that are accepted and count as what drafting gained."""
+    tree = DraftTree.chain(torch.zeros(5, dtype=torch.int64)).with_forced([1, 1], [0, 5])
+    assert _seen(tree, Verdict((0, 5, 6), 5)) == (4, [])
+    assert _seen(tree, Verdict((0, 1), 5)) == (4, [1])
+    assert _seen(tree, None) is None

@@ -2,8 +2,8 @@
 
 import pytest
 
-from outpace.trees.linear_form import LEAST_GAIN
-from outpace.vllm.price import RowPrice
+from outpace.budget.costs import RowPrice
+from outpace.budget.prices import LEAST_GAIN
 
 
 def learned(base_ms: float, row_ms: float, tokens: int = 1) -> RowPrice:

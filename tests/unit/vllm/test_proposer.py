@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from outpace.budget.costs import RowPrice
 from outpace.lib.errors import InvalidRequest
 from outpace.vllm import proposer as classes
-from outpace.vllm.price import RowPrice
 from outpace.vllm.proposer import Method
 from outpace.vllm.rounds import Rounds
 from tests.unit.vllm.simulated import Witness

@@ -1,4 +1,4 @@
-"""A beam that follows prices of time: a level is drafted, and a node verified, where it is worth its time."""
+"""A beam that follows prices of time: a level is drafted, and a node verified, where it gains more than its time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,11 +8,13 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from outpace.budget.prices import Prices, averaged, shared
+from outpace.budget.costs import Averages, averaged
+from outpace.budget.decisions import Exploration
+from outpace.budget.prices import Prices, allocate
 from outpace.core.drafting import Level
 from outpace.trees.shapes.beam import Beam, BeamConfig
 
-_PROBED = 32  # of so many rounds that ended early, one goes a level deeper to see what that takes
+_BETWEEN = 31  # drafts that end early between two that are drafted a level deeper to measure it
 
 
 class PricedConfig(BeamConfig):
@@ -26,7 +28,7 @@ class PricedState:
     """A request in the priced beam.
 
     Attributes:
-        levels: probabilities, as their scores say, of the nodes drafted this round, by level, the largest first.
+        levels: probabilities of the nodes drafted this round, by level, in descending order.
         prices: of this round; None if it follows none.
     """
 
@@ -37,9 +39,9 @@ class PricedState:
 class Priced(Beam):
     """Each level of the beam costs its time, and each node of the tree that of a row.
 
-    A level is drafted while the tokens that it is expected to bring are worth the time that levels took lately: the
-    probability that the beam's nodes hold what will be said, times the share of it that levels handed down lately. In
-    the end all requests of the round are cut by one price.
+    A level is drafted while its expected gain pays for the time of recent levels. The gain is the probability that the
+    beam's nodes hold the next tokens, times the share of it that recent levels passed on. In the end all requests of
+    the round are cut by one price.
 
     Args:
         config: its settings.
@@ -50,9 +52,8 @@ class Priced(Beam):
 
     def __init__(self, config: PricedConfig) -> None:
         super().__init__(config)
-        self._level_ms: dict[int, float] = {}  # by number of requests
-        self._handed_down = 0.7
-        self._last, self._count, self._ended = 0.0, 1, 0
+        self._last, self._count = 0.0, 1
+        self.reset()
 
     def open(self, alone: bool = False) -> PricedState:
         return PricedState()
@@ -68,22 +69,21 @@ class Priced(Beam):
         now = perf_counter()
         took, self._last = (now - self._last) * 1e3, now
         if level.depth > 1:  # the first one has the draft's own beginning in it
-            self._level_ms[self._count] = averaged(self._level_ms.get(self._count), took)
+            self._level_ms.learn(self._count, took)
         return super().grow(states, level)
 
     def goes_on(self, state: PricedState, depth: int, scores: Tensor) -> bool:
         held = scores[torch.isfinite(scores)].exp().sort(descending=True).values
         if state.levels:
             above = float(state.levels[-1][: self.beam].sum())
-            self._handed_down = averaged(self._handed_down, min(float(held.sum()) / above, 1.0) if above > 0 else 0.0)
+            self._passed_on = averaged(self._passed_on, min(float(held.sum()) / above, 1.0) if above > 0 else 0.0)
         state.levels.append(held)
-        if state.prices is None or not self._level_ms:
-            return super().goes_on(state, depth, scores)
-        level_ms = self._level_ms[min(self._level_ms, key=lambda count: abs(count - self._count))] / self._count
-        expected = float(held[: self.beam].sum()) * self._handed_down
-        if expected < state.prices.rate * level_ms:
-            self._ended = (self._ended + 1) % _PROBED
-            return self._ended == 0 and super().goes_on(state, depth, scores)
+        if state.prices is not None:
+            expected = float(held[: self.beam].sum()) * self._passed_on
+            if not state.prices.pays(expected, self._level_ms.nearest(self._count) / self._count):
+                explores = self._exploration.is_due()
+                self._exploration.advance()
+                return explores and super().goes_on(state, depth, scores)
         return super().goes_on(state, depth, scores)
 
     def kept(self, states: Sequence[PricedState], budgets: Tensor) -> Tensor:
@@ -95,9 +95,10 @@ class Priced(Beam):
             for index in priced
         ]
         kept = budgets.clone()
-        taken, _ = shared(list(priced.values()), [one.tolist() for one in gains])
+        taken, _ = allocate(list(priced.values()), [one.tolist() for one in gains])
         kept[list(priced)] = torch.tensor(taken, dtype=torch.int64)
         return kept
 
     def reset(self) -> None:
-        self._level_ms, self._handed_down = {}, 0.7
+        self._level_ms, self._passed_on = Averages(), 0.7  # times by number of requests
+        self._exploration = Exploration(_BETWEEN)

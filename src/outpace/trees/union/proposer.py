@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import device, tensor
 
-from outpace.budget.prices import Prices, shared
-from outpace.budget.worth import DraftWorth, RoundWorth
+from outpace.budget.decisions import TimedOption
+from outpace.budget.prices import Prices, allocate
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.tree import NEW_NODE, DraftTree
 from outpace.kernels.build import loaded_kernels
@@ -21,6 +21,8 @@ from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionM
 from outpace.trees.union.acceptance import AcceptanceModel
 from outpace.trees.union.growth import CompiledGrower, Grower, Growth, GrowthRequest, Lesson
 from outpace.trees.union.reference import ReferenceGrower
+
+_TRIAL = 6  # rounds for which trees are grown to see whether they pay: matches and matrices catch up first
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,10 @@ class Union:
         self.needs = Needs(max(base.needs.top_k, matrix.needs.top_k), base.needs.taps, plan.most_priced)
         self._plan, self._device = plan, device
         self.rejected = (rejected or sampled).copy()
-        self._draft_worth, self._round_worth = DraftWorth(), RoundWorth()
+        self._drafting, self._growing = TimedOption(), dict[int, TimedOption]()  # the second by number of requests
         self._drafting_ms = self._learning_ms = 0.0
         self.grower = _grower((greedy, sampled, self.rejected), matrix.matrix)
-        self._worths: dict[int, float] = {}  # by request, of this round's trees without a draft
+        self._net_gains: dict[int, float] = {}  # by request, of this round's trees without a draft
 
     def open(self, slot: int, alone: bool = False) -> UnionState:
         greedy, sampled = self.greedy, self.sampled
@@ -142,8 +144,8 @@ class Union:
 
     def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         started = perf_counter()
-        if self._goes_without(requests):
-            self._draft_worth.pause()
+        if not self._grows(requests):
+            self._drafting.pause()
             for state in states:
                 state.grown = None
             return [DraftTree.chain(tensor([request.ids[-1]], device=self._device)) for request in requests]
@@ -156,13 +158,20 @@ class Union:
             trees.append(tree)
         return trees
 
-    def _goes_without(self, requests: Sequence[DraftRequest]) -> bool:
-        """Whether nothing is worth its time but the pending tokens."""
+    def _grows(self, requests: Sequence[DraftRequest]) -> bool:
+        """Whether to grow trees in this round; counts it."""
         if not any(request.budget for request in requests):
-            return True
-        if (prices := _prices_of(requests)) is None or any(request.prices is None for request in requests):
             return False
-        return not self._round_worth.pays(len(requests), prices.rate / prices.pace)
+        if any(request.prices is None for request in requests):
+            return True
+        growing, rate = self._growing_of(len(requests)), _rate_of(requests)
+        is_used = growing.is_used((0,), rate)
+        growing.advance((0,), rate)
+        return is_used
+
+    def _growing_of(self, count: int) -> TimedOption:
+        """What growing trees for so many requests gains and takes."""
+        return self._growing.setdefault(count, TimedOption(_TRIAL))
 
     def _with_trees(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> dict[int, Growth]:
         """By request, its tree."""
@@ -195,20 +204,19 @@ class Union:
             for index, one in zip(asked, grown, strict=True)
             if index not in sketches and enough is not None and one.gain >= enough
         }
-        prices = _prices_of(requests)
-        self._worths = {index: _worth(requests[index].prices, one.gains) for index, one in sketches.items()}
-        pays = prices is not None and self._plan.may_draft
-        if prices is not None:
-            rate = prices.rate / prices.pace
-            if not (pays and self._draft_worth.pays(list(self._worths.values()), rate)):
+        self._net_gains = {index: _net_gain(requests[index].prices, one.gains) for index, one in sketches.items()}
+        if sketches:
+            kinds, rate = [_kind(gain) for gain in self._net_gains.values()], _rate_of(requests)
+            is_drafted = self._plan.may_draft and self._drafting.is_used(kinds, rate)
+            self._drafting.advance(kinds, rate)
+            if not is_drafted:
                 found |= sketches
         return found
 
     def _settle(
         self, requests: Sequence[DraftRequest], grown: dict[int, Growth], drafted: Sequence[int], started: float
     ) -> None:
-        """Cut the trees that follow prices where time is worth more than what they would bring: slots are for whoever
-        makes most of them.
+        """Cut the trees that follow prices where further nodes gain less than their time, and learn from the round.
 
         Args:
             requests: of the round.
@@ -219,13 +227,18 @@ class Union:
         priced = {index: prices for index in grown if (prices := requests[index].prices) is not None}
         if not priced:
             return
-        if learned := [index for index in drafted if index in self._worths]:
-            having = [_worth(priced[index], grown[index].gains) for index in learned]
-            self._draft_worth.learn([self._worths[index] for index in learned], having, self._drafting_ms)
-        taken, worth = shared(list(priced.values()), [grown[index].gains for index in priced])
+        if learned := [index for index in drafted if index in self._net_gains]:
+            without = [self._net_gains[index] for index in learned]
+            added = [
+                _net_gain(priced[index], grown[index].gains) - gain
+                for index, gain in zip(learned, without, strict=True)
+            ]
+            self._drafting.learn([_kind(gain) for gain in without], added, self._drafting_ms)
+        taken, net = allocate(list(priced.values()), [grown[index].gains for index in priced])
         for index, count in zip(priced, taken, strict=True):
             grown[index].cut(count)
-        self._round_worth.learn(len(requests), worth, (perf_counter() - started) * 1e3 + self._learning_ms)
+        took = (perf_counter() - started) * 1e3 + self._learning_ms
+        self._growing_of(len(requests)).learn((0,), (net,), took)
 
     def _bring_up_to_date(self, state: UnionState, request: DraftRequest) -> None:
         """Choose what prices the request's tokens, and take in what is new of its ids."""
@@ -280,7 +293,7 @@ class Union:
         self.matrix.reset()
         self.greedy.reset()
         self.sampled.reset()
-        self._draft_worth, self._round_worth = DraftWorth(), RoundWorth()
+        self._drafting, self._growing = TimedOption(), {}
 
 
 def _grower(models: Sequence[AcceptanceModel], matrix: TransitionMatrix) -> Grower:
@@ -300,11 +313,17 @@ def _lesson(model: AcceptanceModel, grown: Growth, order: Sequence[int], observa
     return Lesson(model, grown.candidates, [node for node, _ in pairs], [token for _, token in pairs])
 
 
-def _worth(prices: Prices | None, gains: Sequence[float]) -> float:
-    """What nodes are worth beside a pass without any, in rounds' gains of their request."""
-    return 0.0 if prices is None else prices.worth(gains)[1] / prices.pace
+def _net_gain(prices: Prices | None, gains: Sequence[float]) -> float:
+    """Net gain of nodes over a pass without any, in rounds' gains of their request."""
+    return 0.0 if prices is None else prices.best_count(gains)[1] / prices.pace
 
 
-def _prices_of(requests: Sequence[DraftRequest]) -> Prices | None:
-    """Those of the first request that follows any; None where none does."""
-    return next((request.prices for request in requests if request.prices is not None), None)
+def _kind(net_gain: float) -> int:
+    """Requests are alike in halves of a round's gain without a draft: what a draft adds depends on it."""
+    return min(int(2 * net_gain), 10)
+
+
+def _rate_of(requests: Sequence[DraftRequest]) -> float:
+    """Rounds' gains per millisecond, by the first request that follows prices."""
+    prices = next(request.prices for request in requests if request.prices is not None)
+    return prices.rate / prices.pace

@@ -1,6 +1,5 @@
 """What keyed scores are worth: learned from what was said, read by shapes in the place of the scores."""
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from outpace.methods.catalog import parse_method
 from outpace.testing import ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
 from outpace.trees.growing import GrowingProposer
-from outpace.trees.keyed_acceptance import DEPTHS, MEMORY, OF_ALL_DEPTHS, OF_PRIOR, PRIOR, KeyedAcceptance, Rates
+from outpace.trees.keyed_acceptance import DEPTHS, OF_ALL_DEPTHS, OF_PRIOR, PRIOR, KeyedAcceptance, KeyedRates
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
 from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, FixedTree, FixedTreeConfig
@@ -158,7 +157,7 @@ def test_what_was_never_verified_teaches_too() -> None:
 
 def test_a_cell_by_hand() -> None:
     """Guards against a wrong mean, weights of the prior or of all depths, and interpolation of wrong tenths."""
-    rates, log_probs = Rates(), torch.tensor([0.42, 0.38, 0.12]).log()
+    rates, log_probs = KeyedRates(), torch.tensor([0.42, 0.38, 0.12]).log()
     for said_token in (7, 7, 8):
         rates.learn(2, log_probs, torch.tensor([7, 8, 9]), said_token)
     every = (OF_PRIOR * PRIOR[0][4] + 2) / (OF_PRIOR + 3)
@@ -174,14 +173,6 @@ def test_a_cell_by_hand() -> None:
     assert float(shown[2]) == pytest.approx(0.5 * PRIOR[2][0], rel=1e-5)
     assert float(shown[3]) == 0.0
     assert rates.at(DEPTHS).tolist() == rates.at(DEPTHS + 5).tolist()
-
-
-def test_the_past_fades() -> None:
-    """Guards against a table that is deaf after a day: a drafter that is right no more is noticed after some MEMORY."""
-    rates, log_probs, tokens = Rates(), torch.tensor([0.95]).log(), torch.tensor([7])
-    for said_token in [7] * 20 * MEMORY + [8] * 2 * MEMORY:
-        rates.learn(1, log_probs, tokens, said_token)
-    assert float(rates.at(1)[0, 9]) == pytest.approx(math.exp(-2), abs=0.01)
 
 
 def test_tables_are_shared_or_private_and_apart_by_temperature() -> None:

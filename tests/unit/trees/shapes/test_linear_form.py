@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.budget.prices import best_chain
 from outpace.core.drafting import BaseProposer
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, Stream, Verdict
@@ -14,7 +15,7 @@ from outpace.engine.engine import Engine
 from outpace.testing.drafters import AdversaryDrafter
 from outpace.testing.lossless import assert_lossless
 from outpace.testing.toy import ToyTarget
-from outpace.trees.linear_form import LinearForm, NodeRates, best_chain
+from outpace.trees.linear_form import LinearForm
 
 NOTHING = torch.empty(0)
 
@@ -106,17 +107,6 @@ def test_who_is_opened_alone_follows_nobody() -> None:
         heard(form, shared, chain, [0], 9)
     assert len(form.propose([alone], [request()])[0]) == 2
     assert len(form.propose([shared], [request()])[0]) == 1
-
-
-def test_rates_forget() -> None:
-    """Guards against rates that a thousand old nodes hold where they were."""
-    rates = NodeRates()
-    kind = ("drafted", 0, 1)
-    for _ in range(5000):
-        rates.learn(kind, True)
-    for _ in range(1000):
-        rates.learn(kind, False)
-    assert rates.of(kind, 0.5) < 0.2
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

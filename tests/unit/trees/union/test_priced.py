@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from outpace.budget.costs import ROWS, PassCosts
+from outpace.budget.decisions import TimedOption
 from outpace.budget.prices import PassTimes, Prices
-from outpace.budget.worth import DraftWorth, RoundWorth
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Observation, Verdict
 from outpace.core.tree import DraftTree
-from outpace.engine.costs import ROWS, PassCosts
 from outpace.engine.engine import Engine
 from outpace.engine.pricing import Pricing
 from outpace.methods.catalog import build_proposer, parse_method
@@ -84,43 +84,11 @@ def test_slots_go_to_who_makes_most_of_them() -> None:
         assert set(node_paths(cut)) <= set(node_paths(whole))
 
 
-def test_drafts_are_left_out_where_they_do_not_pay() -> None:
-    """Guards against a draft that costs more than it brings at every round, and against one that is never tried again:
-    what it brings may change."""
-    worth = DraftWorth()
-    asked = [worth.pays([0.7], rate=0.2) for _ in range(1)]
-    for _ in range(6):
-        asked.append(worth.pays([0.7], rate=0.2))
-        worth.learn([0.7], [0.9], ms=10.0)  # a fifth of a token for what yields two
-    assert all(asked)
-    later = [worth.pays([0.7], rate=0.2) for _ in range(100)]
-    assert 1 <= sum(later) <= 3
-    for _ in range(60):
-        worth.learn([0.7], [4.0], ms=10.0)
-    assert all(worth.pays([0.7], rate=0.2) for _ in range(20))
-    for _ in range(20):
-        worth.learn([3.0], [3.1], ms=10.0)
-    assert not worth.pays([3.0], rate=0.2)  # rounds that expect more without a draft are told apart
-    assert worth.pays([0.7], rate=0.2)
-    assert worth.pays([0.2], rate=0.2)  # as the nearest that was seen
-
-
-def test_it_does_not_change_its_mind_for_little() -> None:
-    """Guards against drafts that alternate with rounds without one where both are worth about the same."""
-    worth = DraftWorth()
-    for _ in range(30):
-        worth.learn([0.2], [2.1], ms=10.0)
-    assert worth.pays([0.2], rate=0.18)
-    assert worth.pays([0.2], rate=0.2)  # dearer by a little than it brings
-    assert not worth.pays([0.2], rate=0.3)
-    assert not worth.pays([0.2], rate=0.2)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("times", [{"pass": 5.0, "row": 0.0}, {"pass": 5.0, "row": 0.7}, {"pass": 0.5, "row": 90.0}])
 def test_lossless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: dict[str, float], temperature: float) -> None:
     """Guards against an answer that follows the clock."""
-    for clock in (Pricing, RoundWorth):
+    for clock in (Pricing, TimedOption):
         monkeypatch.setattr(clock, "learn", lambda *args, **kwargs: None)  # a toy's passes take no time
     params = [SamplingParams(max_new_tokens=24, temperature=temperature, seed=seed) for seed in range(len(PROMPTS))]
 
@@ -169,25 +137,6 @@ def test_a_draft_that_is_left_out_is_not_asked() -> None:
     assert 0 < len(watched.asked) < 30 * len(PROMPTS) / 2
 
 
-def test_trees_are_left_out_where_growing_them_does_not_pay() -> None:
-    """Guards against a full batch that is looked at in vain at every round, against one that is never looked at again,
-    and against a batch of another size that goes without for it."""
-    worth = RoundWorth()
-    for _ in range(12):
-        worth.learn(16, brought=0.5, ms=2.0)
-    looked = 0
-    for _ in range(480):
-        if worth.pays(16, rate=1.0):
-            looked += 1
-            worth.learn(16, brought=0.5, ms=2.0)
-    assert 0.05 < looked / 480 < 0.2, "a look of six rounds, then 47 without"
-    assert worth.pays(2, rate=1.0)
-    for _ in range(2000):
-        if worth.pays(16, rate=1.0):
-            worth.learn(16, brought=6.0, ms=2.0)
-    assert all(worth.pays(16, rate=1.0) for _ in range(12)), "what trees bring may change"
-
-
 def test_a_round_without_trees_asks_nobody() -> None:
     """Guards against drafts and texts that are looked up all the same, and a request's draft that misses the round."""
     base = Watched(toy_draft())
@@ -203,18 +152,3 @@ def test_a_round_without_trees_asks_nobody() -> None:
     union.observe(states, [Observation(tree, Verdict((0,), 1), outputs_of(1)) for tree in trees])
     assert len(base.told) == told + len(PROMPTS)
     assert all(len(tree) == 11 for tree in union.propose(states, wishes())), "a budget asks for trees"
-
-
-def test_what_a_draft_catches_up_with_is_not_its_price() -> None:
-    """Guards against a draft that is thought dear because it was left out: a look behind many rounds without one takes
-    in all that was said meanwhile."""
-    worth = DraftWorth()
-    for _ in range(10):
-        worth.learn([0.2], [0.9], 5.0)
-    assert worth.pays([0.2], rate=0.1)
-    worth.pause()
-    worth.learn([0.2], [0.9], 500.0)
-    assert worth.pays([0.2], rate=0.1)
-    for _ in range(20):
-        worth.learn([0.2], [0.9], 500.0)  # round for round it is
-    assert not worth.pays([0.2], rate=0.1)

@@ -1,0 +1,233 @@
+"""Whether and how much to draft in a round: the expected-gain rule on learned averages, with one exploration schedule.
+
+Asking changes nothing. State changes in `learn`, and in `advance`, which counts a round that was decided.
+"""
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+from outpace.budget.acceptance import AcceptanceTable
+from outpace.budget.costs import Averages
+from outpace.budget.prices import PassTimes, best_size
+
+
+class Exploration:
+    """When to try what the estimates advise against, so that they notice changes.
+
+    Args:
+        every: counted rounds between two trials.
+        length: rounds of a trial.
+        first: counted rounds before the first trial; None for as many as between two.
+    """
+
+    def __init__(self, every: int, length: int = 1, first: int | None = None) -> None:
+        self._every, self._period = every, every + length
+        self._start = 0 if first is None else every - first
+        self._rounds: dict[Hashable, int] = {}
+
+    def is_due(self, key: Hashable = None) -> bool:
+        """Whether the next round is one of a trial; each key has its own schedule."""
+        return self._rounds.get(key, self._start) >= self._every
+
+    def advance(self, key: Hashable = None) -> None:
+        """Count a round."""
+        self._rounds[key] = (self._rounds.get(key, self._start) + 1) % self._period
+
+
+class TimedOption:
+    """Work that a round can do without, such as drafting: done while its expected gain exceeds that of its time.
+
+    Gains are learned by kind of request: what a draft adds depends on what is expected without it.
+
+    Args:
+        trial: rounds of a trial once the option was given up.
+    """
+
+    _FIRST = 6  # rounds with the option before the estimates are used
+    _BETWEEN = 47
+    _STAYS = 0.8  # share of its cost that suffices to go on, so that the decision does not alternate
+
+    def __init__(self, trial: int = 1) -> None:
+        self._gains, self._ms, self._learned = Averages(), Averages(), 0
+        self._exploration = Exploration(self._BETWEEN, trial)
+        self._paid: dict[int, bool] = {}
+        self._is_running = True
+
+    def pays(self, kinds: Sequence[int], rate: float) -> bool:
+        """Whether the option is expected to pay for its time.
+
+        Args:
+            kinds: of the round's requests.
+            rate: rounds' gains per millisecond of decoding.
+        """
+        if self._learned < self._FIRST:
+            return True
+        share = self._STAYS if self._paid.get(self._key(kinds), True) else 1.0
+        return sum(map(self._gains.nearest, kinds)) > share * rate * self._ms.nearest(len(kinds))
+
+    def is_used(self, kinds: Sequence[int], rate: float) -> bool:
+        """Whether to use the option in the next round: because it pays, or to explore."""
+        return self.pays(kinds, rate) or self._exploration.is_due(self._key(kinds))
+
+    def advance(self, kinds: Sequence[int], rate: float) -> None:
+        """Count a round that was decided by `is_used`."""
+        key, is_used, pays = self._key(kinds), self.is_used(kinds, rate), self.pays(kinds, rate)
+        if self._learned >= self._FIRST:
+            self._paid[key] = pays
+        if not pays:
+            self._exploration.advance(key)
+        if not is_used:
+            self.pause()
+
+    def pause(self) -> None:
+        """Note a round without the option: its next use includes catching up, which other uses do not."""
+        self._is_running = False
+
+    def learn(self, kinds: Sequence[int], gains: Sequence[float], ms: float) -> None:
+        """Learn from a round with the option.
+
+        Args:
+            kinds: of the round's requests.
+            gains: that it added to each, in rounds' gains.
+            ms: that it took.
+        """
+        self._learned += 1
+        for kind, gain in zip(kinds, gains, strict=True):
+            self._gains.learn(kind, max(gain, 0.0))
+        known = self._ms.known.get(len(kinds))
+        if self._is_running or known is None or ms < known:
+            self._ms.learn(len(kinds), ms)
+        self._is_running = True
+
+    def _key(self, kinds: Sequence[int]) -> int:
+        """The kind that gains most: the one that the decision depends on."""
+        return max(kinds, key=self._gains.nearest)
+
+
+class RoundRates:
+    """Whether rounds of several requests yield more tokens per second with drafts or without, by their clocks.
+
+    Prices compare nodes by the time of rows. Only clocks of whole rounds tell what else drafting costs. A round with
+    drafts is compared with the tokens that rounds without drafts would have gained in its time.
+    """
+
+    _KEPT = 0.98  # of what was learned, a round later
+
+    def __init__(self) -> None:
+        self._plain_ms = Averages()  # of a round without drafts, by its number of requests
+        self._drafted: dict[int, tuple[float, float]] = {}  # decayed sums of tokens and ms of rounds with drafts
+        # The first round after a change is not learned, since drafters catch up in it: a trial has four that are.
+        self._exploration = Exploration(every=96, length=5, first=16)
+        self._is_drafted: bool | None = None
+        self._is_first = True
+
+    def drafts(self, count: int) -> bool:
+        """Whether to draft in the next round of so many requests."""
+        return self.pays(count) != self._exploration.is_due(_size(count))
+
+    def pays(self, count: int) -> bool:
+        """Whether drafting yielded more in rounds of so many requests, or nothing is known."""
+        if not self._plain_ms.known:
+            return True
+        alike = [(other, *seen) for other, seen in self._drafted.items() if _size(other) == _size(count)]
+        instead = sum(other * ms / self._expected_ms(other) for other, _, ms in alike)
+        return not alike or sum(tokens for _, tokens, _ in alike) > instead
+
+    def advance(self, count: int, is_drafted: bool) -> None:
+        """Count a round that was decided."""
+        self._exploration.advance(_size(count))
+        self._is_first, self._is_drafted = is_drafted != self._is_drafted, is_drafted
+
+    def learn(self, count: int, tokens: int, ms: float) -> None:
+        """Learn from the round that was counted last.
+
+        Args:
+            count: of its requests.
+            tokens: that they gained together.
+            ms: that it took.
+        """
+        if self._is_first:
+            return
+        if not self._is_drafted:
+            self._plain_ms.learn(count, ms)
+        else:
+            had = self._drafted.get(count, (0.0, 0.0))
+            self._drafted[count] = had[0] * self._KEPT + tokens, had[1] * self._KEPT + ms
+
+    def _expected_ms(self, count: int) -> float:
+        """Of a round of so many requests without drafts, interpolated between the numbers that were seen."""
+        seen = sorted(self._plain_ms.known)
+        return float(np.interp(count, seen, [self._plain_ms.known[one] for one in seen]))
+
+
+def _size(count: int) -> int:
+    """Batches of 2, 3 and 4, 5 to 8, 9 to 16 requests are alike."""
+    return (count - 1).bit_length()
+
+
+class TreeSizes:
+    """How many nodes trees of a method without prices get in a batch: node n of a tree is what a budget of n adds.
+
+    In a batch the rows of a tree cost time of other requests, and drafting takes time: trees get as many nodes as the
+    expected-gain rule takes, often none, and then nothing is drafted.
+
+    Args:
+        budget: nodes of a tree at most.
+    """
+
+    _HOPED = 0.7  # prior acceptance of a tree's first node; that of later ones is its powers
+    _PRIOR, _MEMORY = 8.0, 400.0  # nodes that the prior counts for, and that are remembered
+    _BETWEEN = 127  # rounds with smaller trees between two in which one request gets its full budget
+
+    def __init__(self, budget: int) -> None:
+        self._limit = budget
+        self._present = AcceptanceTable(np.ones(budget), self._PRIOR, self._MEMORY)  # by place, trees that have it
+        self._accepted = AcceptanceTable(self._HOPED ** np.arange(1.0, budget + 1), self._PRIOR, self._MEMORY)
+        self._ms = Averages()  # of drafting, by number of requests
+        self._exploration, self._trials, self._is_warm = Exploration(self._BETWEEN), 1, False
+
+    def budgets(self, count: int, times: PassTimes, rate: float) -> list[int]:
+        """Nodes of each request's tree in the next round.
+
+        Args:
+            count: of the requests.
+            times: of the round's pass.
+            rate: tokens per millisecond of decoding, of all requests of the round together.
+        """
+        rows = count * np.cumsum(self._present.rates)
+        costs = rate * (np.interp(rows, np.arange(len(times.ms)), times.ms) - times.ms[0])
+        gains = count * np.cumsum(self._accepted.rates)
+        nodes, _ = best_size(gains.tolist(), costs.tolist(), rate * self._ms.nearest(count))
+        budgets = [nodes] * count
+        if nodes < self._limit and self._exploration.is_due():
+            budgets[self._trials % count] = self._limit
+        return budgets
+
+    def learn(self, budgets: Sequence[int], seen: Sequence[tuple[int, Sequence[int]] | None], ms: float | None) -> None:
+        """Learn from a round that was decided by `budgets`.
+
+        Args:
+            budgets: of its requests.
+            seen: of each tree, how many nodes it had and which of them were accepted, from 1; None after an error.
+            ms: of drafting; None if it includes that of others.
+        """
+        offered = [place for place, budget in enumerate(budgets) if budget]
+        if offered and ms is not None and self._is_warm:  # the first time includes allocations
+            self._ms.learn(len(offered), ms)
+        self._is_warm |= bool(offered)
+        cells, present, accepted = [], [], []
+        for place in offered:
+            if (tree := seen[place]) is not None:
+                places = np.arange(budgets[place])
+                cells.append(places)
+                present.append(places < tree[0])
+                accepted.append(np.isin(places + 1, tree[1]))
+        if cells:
+            self._present.learn(np.concatenate(cells), np.concatenate(present))
+            self._accepted.learn(np.concatenate(cells), np.concatenate(accepted))
+        if min(budgets) < self._limit:
+            if self._exploration.is_due():
+                self._trials += 1
+                self._ms.pull_to_least()
+            self._exploration.advance()

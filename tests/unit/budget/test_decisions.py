@@ -1,0 +1,206 @@
+"""Decisions on drafts: the exploration schedule, options of a round, rounds with and without drafts, sizes of trees."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.budget.decisions import Exploration, RoundRates, TimedOption, TreeSizes
+from outpace.budget.prices import PassTimes
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Chunk, ChunkOutput
+from outpace.engine.engine import Engine
+from outpace.testing import ToyTarget
+from outpace.trees.proposer import StaticProposer
+from outpace.trees.retrieval.transition_matrix import TokenRecycling, TransitionMatrix
+from outpace.trees.shapes.rank_paths import Chain
+from tests.unit.engine.test_sizing import STEEP, V, costs_of
+
+PROPOSER = StaticProposer(TokenRecycling(TransitionMatrix(V, torch.device("cpu"))), Chain(), 4, torch.device("cpu"))
+TIMES = PassTimes(tuple(10 + 0.5 * node for node in range(17)))
+
+
+def test_asking_changes_nothing() -> None:
+    """Guards against decisions that depend on how often, or in which order, they were asked for."""
+    option, rates, sizes = TimedOption(), RoundRates(), TreeSizes(4)
+    asked: list[Any] = [
+        lambda: option.is_used((0,), 0.2),
+        lambda: option.pays((0,), 0.2),
+        lambda: rates.drafts(4),
+        lambda: rates.pays(4),
+        lambda: sizes.budgets(2, TIMES, 0.3),
+    ]
+    for _ in range(300):
+        found = [ask() for ask in asked]
+        for _ in range(3):
+            assert [ask() for ask in reversed(asked)] == found[::-1]
+        option.learn((0,), (0.1,), 10.0)
+        option.advance((0,), 0.2)
+        rates.advance(4, found[2])
+        rates.learn(4, 5, 12.0)
+        sizes.learn(found[4], [(size, []) for size in found[4]], 40.0)
+
+
+def test_exploration_by_hand() -> None:
+    """Guards against trials that come a round early or late, have another length, or share a schedule."""
+    for first, expected in ((2, "..XX...XX..."), (None, "...XX...XX..")):
+        exploration, found = Exploration(3, length=2, first=first), ""
+        for _ in range(12):
+            found += "X" if exploration.is_due("a") else "."
+            exploration.advance("a")
+        assert found == expected
+        assert not exploration.is_due("b")
+
+
+def used(option: TimedOption, rounds: int, kind: int, gain: float, ms: float) -> list[bool]:
+    """Which of some rounds use an option that adds so much in so much time."""
+    found = []
+    for _ in range(rounds):
+        found.append(option.is_used((kind,), 0.2))
+        option.advance((kind,), 0.2)
+        if found[-1]:
+            option.learn((kind,), (gain,), ms)
+    return found
+
+
+@pytest.mark.parametrize(("trial", "most"), [(1, 0.03), (6, 0.15)])
+def test_an_option_that_does_not_pay_is_left_out_and_tried_again(trial: int, most: float) -> None:
+    """Guards against drafts that cost more than they gain at every round, and against options that are never tried
+    again: what they gain may change. Requests that expect more without a draft are told apart."""
+    option = TimedOption(trial)
+    found = used(option, 486, 1, 0.2, 10.0)
+    assert all(found[:6])
+    assert 0 < sum(found[6:]) / 480 < most
+    used(option, 3000, 1, 4.0, 10.0)
+    assert all(used(option, 20, 1, 4.0, 10.0))
+    for _ in range(20):
+        option.learn((6,), (0.1,), 10.0)
+    assert not option.pays((6,), 0.2)
+    assert option.pays((1,), 0.2)
+    assert option.pays((0,), 0.2), "as the nearest kind that was seen"
+
+
+def test_an_option_does_not_alternate() -> None:
+    """Guards against drafts that alternate with rounds without one where both gain about the same."""
+    option = TimedOption()
+    for _ in range(30):
+        option.learn((0,), (1.9,), 10.0)
+    for rate, pays in ((0.18, True), (0.2, True), (0.3, False), (0.2, False)):
+        assert option.pays((0,), rate) == pays
+        option.advance((0,), rate)
+
+
+def test_catching_up_is_not_the_cost_of_an_option() -> None:
+    """Guards against a draft that looks dear because it was left out: its next use processes all that came since."""
+    option = TimedOption()
+    for _ in range(10):
+        option.learn((0,), (0.7,), 5.0)
+    option.pause()
+    option.learn((0,), (0.7,), 500.0)
+    assert option.pays((0,), 0.1)
+    for _ in range(20):
+        option.learn((0,), (0.7,), 500.0)  # round for round it is
+    assert not option.pays((0,), 0.1)
+
+
+class WantedTop(ToyTarget):
+    """A target that records for which prompts its top ids are wanted at every position."""
+
+    def __init__(self) -> None:
+        super().__init__(V, max_length=64)
+        self.wanted: dict[int, bool] = {}
+
+    def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
+        self.wanted |= {int(chunk.tokens[0]): chunk.want_top for chunk in chunks}
+        return super().prefill(chunks)
+
+
+def drafted(rates: RoundRates, rounds: int, count: int, gain: float, ms: float, plain_ms: float = 10.0) -> list[bool]:
+    """Which of some rounds draft, where drafts gain so many tokens per request in so much time. Those that begin to
+    draft take ten times as long."""
+    found: list[bool] = []
+    for _ in range(rounds):
+        drafts = rates.drafts(count)
+        rates.advance(count, drafts)
+        is_first = found[-1:] != [drafts]
+        found.append(drafts)
+        rates.learn(count, round(count * gain) if drafts else count, (ms * (1 + 9 * is_first)) if drafts else plain_ms)
+    return found
+
+
+@pytest.mark.parametrize("count", [2, 4, 16])
+def test_the_faster_rounds_are_taken(count: int) -> None:
+    """Guards against batches that go on drafting where rounds take longer than they gain, against drafts given up where
+    they pay, against trials so frequent that they cost what they find, and against drafts that look dear because the
+    round in which they start catches up."""
+    for gain, ms, share in ((2.0, 25.0, 0.15), (2.0, 15.0, 0.9)):
+        found = drafted(RoundRates(), 500, count, gain, ms)
+        assert sum(found) / 500 < share if share < 0.5 else sum(found) / 500 > share
+    rates = RoundRates()
+    assert not any(drafted(rates, 200, count, 1.5, 30.0)[-50:])
+    assert all(drafted(rates, 900, count, 2.5, 12.0)[-50:]), "what has changed is noticed"
+
+
+def test_other_numbers_of_requests_are_interpolated() -> None:
+    """Guards against drafts at 9 to 15 requests that are compared with rounds of 16, which take longer."""
+    rates = RoundRates()
+    drafted(rates, 30, 16, 1.5, 24.0, plain_ms=20.0)
+    drafted(rates, 30, 10, 1.5, 14.0, plain_ms=12.0)
+    assert rates.pays(13)
+    drafted(rates, 400, 13, 1.1, 40.0, plain_ms=16.0)
+    assert not rates.pays(13)
+
+
+def test_crowded_prompts_teach_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against time of every prompt spent on top ids that no draft uses, and against prompts that teach nothing
+    to requests whose budgets were given, or whose trees affect the answer."""
+    monkeypatch.setattr(RoundRates, "pays", lambda rates, count: False)
+    target = WantedTop()
+    engine = Engine(target, costs=costs_of(tmp_path, STEEP))
+    rejected = SamplingParams(max_new_tokens=4, verification="rejection", temperature=1.0, seed=2)
+    asked = ((1, SamplingParams(), None), (2, SamplingParams(), 3), (3, rejected, None))
+    sessions = [engine.add([first, 5, 5], params, PROPOSER, budget) for first, params, budget in asked]
+    engine.step()
+    assert target.wanted == {1: False, 2: True, 3: True}
+    alone = WantedTop()
+    engine = Engine(alone, costs=costs_of(tmp_path, STEEP))
+    sessions = [engine.add([1, 5, 5], SamplingParams(), PROPOSER, None)]
+    engine.step()
+    assert alone.wanted == {1: True}
+    assert sessions
+
+
+def sized(sizes: TreeSizes, accepted: int, rounds: int, drafting_ms: float) -> list[list[int]]:
+    """Budgets of two requests in some rounds: chains as long as the budget, of which so many nodes are accepted."""
+    found = []
+    for _ in range(rounds):
+        budgets = sizes.budgets(2, TIMES, 0.3)
+        seen = [(size, range(1, min(size, accepted) + 1)) for size in budgets]
+        sizes.learn(budgets, seen, drafting_ms if any(budgets) else 0.0)
+        found.append(budgets)
+    return found
+
+
+def test_trees_get_as_many_nodes_as_pay() -> None:
+    """Guards against a budget that never learns where drafts end, one that is whole because a first node pays, and
+    prices without the time of the draft. A trial finds out where it pays after all."""
+    assert sized(TreeSizes(8), accepted=3, rounds=100, drafting_ms=0.0)[-1] == [3, 3]
+    sizes = TreeSizes(8)
+    found = sized(sizes, accepted=3, rounds=100, drafting_ms=40.0)
+    assert found[0] != [0, 0]
+    assert found[20:] == [[0, 0]] * 80
+    later = sized(sizes, accepted=3, rounds=2000, drafting_ms=1.0)
+    assert sum(map(sum, later[:127])) <= 8, "a trial is one request's"
+    assert later[-1] == [3, 3]
+
+
+def test_trees_may_be_larger_than_their_budgets() -> None:
+    """Guards against an index beyond the budget where a proposer lends slots, and nodes of a failed request."""
+    sizes = TreeSizes(4)
+    for _ in range(50):
+        sizes.learn([2, 2], [(8, range(1, 9)), None], 0.0)
+    before = deepcopy(sizes)
+    assert sizes.budgets(2, TIMES, 0.3) == before.budgets(2, TIMES, 0.3) != [0, 0]
