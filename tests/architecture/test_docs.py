@@ -11,6 +11,13 @@ from outpace.bench.ratios import COPIED
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+PAGES = sorted(
+    {*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *(ROOT / "data").glob("*.md"), *(ROOT / "drafters").rglob("*.md")}
+)
+PATH = re.compile(
+    r"`((?:src/outpace|tests|scripts|docs|examples|benchmarks|deploy|data|drafters|constraints)/[\w./*-]*)`"
+)
+"""A file or folder of the repository, as the pages name it."""
 MARK = re.compile(r"^<!-- outpace: (\w+)(?: (\S+))?.* -->$", re.MULTILINE)
 MEAN = "geometric mean"
 SAID = {
@@ -53,6 +60,22 @@ def test_the_readme_quotes_the_results() -> None:
     assert quoted, "the README has speeds"
     assert not {figure for figure in quoted if figure not in results}
     assert len(readme.split()) <= 900
+
+
+def test_paths_in_the_documents_exist() -> None:
+    """Guards against pages that name files which were moved or deleted."""
+    missing = []
+    for page in PAGES:
+        for path in PATH.findall(page.read_text()):
+            pattern = path.replace("KIND", "*").replace("TARGET", "*").rstrip("/")
+            if not list(ROOT.glob(pattern)):
+                missing.append(f"{page.name}: {path}")
+    assert not missing
+
+
+def test_the_documents_stay_short() -> None:
+    """Guards against documentation that grows back to 68,000 words."""
+    assert sum(len(page.read_text().split()) for page in PAGES) <= 30_000
 
 
 def test_a_reader_of_the_files_finds_every_table() -> None:
