@@ -19,6 +19,7 @@ from outpace.chat import Chat
 from outpace.core.events import Generation
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer, check_proposer
+from outpace.core.settings import LoadSettings, documented_by
 from outpace.drafters.options import checked_budget
 from outpace.engine.engine import Engine
 from outpace.engine.margin import Margin, margin_of
@@ -251,6 +252,7 @@ class Model:
         return proposer, own_budget(wanted) if is_open else chosen
 
 
+@documented_by(LoadSettings)
 def load(
     model: str | PathLike[str],
     method: MethodLike | None = None,
@@ -258,39 +260,18 @@ def load(
     drafter: str | PathLike[str] | None = None,
     budget: int | None = None,
     speculative_config: Mapping[str, Any] | None = None,
-    profile: bool = True,
-    dtype: Any = "auto",
-    quantize: str = "none",
-    device: Any = "auto",
+    profile: bool = LoadSettings.profile,
+    dtype: Any = LoadSettings.dtype,
+    quantize: str = LoadSettings.quantize,
+    device: Any = LoadSettings.device,
     max_model_len: int | None = None,
-    max_num_seqs: int = 8,
-    exact: bool = False,
-    enable_prefix_caching: bool = True,
+    max_num_seqs: int = LoadSettings.max_num_seqs,
+    exact: bool = LoadSettings.exact,
+    enable_prefix_caching: bool = LoadSettings.enable_prefix_caching,
     progress: bool | None = None,
 ) -> Model:
-    """Load a model for fast, lossless generation.
-
-    Args:
-        model: a local folder or GGUF file, a pulled model (`outpace models pull smollm2-135m`), or a hub id.
-        method: how to draft: a name of `outpace methods`, with options as in "recycle:budget=8";
-            `outpace.method("recycle", budget=8)`; or a proposer of one's own. None is the profile's, or the best for
-            the drafter that is named, or for none; without compiled kernels for one that ships (`outpace models list`).
-        drafter: folder or hub id of a trained drafter, or the name of one that ships ("smollm2-135m/domino"); for
-            "linear", "fixed", "dynatree" and "svip" a draft model of the same tokenizer, or "early-exit:LAYERS" for the
-            target's own first layers. None takes what ships for model and method, or the first layers.
-        budget: drafted nodes per round; None takes the method's default for the device.
-        speculative_config: vLLM's, instead of method, drafter and budget.
-        profile: whether what `outpace tune` found for this model here is taken where no method and no drafter is named.
-        dtype: "auto" (bfloat16 where the hardware computes in it), "float32", "bfloat16" or "float16"; or torch's own.
-        quantize: "none", or "int8": products of whole numbers, on a CPU; lossless against the same quantised model.
-        device: "auto", "cpu" or "cuda"; a GPU's number.
-        max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
-        max_num_seqs: requests decoded at a time; more wait their turn.
-        exact: on a GPU, passes of a fixed number of rows and attention in a fixed order, so that a row keeps its bits
-            in any company, at some cost; `Model.exactness` says whether it does. CPUs compute so anyway.
-        enable_prefix_caching: whether a common beginning of prompts is computed once for all requests that have it.
-        progress: whether stderr shows the stages of loading with a bar, and then their times in one line; None does
-            where stderr is a terminal. There are never bars where it is none.
+    """Load a model for fast, lossless generation. The method may also be `outpace.method("recycle", budget=8)` or a
+    proposer of your own; dtype and device may be torch's.
 
     Raises:
         ModelError: the model cannot be found or read.

@@ -132,7 +132,7 @@ def test_bench_that_is_stopped_goes_on(folder: str, tmp_path: Path, monkeypatch:
     """Guards against records written at the end only, silence on the way, and a second run of what is done."""
     options = ["bench", "-m", folder, "-w", "builtin:3", "--methods", "recycle", "--max-new-tokens", "8"]
     options += ["--out", str(tmp_path)]
-    monkeypatch.setattr(sys.modules["outpace.cli.collect"], "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(sys.modules["outpace.cli.bench"], "SECONDS_BETWEEN_LINES", 0)
     measure, measured = BenchRun._measure, list[int]()
 
     def interrupted(run: BenchRun, number: int, *rest: Any) -> Any:

@@ -57,8 +57,8 @@ def test_options_of_a_model_here_are_refused() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["bench", "-w", "builtin"], "model: name one with --model, or a server with --endpoint"),
-        (["chat"], "model: name one with --model, or a server with --url"),
+        (["bench", "-w", "builtin"], "model: name one, as in `outpace chat smollm2-135m`, or a server with --endpoint"),
+        (["chat"], "model: name one, as in `outpace chat smollm2-135m`, or a server with --url"),
         (["bench", "-m", "x", "-w", "builtin", "--concurrency", "1,2"], "several levels are for servers"),
         (["bench", "-m", "x", "-w", "builtin", "--concurrency", "two"], "concurrency='two': give whole numbers"),
     ],

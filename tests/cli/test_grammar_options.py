@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from outpace.cli.options import grammar_of
+from outpace.cli.generate import grammar_of
 from outpace.core.params import Grammar
 from outpace.lib.errors import InvalidRequest
 

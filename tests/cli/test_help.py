@@ -53,7 +53,7 @@ def test_help_has_no_types_of_python(name: str) -> None:
     for one in parameters:
         assert one.help, f"{name}: {one.name} has no help"
         takes_value = one.param_type_name == "argument" or not one.is_flag
-        assert bool(one.metavar) == takes_value, f"{name}: {one.name}: cli/help.py has no word for its value"
+        assert bool(one.metavar) == takes_value, f"{name}: {one.name}: cli/command.py has no word for its value"
 
 
 def option_lists() -> dict[str, type[BaseModel]]:

@@ -9,17 +9,15 @@ import typer
 from outpace import __version__
 from outpace.cli.bench import bench
 from outpace.cli.chat import chat
+from outpace.cli.command import Command, Group
 from outpace.cli.convert import convert
-from outpace.cli.count_ngrams import count_ngrams
 from outpace.cli.doctor import doctor
 from outpace.cli.generate import generate
-from outpace.cli.help import Command, Group
 from outpace.cli.methods import methods
 from outpace.cli.models import models_app
 from outpace.cli.options import complain
-from outpace.cli.rank_vocabulary import rank_vocabulary
 from outpace.cli.serve import serve
-from outpace.cli.tokenize_corpus import tokenize_corpus
+from outpace.cli.tables import count_ngrams, rank_vocabulary, tokenize_corpus
 from outpace.cli.train import train_app
 from outpace.cli.tune import tune
 from outpace.cli.verify import verify
@@ -38,7 +36,7 @@ EXTRAS = {
 }
 
 # Commands import what they run when they run: --help must not wait for transformers.
-app = typer.Typer(cls=Group, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
+app = typer.Typer(cls=Group, no_args_is_help=True, pretty_exceptions_enable=False, help=__doc__)
 for command in (
     generate,
     chat,
@@ -93,10 +91,7 @@ def main() -> None:
     _show_warnings_in_a_line()
     try:
         app()
-    except OutpaceError as error:
-        complain(error)
-        sys.exit(2)
-    except OSError as error:  # a folder that cannot be written, a disk that is full
+    except (OutpaceError, OSError) as error:  # such as a folder that cannot be written, or a full disk
         complain(error)
         sys.exit(2)
     except ModuleNotFoundError as error:

@@ -1,55 +1,55 @@
-"""`outpace bench`: methods against each other, here or on a server."""
+"""`outpace bench`: methods against each other, with a model here or on a server."""
 
 import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from outpace.cli.bench_endpoint import bench_endpoint
-from outpace.cli.collect import collect
+from outpace.cli.from_settings import from_settings, options
 from outpace.cli.options import (
+    LOADING,
+    PENALTIES,
+    SAMPLING,
     ApiKey,
     AsJson,
-    Budget,
-    Device,
-    Drafter,
-    Dtype,
-    Exact,
-    FrequencyPenalty,
-    IgnoreEos,
-    Loading,
-    MaxModelLen,
-    MaxNewTokens,
     MaxTurns,
-    MinP,
-    OptionalModelName,
-    PresencePenalty,
-    Quantize,
-    RepetitionPenalty,
-    SpeculativeConfig,
-    Temperature,
-    TopK,
-    TopP,
     Workload,
     aside,
-    model_for,
+    load,
+    load_for,
+    loading_options,
+    methods_option,
+    model_of,
+    notes,
     progress_bar,
     refuse_options,
 )
 from outpace.core.params import SamplingParams
+from outpace.core.settings import LoadSettings
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.paths import path_of
 
-LOADED_WITH = ("drafter", "speculative_config", "dtype", "quantize", "device", "max_model_len", "exact")
-MEASURED_HERE = ("batch_size", "phases")
+if TYPE_CHECKING:
+    from outpace.bench.endpoint import EndpointPlan
+
+NOT_OF_SERVERS = (*(name for name in LOADING if name not in ("model", "budget")), "batch_size", "phases")
+SECONDS_BETWEEN_LINES = 30
+Record = dict[str, Any]
 
 
+@from_settings(
+    loading=loading_options("method", model=None),
+    params=options(SamplingParams, *SAMPLING, *PENALTIES, seed=0),
+)
 def bench(
     context: typer.Context,
+    loading: LoadSettings,
     workload: Workload,
-    model: OptionalModelName = None,
+    params: SamplingParams,
     endpoint: Annotated[
         str | None,
         typer.Option(
@@ -60,26 +60,14 @@ def bench(
     api_key: ApiKey = None,
     methods: Annotated[
         str | None,
-        typer.Option(
-            help="Comma-separated, by default plain,lookup,recycle and the model's default; 'transformers' is stock "
+        methods_option(
+            "Comma-separated, by default plain,lookup,recycle and the model's default; 'transformers' is stock "
             "generate."
         ),
     ] = None,
-    drafter: Drafter = None,
-    budget: Budget = None,
-    speculative_config: SpeculativeConfig = None,
-    max_new_tokens: MaxNewTokens = 128,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
-    ignore_eos: IgnoreEos = False,
-    seed: Annotated[int, typer.Option(help="Key of the sampling noise.")] = 0,
     warm: Annotated[
-        list[str] | None, typer.Option(help="FILE or FILE:LIMIT that methods learn from first, unmeasured.")
+        list[str] | None,
+        typer.Option(metavar="FILE[:LIMIT]", help="Prompts that methods learn from first, unmeasured."),
     ] = None,
     batch_size: Annotated[
         int | None,
@@ -88,22 +76,17 @@ def bench(
     concurrency: Annotated[
         str | None,
         typer.Option(
+            metavar="REQUESTS",
             help="Requests in flight: as one ends, the next of the batch begins. By default all; of a server several "
-            "levels, one after the other, as 1,2,4,8: by default 1."
+            "levels, one after the other, as 1,2,4,8: by default 1.",
         ),
     ] = None,
     max_turns: MaxTurns = None,
     out: Annotated[
-        Path | None,
-        typer.Option(help="Folder for records.jsonl and summary.json; a run that was stopped goes on there."),
+        Path | None, typer.Option(help="Folder for records.jsonl and summary.json; a stopped run continues there.")
     ] = None,
-    dtype: Dtype = "auto",
-    quantize: Quantize = "none",
-    device: Device = "auto",
-    max_model_len: MaxModelLen = None,
-    exact: Exact = False,
     check: Annotated[
-        bool, typer.Option(help="Classify differences as ties or bugs; of a server, ask once more and compare.")
+        bool, typer.Option(help="Classify differences as ties or bugs; ask a server once more and compare.")
     ] = True,
     phases: Annotated[bool, typer.Option("--phases", help="Show where a round's time goes, and memory.")] = False,
     as_json: AsJson = False,
@@ -115,26 +98,16 @@ def bench(
     from outpace.data.workload import read_workloads
 
     chosen = () if methods is None else split_methods(methods)
-    params = SamplingParams(
-        max_new_tokens,
-        temperature,
-        top_k,
-        top_p,
-        min_p,
-        seed,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        ignore_eos=ignore_eos,
-    )
     items, warm_items = read_workloads(workload, max_turns), read_workloads(warm or [])
     levels = _levels(concurrency)
     if endpoint is not None:
-        refuse_options(context, (*LOADED_WITH, *MEASURED_HERE), f"a server is measured, endpoint={endpoint!r}")
+        refuse_options(context, NOT_OF_SERVERS, f"a server is measured, endpoint={endpoint!r}")
         from outpace.bench.endpoint import EndpointPlan
 
-        server_plan = EndpointPlan(items, params, levels or (1,), chosen, budget, warm_items=warm_items, check=check)
-        bench_endpoint(endpoint, api_key, model, server_plan, out, as_json)
+        server_plan = EndpointPlan(
+            items, params, levels or (1,), chosen, loading.budget, warm_items=warm_items, check=check
+        )
+        _bench_endpoint(endpoint, api_key, loading.model, server_plan, out, as_json)
         return
     if len(levels) > 1:
         raise InvalidRequest(f"concurrency={concurrency!r}: several levels are for servers, with --endpoint; give one")
@@ -145,45 +118,70 @@ def bench(
         with_baseline(chosen),
         items,
         params,
-        budget=budget,
+        budget=loading.budget,
         warm_items=warm_items,
         check=check,
         batch_size=batch_size,
         concurrency=in_flight,
     )
-    model = model_for(model, "--endpoint")
-    loading = Loading(
-        model,
-        drafter,
-        budget,
-        dtype,
-        quantize,
-        device,
-        max_model_len=max_model_len,
-        speculative_config=speculative_config,
-        exact=exact,
-    )
-    if methods is not None and speculative_config is None:
-        loaded = loading.load_for([name for name in chosen if name != TRANSFORMERS], plan.in_flight)
-    else:  # the model's default, or the config's, which may name no method beside it
-        loaded = loading.load(methods, plan.in_flight)
-        chosen = usual_methods(loaded) if speculative_config is None else (loaded.method_name,)
+    model = model_of(loading, "--endpoint")
+    if methods is not None and loading.speculative_config is None:
+        loaded = load_for(loading, [name for name in chosen if name != TRANSFORMERS], plan.in_flight)
+    else:  # the model's default, or the config's
+        loaded = load(replace(loading, method=methods), plan.in_flight)
+        chosen = usual_methods(loaded) if loading.speculative_config is None else (loaded.method_name,)
         plan = replace(plan, methods=with_baseline(chosen))
     aside(str(loaded.exactness))
     run = BenchRun(loaded, plan)
     with progress_bar("bench", len(items) + len(warm_items)) as advance:
         records = collect(run, len(items), out, advance, lambda found: line(summarise(found)))
     summary = summarise(records)
-    if out is not None:
-        (out / "summary.json").write_text(json.dumps({"methods": summary}, indent=2))
     if not as_json:
         where = f"{records[0]['hardware']}, {records[0]['threads']} threads, {records[0]['dtype']}"
         turns = sum(len(item.turns) for item in items)
         prompts = f"{len(items)} prompts" + (f" of {turns} turns" if turns != len(items) else "")
         at_a_time = f"{plan.in_flight} in flight" if concurrency else f"batch size {batch_size}"
-        title = f"{model}, {prompts}, {at_a_time}, {where}"
-        table(summary, title, phases).show()
-    print(json.dumps({"methods": summary}))
+        table(summary, f"{model}, {prompts}, {at_a_time}, {where}", phases).show()
+    _finish({"methods": summary}, out)
+
+
+def _bench_endpoint(
+    url: str, api_key: str | None, model: str | None, plan: "EndpointPlan", out: Path | None, as_json: bool
+) -> None:
+    """Measure a server.
+
+    Raises:
+        InvalidRequest: a request, a name or an option that the server does not take.
+        ModelError: no OpenAI-compatible server, one that refuses the key, or one that fails.
+    """
+    from outpace.bench.endpoint import EndpointRun
+    from outpace.bench.endpoint_report import endpoint_line, endpoint_table, summarise_endpoint
+    from outpace.bench.environment import client_environment
+    from outpace.endpoint.client import Endpoint
+    from outpace.endpoint.server import find_server
+
+    with Endpoint(url, api_key) as endpoint:
+        server = find_server(endpoint, model)
+        run = EndpointRun(endpoint, server, plan, client_environment())
+        with progress_bar("bench", len(plan.items)) as advance:
+            say = lambda found: endpoint_line(summarise_endpoint(found))  # noqa: E731
+            records = collect(run, len(plan.items), out, advance, say)
+    summary = summarise_endpoint(records)
+    if not as_json:
+        title = f"{server.model} at {endpoint.url}, {len(plan.items)} prompts, asked from {records[0]['hardware']}"
+        endpoint_table(summary, title).show()
+        retries = sum(row["retries"] for row in summary)
+        if retries:
+            _note(f"the server was busy {retries} times; these waits are part of the TTFT")
+        if any("pieces" in row["counted_by"] for row in summary):
+            _note("the server counts no tokens in streams: pieces of text are counted instead")
+    _finish({"levels": summary}, out)
+
+
+def _finish(summary: dict[str, Any], out: Path | None) -> None:
+    if out is not None:
+        (out / "summary.json").write_text(json.dumps(summary, indent=2))
+    print(json.dumps(summary))
 
 
 def _levels(text: str | None) -> tuple[int, ...]:
@@ -192,3 +190,48 @@ def _levels(text: str | None) -> tuple[int, ...]:
         return () if text is None else tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise InvalidRequest(f"concurrency={text!r}: give whole numbers, as 1,2,4") from error
+
+
+class Run(Protocol):
+    """What is measured: numbered groups of records, and the settings that they depend on."""
+
+    @property
+    def settings(self) -> dict[str, Any]: ...
+
+    @property
+    def group_sizes(self) -> list[int]: ...
+
+    def groups(self, done: Sequence[Record], on_item: Callable[[], None]) -> Iterator[list[Record]]: ...
+
+
+def collect(
+    run: Run, prompts: int, out: Path | None, advance: Callable[[], None], report: Callable[[list[Record]], str]
+) -> list[Record]:
+    """All records of a run, including those that its folder already has.
+
+    Args:
+        run: what is measured.
+        prompts: how many there are.
+        out: the folder, if records are kept.
+        advance: called after each prompt.
+        report: the line that is printed every 30 seconds.
+    """
+    from outpace.bench.folder import RunFolder
+
+    folder = None if out is None else RunFolder(out, run.settings)
+    records = [] if folder is None else folder.read(run.group_sizes)
+    if records:
+        _note(f"{out}: {len(records)} records are there already, of {sum(run.group_sizes)}")
+    last = monotonic()
+    for group in run.groups(records, advance):
+        if folder is not None:
+            folder.append(group)
+        records += group
+        if monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = monotonic()
+            _note(f"{len({record['index'] for record in records})}/{prompts} prompts: {report(records)}")
+    return records
+
+
+def _note(text: str) -> None:
+    notes.print(text, highlight=False, soft_wrap=True)

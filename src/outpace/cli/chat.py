@@ -1,92 +1,74 @@
 """`outpace chat`: a conversation in the terminal, with a model here or with a server."""
 
+import re
 import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outpace.cli.chat_endpoint import chat_endpoint
-from outpace.cli.conversation import converse
+from outpace.cli.from_settings import from_settings, options
 from outpace.cli.options import (
+    LOADING,
+    SAMPLING,
     ApiKey,
-    Budget,
-    Device,
-    Drafter,
-    Dtype,
-    Exact,
-    Loading,
-    MaxModelLen,
-    MaxNewTokens,
-    Method,
-    MinP,
-    OptionalModelName,
-    Quantize,
-    Seed,
-    SpeculativeConfig,
-    Temperature,
-    TopK,
-    TopP,
     aside,
-    model_for,
+    complain,
+    load,
+    loading_options,
+    model_of,
+    notes,
     refuse_options,
 )
 from outpace.core.params import SamplingParams
+from outpace.core.settings import LoadSettings
+from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.lib.stages import short_name
 
 if TYPE_CHECKING:
     from outpace import Chat, Model, TokenStream
+    from outpace.endpoint.server import RemoteChat
 
-LOADED_WITH = ("drafter", "speculative_config", "dtype", "quantize", "device", "max_model_len", "exact")
+HELP = (
+    "/reset begins a new conversation, /info describes the model and how it decodes, /exit or Ctrl-D leaves, Ctrl-C "
+    "stops an answer and leaves at the prompt."
+)
+NOT_OF_SERVERS = tuple(name for name in LOADING if name not in ("model", "method", "budget"))
 
 
+@from_settings(
+    loading=loading_options(model=None),
+    params=options(
+        SamplingParams, *(name for name in SAMPLING if name != "max_new_tokens"), "seed", "stop", max_new_tokens=1024
+    ),
+)
 def chat(
     context: typer.Context,
-    model: OptionalModelName = None,
+    loading: LoadSettings,
+    params: SamplingParams,
     url: Annotated[
         str | None,
         typer.Option(
+            metavar="URL",
             help="Talk with an OpenAI-compatible server instead: the base of its API, as http://host:8000/v1. The "
-            "model is then the server's name for it, by default its only one."
+            "model is then the server's name for it, by default its only one.",
         ),
     ] = None,
     api_key: ApiKey = None,
-    method: Method = None,
-    drafter: Drafter = None,
-    system: Annotated[str | None, typer.Option(help="A system message that opens the conversation.")] = None,
-    budget: Budget = None,
-    speculative_config: SpeculativeConfig = None,
-    max_new_tokens: MaxNewTokens = 1024,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: Seed = None,
-    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be given several times.")] = None,
-    dtype: Dtype = "auto",
-    quantize: Quantize = "none",
-    device: Device = "auto",
-    max_model_len: MaxModelLen = None,
-    exact: Exact = False,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="A system message that opens the conversation.")
+    ] = None,
 ) -> None:
-    """Talk with a model. Each line is a message, from a terminal or a pipe; what was said is not computed again."""
-    params = SamplingParams(
-        max_new_tokens, temperature, top_k, top_p, min_p, seed, stop=tuple(stop or ())
-    )  # checked before a model is loaded
+    """Talk with a model. Each line is a message, from a terminal or a pipe; earlier turns are not computed again."""
     if url is not None:
-        refuse_options(context, LOADED_WITH, f"a server answers, url={url!r}")
-        chat_endpoint(url, api_key, model, params, system, method=method, budget=budget)
+        refuse_options(context, NOT_OF_SERVERS, f"a server answers, url={url!r}")
+        _chat_with_server(url, api_key, loading, params, system)
         return
-    loaded = Loading(
-        model_for(model, "--url"),
-        drafter,
-        budget,
-        dtype,
-        quantize,
-        device,
-        max_model_len=max_model_len,
-        speculative_config=speculative_config,
-        exact=exact,
-    ).load(method, 1)
+    model_of(loading, "--url")
+    loaded = load(loading, 1)
     with loaded.chat(system, params) as conversation:
         greeting = (
             f"{short_name(loaded.name)}, method {loaded.method_name}, context of {loaded.target.max_length} tokens"
@@ -136,9 +118,122 @@ def _answer(conversation: "Chat", text: str) -> None:
 
 
 def _stop_on_interrupt(stream: "TokenStream") -> Any:
-    """Make Ctrl-C end the answer between two steps, where everything is in order; returns the handler before."""
+    """Make Ctrl-C end the answer between two steps, where the state is consistent; returns the handler before."""
 
     def stop(number: int, frame: object) -> None:
         stream.stop()
 
     return signal.signal(signal.SIGINT, stop)
+
+
+def _chat_with_server(
+    url: str, api_key: str | None, loading: LoadSettings, params: SamplingParams, system: str | None
+) -> None:
+    """Talk with a server.
+
+    Raises:
+        InvalidRequest: a method or a budget for a server that is not ours, or several models and no name.
+        ModelError: no OpenAI-compatible server, or one that refuses the key.
+    """
+    from outpace.endpoint.client import Endpoint
+    from outpace.endpoint.server import RemoteChat, find_server
+
+    method, budget = loading.method, loading.budget
+    with Endpoint(url, api_key) as endpoint:
+        server = find_server(endpoint, loading.model)
+        if not server.is_outpace and (method is not None or budget is not None):
+            raise InvalidRequest(
+                f"method={method!r}, budget={budget}: the server at {endpoint.url} is not outpace's and drafts as it "
+                "was started; leave them out"
+            )
+        conversation = RemoteChat(endpoint, server, params, system, method, budget)
+        decides = f"method {method or server.default_method}" if server.is_outpace else "a server that is not outpace's"
+        greeting = f"{server.model} at {endpoint.url}, {decides}"
+        if "max_model_len" in server.facts:
+            greeting += f", context of {server.facts['max_model_len']} tokens"
+        facts = [greeting, *(f"{name}: {_flat(value)}" for name, value in server.facts.items())]
+        converse(lambda text: _answer_of_server(conversation, text), conversation.reset, greeting, lambda: facts)
+
+
+def _flat(value: object) -> str:
+    return ", ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
+
+
+def _answer_of_server(conversation: "RemoteChat", text: str) -> None:
+    """Print an answer as it comes, and its figures. Ctrl-C closes the connection, which cancels it at the server."""
+    first = last = 0.0
+    try:
+        with conversation.send(text) as stream:
+            try:
+                for piece in stream:
+                    print(piece, end="", flush=True)
+                    last = perf_counter()
+                    first = first or last
+            except KeyboardInterrupt:
+                stream.finish_reason = "cancelled"
+            finally:
+                print(flush=True)
+    except KeyboardInterrupt:  # before the first piece
+        aside("ended by cancelled")
+        return
+    tokens = stream.usage.get("completion_tokens", stream.pieces)
+    rate = (tokens - 1) / (last - first) if last > first else 0.0
+    unit = "tokens" if "completion_tokens" in stream.usage else "pieces"
+    facts = [f"{tokens} {unit}", f"{rate:.1f} {unit}/s"]
+    if stream.report:
+        facts.append(f"{stream.report['tokens_per_step']:.2f} tokens per step")
+        facts.append(f"{stream.report['reused_tokens']} of {stream.usage.get('prompt_tokens')} prompt tokens reused")
+    aside(", ".join([*facts, f"ended by {stream.finish_reason}"]))
+
+
+def converse(
+    answer: Callable[[str], None], reset: Callable[[], None], greeting: str, info: Callable[[], Sequence[str]]
+) -> None:
+    """Answer line by line until the end.
+
+    Args:
+        answer: prints the answer to a message.
+        reset: begins a new conversation.
+        greeting: describes the model to a person, in one line.
+        info: lines that describe it in full.
+
+    Raises:
+        typer.Exit: with status 2, if a message of a script was not answered.
+    """
+    has_failed = False
+    if sys.stdin.isatty():
+        aside(f"{greeting}; /exit or Ctrl-D leaves, /help lists the commands.")
+    while (line := _read_line()) is not None:
+        if line in ("/exit", "/quit"):
+            break
+        if line == "/reset":
+            reset()
+        elif line == "/info":
+            for fact in info():
+                aside(fact)
+        elif re.fullmatch(r"/\w+", line):
+            aside(f"{'' if line == '/help' else f'no command {line}: '}{HELP}")
+        elif line:
+            try:
+                answer(line)
+            except OutpaceError as error:
+                has_failed = True
+                complain(error)
+    if has_failed and not sys.stdin.isatty():
+        raise typer.Exit(2)  # a person has seen the error, a script has not
+
+
+def _read_line() -> str | None:
+    """The next message without surrounding space, None at the end."""
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    if is_terminal:
+        with suppress(ImportError):  # not built on every platform
+            import readline  # noqa: F401  input() then edits lines and remembers them
+    elif sys.stdin.isatty():
+        print("> ", end="", file=sys.stderr, flush=True)
+    try:
+        return input("> " if is_terminal else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        if sys.stdin.isatty():
+            notes.print()
+        return None

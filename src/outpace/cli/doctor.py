@@ -2,56 +2,42 @@
 
 import json
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.text import Text
 
 from outpace import __version__
-from outpace.cli.options import (
-    AsJson,
-    Budget,
-    Device,
-    Drafter,
-    Dtype,
-    Loading,
-    MaxModelLen,
-    Method,
-    Quantize,
-    console,
-    working,
-)
+from outpace.cli.from_settings import from_settings
+from outpace.cli.options import AsJson, console, is_given, load, loading_options, working
+from outpace.core.settings import LoadSettings
 from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outpace.doctor.finding import Finding
 
 
+OPTIONS = loading_options("speculative_config", "exact", model=None)
+
+
+@from_settings(loading=OPTIONS)
 def doctor(
-    model: Annotated[
-        str | None, typer.Argument(help="Folder, GGUF file, pulled name or hub id; none looks at the machine alone.")
-    ] = None,
-    method: Method = None,
-    drafter: Drafter = None,
-    budget: Budget = None,
-    dtype: Dtype = "auto",
-    quantize: Quantize = "none",
-    device: Device = "auto",
-    max_model_len: MaxModelLen = None,
+    context: typer.Context,
+    loading: LoadSettings,
     as_json: AsJson = False,
 ) -> None:
     """Find out why it is slow, or not exact: of the machine, a model on it and its method, measurements with remedies.
     Exit status 1 if anything needs a look."""
-    of_model = (method, drafter, budget, dtype, quantize, device, max_model_len)
-    if model is None and of_model != (None, None, None, "auto", "none", "auto", None):
-        raise InvalidRequest("MODEL is missing: without one the machine alone is looked at, and takes no such options")
+    model = loading.model
+    if model is None and any(is_given(context, name) for name in OPTIONS.names):
+        raise InvalidRequest("MODEL is missing: without one only the machine is examined, and takes no such options")
     from outpace.doctor.machine import examine_machine
     from outpace.doctor.method import examine_method
     from outpace.doctor.model import examine_model
 
     found = _shown("the machine", examine_machine(), as_json)
     if model is not None:
-        loaded = Loading(model, drafter, budget, dtype, quantize, device, max_model_len=max_model_len).load(method, 1)
+        loaded = load(loading, 1)
         found += _shown(f"{model} on it", examine_model(loaded, _unwell(found)), as_json)
         beside = "" if loaded.method_name == "plain" else " beside plain decoding"
         found += _shown(f"{loaded.method_name}{beside}", examine_method(loaded), as_json)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from outpace.cli.help import Command, Group
+from outpace.cli.command import Command, Group
 from outpace.cli.options import AsJson, console, quieten_transformers, working
 
 models_app = typer.Typer(cls=Group, no_args_is_help=True, help="Models that can be loaded by name.")

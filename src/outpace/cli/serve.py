@@ -1,33 +1,23 @@
-"""`outpace serve`: an OpenAI-compatible server."""
+"""`outpace serve`: an OpenAI-compatible server, ours or vLLM's with our drafters."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from outpace.cli.options import (
-    Budget,
-    Device,
-    Drafter,
-    Dtype,
-    Exact,
-    Loading,
-    MaxModelLen,
-    Method,
-    Quantize,
-    SpeculativeConfig,
-    notes,
-    refuse_options,
-)
-from outpace.cli.serve_vllm import serve_with_vllm
-from outpace.lib.checks import check_range
+from outpace.cli.from_settings import from_settings, options
+from outpace.cli.options import LOADING, is_given, load, notes, quieten_transformers, refuse_options
+from outpace.core.settings import LoadSettings
 from outpace.lib.errors import InvalidRequest
+from outpace.serve.settings import LOOPBACK, ServeSettings
 
 if TYPE_CHECKING:
     from outpace.api import Model
 
 OURS, VLLM = "outpace", "vllm"
-ONLY_IN_VLLM = (
+LIMITS = ("max_queue", "timeout", "send_timeout", "max_body", "max_methods", "drain_timeout", "log_prompts")
+NODES = (
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "data_parallel_size",
@@ -35,124 +25,67 @@ ONLY_IN_VLLM = (
     "node_rank",
     "master_addr",
     "master_port",
-    "vllm_arguments",
 )
-PANEL = "With --engine vllm"
-TensorParallel = Annotated[int, typer.Option(min=1, rich_help_panel=PANEL, help="GPUs that share each layer.")]
-PipelineParallel = Annotated[
-    int, typer.Option(min=1, rich_help_panel=PANEL, help="GPUs that share the stack of layers.")
-]
-DataParallel = Annotated[
-    int, typer.Option(min=1, rich_help_panel=PANEL, help="Copies of the model, each with requests of its own.")
-]
-Nodes = Annotated[
-    int, typer.Option(min=1, rich_help_panel=PANEL, help="Machines. Each runs this command, with its rank.")
-]
-NodeRank = Annotated[int | None, typer.Option(min=0, rich_help_panel=PANEL, help="Of this machine; rank 0 answers.")]
-MasterAddress = Annotated[str | None, typer.Option(rich_help_panel=PANEL, help="Where rank 0 is.")]
-MasterPort = Annotated[int | None, typer.Option(min=1, max=65535, rich_help_panel=PANEL, help="Where ranks meet.")]
+"""In the order of `outpace.vllm.launch.Nodes`."""
 
 
+def _of_vllm(unit: str, text: str, low: int | None = None) -> Any:
+    return typer.Option(min=low, metavar=unit, rich_help_panel="With --engine vllm", help=text)
+
+
+@from_settings(
+    loading=options(LoadSettings, *LOADING, "max_num_seqs", "enable_prefix_caching"),
+    settings=options(ServeSettings, "names", "host", "port", "api_keys", *LIMITS),
+)
 def serve(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Folder, GGUF file, pulled name or hub id.")],
+    loading: LoadSettings,
+    settings: ServeSettings,
     vllm_arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- VLLM...]", help="vLLM's own options, with --engine vllm.")
     ] = None,
     engine: Annotated[
-        str, typer.Option(help="outpace, or vllm: vLLM with our drafters, for several GPUs and machines.")
+        str,
+        typer.Option(
+            metavar=f"{OURS}|{VLLM}", help="outpace, or vllm: vLLM with our drafters, for several GPUs and machines."
+        ),
     ] = OURS,
-    method: Method = None,
-    drafter: Drafter = None,
-    budget: Budget = None,
-    speculative_config: SpeculativeConfig = None,
-    dtype: Dtype = "auto",
-    quantize: Quantize = "none",
-    device: Device = "auto",
-    max_model_len: MaxModelLen = None,
-    exact: Exact = False,
-    max_num_seqs: Annotated[int, typer.Option(min=1, help="Requests decoded at a time.")] = 8,
-    served_model_name: Annotated[
-        list[str] | None, typer.Option(help="What requests call the model; may be given several times.")
-    ] = None,
     chat_template: Annotated[
         Path | None, typer.Option(exists=True, dir_okay=False, help="A Jinja file instead of the model's own.")
     ] = None,
-    host: Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 for everywhere.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8000,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(envvar="OUTPACE_API_KEY", help="A key that requests must bear; several times for several."),
-    ] = None,
-    enable_prefix_caching: Annotated[bool, typer.Option(help="Compute a common beginning of prompts once.")] = True,
-    max_queue: Annotated[int, typer.Option(min=0, help="Answers that may wait; more get 429.")] = 64,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a request may take, waiting included.")] = 600,
-    send_timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a client may not read or write.")] = 60,
-    max_body: Annotated[int, typer.Option(min=1, help="Bytes of a request.")] = 4 << 20,
-    max_methods: Annotated[int, typer.Option(min=0, help="Different methods that requests may name.")] = 16,
-    drain_timeout: Annotated[float, typer.Option(min=0, help="Seconds to finish in after SIGTERM.")] = 30,
-    log_prompts: Annotated[bool, typer.Option("--log-prompts", help="Log what is asked.")] = False,
-    tensor_parallel_size: TensorParallel = 1,
-    pipeline_parallel_size: PipelineParallel = 1,
-    data_parallel_size: DataParallel = 1,
-    nnodes: Nodes = 1,
-    node_rank: NodeRank = None,
-    master_addr: MasterAddress = None,
-    master_port: MasterPort = None,
+    tensor_parallel_size: Annotated[int, _of_vllm("GPUS", "GPUs that share each layer.", 1)] = 1,
+    pipeline_parallel_size: Annotated[int, _of_vllm("GPUS", "GPUs that share the stack of layers.", 1)] = 1,
+    data_parallel_size: Annotated[
+        int, _of_vllm("COPIES", "Copies of the model, each with requests of its own.", 1)
+    ] = 1,
+    nnodes: Annotated[int, _of_vllm("MACHINES", "Machines. Each runs this command, with its rank.", 1)] = 1,
+    node_rank: Annotated[int | None, _of_vllm("RANK", "Of this machine; rank 0 answers.", 0)] = None,
+    master_addr: Annotated[str | None, _of_vllm("ADDRESS", "Where rank 0 is.")] = None,
+    master_port: Annotated[int | None, _of_vllm("PORT", "Where ranks meet.", 1)] = None,
 ) -> None:
     """Serve a model over HTTP as OpenAI does: chat, completions, streams, metrics."""
-    keys = tuple(api_key or ())
-    if any(not key.strip() for key in keys):
-        raise InvalidRequest("api_key='': an empty key would let everybody in; leave the option out instead")
-    from outpace.serve.settings import LOOPBACK
-
-    if host not in LOOPBACK and not keys:
-        notes.print(f"anybody who can reach {host}:{port} can use this server: give --api-key", style="yellow")
-    names = tuple(served_model_name or (Path(model).resolve().name if Path(model).exists() else model,))
+    if settings.host not in LOOPBACK and not settings.api_keys:
+        where = f"{settings.host}:{settings.port}"
+        notes.print(f"anybody who can reach {where} can use this server: give --api-key", style="yellow")
+    if not settings.names:
+        path = Path(loading.model)
+        settings = replace(settings, names=(path.resolve().name if path.exists() else loading.model,))
     if engine == VLLM:
-        serve_with_vllm(context, names, keys)
+        _serve_with_vllm(context, loading, settings)
     if engine != OURS:
         raise InvalidRequest(f"engine={engine!r}: choose {OURS} or {VLLM}")
-    refuse_options(context, ONLY_IN_VLLM, f"{OURS} serves by itself, --engine {VLLM} would take it")
+    refuse_options(context, (*NODES, "vllm_arguments"), f"{OURS} serves; --engine {VLLM} takes it")
     from outpace.serve.run import serve as run
-    from outpace.serve.settings import ServeSettings
 
-    loading = Loading(
-        model,
-        drafter,
-        budget,
-        dtype,
-        quantize,
-        device,
-        max_model_len=max_model_len,
-        speculative_config=speculative_config,
-        exact=exact,
-    )
     template = None if chat_template is None else _text_of(chat_template)
-    for name, seconds in (("timeout", timeout), ("send_timeout", send_timeout), ("drain_timeout", drain_timeout)):
-        check_range(name, seconds, 0.0, float("inf"), "a finite number of seconds")
-    settings = ServeSettings(
-        names=names,
-        host=host,
-        port=port,
-        api_keys=keys,
-        max_queue=max_queue,
-        timeout=timeout,
-        send_timeout=send_timeout,
-        max_body=max_body,
-        max_methods=max_methods,
-        drain_timeout=drain_timeout,
-        log_prompts=log_prompts,
-    )
 
-    def load() -> "Model":
-        loaded = loading.load(method, max_num_seqs)
-        loaded.engine.shares_prefixes = enable_prefix_caching
+    def loaded() -> "Model":
+        model = load(loading, loading.max_num_seqs)
         if template is not None:
-            loaded.codec.tokenizer.chat_template = template
-        return loaded
+            model.codec.tokenizer.chat_template = template
+        return model
 
-    run(load, settings)
+    run(loaded, settings)
 
 
 def _text_of(template: Path) -> str:
@@ -160,3 +93,53 @@ def _text_of(template: Path) -> str:
         return template.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"chat_template={str(template)!r}: cannot be read as UTF-8 text: {error}") from error
+
+
+def _serve_with_vllm(context: typer.Context, loading: LoadSettings, settings: ServeSettings) -> NoReturn:
+    """Print the equivalent `vllm serve` command, and replace this process by it.
+
+    Raises:
+        InvalidRequest: options that vLLM does not have.
+        VllmMissing: it is not installed, or in another version.
+        ModelError: no such model or drafter.
+    """
+    from outpace.vllm.launch import Nodes, VllmServer, command, start
+
+    given, keys = context.params, settings.api_keys
+    refuse_options(
+        context,
+        ("quantize", "device", "exact", *LIMITS),
+        "vLLM serves; `vllm serve --help=all` lists its own options, to be given after --",
+    )
+    nodes = Nodes(*[given[name] for name in NODES])
+    if len(keys) > 1:
+        raise InvalidRequest(f"api_key: {len(keys)} keys, and vLLM reads one; give several as -- --api-key KEY KEY")
+    server = VllmServer(
+        loading.model,
+        nodes,
+        settings.names,
+        settings.host,
+        settings.port,
+        keys[0] if keys else None,
+        method=loading.method,
+        drafter=loading.drafter,
+        budget=loading.budget,
+        speculative_config=loading.speculative_config,
+        more=_named(context),
+        arguments=tuple(given["vllm_arguments"] or ()),
+    )
+    quieten_transformers()
+    line = command(server)
+    notes.print(str(line), style="bold", highlight=False, soft_wrap=True)
+    start(line)
+
+
+def _named(context: typer.Context) -> dict[str, str | None]:
+    """Options that both servers have, where they were given."""
+    shared = ("dtype", "max_model_len", "max_num_seqs", "chat_template")
+    values: dict[str, str | None] = {
+        name.replace("_", "-"): str(context.params[name]) for name in shared if is_given(context, name)
+    }
+    if not context.params["enable_prefix_caching"]:
+        values["no-enable-prefix-caching"] = None
+    return values

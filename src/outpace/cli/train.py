@@ -6,12 +6,11 @@ from typing import Annotated
 
 import typer
 
-from outpace.cli.help import Command
+from outpace.cli.command import Command
 from outpace.cli.options import (
     ApiKey,
     Device,
     Dtype,
-    Loading,
     MaxModelLen,
     MinP,
     Prompts,
@@ -19,6 +18,7 @@ from outpace.cli.options import (
     Temperature,
     TopK,
     TopP,
+    load,
     notes,
     progress_bar,
     quieten_transformers,
@@ -26,6 +26,7 @@ from outpace.cli.options import (
 from outpace.cli.train_methods import TrainGroup, capture
 from outpace.cli.train_transitions import transitions
 from outpace.core.params import SamplingParams
+from outpace.core.settings import LoadSettings
 from outpace.lib.errors import InvalidRequest
 
 train_app = typer.Typer(cls=TrainGroup, no_args_is_help=True, help=__doc__)
@@ -82,9 +83,10 @@ def regenerate(
     store = AnswerStore(out, about_answers(target, codec, vocab_size, params, endpoint, dtype))
     answerer: Answerer
     if endpoint is None:
-        model = Loading(target, drafter, None, dtype, "none", device, max_model_len=max_model_len).load(
-            method, batch_size
+        settings = LoadSettings(
+            model=target, method=method, drafter=drafter, dtype=dtype, device=device, max_model_len=max_model_len
         )
+        model = load(settings, batch_size)
         answerer = EngineAnswerer(model, params, method)
     else:
         from outpace.endpoint.client import Endpoint

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from outpace.cli.help import Command, Group
+from outpace.cli.command import Command, Group
 from outpace.cli.options import Device, Dtype, Prompts, Target, notes, progress_bar, quieten_transformers
 from outpace.lib.paths import path_of
 

@@ -8,20 +8,10 @@ import typer
 from rich.text import Text
 
 from outpace import __version__
-from outpace.cli.options import (
-    AsJson,
-    Device,
-    Drafter,
-    Dtype,
-    Loading,
-    MaxModelLen,
-    MaxNewTokens,
-    MaxTurns,
-    Quantize,
-    console,
-    progress_bar,
-)
+from outpace.cli.from_settings import from_settings, options
+from outpace.cli.options import AsJson, MaxTurns, console, load_for, loading_options, methods_option, progress_bar
 from outpace.core.params import SamplingParams
+from outpace.core.settings import LoadSettings
 
 if TYPE_CHECKING:
     from outpace.api import Model
@@ -30,24 +20,26 @@ if TYPE_CHECKING:
     from outpace.methods.profile import Profile
 
 
+@from_settings(
+    loading=loading_options("method", "budget", "speculative_config", "exact"),
+    params=options(SamplingParams, max_new_tokens=64),
+)
 def tune(
-    model: Annotated[str, typer.Argument(help="Folder, GGUF file, pulled name or hub id.")],
+    loading: LoadSettings,
+    params: SamplingParams,
     workload: Annotated[
         list[str] | None,
         typer.Option(
-            "--workload", "-w", help="JSON-lines FILE or FILE:LIMIT of prompts like yours; by default builtin."
+            "--workload",
+            "-w",
+            metavar="FILE[:LIMIT]",
+            help="JSON-lines FILE or FILE:LIMIT of prompts like yours; by default builtin.",
         ),
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Comma-separated candidates; by default the usual ones for the drafters at hand.")
+        str | None, methods_option("Comma-separated candidates; by default the usual ones for the drafters available.")
     ] = None,
-    drafter: Drafter = None,
-    max_new_tokens: MaxNewTokens = 64,
     max_turns: MaxTurns = 1,
-    dtype: Dtype = "auto",
-    quantize: Quantize = "none",
-    device: Device = "auto",
-    max_model_len: MaxModelLen = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what was found and write nothing.")] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Delete the profile instead of making one.")] = False,
     as_json: AsJson = False,
@@ -62,9 +54,8 @@ def tune(
 
     names = tuple(workload or ["builtin"])
     chosen = None if methods is None else split_methods(methods)
-    items, params = spread(read_workloads(list(names), max_turns)), SamplingParams(max_new_tokens)
-    loading = Loading(model, drafter, None, dtype, quantize, device, max_model_len=max_model_len)
-    loaded = loading.load_for(chosen, 1)
+    items, model = spread(read_workloads(list(names), max_turns)), loading.model
+    loaded = load_for(loading, chosen, 1)
     file = profile_file(loaded.target, model)
     if forget:
         was_there = file.is_file()
@@ -73,7 +64,7 @@ def tune(
         return
     tried, left_out = candidates(loaded) if chosen is None else (chosen, {})
     outcome = find(tried, items, measuring(loaded, params, progress_bar))
-    profile = _profile(loaded, outcome, drafter, items, names, max_new_tokens)
+    profile = _profile(loaded, outcome, loading.drafter, items, names, params.max_new_tokens)
     if not dry_run:
         write_profile(file, profile)
     if as_json:
@@ -82,7 +73,7 @@ def tune(
         report = {"profile": json.loads(profile.model_dump_json()), "file": where, "why": outcome.why}
         print(json.dumps({**report, "trials": trials, "left_out": left_out}))
     else:
-        precision = profile.dtype if quantize == "none" else f"{profile.dtype}, {quantize}"
+        precision = profile.dtype if loading.quantize == "none" else f"{profile.dtype}, {loading.quantize}"
         title = f"{model}, {profile.hardware}, {profile.threads} threads, {precision}, greedy"
         _table(outcome, title).show()
         lines = [f"left out: {method}: {why}" for method, why in left_out.items()]

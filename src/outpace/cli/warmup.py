@@ -6,22 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outpace.cli.options import (
-    Budget,
-    Device,
-    Drafter,
-    Dtype,
-    Loading,
-    MaxModelLen,
-    MaxNewTokens,
-    ModelName,
-    Quantize,
-    Temperature,
-    Workload,
-    notes,
-    progress_bar,
-)
+from outpace.cli.from_settings import from_settings, options
+from outpace.cli.options import Workload, load, loading_options, notes, progress_bar
 from outpace.core.params import SamplingParams
+from outpace.core.settings import LoadSettings
 from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -33,22 +21,15 @@ ROUNDS = 5
 """Prompts of a file that names no LIMIT: a round of the Graft paper's warm-up is one prompt, answered (its table 4)."""
 
 
+@from_settings(
+    loading=loading_options("speculative_config", "exact", method="recycle"),
+    params=options(SamplingParams, "max_new_tokens", "temperature", seed=0),
+)
 def warmup(
-    model: ModelName,
+    loading: LoadSettings,
     workload: Workload,
+    params: SamplingParams,
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
-    method: Annotated[
-        str, typer.Option(help="Method that answers, one with a transition matrix or with shape=gated.")
-    ] = "recycle",
-    drafter: Drafter = None,
-    budget: Budget = None,
-    max_new_tokens: MaxNewTokens = 128,
-    temperature: Temperature = 0.0,
-    seed: Annotated[int, typer.Option(help="Key of the sampling noise.")] = 0,
-    dtype: Dtype = "auto",
-    quantize: Quantize = "none",
-    device: Device = "auto",
-    max_model_len: MaxModelLen = None,
 ) -> None:
     """Answer a workload's first prompts, 5 unless FILE:LIMIT says how many, and write what the method's transition
     matrix learned, for the option warm=FILE; of a gated method, as graft, its gates too, calibrated for the drafter at
@@ -61,10 +42,10 @@ def warmup(
     from outpace.trees.retrieval.transition_matrix import TransitionMatrix
     from outpace.trees.retrieval.warm_file import save_matrix
 
-    new_file(out)  # answers take long: told before, not after them
-    params = SamplingParams(max_new_tokens, temperature, seed=seed)
+    new_file(out)  # before answers are generated, which takes long
+    method, budget, temperature = loading.method, loading.budget, params.temperature
     items = read_workloads(workload, limit=ROUNDS, may_be_empty=True)
-    loaded = Loading(model, drafter, budget, dtype, quantize, device, max_model_len=max_model_len).load(method, 1)
+    loaded = load(loading, 1)
     proposer = loaded.proposer(method)
     matrix = matrix_of(proposer)
     with gates_open(proposer) as recorder:

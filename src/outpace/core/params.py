@@ -1,21 +1,12 @@
-"""What a user may request: grammars and sampling parameters."""
+"""Grammars and sampling parameters: the options of one request."""
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outpace.lib.checks import (
-    as_bias_pairs,
-    as_id_sequences,
-    as_ids,
-    as_strings,
-    check_flags,
-    check_int,
-    check_range,
-    check_text,
-    shown,
-)
+from outpace.core.settings import check_fields, documented, setting
+from outpace.lib.checks import as_bias_pairs, as_id_sequences, as_ids, as_strings, check_text, shown
 from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -180,93 +171,126 @@ KNOWN_UNSUPPORTED = frozenset(
 ALIASES = {"min_tokens": "min_new_tokens"}
 
 
+@documented
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are chosen and when it ends.
+    """How the tokens of one request are chosen and when it ends."""
 
-    Attributes:
-        max_new_tokens: upper limit on generated tokens, at least 0.
-        temperature: from 0 to 1e6. 0 is greedy, and so is whatever lies below 1e-8; from there on the logits are
-            divided by it.
-        top_k: keep the k most likely tokens; 0 keeps all. Ties with the k-th stay, as in transformers.
-        top_p: keep the smallest set of tokens whose probability reaches this value; 1 keeps all.
-        min_p: drop tokens whose probability is below this fraction of the most likely one's; 0 keeps all.
-        seed: key of the request's noise; None lets the engine pick one, which the result reports.
-        n: samples per prompt, at most 4096; sample i differs from the others by its index in the noise key.
-        stop: strings that end the text; the text stops before the first of them.
-        eos_token_ids: an id, or several, that end the request; None means the model's own.
-        verification: "match" (same tokens as plain decoding, seed for seed) or "rejection" (same distribution). There
-            the tree has a say in what is said. A sampled request that is verified by rejection therefore shares nothing
-            with others by which its trees would change, learns for itself from nothing, and starts every turn of a
-            conversation afresh: its answer depends on itself, its method and its seed alone.
-        repetition_penalty: above 0; logits of tokens in prompt or answer are divided by it where positive and
-            multiplied where negative, so that 1 changes nothing and more discourages. As in vLLM and transformers.
-        presence_penalty: from -2 to 2, subtracted once from the logits of tokens in the answer (OpenAI, vLLM).
-        frequency_penalty: from -2 to 2, subtracted once per occurrence in the answer (OpenAI, vLLM).
-        logit_bias: added to the logits; pairs (id, bias from -100 to 100), given as a mapping with integer or
-            numeric-string keys.
-        bad_words: strings that may not be said, as the tokenizer spells them with and without a space before them;
-            other spellings of the same characters remain possible. Only `Model` can serve them: they need a tokenizer.
-        bad_words_ids: sequences of ids of which the last may not follow the others, which may lie in the prompt.
-        min_new_tokens: the EOS ids cannot be chosen before this many tokens were; stop strings still end the answer.
-        ignore_eos: EOS ids do not end the request and are emitted like any other token.
-        logprobs: None for none; n from 0 to 20 reports each token's log-probability under the model, before any
-            option, and those of the n most likely tokens.
-        trace: report every round's tree, who named its tokens and which were accepted (`StepEvent.rounds`).
-        grammar: what the answer must match. A token may be chosen only if the grammar allows it after those before it,
-            and an EOS id only where the answer may end; bans, penalties and truncation act on what is left.
-        draft_forced: whether what the grammar forces is drafted. It changes the speed, never the answer; under
-            rejection, never its distribution.
-    """
-
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    n: int = 1
-    stop: tuple[str, ...] = field(default=())
-    eos_token_ids: tuple[int, ...] | None = None
-    verification: str = "match"
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    bad_words: tuple[str, ...] = ()
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    min_new_tokens: int = 0
-    ignore_eos: bool = False
-    logprobs: int | None = None
-    trace: bool = False
-    grammar: Grammar | None = None
-    draft_forced: bool = True
+    max_new_tokens: int = setting(128, "Most tokens to generate per answer.", unit="TOKENS", low=0)
+    temperature: float = setting(
+        0.0,
+        "Sampling temperature, by which the logits are divided; 0 is greedy, and so is anything below 1e-8.",
+        unit="TEMPERATURE",
+        low=0.0,
+        high=MAX_TEMPERATURE,
+        note=f"below {LEAST_TEMPERATURE:g} is greedy",
+    )
+    top_k: int = setting(
+        0,
+        "Keep the k most likely tokens; 0 keeps all. Ties with the k-th stay, as in transformers.",
+        unit="TOKENS",
+        low=0,
+    )
+    top_p: float = setting(
+        1.0,
+        "Keep the smallest set of tokens whose probability reaches this; 1 keeps all.",
+        unit="PROBABILITY",
+        low=0.0,
+        high=1.0,
+        is_open=True,
+    )
+    min_p: float = setting(
+        0.0,
+        "Drop tokens whose probability is below this fraction of the most likely one's; 0 keeps all.",
+        unit="PROBABILITY",
+        low=0.0,
+        high=1.0,
+    )
+    seed: int | None = setting(
+        None,
+        "Key of the sampling noise; by default the engine picks one, which the result reports.",
+        unit="SEED",
+        low=0,
+        high=MAX_SEED,
+    )
+    n: int = setting(
+        1, "Samples per prompt; the noise of each is keyed by its index.", unit="SAMPLES", low=1, high=MAX_SAMPLES
+    )
+    stop: tuple[str, ...] = setting((), "String that ends the answer, which stops before it.", unit="TEXT")
+    eos_token_ids: tuple[int, ...] | None = setting(None, "Token ids that end the answer; by default the model's own.")
+    verification: str = setting(
+        "match",
+        "match generates the tokens of plain decoding, seed for seed; rejection samples from the same distribution, "
+        "and the draft influences which tokens are drawn. Such a request shares nothing learned with other requests, "
+        "so that its answer depends on itself, its method and its seed alone.",
+        choices=("match", "rejection"),
+    )
+    repetition_penalty: float = setting(
+        1.0,
+        "Logits of tokens in prompt or answer are divided by this where positive, multiplied where negative; 1 changes "
+        "nothing.",
+        unit="PENALTY",
+        low=0.0,
+        is_open=True,
+        note="1 is none",
+    )
+    presence_penalty: float = setting(
+        0.0, "Subtracted once from the logits of tokens in the answer.", unit="PENALTY", low=-2.0, high=2.0
+    )
+    frequency_penalty: float = setting(
+        0.0,
+        "Subtracted from the logits of tokens in the answer once per occurrence.",
+        unit="PENALTY",
+        low=-2.0,
+        high=2.0,
+    )
+    logit_bias: tuple[tuple[int, float], ...] = setting(
+        (), "Added to the logit of a token id, from -100 to 100; in Python a mapping.", unit="ID=VALUE"
+    )
+    bad_words: tuple[str, ...] = setting(
+        (),
+        "String that may not be generated, as the tokenizer spells it with and without a space before it; other "
+        "spellings remain possible.",
+        unit="TEXT",
+    )
+    bad_words_ids: tuple[tuple[int, ...], ...] = setting(
+        (), "Sequences of ids of which the last may not follow the others, in prompt or answer."
+    )
+    min_new_tokens: int = setting(
+        0, "Tokens before an EOS may be chosen; stop strings still end the answer.", unit="TOKENS", low=0
+    )
+    ignore_eos: bool = setting(False, "Continue to the token limit: an EOS is a token like any other.")
+    logprobs: int | None = setting(
+        None,
+        "Report the log-probability of each token under the model, before any option, and those of this many most "
+        "likely tokens.",
+        unit="TOKENS",
+        low=0,
+        high=MAX_LOGPROBS,
+    )
+    trace: bool = setting(
+        False, "Report each round's tree, the origin of its tokens and which were accepted (`StepEvent.rounds`)."
+    )
+    grammar: Grammar | None = setting(
+        None,
+        "What the answer must match: a token may be chosen only if the grammar allows it, an EOS only where the answer "
+        "may end. Penalties and truncation act on what is left.",
+    )
+    draft_forced: bool = setting(
+        True, "Draft what the grammar forces; this changes the speed, never the answer or its distribution."
+    )
 
     def __post_init__(self) -> None:
-        self._set(stop=as_strings("stop", self.stop, "stop string"))
-        if self.eos_token_ids is not None:
-            self._set(eos_token_ids=as_ids("eos_token_ids", self.eos_token_ids))
-        wanted = f"a number from 0 to {MAX_TEMPERATURE:g} (below {LEAST_TEMPERATURE:g} is greedy)"
-        self._set(
-            max_new_tokens=check_int("max_new_tokens", self.max_new_tokens, 0),
-            top_k=check_int("top_k", self.top_k, 0),
-            n=check_int("n", self.n, 1, MAX_SAMPLES),
-            temperature=check_range("temperature", self.temperature, 0.0, MAX_TEMPERATURE, wanted),
-            top_p=check_range("top_p", self.top_p, 0.0, 1.0, "a number in (0, 1]", open_low=True),
-            min_p=check_range("min_p", self.min_p, 0.0, 1.0, "a number in [0, 1]"),
-            seed=None if self.seed is None else check_int("seed", self.seed, 0, MAX_SEED),
-        )
-        if not isinstance(self.verification, str) or self.verification not in ("match", "rejection"):
-            raise InvalidRequest(f"verification={shown(self.verification)}: choose 'match' or 'rejection'")
-        self._check_grammar()
-        self._check_processors()
-
-    def _set(self, **values: Any) -> None:
-        """Fields in their normal forms."""
-        for name, value in values.items():
+        normal = {
+            "stop": as_strings("stop", self.stop, "stop string"),
+            "eos_token_ids": None if self.eos_token_ids is None else as_ids("eos_token_ids", self.eos_token_ids),
+            "logit_bias": as_bias_pairs("logit_bias", self.logit_bias),
+            "bad_words": as_strings("bad_words", self.bad_words, "bad word"),
+            "bad_words_ids": as_id_sequences("bad_words_ids", self.bad_words_ids),
+        }
+        for name, value in normal.items():
             object.__setattr__(self, name, value)
-
-    def _check_grammar(self) -> None:
+        check_fields(self)
         if not isinstance(self.grammar, Grammar | None):
             raise InvalidRequest(
                 f"grammar={shown(self.grammar)}: must be a Grammar: outpace.Grammar.json_schema({{...}}), "
@@ -274,28 +298,9 @@ class SamplingParams:
             )
         if self.grammar is not None and self.ignore_eos:
             raise InvalidRequest("grammar with ignore_eos=True: an answer ends where its grammar does; leave out one")
-        check_flags(draft_forced=self.draft_forced)
-
-    def _check_processors(self) -> None:
-        wanted = "a finite number > 0 (1 is none)"
-        self._set(
-            logit_bias=as_bias_pairs("logit_bias", self.logit_bias),
-            bad_words=as_strings("bad_words", self.bad_words, "bad word"),
-            bad_words_ids=as_id_sequences("bad_words_ids", self.bad_words_ids),
-            repetition_penalty=check_range(
-                "repetition_penalty", self.repetition_penalty, 0.0, float("inf"), wanted, open_low=True
-            ),
-            presence_penalty=check_range("presence_penalty", self.presence_penalty, -2.0, 2.0, "a number in [-2, 2]"),
-            frequency_penalty=check_range(
-                "frequency_penalty", self.frequency_penalty, -2.0, 2.0, "a number in [-2, 2]"
-            ),
-            min_new_tokens=check_int("min_new_tokens", self.min_new_tokens, 0),
-            logprobs=None if self.logprobs is None else check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS),
-        )
         if self.min_new_tokens > self.max_new_tokens:
             least, most = shown(self.min_new_tokens), shown(self.max_new_tokens)
             raise InvalidRequest(f"min_new_tokens={least}: must be at most max_new_tokens={most}")
-        check_flags(ignore_eos=self.ignore_eos, trace=self.trace)
 
     @property
     def is_greedy(self) -> bool:

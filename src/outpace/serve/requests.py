@@ -14,7 +14,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from outpace.core.params import MAX_LOGPROBS, MAX_SEED, MAX_TEMPERATURE, Grammar
+from outpace.core.params import MAX_LOGPROBS, Grammar, SamplingParams
+from outpace.core.settings import default_of, settings_of
 
 MAX_STOPS, MAX_STOP_LENGTH, MAX_SAMPLES = 16, 1000, 128
 
@@ -105,28 +106,39 @@ class StructuredOutputs(Strict):
         return Grammar.lark(self.lark) if self.lark is not None else Grammar.choice(self.choice or [])
 
 
+def sampling_field(name: str, default: Any = ..., **limits: Any) -> Any:
+    """A field of a request with description, default and bounds of a field of `SamplingParams`, but for `limits`."""
+    about = settings_of(SamplingParams)[name]
+    bounds = {"gt" if about.is_open else "ge": about.low, "le": about.high} | limits
+    return Field(
+        default=default_of(SamplingParams, name) if default is ... else default,
+        description=about.description,
+        **{key: bound for key, bound in bounds.items() if bound is not None},
+    )
+
+
 class SharedFields(Strict):
     """Fields of OpenAI, of vLLM, and our own, that both endpoints have. None is the default everywhere."""
 
     model: str
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    n: int | None = Field(default=1, ge=1, le=MAX_SAMPLES)
-    max_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=1.0, ge=0, le=MAX_TEMPERATURE)
-    top_p: float | None = Field(default=1.0, gt=0, le=1)
-    seed: int | None = Field(default=None, ge=0, le=MAX_SEED)
+    n: int | None = sampling_field("n", le=MAX_SAMPLES)
+    max_tokens: int | None = sampling_field("max_new_tokens", None, ge=1)
+    temperature: float | None = sampling_field("temperature", 1.0)  # OpenAI's default
+    top_p: float | None = sampling_field("top_p")
+    seed: int | None = sampling_field("seed")
     stop: Stops | None = None
-    presence_penalty: float | None = Field(default=0.0, ge=-2, le=2)
-    frequency_penalty: float | None = Field(default=0.0, ge=-2, le=2)
+    presence_penalty: float | None = sampling_field("presence_penalty")
+    frequency_penalty: float | None = sampling_field("frequency_penalty")
     logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
     user: str | None = None
     # vLLM's
-    top_k: int | None = Field(default=0, ge=-1, le=1 << 31)
-    min_p: float | None = Field(default=0.0, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=1.0, gt=0, le=1e6)
-    min_tokens: int | None = Field(default=0, ge=0)
-    ignore_eos: bool | None = False
+    top_k: int | None = sampling_field("top_k", ge=-1, le=1 << 31)
+    min_p: float | None = sampling_field("min_p")
+    repetition_penalty: float | None = sampling_field("repetition_penalty", le=1e6)
+    min_tokens: int | None = sampling_field("min_new_tokens")
+    ignore_eos: bool | None = sampling_field("ignore_eos")
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = None
     bad_words: Annotated[list[StopString], Field(max_length=64)] | None = None
     structured_outputs: StructuredOutputs | None = None

@@ -3,46 +3,47 @@
 import socket
 from dataclasses import dataclass
 
+from outpace.core.settings import check_fields, documented, setting
 from outpace.lib.checks import shown
 from outpace.lib.errors import InvalidRequest
 
-MEGABYTE = 1 << 20
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
+@documented
 @dataclass(frozen=True)
 class ServeSettings:
-    """Limits and habits of the server.
-
-    Attributes:
-        names: by which requests may call the model; answers say the first.
-        host, port: where it listens.
-        api_keys: one of which every request to /v1 must bear; none asks for none.
-        max_queue: samples that may wait beside those that are decoded; more are answered by 429.
-        timeout: seconds that a request may take, waiting included.
-        send_timeout: seconds that a client may leave a piece of its answer unread.
-        max_body: bytes of a request.
-        max_methods: different methods that requests may name while the server runs; each is kept with its state.
-        drain_timeout: seconds that running requests have to end after SIGTERM.
-        log_prompts: whether requests' bodies are logged.
+    """Limits of the server, and where it listens.
 
     Raises:
-        InvalidRequest: a host that nobody knows.
+        InvalidRequest: a number out of bounds, an empty key, or an unknown host.
     """
 
-    names: tuple[str, ...]
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = ()
-    max_queue: int = 64
-    timeout: float = 600.0
-    send_timeout: float = 60.0
-    max_body: int = 4 * MEGABYTE
-    max_methods: int = 16
-    drain_timeout: float = 30.0
-    log_prompts: bool = False
+    names: tuple[str, ...] = setting(
+        (), "What requests call the model; answers report the first.", unit="NAME", flag="--served-model-name"
+    )
+    host: str = setting("127.0.0.1", "Address to listen on; 0.0.0.0 for all.", unit="ADDRESS")
+    port: int = setting(8000, "Port to listen on; 0 takes a free one.", unit="PORT", low=0, high=65535)
+    api_keys: tuple[str, ...] = setting(
+        (), "Key that requests must bear; without any, no request needs one.", unit="KEY", variable="OUTPACE_API_KEY"
+    )
+    max_queue: int = setting(64, "Answers that may wait; more get status 429.", unit="REQUESTS", low=0)
+    timeout: float = setting(600.0, "Seconds that a request may take, waiting included.", unit="SECONDS", low=0.1)
+    send_timeout: float = setting(60.0, "Seconds that a client may not read or write.", unit="SECONDS", low=0.1)
+    max_body: int = setting(4 << 20, "Largest body of a request.", unit="BYTES", low=1)
+    max_methods: int = setting(
+        16,
+        "Different methods that requests may name while the server runs; each keeps its state.",
+        unit="METHODS",
+        low=0,
+    )
+    drain_timeout: float = setting(30.0, "Seconds that requests have to end after SIGTERM.", unit="SECONDS", low=0.0)
+    log_prompts: bool = setting(False, "Log the bodies of requests.")
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        if any(not key.strip() for key in self.api_keys):
+            raise InvalidRequest("api_key='': an empty key would admit everybody; leave the option out instead")
         try:  # before a model is loaded
             socket.getaddrinfo(self.host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         except (OSError, UnicodeError) as error:

@@ -52,7 +52,7 @@ def test_from_where_on_it_is_sampled() -> None:
 
 def test_a_large_temperature_keeps_bans() -> None:
     """Guards against minus infinity divided by what float32 takes for infinity: NaN, and a banned token."""
-    with pytest.raises(InvalidRequest, match="temperature=1e\\+39: must be a number from 0 to 1e\\+06"):
+    with pytest.raises(InvalidRequest, match="temperature=1e\\+39: must be a number in \\[0, 1e\\+06\\]"):
         SamplingParams(temperature=1e39)
     params = SamplingParams(temperature=1e6, bad_words_ids=[[1]])  # type: ignore[arg-type]
     assert float(warp(torch.zeros(1, 3), params, [History([1], [])])[0, 1]) == -torch.inf
