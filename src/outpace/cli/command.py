@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import click
+import typer
 from typer.core import TyperCommand, TyperGroup
 
 VALUES = {
@@ -58,7 +58,7 @@ class Command(TyperCommand):
             elif name in ALIASES or (one.startswith("-m") and not one.startswith("--")):
                 given = value if equals else one[2:] if name not in ALIASES else next(rest, None)
                 if given is None:
-                    raise click.BadOptionUsage(name, f"Option {name!r} requires an argument.")
+                    raise typer.BadParameter(f"{name} requires an argument.")
                 model = given
             else:
                 kept.append(one)
