@@ -63,9 +63,9 @@ def count_ngrams(
 
 def tokenize_corpus(model: ModelName, workload: Workload, out: Out) -> None:
     """Write the turns of a workload as ids, for SAM-Decoding's option corpus=FILE."""
-    from outpace.trees.retrieval import corpus
+    from outpace.trees.retrieval.samd import save_corpus
 
     with working("tokenizing"):
         texts, vocab_size, _ = tokenized_turns(model, workload)
-        kept = corpus.save_corpus(out, texts, vocab_size)
+        kept = save_corpus(out, texts, vocab_size)
     print(json.dumps({"file": str(out), "kept": kept, "of": vocab_size}))

@@ -9,7 +9,8 @@ from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError
 from torch import Tensor
 
-from outpace.drafters.domino.files import DOMINO, PROJECTOR, read_domino_config
+from outpace.drafters.dflash.files import DOMINO
+from outpace.drafters.domino.files import PROJECTOR, read_domino_config
 from outpace.drafters.domino.net import DominoConfig
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
