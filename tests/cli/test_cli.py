@@ -276,13 +276,13 @@ def test_a_speculative_config_goes_with_nothing_that_says_the_same(
 def test_convert_writes_compares_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a conversion that reports what it did not check, and a wrong file left with status 0."""
     write_dflash(small_dflash(torch.float32), tmp_path / "in")
-    options = ["convert", str(tmp_path / "in"), "--to", "speculators", "--target", "org/target"]
+    options = ["convert", str(tmp_path / "in"), "--to", "z-lab"]
     report = _last_json(_run(*options, str(tmp_path / "out"), "--dtype", "bfloat16", "--json"))
     assert report == {
         "in": str(tmp_path / "in"),
         "out": str(tmp_path / "out"),
         "kind": "dflash",
-        "layout": "speculators",
+        "layout": "z-lab",
         "dtype": "bfloat16",
         "difference": 0.0,
         "changed": [],
@@ -294,7 +294,7 @@ def test_convert_writes_compares_and_says_so(tmp_path: Path, monkeypatch: pytest
     assert "exists; choose a new folder" in str(again.exception)
     said = _run(*options, str(tmp_path / "second"))
     assert said.exit_code == 0
-    assert "EQUAL: dflash as speculators in float32, largest relative difference of forwards 0" in said.stdout
+    assert "EQUAL: dflash as z-lab in float32, largest relative difference of forwards 0" in said.stdout
     monkeypatch.setattr(convert, "largest_difference", lambda net, other: float("inf"))
     wrong = _run(*options, str(tmp_path / "third"), "--json")
     assert (wrong.exit_code, json.loads(wrong.stdout)["difference"]) == (1, None)

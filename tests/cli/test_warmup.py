@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from outpace import cli
-from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.lib.errors import InvalidRequest
 from tests.unit.drafters.source.learned import random_net

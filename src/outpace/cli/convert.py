@@ -19,8 +19,8 @@ def convert(
         typer.Option(
             "--to",
             metavar="LAYOUT",
-            help="eagle3: midlayer, speculators. dflash: z-lab, speculators. domino: domino, sglang, z-lab, "
-            "speculators. medusa: authors, vllm. dart: dart.",
+            help="eagle3: midlayer, speculators. dflash: z-lab. domino: domino, sglang. medusa: authors, vllm. "
+            "dart: dart. All known layouts are read.",
         ),
     ],
     target: Annotated[

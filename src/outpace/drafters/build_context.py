@@ -3,16 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from outpace.drafters.ranked_vocabulary import EVERY_ID, load_vocabulary
-from outpace.lib.errors import InvalidRequest
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.draft import DraftModel
 from outpace.models.head import LmHead
 
+N = TypeVar("N", bound=nn.Module)
 SHIPPED, NOTHING = "shipped", "none"
 """Instead of a warm-up's file: what ships for the target, or nothing."""
 
@@ -102,3 +103,31 @@ class BuildContext:
         file = self.vocabulary if option is None else option
         file = self.read("vocabulary", None if file == EVERY_ID else file, EVERY_ID)
         return None if file is None else load_vocabulary(file, self.vocab_size)
+
+    def trained(self, net: type[N], method: str, kind: str) -> tuple[N, Drafted]:
+        """The trained drafter in the target's dtype and on its device, and the target.
+
+        Args:
+            net: class that it must be of.
+            method: its name, for errors.
+            kind: name of the drafter's kind, for errors.
+
+        Raises:
+            InvalidRequest: there is none, or one of another kind.
+        """
+        if self.target is None or self.net is None:
+            raise InvalidRequest(f"method {method!r} needs a trained drafter: name its checkpoint with drafter=")
+        found = self.net()
+        if not isinstance(found, net):
+            raise InvalidRequest(
+                f"method {method!r} needs a drafter of kind {kind}, and this is a {type(found).__name__}: name another "
+                "with drafter="
+            )
+        return found, self.target
+
+
+def check_sizes(config: Any, **wanted: int) -> None:
+    """Raise ModelError where a drafter's config has other sizes than the target."""
+    for name, size in wanted.items():
+        if getattr(config, name) != size:
+            raise ModelError(f"{name}={getattr(config, name)} of the drafter: the target has {size}")

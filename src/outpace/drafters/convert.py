@@ -3,14 +3,15 @@
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from outpace.drafters.fields import dtype_name
 from outpace.drafters.kinds import kind_of
 from outpace.drafters.load import load_net
-from outpace.drafters.parity import changed_settings, changed_weights, largest_difference
+from outpace.drafters.probe import Random
 from outpace.drafters.target_head import supply_head
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.paths import path_of
@@ -102,3 +103,62 @@ def _cast(net: nn.Module, dtype: torch.dtype, name: str) -> nn.Module:
         if bool(weight.isinf().any()):
             raise ModelError(f"{name}: {key} has values beyond {dtype}; choose another dtype")
     return net
+
+
+@torch.inference_mode()
+def largest_difference(net: nn.Module, other: nn.Module) -> float:
+    """Largest difference between the outputs of two nets, in units of the largest output of the first.
+
+    Args:
+        net: any drafter net.
+        other: a net of the same kind and sizes.
+
+    Returns:
+        0.0 for equal bits, and for kinds without a probe; infinity where outputs are missing, of other shapes or not
+        numbers.
+    """
+    probe = kind_of(net).probe
+    if probe is None or type(net) is not type(other):
+        return 0.0 if type(net) is type(other) else float("inf")
+    found, again = (probe(one, Random(one)) for one in (net, other))
+    if [tensor.shape for tensor in found] != [tensor.shape for tensor in again]:
+        return float("inf")
+    differences = [_relative(one.double(), two.double()) for one, two in zip(found, again, strict=True)]
+    return max(differences, default=float("inf"))
+
+
+def changed_weights(net: nn.Module, other: nn.Module) -> list[str]:
+    """Weights and maps of the other net whose bits are not those of the first; rounding may hide one from a forward."""
+    ours = net.state_dict()
+    return [
+        f"{name} has other values"
+        for name, tensor in other.state_dict().items()
+        if name not in ours or ours[name].dtype != tensor.dtype or not torch.equal(ours[name], tensor)
+    ]
+
+
+def changed_settings(net: nn.Module, other: nn.Module) -> list[str]:
+    """Settings that both nets have and that differ: taps, mask tokens and block sizes move no weight, but decide.
+
+    What the other's file does not say is no difference.
+    """
+    ours, theirs = _settings(net), _settings(other)
+    return [
+        f"{name}={theirs[name]!r} instead of {ours[name]!r}"
+        for name in ours.keys() & theirs.keys()
+        if theirs[name] is not None and theirs[name] != ours[name]
+    ]
+
+
+def _settings(net: nn.Module) -> dict[str, Any]:
+    values: dict[str, Any] = net.config.model_dump()  # type: ignore[operator, union-attr]
+    if values.get("layer_types") == ():
+        values["layer_types"] = ("full_attention",) * values["layers"]
+    return values
+
+
+def _relative(found: Tensor, again: Tensor) -> float:
+    if not bool(found.isfinite().all() & again.isfinite().all()):
+        return float("inf")
+    difference = float((found - again).abs().max())
+    return difference / max(float(found.abs().max()), torch.finfo(torch.float64).tiny)

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
-from torch import nn
+from torch import Tensor, nn
 
+from outpace.drafters.method import Method
+from outpace.drafters.probe import Random
 from outpace.lib.checkpoint import Checkpoint
+from outpace.lib.errors import MethodError
 
 Writer = Callable[[Any, Path, str | None], None]
 """Writes a net into a folder, for a target or None."""
@@ -41,10 +44,14 @@ class DrafterKind:
         matches: whether a config.json describes a drafter of this kind.
         read: makes the network of a checkpoint.
         layouts: public layouts that it is written in, with their writers; the first is the default.
+        probe: outputs of a network for random inputs, which conversion compares; None compares weights and settings.
+        methods: methods that draft with it, by name; the first is its own.
+        default_method: where a drafter of this kind is named and no method; the first one unless stated.
         objective: imports and returns how it is trained; None for a kind that `outpace train` does not offer. A
             function, so that the table does not import training code.
         serves: other kinds whose methods its checkpoints serve too.
         new: prefix of the parameters that a checkpoint to start training from may lack.
+        vllm: vLLM's own name of the first method; None where it has none.
     """
 
     name: str
@@ -53,6 +60,19 @@ class DrafterKind:
     matches: Callable[[Mapping[str, Any]], bool] = lambda config: False
     read: Callable[[Checkpoint], nn.Module] | None = None
     layouts: Mapping[str, Writer] = field(default_factory=dict)
+    probe: Callable[[Any, Random], list[Tensor]] | None = None
+    methods: Mapping[str, Method] = field(default_factory=dict)
+    default_method: str = ""
     objective: Callable[[], Training] | None = None
     serves: tuple[str, ...] = ()
     new: str | None = None
+    vllm: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, method in self.methods.items():
+            if method.drafter != self.name:
+                raise MethodError(
+                    f"DrafterKind {self.name!r}: method {name!r} has drafter={method.drafter!r}; state {self.name!r}"
+                )
+        if self.default_method == "" and self.methods:
+            object.__setattr__(self, "default_method", next(iter(self.methods)))

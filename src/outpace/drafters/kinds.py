@@ -4,96 +4,118 @@ from collections.abc import Mapping
 from functools import lru_cache, partial
 from pkgutil import resolve_name
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
-from outpace.drafters.build_context import BuildContext, Drafted
-from outpace.drafters.dart.files import is_dart, read_dart, write_dart
+from outpace.drafters.dart import methods as dart
+from outpace.drafters.dart.files import is_dart, probe_dart, read_dart, write_dart
 from outpace.drafters.dart.net import DartNet
-from outpace.drafters.dflash.files import is_dflash, read_dflash, write_dflash
+from outpace.drafters.dflash import methods as dflash
+from outpace.drafters.dflash.files import is_dflash, probe_dflash, read_dflash, write_dflash
 from outpace.drafters.dflash.net import DFlashNet
-from outpace.drafters.domino.files import is_domino, read_domino, write_domino
+from outpace.drafters.domino import methods as domino
+from outpace.drafters.domino.files import is_domino, probe_domino, read_domino, write_domino
 from outpace.drafters.domino.net import DominoNet
-from outpace.drafters.eagle3.export import HEADLESS, write_eagle3
-from outpace.drafters.eagle3.files import is_eagle3, read_eagle3
+from outpace.drafters.draft_lm import methods as draft_lm
+from outpace.drafters.eagle3 import methods as eagle3
+from outpace.drafters.eagle3.files import HEADLESS, is_eagle3, probe_eagle3, read_eagle3, write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.kind import DrafterKind
-from outpace.drafters.medusa.files import is_medusa, read_medusa, write_medusa
+from outpace.drafters.medusa import methods as medusa
+from outpace.drafters.medusa.files import is_medusa, probe_medusa, read_medusa, write_medusa
 from outpace.drafters.medusa.net import MedusaNet
-from outpace.drafters.method import LANGUAGE_MODEL, said_of
-from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.drafters.method import LANGUAGE_MODEL
+from outpace.lib.errors import ModelError
 from outpace.lib.plugins import plugins
 
-N = TypeVar("N", bound=nn.Module)
+
+def _objective(package: str) -> partial[Any]:
+    """Imports and returns how a kind is trained."""
+    return partial(resolve_name, f"outpace.drafters.{package}.objective:TRAINING")
+
 
 _ROWS = (
     DrafterKind(
-        "domino",
-        "Domino: DFlash with a causal correction, under the base-anchored curriculum.",
-        DominoNet,
-        is_domino,
-        read_domino,
-        {
+        name="domino",
+        title="Domino: DFlash with a causal correction, under the base-anchored curriculum.",
+        net=DominoNet,
+        matches=is_domino,
+        read=read_domino,
+        layouts={
             "domino": lambda net, folder, target: write_domino(net, folder, "domino"),
             "sglang": lambda net, folder, target: write_domino(net, folder, "sglang"),
-            "z-lab": lambda net, folder, target: write_dflash(net, folder, "z-lab"),
-            "speculators": lambda net, folder, target: write_dflash(net, folder, "speculators", target),
         },
-        objective=partial(resolve_name, "outpace.drafters.domino.objective:TRAINING"),
+        probe=probe_domino,
+        methods=domino.METHODS,
+        default_method="outpace",
+        objective=_objective("domino"),
         serves=("dflash",),
         new="head.",
+        vllm="dflash",
     ),
     DrafterKind(
-        "dflash",
-        "DFlash: a block of masks filled in one pass, from the target's hidden states.",
-        DFlashNet,
-        is_dflash,
-        read_dflash,
-        {
-            "z-lab": lambda net, folder, target: write_dflash(net, folder, "z-lab"),
-            "speculators": lambda net, folder, target: write_dflash(net, folder, "speculators", target),
-        },
-        objective=partial(resolve_name, "outpace.drafters.dflash.objective:TRAINING"),
+        name="dflash",
+        title="DFlash: a block of masks filled in one pass, from the target's hidden states.",
+        net=DFlashNet,
+        matches=is_dflash,
+        read=read_dflash,
+        layouts={"z-lab": lambda net, folder, target: write_dflash(net, folder)},
+        probe=probe_dflash,
+        methods=dflash.METHODS,
+        default_method="outpace:draft=dflash",
+        objective=_objective("dflash"),
+        vllm="dflash",
     ),
     DrafterKind(
-        "dart",
-        "DART: one layer and mask rows, all depths in one pass.",
-        DartNet,
-        is_dart,
-        read_dart,
-        {"dart": lambda net, folder, target: write_dart(net, folder)},
-        objective=partial(resolve_name, "outpace.drafters.dart.objective:TRAINING"),
+        name="dart",
+        title="DART: one layer and mask rows, all depths in one pass.",
+        net=DartNet,
+        matches=is_dart,
+        read=read_dart,
+        layouts={"dart": lambda net, folder, target: write_dart(net, folder)},
+        probe=probe_dart,
+        methods=dart.METHODS,
+        objective=_objective("dart"),
     ),
     DrafterKind(
-        "eagle3",
-        "EAGLE-3: one layer that extends the target's features, with training-time test.",
-        Eagle3Net,
-        is_eagle3,
-        read_eagle3,
-        {
+        name="eagle3",
+        title="EAGLE-3: one layer that extends the target's features, with training-time test.",
+        net=Eagle3Net,
+        matches=is_eagle3,
+        read=read_eagle3,
+        layouts={
             "midlayer": lambda net, folder, target: write_eagle3(net, folder, "midlayer"),
             "speculators": lambda net, folder, target: write_eagle3(net, folder, "speculators", verifier=target),
             HEADLESS: lambda net, folder, target: write_eagle3(net, folder, "headless"),
         },
-        objective=partial(resolve_name, "outpace.drafters.eagle3.objective:TRAINING"),
+        probe=probe_eagle3,
+        methods=eagle3.METHODS,
+        default_method="outpace:draft=eagle3",
+        objective=_objective("eagle3"),
+        vllm="eagle3",
     ),
     DrafterKind(
-        "medusa",
-        "Medusa: heads that guess several tokens ahead from one hidden state.",
-        MedusaNet,
-        is_medusa,
-        read_medusa,
-        {
+        name="medusa",
+        title="Medusa: heads that guess several tokens ahead from one hidden state.",
+        net=MedusaNet,
+        matches=is_medusa,
+        read=read_medusa,
+        layouts={
             "authors": lambda net, folder, target: write_medusa(net, folder, "authors"),
             "vllm": lambda net, folder, target: write_medusa(net, folder, "vllm"),
         },
-        objective=partial(resolve_name, "outpace.drafters.medusa.objective:TRAINING"),
+        probe=probe_medusa,
+        methods=medusa.METHODS,
+        objective=_objective("medusa"),
     ),
     DrafterKind(
-        LANGUAGE_MODEL,
-        "A small language model distilled from the target, for linear, fixed and dynatree.",
-        objective=partial(resolve_name, "outpace.drafters.draft_lm.objective:TRAINING"),
+        name=LANGUAGE_MODEL,
+        title="A small language model distilled from the target, for linear, fixed and dynatree.",
+        methods=draft_lm.METHODS,
+        default_method="outpace:draft=linear",
+        objective=_objective("draft_lm"),
+        vllm="draft_model",
     ),
 )
 KINDS: Mapping[str, DrafterKind] = MappingProxyType({kind.name: kind for kind in _ROWS})
@@ -128,31 +150,3 @@ def kind_of_config(config: Mapping[str, Any]) -> DrafterKind | None:
     ours = [kind for kind in kinds().values() if kind.name in KINDS]
     others = [kind for kind in kinds().values() if kind.name not in KINDS]
     return next((kind for kind in others + ours if kind.matches(config)), None)
-
-
-def trained_net(kind: type[N], context: BuildContext, method: str) -> tuple[N, Drafted]:
-    """The trained drafter in the target's dtype and on its device, and the target.
-
-    Args:
-        kind: what it must be.
-        context: what the method is built in.
-        method: its name, for complaints.
-
-    Raises:
-        InvalidRequest: there is none, or one of another kind.
-    """
-    if context.target is None or context.net is None:
-        raise InvalidRequest(f"method {method!r} needs a trained drafter: name its checkpoint with drafter=")
-    net = context.net()
-    if not isinstance(net, kind):
-        wanted = next(row.name for row in kinds().values() if row.net is kind)
-        said = f"method {method!r} needs {said_of(wanted)}, and this is {said_of(kind_of(net).name)}"
-        raise InvalidRequest(f"{said}: name another with drafter=")
-    return net, context.target
-
-
-def check_sizes(config: Any, **wanted: int) -> None:
-    """Raise ModelError where a drafter's config has other sizes than the target."""
-    for name, size in wanted.items():
-        if getattr(config, name) != size:
-            raise ModelError(f"{name}={getattr(config, name)} of the drafter: the target has {size}")

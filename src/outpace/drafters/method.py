@@ -1,11 +1,16 @@
-"""A method: what drafts, by its name, its options and how its proposer is built."""
+"""A method: what drafts, by its options and how its proposer is built; and presets of the options of another."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
+
+from pydantic import BaseModel, create_model
 
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
+from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.options import Options
 from outpace.lib.checks import shown
 from outpace.lib.errors import MethodError
@@ -28,7 +33,7 @@ class Method:
         summary: in words.
         options: that it takes, an `Options` with a description on each field.
         drafter: kind of the drafter it drafts with, such as "domino"; None if it needs none.
-        remark: what it needs in words, where that says too little.
+        remark: what it needs in words, where that is not enough.
     """
 
     build: Callable[[Any, BuildContext], Proposer]
@@ -58,6 +63,38 @@ class Method:
         return (
             "a draft model, or the target's first layers" if self.drafter == LANGUAGE_MODEL else said_of(self.drafter)
         )
+
+
+def preset(
+    method: Method,
+    summary: str,
+    only: tuple[str, ...] = (),
+    settings_of: Mapping[str, type[BaseModel]] = MappingProxyType({}),
+    about: str = "",
+    **defaults: Any,
+) -> Method:
+    """A method that is another one with other defaults.
+
+    Args:
+        method: the other one, whose options are a `ModelOptions`.
+        summary: in words.
+        only: the shapes it takes, if not all of the other's.
+        settings_of: classes of settings of a shape, where they are not the shape's own.
+        about: what a reader of its options should know.
+        defaults: of options, by name.
+    """
+    fields: dict[str, Any] = {}
+    for name, value in defaults.items():
+        field = copy(method.options.model_fields[name])
+        field.default = value
+        fields[name] = (field.annotation, field)
+    options = create_model(f"{method.options.__name__}Preset", __base__=method.options, __doc__=about or None, **fields)
+    assert issubclass(options, ModelOptions)
+    if only:
+        options.only = only
+    if settings_of:
+        options.settings_of = settings_of
+    return replace(method, summary=summary, options=options)
 
 
 def _check_reserved(options: type[Options], base: type[Options]) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from outpace.drafters.eagle3.export import HEADLESS
+from outpace.drafters.eagle3.files import HEADLESS
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.fields import Fields, agreed, flag
 from outpace.drafters.load import locate

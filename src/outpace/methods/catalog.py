@@ -14,11 +14,8 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from outpace.core.protocols import Proposer, check_proposer
-from outpace.drafters import parallel_methods as parallel_heads
 from outpace.drafters.build_context import BuildContext
-from outpace.drafters.dflash import methods as blocks
-from outpace.drafters.draft_lm import methods as draft_models
-from outpace.drafters.eagle3 import methods as eagle3
+from outpace.drafters.kinds import KINDS, kinds
 from outpace.drafters.method import LANGUAGE_MODEL, Method
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.options import Options, checked_value, first_complaint, written
@@ -34,30 +31,20 @@ from outpace.models.loading.shipped import shipped_for
 BUILT_IN: dict[str, Method] = {
     **without_model.METHODS,
     **samd.METHODS,
-    **draft_models.METHODS,
-    **eagle3.METHODS,
-    **parallel_heads.METHODS,
-    **blocks.METHODS,
+    **{name: method for kind in KINDS.values() for name, method in kind.methods.items()},
     **union.METHODS,
 }
 BEST = {"smollm2-135m": "outpace"}
 """What targets with shipped drafters draft with by default: the fastest on prompts kept for it (docs/log.md)."""
-BEST_FOR = {
-    "domino": "outpace",
-    "dflash": "outpace:draft=dflash",
-    "eagle3": "outpace:draft=eagle3",
-    "medusa": "medusa",
-    "dart": "dart",
-    LANGUAGE_MODEL: "outpace:draft=linear",
-}
-"""The same where a drafter is named, by its kind."""
 WITHOUT_DRAFTER = "outpace:draft=none"
 
 
 @lru_cache(maxsize=1)
 def methods() -> Mapping[str, Method]:
-    """All methods by name: our own, and those of installed packages."""
-    return MappingProxyType(BUILT_IN | plugins("outpace.methods", Method, tuple(BUILT_IN)))
+    """All methods by name: our own, and those of installed packages and of their drafter kinds."""
+    others = {name: one for kind in kinds().values() for name, one in kind.methods.items() if name not in BUILT_IN}
+    known = BUILT_IN | others
+    return MappingProxyType(known | plugins("outpace.methods", Method, tuple(known)))
 
 
 @dataclass(frozen=True)
@@ -207,7 +194,7 @@ def default_method(target: str, drafters: DrafterStore, passes_are_cheap: bool =
             costs more than it brings (docs/results.md).
     """
     if drafters.named_kind is not None:
-        return BEST_FOR[drafters.named_kind]
+        return kinds()[drafters.named_kind].default_method
     best = None if passes_are_cheap else BEST.get(target)
     return WITHOUT_DRAFTER if best is None or parse_method(best).drafter not in shipped_for(target) else best
 
@@ -231,5 +218,5 @@ def stored_proposer(spec: MethodSpec, drafters: DrafterStore) -> Proposer:
         InvalidRequest: there is none, or the one that was named is of another kind.
     """
     if drafters.named_kind is not None:
-        drafters.check_kind(spec.drafter, str(spec), BEST_FOR[drafters.named_kind])
+        drafters.check_kind(spec.drafter, str(spec), kinds()[drafters.named_kind].default_method)
     return build_proposer(spec, drafters.context_for(spec.drafter))

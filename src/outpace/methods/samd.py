@@ -6,7 +6,8 @@ from pydantic import Field, model_validator
 
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
-from outpace.drafters.dflash.methods import DFLASH, DOMINO
+from outpace.drafters.dflash.methods import DFLASH
+from outpace.drafters.domino.methods import DOMINO
 from outpace.drafters.eagle3.methods import EAGLE3
 from outpace.drafters.method import Method
 from outpace.drafters.options import Options, idle_option

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outpace.drafters.kinds import kind_of_config
+from outpace.drafters.kinds import KINDS, kind_of_config, kinds
 from outpace.drafters.load import locate
 from outpace.drafters.method import LANGUAGE_MODEL, said_of
 from outpace.lib.checkpoint import read_object
@@ -18,8 +18,8 @@ from outpace.trees.retrieval.lookup import CONTINUATION
 from outpace.vllm.settings import KEY, check_drafts, linear_method
 
 PROPOSER = "outpace.vllm.proposer.Method"
-MODELS = {"domino": "dflash", "dflash": "dflash", "eagle3": "eagle3", "linear": "draft_model"}
-"""Methods that vLLM runs itself, as the kinds it calls them. Domino is DFlash's with the model of our plugin."""
+MODELS = {next(iter(kind.methods)): kind for kind in KINDS.values() if kind.vllm is not None}
+"""Methods that vLLM runs itself. Domino is DFlash's with the model of our plugin."""
 PASSES = 3  # drafted tokens where each is a pass of the drafter, and no budget says how many
 LONGEST = 8  # tokens of our proposers' chains, which end sooner by themselves
 LOOKUP = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # the lengths that prompt lookup tries here
@@ -81,19 +81,18 @@ def speculation(
         found = str(export_draft(found, target, folder / Path(found).name))
     _check_shares(found, workers)
     length = _length(spec, found, tokens)
-    return Speculation({"method": MODELS[spec.name], "model": found, "num_speculative_tokens": length})
+    return Speculation({"method": MODELS[spec.name].vllm, "model": found, "num_speculative_tokens": length})
 
 
 def _method_for(model: str, drafter: str | None) -> str:
     """The method where none is named: the chain of the drafter, else what needs none."""
     if drafter is None:
         shipped = shipped_for(model)
-        return next((name for name in MODELS if name in shipped), WITHOUT_DRAFTER)
+        return next((name for name, kind in MODELS.items() if kind.name in shipped and kind.net), WITHOUT_DRAFTER)
     kind = _kind_of(drafter)
-    name = "linear" if kind == LANGUAGE_MODEL else kind
-    if name not in MODELS:
+    if kinds()[kind].vllm is None:
         raise InvalidRequest(f"drafter={drafter!r} is {said_of(kind)}: name a method that drafts with one")
-    return name
+    return next(iter(kinds()[kind].methods))
 
 
 def _drafter_for(spec: MethodSpec, model: str, named: str | None) -> str | None:
@@ -146,7 +145,7 @@ def _check_shares(drafter: str, workers: int) -> None:
 
 def _length(spec: MethodSpec, drafter: str, tokens: int | None) -> int:
     """Drafted tokens per step; of a block as many as it was trained for, if no budget says less."""
-    if spec.name not in ("dflash", "domino"):
+    if MODELS[spec.name].vllm != "dflash":
         return tokens or PASSES
     config = _config_of(drafter)
     block = config.get("block_size") or (config.get("dflash_config") or {}).get("block_size")

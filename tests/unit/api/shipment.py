@@ -11,7 +11,7 @@ from outpace.drafters.dflash.files import write_dflash
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
 from outpace.drafters.domino.files import write_domino
 from outpace.drafters.domino.net import DominoConfig, DominoNet
-from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.methods import catalog
@@ -37,7 +37,7 @@ def ship(root: Path) -> Path:
         folder / "eagle3",
         "midlayer",
     )
-    write_dflash(random_net(DFlashNet(DFlashConfig(**SIZES, **BLOCK))), folder / "dflash", "z-lab")
+    write_dflash(random_net(DFlashNet(DFlashConfig(**SIZES, **BLOCK))), folder / "dflash")
     write_domino(random_net(DominoNet(DominoConfig(**SIZES, **BLOCK, **HEAD))), folder / "domino", "sglang")
     save_tiny_model(folder / "draft-lm", num_hidden_layers=1, max_position_embeddings=2048)
     for kind in WITH_VOCABULARY:

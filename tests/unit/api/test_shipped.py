@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 import outpace
 from outpace.drafters import load as net_loading
 from outpace.drafters.domino.net import DominoNet
-from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.load import load_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary

@@ -16,7 +16,7 @@ from outpace.drafters.dflash.files import write_dflash
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
 from outpace.drafters.domino.files import write_domino
 from outpace.drafters.domino.net import DominoConfig, DominoNet
-from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.medusa.files import write_medusa
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
@@ -50,7 +50,7 @@ def write_drafters(folder: Path) -> dict[str, Path]:
     write_eagle3(eagle, folder / "eagle3", "midlayer")
     # The layout says no taps: the usual three depend on the target, and of three layers 0, 1 and 2 are tapped.
     write_dart(random_net(DartNet(DartConfig(**OURS, draft_vocab_size=264, draft_length=3))), folder / "dart")
-    write_dflash(random_net(DFlashNet(DFlashConfig(**OURS, **BLOCK))), folder / "dflash", "z-lab")
+    write_dflash(random_net(DFlashNet(DFlashConfig(**OURS, **BLOCK))), folder / "dflash")
     write_domino(random_net(DominoNet(DominoConfig(**OURS, **BLOCK, **HEAD))), folder / "domino", "sglang")
     sizes: dict[str, Any] = {"hidden_size": 48, "vocab_size": 264, "draft_vocab_size": 264, "heads": 4}
     write_medusa(random_net(MedusaNet(MedusaConfig(**sizes))), folder / "medusa", "authors")
@@ -256,7 +256,7 @@ def test_a_drafter_for_another_target_is_refused(target: Path, tmp_path: Path) -
     ):
         sizes: dict[str, Any] = OURS | BLOCK | changes
         folder = tmp_path / complaint
-        write_dflash(random_net(DFlashNet(DFlashConfig(**sizes))), folder, "z-lab")
+        write_dflash(random_net(DFlashNet(DFlashConfig(**sizes))), folder)
         with pytest.raises(ModelError, match=complaint):
             outpace.load(str(target), "dflash", drafter=str(folder), dtype="float32", device="cpu")
 

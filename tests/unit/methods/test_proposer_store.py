@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import outpace
-from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.methods import proposer_store
 from outpace.methods.catalog import methods, stored_proposer

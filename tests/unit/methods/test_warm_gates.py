@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import outpace
 from outpace.core.drafting import Gates
-from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.trees.graft.proposer import GraftedProposer

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.fields import Fields, architectures, build, dtype_name, rope, write_sizes
-from outpace.drafters.fusion_files import check_features, read_sizes
-from outpace.drafters.reduced_vocabulary import check_offsets, membership
+from outpace.drafters.fusion_files import check_features, check_offsets, membership, read_sizes
+from outpace.drafters.probe import ROWS, Random, causal
 from outpace.lib.checkpoint import Checkpoint, write_checkpoint
 from outpace.lib.errors import ModelError
 from outpace.lib.weights import filled
@@ -88,3 +88,13 @@ def write_dart(net: DartNet, folder: str | Path) -> None:
         ModelError: as `export_dart`; a weight is NaN, or the folder holds a checkpoint.
     """
     write_checkpoint(folder, *export_dart(net))
+
+
+def probe_dart(net: DartNet, random: Random) -> list[Tensor]:
+    """Outputs for random inputs, which conversion compares."""
+    config = net.config
+    masks, wanted = ROWS + torch.arange(config.draft_length), torch.arange(ROWS + config.draft_length)
+    embeddings = random(ROWS, config.hidden_size)
+    features = random(ROWS, config.tap_count * config.target_hidden_size)
+    hidden = net(embeddings, net.fuse(features), torch.arange(ROWS), masks, wanted, causal)
+    return [hidden, net.logits(hidden), net.target_ids(torch.arange(config.draft_vocab_size))]

@@ -5,15 +5,15 @@ the block size. speculators nests the decoder's fields and counts taps as Huggin
 embedding on, so that its ids are larger by one. Tensor names are the same everywhere, and the net's own.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from outpace.drafters.dflash.block_weights import check_block_weights
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet, default_target_layer_ids
-from outpace.drafters.domino.net import DominoConfig
 from outpace.drafters.fields import (
     Fields,
     agreed,
@@ -26,15 +26,16 @@ from outpace.drafters.fields import (
     read_decoder,
     write_decoder,
 )
+from outpace.drafters.probe import ROWS, Random, attention
 from outpace.lib.checkpoint import Checkpoint, write_checkpoint
 from outpace.lib.errors import ModelError
 from outpace.lib.weights import filled
 
-DFlashLayout = Literal["z-lab", "speculators"]
 ARCHITECTURE = "DFlashDraftModel"
 DOMINO = "DominoDraftModel"
 BLOCKS = (ARCHITECTURE, DOMINO, "DFlashSpeculator")
-SPECULATORS_VERSION = "0.9.0"
+OF_THE_TARGET = ("embed_tokens.weight", "lm_head.weight")
+REDUCED = ("d2t", "t2d")
 PROJECTOR_FIELDS = ("projector_type", "emb_dim", "gru_hidden_dim", "shift_label", "pure_draft_prefix_len")
 # A field of dflash_config that is not known here would change what the drafter computes.
 DFLASH_FIELDS = frozenset(
@@ -147,32 +148,45 @@ def _speculators_values(fields: Fields) -> dict[str, Any]:
     }
 
 
-def export_dflash(
-    net: DFlashNet, layout: DFlashLayout, target: str | None = None, target_architecture: str | None = None
-) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors of a drafter in a public layout.
-
-    Args:
-        net: a Domino net loses its head, which only works out where its labels are not shifted.
-        layout: "z-lab" (also for SGLang, SpecForge and vLLM) or "speculators".
-        target: name or path of the target, which speculators' configs mention.
-        target_architecture: its class in transformers, mentioned likewise.
+def check_block_weights(config: DFlashConfig, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Refuse what a list of wrong shapes would only hint at.
 
     Raises:
-        ModelError: a Domino net with shifted labels; an unknown layout.
+        ModelError: tensors of the target's, or sizes that disagree with the config.
     """
-    config = net.config
-    if isinstance(config, DominoConfig) and config.shift_label:
+    reduced = [key for key in REDUCED if key in tensors]
+    if reduced:
+        raise ModelError(f"{name}: holds {', '.join(reduced)}: a draft vocabulary of its own is not supported here")
+    own = [key for key in tensors if key.removeprefix("model.") in OF_THE_TARGET]
+    if own:
         raise ModelError(
-            "shift_label=true: as plain DFlash this Domino drafter would be off by one position; "
-            "write it as Domino, or train it with shift_label=false"
+            f"{name}: holds {', '.join(own)}, but embedding and LM head are the target's; "
+            "delete them from the file if they are its copies"
         )
-    tensors = {key: tensor for key, tensor in net.state_dict().items() if not key.startswith("head.")}
-    if layout == "z-lab":
-        return zlab_config(config, tensors), tensors
-    if layout == "speculators":
-        return _speculators_config(config, tensors, target, target_architecture), tensors
-    raise ModelError(f"layout={layout!r}: choose 'z-lab' or 'speculators'")
+    complaints = []
+    found = {int(match[1]) for key in tensors if (match := re.match(r"layers\.(\d+)\.", key))}
+    if found and found != set(range(config.layers)):
+        complaints.append(f"num_hidden_layers={config.layers}, but there are tensors of layers {sorted(found)}")
+    query = tensors.get("layers.0.self_attn.q_proj.weight")
+    if query is not None and query.ndim == 2 and query.shape[0] != config.heads * config.head_dim:
+        complaints.append(
+            f"num_attention_heads={config.heads} times head_dim={config.head_dim} is "
+            f"{config.heads * config.head_dim}, but q_proj has {query.shape[0]} rows"
+        )
+    fuse, width = tensors.get("fc.weight"), len(config.target_layer_ids) * config.target_hidden_size
+    if fuse is not None and fuse.ndim == 2 and fuse.shape[1] != width:
+        complaints.append(
+            f"target_layer_ids={list(config.target_layer_ids)} times target_hidden_size={config.target_hidden_size} "
+            f"is {width}, but fc has {fuse.shape[1]} columns"
+        )
+    if complaints:
+        raise ModelError(f"{name}: {'; '.join(complaints)}")
+
+
+def export_dflash(net: DFlashNet) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of a drafter in z-lab's layout, which SGLang, SpecForge and vLLM read too."""
+    tensors = dict(net.state_dict())
+    return zlab_config(net.config, tensors), tensors
 
 
 def zlab_config(config: DFlashConfig, tensors: dict[str, Tensor]) -> dict[str, Any]:
@@ -190,50 +204,32 @@ def zlab_config(config: DFlashConfig, tensors: dict[str, Tensor]) -> dict[str, A
     return written | {"dflash_config": inner, "dtype": dtype_name(tensors["fc.weight"])}
 
 
-def _speculators_config(
-    config: DFlashConfig, tensors: dict[str, Tensor], target: str | None, target_architecture: str | None
-) -> dict[str, Any]:
-    proposal = {
-        "proposal_type": "greedy",
-        "speculative_tokens": config.block_size - 1,
-        "verifier_accept_k": 1,
-        "accept_tolerance": 0.0,
-    }
-    return {
-        "speculators_model_type": "dflash",
-        "speculators_version": SPECULATORS_VERSION,
-        "architectures": ["DFlashSpeculator"],
-        "transformer_layer_config": write_decoder(config),
-        "draft_vocab_size": config.vocab_size,
-        "block_size": config.block_size,
-        "target_hidden_size": config.target_hidden_size,
-        "aux_hidden_state_layer_ids": list(config.taps),
-        "mask_token_id": config.mask_token_id,
-        "sliding_window_non_causal": not config.sliding_causal,
-        "sample_from_anchor": False,
-        "dtype": dtype_name(tensors["fc.weight"]),
-        "speculators_config": {
-            "algorithm": "dflash",
-            "proposal_methods": [proposal],
-            "default_proposal_method": "greedy",
-            "verifier": {
-                "name_or_path": target,
-                "architectures": [] if target_architecture is None else [target_architecture],
-            },
-        },
-    }
-
-
-def write_dflash(
-    net: DFlashNet,
-    folder: str | Path,
-    layout: DFlashLayout = "z-lab",
-    target: str | None = None,
-    target_architecture: str | None = None,
-) -> None:
-    """Write a drafter in a public layout; the arguments are those of `export_dflash`.
+def write_dflash(net: DFlashNet, folder: str | Path) -> None:
+    """Write a drafter in z-lab's layout.
 
     Raises:
-        ModelError: as `export_dflash`; the folder already holds a checkpoint; parameters never filled.
+        ModelError: the folder already holds a checkpoint; parameters never filled.
     """
-    write_checkpoint(folder, *export_dflash(net, layout, target, target_architecture))
+    write_checkpoint(folder, *export_dflash(net))
+
+
+def probe_dflash(net: DFlashNet, random: Random) -> list[Tensor]:
+    """Outputs for random inputs, which conversion compares."""
+    config = net.config
+    features = random(ROWS, len(config.target_layer_ids) * config.target_hidden_size)
+    context = net.context(features, torch.arange(ROWS))
+    rows = random(config.block_size, config.hidden_size)
+    positions = ROWS + torch.arange(config.block_size)
+    seen = torch.arange(ROWS + config.block_size)
+
+    def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        visible = torch.ones(config.block_size, len(seen), dtype=torch.bool)
+        if config.is_causal(layer):
+            visible &= seen <= positions[:, None]
+        if (window := config.window(layer)) is not None:
+            visible &= seen > positions[:, None] - window
+        before, values = context[layer]
+        return attention(query, torch.cat((before, key)), torch.cat((values, value)), visible)
+
+    outputs = net.block(rows, positions, attend)
+    return [*(tensor for pair in context for tensor in pair), outputs]

@@ -11,25 +11,26 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from outpace.drafters.dflash.block_weights import check_block_weights
 from outpace.drafters.dflash.files import (
     ARCHITECTURE,
     DOMINO,
     PROJECTOR_FIELDS,
     check_architecture,
+    check_block_weights,
     dflash_values,
-    export_dflash,
     is_dflash,
+    probe_dflash,
     zlab_config,
 )
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.domino.ranked_rows import with_every_row, without_other_rows
 from outpace.drafters.fields import Fields, agreed, architectures, build, needed
+from outpace.drafters.probe import Random
 from outpace.lib.checkpoint import Checkpoint, write_checkpoint
 from outpace.lib.errors import ModelError
 from outpace.lib.weights import filled
 
-DominoLayout = Literal["domino", "sglang", "z-lab", "speculators"]
+DominoLayout = Literal["domino", "sglang"]
 PROJECTOR = "domino"
 HEAD = ("prefix_gru.", "embed_proj.")
 EARLY = "logit_head."
@@ -111,19 +112,15 @@ def export_domino(
 
     Args:
         net: filled.
-        layout: "domino" (authors, SpecForge), "sglang", or "z-lab" and "speculators", plain DFlash without the head.
+        layout: "domino" (authors, SpecForge) or "sglang".
         ids: [K] ascending, the only ids whose rows of W2 are kept; with layout "domino".
 
     Raises:
-        ModelError: a layout that cannot express the drafter; an unknown layout; ids in one without a place for them.
+        ModelError: a layout that cannot express the drafter; ids in one without a place for them.
     """
     config = net.config
     if ids is not None and layout != "domino":
         raise ModelError(f"layout={layout!r}: has no place for a part of W2's rows; use layout 'domino', or all rows")
-    if layout in ("z-lab", "speculators"):
-        return export_dflash(net, layout)
-    if layout not in ("domino", "sglang"):
-        raise ModelError(f"layout={layout!r}: choose 'domino', 'sglang', 'z-lab' or 'speculators'")
     if layout == "sglang" and config.pure_draft_prefix_len != 1:
         raise ModelError(
             f"pure_draft_prefix_len={config.pure_draft_prefix_len}: SGLang serves 1 only; use layout 'domino'"
@@ -151,3 +148,11 @@ def write_domino(
         ModelError: as `export_domino`; the folder already holds a checkpoint; parameters never filled.
     """
     write_checkpoint(folder, *export_domino(net, layout, ids))
+
+
+def probe_domino(net: DominoNet, random: Random) -> list[Tensor]:
+    """Outputs for random inputs, which conversion compares."""
+    backbone = probe_dflash(net, random)
+    tokens = random(net.config.block_size, net.config.target_hidden_size)
+    state = net.head.step(net.head.start(tokens), tokens.flip(0))
+    return [*backbone, state, net.head.correction(backbone[-1], state)]

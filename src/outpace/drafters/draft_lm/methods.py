@@ -1,40 +1,13 @@
 """Methods of draft language models: one source, and the shapes that papers are about."""
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from pydantic import BaseModel, Field
-
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.draft_lm.source import DraftLM
-from outpace.drafters.method import LANGUAGE_MODEL, Method
+from outpace.drafters.method import LANGUAGE_MODEL, Method, preset
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.shaped import shaped
 from outpace.trees.shapes.dynatree import BaselineTreeConfig, DynaTreeConfig, FixedTreeConfig
 from outpace.trees.shapes.svip import SvipConfig
-
-
-class FixedOptions(ModelOptions):
-    """DynaTree's baseline; `linear:shape=fixed` also branches at the pending token, and is a level less deep."""
-
-    only = ("fixed",)
-    settings_of: ClassVar[Mapping[str, type[BaseModel]]] = {"fixed": BaselineTreeConfig}
-    shape: str = Field(default="fixed", description="how the tree grows")
-
-
-class DynaTreeOptions(ModelOptions):
-    """DynaTree."""
-
-    only = ("dynatree",)
-    shape: str = Field(default="dynatree", description="how the tree grows")
-
-
-class SvipOptions(ModelOptions):
-    """SVIP."""
-
-    only = ("svip",)
-    shape: str = Field(default="svip", description="how the chain grows")
 
 
 def _draft_model(options: ModelOptions, context: BuildContext) -> Proposer:
@@ -55,11 +28,16 @@ LINEAR = Method(
 )
 METHODS = {
     "linear": LINEAR,
-    "fixed": Method(_draft_model, "a draft model's tree of fixed depth and breadth", FixedOptions, LANGUAGE_MODEL),
-    "dynatree": Method(
-        _draft_model, "DynaTree: a draft model's tree that follows its confidence", DynaTreeOptions, LANGUAGE_MODEL
+    # DynaTree's baseline. `linear:shape=fixed` also branches at the pending token, and is a level less deep.
+    "fixed": preset(
+        LINEAR,
+        "a draft model's tree of fixed depth and breadth",
+        ("fixed",),
+        {"fixed": BaselineTreeConfig},
+        shape="fixed",
     ),
-    "svip": Method(
-        _draft_model, "SVIP: a draft model's chain that ends where it is in doubt", SvipOptions, LANGUAGE_MODEL
+    "dynatree": preset(
+        LINEAR, "DynaTree: a draft model's tree that follows its confidence", ("dynatree",), shape="dynatree"
     ),
+    "svip": preset(LINEAR, "SVIP: a draft model's chain that ends where it is uncertain", ("svip",), shape="svip"),
 }

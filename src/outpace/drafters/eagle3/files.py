@@ -10,23 +10,27 @@ Ids under `eagle_config` count layer outputs (SGLang), ids at the top level inde
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
-from outpace.drafters.fields import Fields, architectures, build, flag, rope
-from outpace.drafters.fusion_files import check_features, read_sizes
-from outpace.drafters.reduced_vocabulary import check_offsets
-from outpace.lib.checkpoint import Checkpoint
+from outpace.drafters.fields import Fields, architectures, build, dtype_name, flag, rope, write_sizes
+from outpace.drafters.fusion_files import check_features, check_offsets, membership, read_sizes
+from outpace.drafters.probe import ROWS, Random, causal
+from outpace.lib.checkpoint import Checkpoint, write_checkpoint
 from outpace.lib.errors import ModelError
 from outpace.lib.weights import filled
 
+Layout = Literal["midlayer", "speculators", "headless"]
 Numbering = Literal["inputs", "outputs"]
 
 AUTHORS, ANGELSLIM, SPECFORGE = "LlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"
 EAGLE3 = (ANGELSLIM, SPECFORGE, "Eagle3Speculator")  # the authors' name is that of Llama
 SPECULATORS = "speculators"
+HEADLESS = "headless"
 IDS = "eagle_aux_hidden_state_layer_ids"
 VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm")
 RENAMED = {
@@ -171,3 +175,105 @@ def _qk_norm(layer: Fields, tensors: Mapping[str, Tensor], layout: str) -> bool:
     if layout == SPECULATORS and layer.get("model_type"):
         return bool(layer.get("model_type") == "qwen3")
     return any(key.endswith(("q_norm.weight", "k_norm.weight")) for key in tensors)
+
+
+def eagle3_tensors(net: Eagle3Net, layout: Layout) -> dict[str, Tensor]:
+    """The tensors of a file, by the names of a layout.
+
+    Raises:
+        ModelError: no head, which no other engine does without (conversion supplies the target's); or a head,
+            and a layout without.
+    """
+    tensors = dict(net.state_dict())
+    if net.lm_head is None and layout != HEADLESS:
+        raise ModelError("own_head=False: engines expect lm_head.weight in the file; give the drafter the target's")
+    if net.lm_head is not None and layout == HEADLESS:
+        raise ModelError(f"layout={layout!r} is for drafters that borrow the target's head, and this one has its own")
+    if layout == "speculators":
+        tensors = {key.replace("midlayer.", "layers.0."): tensor for key, tensor in tensors.items()}
+    if net.d2t is not None:
+        tensors["t2d"] = membership(net.d2t, net.config.vocab_size)
+    return tensors
+
+
+def eagle3_config(net: Eagle3Net, layout: Layout, verifier: str | None = None) -> dict[str, Any]:
+    """config.json of a layout.
+
+    Raises:
+        ModelError: a variant that an engine would skip without a word.
+    """
+    config = net.config
+    layer = write_sizes(config) | {"attention_bias": config.bias}
+    shared: dict[str, Any] = {
+        "draft_vocab_size": config.draft_vocab_size,
+        "target_hidden_size": config.target_hidden_size,
+        "fc_norm": config.fc_norm,
+        "torch_dtype": dtype_name(net.fc.weight),
+    }
+    if config.taps is not None:
+        shared[IDS] = list(config.taps)
+    if layout == "speculators":
+        return _speculators_config(
+            config, layer | {"model_type": "qwen3" if config.qk_norm else "llama"}, shared, verifier
+        )
+    refused = [
+        key for key in ("norm_before_residual", "norm_before_fc", "norm_output", "qk_norm") if getattr(config, key)
+    ]
+    if refused:
+        raise ModelError(
+            f"layout={layout!r} cannot say {', '.join(refused)} so that every engine hears it; use layout='speculators'"
+        )
+    if config.taps is not None:
+        shared["eagle_config"] = {"use_aux_hidden_state": True, IDS: [tap - 1 for tap in config.taps]}
+    return {"architectures": [SPECFORGE], "model_type": "llama"} | layer | shared
+
+
+def _speculators_config(
+    config: Eagle3Config, layer: dict[str, Any], shared: dict[str, Any], verifier: str | None
+) -> dict[str, Any]:
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 5, "verifier_accept_k": 1, "accept_tolerance": 0.0}
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "speculators_version": "0.9.0",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": verifier, "architectures": []},
+        },
+        "transformer_layer_config": layer,
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "norm_output": config.norm_output,
+        "embed_requires_grad": config.own_embedding,
+        "tie_word_embeddings": False,
+    } | shared
+
+
+def write_eagle3(net: Eagle3Net, folder: str | Path, layout: Layout, *, verifier: str | None = None) -> None:
+    """Write a checkpoint that SGLang and vLLM ("midlayer") or vLLM ("speculators") load.
+
+    Args:
+        net: the drafter; all its weights must be numbers.
+        folder: empty or new.
+        layout: "midlayer" as SpecForge writes it; "speculators", which can say every variant; "headless", which is
+            "midlayer" for drafters that are scored by the target's head, and which this package and vLLM read.
+        verifier: name of the target, which the speculators layout keeps.
+
+    Raises:
+        ModelError: a weight is NaN, the layout cannot say a variant, no head, or the folder holds a checkpoint.
+    """
+    write_checkpoint(folder, eagle3_config(net, layout, verifier), eagle3_tensors(net, layout))
+
+
+def probe_eagle3(net: Eagle3Net, random: Random) -> list[Tensor]:
+    """Outputs for random inputs, which conversion compares."""
+    config = net.config
+    embeddings = random(ROWS, config.hidden_size)
+    features = random(ROWS, config.tap_count * config.target_hidden_size)
+    if net.embed_tokens is not None:
+        embeddings = net.embed(torch.arange(ROWS) % config.vocab_size, embeddings)
+    state, hidden = net(embeddings, net.fuse(features), torch.arange(ROWS), causal)
+    outputs = [state, hidden, net.target_ids(torch.arange(config.draft_vocab_size))]
+    return outputs if net.lm_head is None else [*outputs, net.logits(hidden)]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
 from outpace.drafters.domino.net import DominoConfig, DominoNet
+from outpace.drafters.fields import write_decoder
 
 SIZES: dict[str, Any] = {
     "hidden_size": 24,
@@ -153,3 +154,20 @@ def forward_block(net: DominoNet, hidden: Tensor, base_logits: Tensor, token_emb
     low = head.low_rank(hidden[:, first:], states)  # [N, B - first, r]
     final = base_logits[:, first:] + torch.nn.functional.linear(low, head.vocabulary_weight)
     return torch.cat((base_logits[:, :first], final), dim=1)
+
+
+def speculators_files(net: DFlashNet) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors of a DFlash drafter as speculators writes them."""
+    config = net.config
+    return {
+        "speculators_model_type": "dflash",
+        "architectures": ["DFlashSpeculator"],
+        "transformer_layer_config": write_decoder(config),
+        "draft_vocab_size": config.vocab_size,
+        "block_size": config.block_size,
+        "target_hidden_size": config.target_hidden_size,
+        "aux_hidden_state_layer_ids": list(config.taps),
+        "mask_token_id": config.mask_token_id,
+        "sliding_window_non_causal": not config.sliding_causal,
+        "sample_from_anchor": False,
+    }, dict(net.state_dict())

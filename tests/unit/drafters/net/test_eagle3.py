@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.fusion import usual_taps
-from outpace.drafters.reduced_vocabulary import check_offsets, membership
+from outpace.drafters.fusion_files import check_offsets, membership
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
 from tests.unit.drafters.net.small import SIZES, Cached, eagle3_net, offsets, relative, rows, whole

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.drafters.eagle3.export import Layout, write_eagle3
-from outpace.drafters.eagle3.files import IDS, read_eagle3
+from outpace.drafters.eagle3.files import IDS, Layout, read_eagle3, write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.lib.checkpoint import read_checkpoint
 from outpace.lib.errors import ModelError

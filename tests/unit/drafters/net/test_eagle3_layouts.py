@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outpace.drafters.eagle3.files import IDS, layout_of, read_eagle3
 from outpace.drafters.eagle3.net import Eagle3Net
-from outpace.drafters.reduced_vocabulary import membership
+from outpace.drafters.fusion_files import membership
 from outpace.lib.checkpoint import Checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net.small import eagle3_net, offsets

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from outpace.drafters.domino.net import DominoNet
-from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.fingerprint import fingerprint
 from outpace.drafters.load import load_net

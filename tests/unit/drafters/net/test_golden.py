@@ -17,12 +17,12 @@ from torch import Tensor
 from outpace.drafters.dart.files import export_dart
 from outpace.drafters.dflash.files import export_dflash
 from outpace.drafters.domino.files import export_domino
-from outpace.drafters.eagle3.export import eagle3_config, eagle3_tensors
+from outpace.drafters.eagle3.files import eagle3_config, eagle3_tensors
 from outpace.drafters.fusion import FusionConfig
+from outpace.drafters.fusion_files import membership
 from outpace.drafters.kinds import KINDS, kind_of
 from outpace.drafters.load import read_net
 from outpace.drafters.medusa.files import export_medusa
-from outpace.drafters.reduced_vocabulary import membership
 from outpace.lib.checkpoint import Checkpoint
 from outpace.lib.errors import ModelError
 
@@ -35,7 +35,7 @@ NOT_KEPT = {"auto_map", "base_model_name_or_path", "target_model_type", "transfo
 }
 EXPORTS: dict[str, Callable[[Any, Any], tuple[dict[str, Any], dict[str, Tensor]]]] = {
     "Eagle3Net": lambda net, layout: (eagle3_config(net, layout, TARGET), eagle3_tensors(net, layout)),
-    "DFlashNet": lambda net, layout: export_dflash(net, layout, TARGET),
+    "DFlashNet": lambda net, layout: export_dflash(net),
     "DominoNet": export_domino,
     "MedusaNet": export_medusa,
     "DartNet": lambda net, layout: export_dart(net),
@@ -94,7 +94,8 @@ def test_a_public_checkpoint_is_written_as_it_was(name: str) -> None:
     """Guards against a field, a name, a shape or a dtype of ours: our files must load where public ones do."""
     wanted, public = described(name)["expected"], golden(name)
     net = read_net(public)
-    assert wanted["layout"] in kind_of(net).layouts
+    if wanted["layout"] not in kind_of(net).layouts:
+        pytest.skip("a layout that is read and not written")
     config, tensors = EXPORTS[wanted["class"]](net, wanted["layout"])
     expected = {key: value for key, value in flat(public.config).items() if key.split(".")[0] not in NOT_KEPT}
     written, changed = flat(config), flat(wanted["written"])
@@ -126,10 +127,10 @@ def test_every_tensor_of_a_public_checkpoint_is_accounted_for(name: str) -> None
 def test_every_kind_and_layout_has_a_description() -> None:
     """Guards against a layout that is written and never held against a public file."""
     have = {(described(name)["expected"]["class"], described(name)["expected"]["layout"]) for name in NAMES}
-    plain = {("DominoNet", layout) for layout in KINDS["dflash"].layouts}  # Domino's without its head
+    read = {("DFlashNet", "speculators")}  # not written
     ours = {("Eagle3Net", "headless")}  # only this package reads it
     written = {(getattr(kind.net, "__name__", ""), layout) for kind in KINDS.values() for layout in kind.layouts}
-    assert have == written - plain - ours
+    assert have == (written | read) - ours
 
 
 def test_domino_drafts_as_many_tokens_as_its_authors() -> None:

@@ -14,14 +14,15 @@ from outpace.drafters.dflash.files import write_dflash
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.domino.files import write_domino
 from outpace.drafters.domino.net import DominoNet
-from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.kinds import kind_of_config
 from outpace.drafters.load import is_net, load_net
 from outpace.drafters.medusa.files import write_medusa
 from outpace.drafters.medusa.net import MedusaNet
+from outpace.lib.checkpoint import write_checkpoint
 from outpace.lib.errors import ModelError
-from tests.unit.drafters.net.block_nets import small_dflash, small_domino
+from tests.unit.drafters.net.block_nets import small_dflash, small_domino, speculators_files
 from tests.unit.drafters.net.small import dart_net, eagle3_net
 from tests.unit.drafters.net.test_medusa import medusa
 from tests.unit.models.tiny import save_tiny_model
@@ -34,8 +35,8 @@ def write_all(folder: Path) -> dict[str, type[nn.Module]]:
     folder.mkdir(exist_ok=True)
     for layout in ("midlayer", "speculators"):
         write_eagle3(eagle3_net(torch.float32), folder / f"eagle3-{layout}", layout)  # type: ignore[arg-type]
-    for layout in ("z-lab", "speculators"):
-        write_dflash(small_dflash(torch.float32), folder / f"dflash-{layout}", layout)  # type: ignore[arg-type]
+    write_dflash(small_dflash(torch.float32), folder / "dflash-z-lab")
+    write_checkpoint(folder / "dflash-speculators", *speculators_files(small_dflash(torch.float32)))
     for layout in ("domino", "sglang"):
         write_domino(small_domino(torch.float32), folder / f"domino-{layout}", layout)  # type: ignore[arg-type]
     for layout in ("authors", "vllm"):

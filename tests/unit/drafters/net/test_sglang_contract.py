@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outpace.drafters.convert import convert
-from outpace.drafters.eagle3.export import write_eagle3
+from outpace.drafters.eagle3.files import write_eagle3
 from outpace.models.loading.shipped import shipped_folder
 from tests.unit.drafters.net.small import eagle3_net
 

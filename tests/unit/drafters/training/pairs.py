@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from outpace.core.protocols import Proposer
+from outpace.drafters.convert import changed_settings, changed_weights, largest_difference
 from outpace.drafters.load import load_net
-from outpace.drafters.parity import changed_settings, changed_weights, largest_difference
 from outpace.drafters.training.batch import Batch, all_anchors, collate
 from outpace.drafters.training.objective import Objective
 from outpace.models.frozen import FrozenTarget

@@ -1,20 +1,16 @@
-"""Methods whose drafter guesses every depth at once: DART and Medusa."""
+"""The method of DART drafters."""
 
 from pydantic import Field
 
 from outpace.core.protocols import Proposer
-from outpace.drafters.build_context import BuildContext
+from outpace.drafters.build_context import BuildContext, check_sizes
 from outpace.drafters.dart.continuity import load_continuity
 from outpace.drafters.dart.net import DartNet
 from outpace.drafters.dart.source import DartSource
-from outpace.drafters.kinds import check_sizes, trained_net
-from outpace.drafters.medusa.net import MedusaNet
-from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.method import Method
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.shaped import shaped
 from outpace.trees.shapes.beam import SearchConfig
-from outpace.trees.shapes.rank_paths import MEDUSA_NODES
 
 
 class DartOptions(ModelOptions):
@@ -30,17 +26,8 @@ class DartOptions(ModelOptions):
     )
 
 
-class MedusaOptions(ModelOptions):
-    """Medusa."""
-
-    also = ("template",)
-    shape: str = Field(
-        default="template", description="how the tree grows, template being its authors'; its settings stand beside it"
-    )
-
-
 def _dart(options: DartOptions, context: BuildContext) -> Proposer:
-    net, target = trained_net(DartNet, context, "dart")
+    net, target = context.trained(DartNet, "dart", "dart")
     check_sizes(net.config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
     taps, sizes = net.config.taps_of(target.config.num_hidden_layers), (target.max_length, target.max_slots)
     settings = options.shape_settings()
@@ -52,16 +39,4 @@ def _dart(options: DartOptions, context: BuildContext) -> Proposer:
     return shaped(source, options, context, budget)
 
 
-def _medusa(options: MedusaOptions, context: BuildContext) -> Proposer:
-    net, target = trained_net(MedusaNet, context, "medusa")
-    check_sizes(net.config, hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
-    vocabulary = context.ranked_vocabulary(options.vocabulary)
-    source = MedusaSource(net, target.head, target.config.num_hidden_layers, options.noise, vocabulary)
-    budget = net.config.heads if options.shape == "chain" else context.default_budget(15, MEDUSA_NODES)
-    return shaped(source, options, context, budget)
-
-
-METHODS = {
-    "dart": Method(_dart, "DART: all depths from one pass over mask rows", DartOptions, "dart"),
-    "medusa": Method(_medusa, "Medusa: heads on the target's last state guess all depths", MedusaOptions, "medusa"),
-}
+METHODS = {"dart": Method(_dart, "DART: all depths from one pass over mask rows", DartOptions, "dart")}

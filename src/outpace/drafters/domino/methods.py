@@ -1,0 +1,75 @@
+"""Methods of Domino: DFlash's block with a causal correction, and Graft on it."""
+
+from pydantic import Field
+
+from outpace.core.protocols import Proposer
+from outpace.drafters.build_context import BuildContext
+from outpace.drafters.dflash.methods import GRAFTED, block_proposer
+from outpace.drafters.dflash.source import BlockSource
+from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.method import Method, preset
+from outpace.drafters.model_options import ModelOptions
+
+CPU_POOL = 2048
+
+
+class DominoOptions(ModelOptions):
+    """Domino."""
+
+    every_position: bool = Field(
+        default=False, description="with shifted labels draft B tokens per block, as the authors do, instead of B - 1"
+    )
+    pool: int | None = Field(
+        default=None,
+        ge=0,
+        description="ids per block that drafts come from; 0 for the whole vocabulary; by default 2048 on a CPU, unless "
+        "a ranked vocabulary is drafted from, and all elsewhere",
+    )
+    gate_table: bool = Field(
+        default=False,
+        description="on: what the causal head's GRU makes of each id's embedding is computed once at load and looked "
+        "up from then on; takes 3 numbers per id and unit of its state, which `outpace doctor` says in GB",
+    )
+
+
+def domino_proposer(
+    options: DominoOptions,
+    context: BuildContext,
+    net_class: type[DominoNet] = DominoNet,
+    method: str = "domino",
+) -> Proposer:
+    """The proposer of a Domino drafter.
+
+    Args:
+        options: of the method.
+        context: what it is built in.
+        net_class: class that the network must be of.
+        method: its name, which is also the name of the drafter's kind.
+    """
+    net, target = context.trained(net_class, method, method)
+    net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
+    vocabulary = context.ranked_vocabulary(options.vocabulary)
+    # Among a few thousand ids, to choose costs more than to score them all.
+    usual = context.default_budget(CPU_POOL, 0) if vocabulary is None else 0
+    pool = usual if options.pool is None else options.pool
+    context.resolved["pool"] = pool
+    head = target.head if vocabulary is None else target.head.restricted(vocabulary)
+    source = BlockSource(
+        net,
+        target.embedding,
+        head,
+        target.max_length,
+        target.max_slots,
+        options.noise,
+        every_position=options.every_position,
+        pool=pool or None,
+        gate_table=options.gate_table,
+    )
+    return block_proposer(options, context, source, method)
+
+
+DOMINO = Method(domino_proposer, "Domino: DFlash's block, corrected causally", DominoOptions, "domino")
+METHODS = {
+    "domino": DOMINO,
+    "graft-domino": preset(DOMINO, "Graft on Domino, the same", **GRAFTED),
+}
