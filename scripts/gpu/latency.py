@@ -15,10 +15,10 @@ from outpace.cache.tiles import TilePlan
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.dflash.net import DFlashNet
-from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.gpu.rollout import Rollout, gate_table
 from outpace.drafters.domino.gpu.step import HeadWeights
 from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.domino.source import block_source
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.engine.engine import Engine
@@ -103,7 +103,7 @@ class Latency:
     def _round(self, batch: int, new_tokens: int) -> dict[str, float]:
         target = TransformersTarget(self._model, 64 + new_tokens, batch, (), pack=False, tiled=True)
         embedding = self._model.get_input_embeddings()
-        source = BlockSource(self._domino, embedding, target.head, target.max_length, batch)
+        source = block_source(self._domino, embedding, target.head, target.max_length, batch)
         source.slots.tiled = True  # a CPU goes through what a GPU does
         proposer = StaticProposer(source, Chain(), self._sizes.block - 1, self._device)
         prompts = torch.randint(self._sizes.vocab, (batch, 48)).tolist()

@@ -1,4 +1,4 @@
-"""The best ids of each row of draft logits: by the compiled kernels where nothing but logits and keyed noise counts."""
+"""The best ids of each row of draft logits, by the compiled kernels where only logits and keyed noise decide."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from outpace.core.protocols import Stream
 from outpace.gpu.capture import HEAD_ROWS, Captured, captures_on
 from outpace.kernels.build import loaded_kernels
-from outpace.kernels.largest import Awaited, largest
+from outpace.kernels.topk import KeyedDraws, largest
 from outpace.models.head import LmHead, SubsetHead
 from outpace.sampling.scores import Best, Pool, awaited_draws, best_scores
 
@@ -22,8 +22,8 @@ def own_scores_of(head: LmHead | SubsetHead, device: torch.device) -> Callable[[
 
 
 def counts_scores_alone(streams: Sequence[Stream], noise: bool, wants_entropy: bool) -> bool:
-    """Whether the best ids of these requests are those of the largest logits, or of logits / temperature + noise of the
-    target's draws, and nothing else is asked.
+    """Whether the best ids of these requests are those of the largest logits, or of logits / temperature + noise, and
+    nothing else is asked for.
 
     Args:
         streams: of the requests.
@@ -40,8 +40,8 @@ def counts_scores_alone(streams: Sequence[Stream], noise: bool, wants_entropy: b
     )
 
 
-def awaited_by(streams: Sequence[Stream], depths: Sequence[int], noise: bool, ids: Tensor | None) -> Awaited | None:
-    """The draws whose noise decides which ids of each row are best; None where no row awaits any.
+def draws_of(streams: Sequence[Stream], depths: Sequence[int], noise: bool, ids: Tensor | None) -> KeyedDraws | None:
+    """The keyed draws whose noise decides which ids of each row are best; None where there are none.
 
     Args:
         streams, depths, noise: as for `best_ids`, of rows that count scores alone.
@@ -55,7 +55,7 @@ def awaited_by(streams: Sequence[Stream], depths: Sequence[int], noise: bool, id
     for row, draw in zip(rows, of_rows, strict=True):
         draws[row], temperatures[row] = draw, streams[row].params.temperature
     own = None if ids is None else [ids if ids.ndim == 1 else ids[rows[row]] for row in first]
-    return Awaited(keys, own, draws, temperatures)
+    return KeyedDraws(keys, own, draws, temperatures)
 
 
 def best_ids(
@@ -75,6 +75,6 @@ def best_ids(
         return best_scores(
             logits, streams, depths, width, noise, paths, pool=pool, wants_entropy=wants_entropy, draws=draws
         )
-    awaited = awaited_by(streams, depths, noise, None if pool is None else pool.ids)
-    log_probs, columns = largest(logits, min(width, logits.shape[1]), normalised=True, awaited=awaited)  # [F, C]
+    keyed = draws_of(streams, depths, noise, None if pool is None else pool.ids)
+    log_probs, columns = largest(logits, min(width, logits.shape[1]), normalised=True, draws=keyed)  # [F, C]
     return Best(columns if pool is None else pool.ids.gather(1, columns), log_probs, None, {})

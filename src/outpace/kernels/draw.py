@@ -1,4 +1,7 @@
-"""Keyed draws by the compiled kernels: noise of a whole vocabulary without working most of it out."""
+"""Keyed draws by the compiled kernels (cpp/draw.h), which compute little of a vocabulary's noise.
+
+Python reference: `sampling.draw.draw_keyed`.
+"""
 
 from collections.abc import Sequence
 
@@ -6,7 +9,7 @@ import torch
 
 from outpace.core.protocols import NodeOutputs
 from outpace.kernels import structs
-from outpace.kernels.build import loaded_kernels, threads
+from outpace.kernels.build import call, loaded_kernels, threads
 
 _KINDS = (torch.float32, torch.bfloat16)
 
@@ -21,16 +24,13 @@ def draws_natively(outputs: NodeOutputs) -> bool:
 def draw_natively(
     rows: Sequence[tuple[NodeOutputs, int]], temperatures: Sequence[float], keys: Sequence[tuple[int, int]]
 ) -> list[int]:
-    """argmax(logits / temperature + g) per row, the first of equals; `sampling.draw.draw_keyed` of nothing but a
-    temperature, in double precision.
+    """argmax(logits / temperature + g) per row in double precision, the first of equals.
 
     Args:
         rows: outputs and the number of one of their nodes.
         temperatures: above 0.
         keys: of the noise.
     """
-    kernels = loaded_kernels()
-    assert kernels is not None, "asked for where there are kernels"
     drawn = structs.array(structs.Drawn, len(rows))()
     kept = []
     for one, (outputs, node), temperature, key in zip(drawn, rows, temperatures, keys, strict=True):
@@ -41,5 +41,5 @@ def draw_natively(
         one.top_ids, one.top_logits = top_ids.data_ptr(), top_logits.data_ptr()
         one.temperature, one.width, one.top_count = temperature, len(logits), len(top_ids)
         one.key[0], one.key[1] = key
-    kernels.outpace_draw(drawn, len(rows), threads())
+    call("draw", drawn, len(rows), threads())
     return [int(one.token) for one in drawn]

@@ -1,7 +1,7 @@
-"""Linear layers over the compiled kernels: weights in panels, each output one sum over the inputs in their order.
+"""Linear layers by the compiled kernels (cpp/product.h). Python reference: `torch.nn.functional.linear`.
 
-A row therefore keeps its bits in any company, on any CPU, by the way it is computed. In int8 sums are of integers,
-which have no order at all.
+Weights are stored in panels, and each output is one sum over the inputs in their order. So results are batch-invariant
+on any CPU. In int8 sums are of integers, which have no order at all.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor, nn
 
-from outpace.kernels.build import loaded_kernels, threads
+from outpace.kernels.build import call, threads
 from outpace.kernels.instructions import multiplies_bfloat16
 from outpace.kernels.structs import Matrix
 from outpace.lib.errors import InvalidRequest
@@ -22,7 +22,7 @@ QUANTIZATIONS = ("none", "int8")
 
 
 class Kind(IntEnum):
-    """In what a product is computed (rows.h)."""
+    """The arithmetic of a product (rows.h)."""
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -40,7 +40,7 @@ _STORED = {
 
 
 def kind_of(dtype: torch.dtype, rounded_to: torch.dtype | None = None, quantize: str = "none") -> Kind:
-    """What weights of a dtype are multiplied in.
+    """The arithmetic for weights of a dtype.
 
     Args:
         dtype: of the model's computation, float32 or bfloat16.
@@ -57,14 +57,14 @@ def kind_of(dtype: torch.dtype, rounded_to: torch.dtype | None = None, quantize:
 class KernelLinear(nn.Module):
     """A frozen linear layer over a weight laid out for the compiled kernels.
 
-    In int8 the weight has one scale for each output and a row one for itself. Outliers among a row's numbers would
-    cost what the others have, so blocks of them are rotated by a Hadamard matrix, which the weight takes back (QuaRot,
-    arXiv 2404.00456, of the inputs of every layer and without calibration).
+    In int8 each output of the weight has a scale, and so has each row. One outlier in a row would take precision from
+    all its other numbers, so blocks of them are rotated by a Hadamard matrix, and the weight with them (QuaRot, arXiv
+    2404.00456, for the inputs of every layer and without calibration).
 
     Args:
         weight: [out, in] on the CPU.
         bias: [out] or None.
-        kind: in what it is computed.
+        kind: the arithmetic.
         dtype: of the results; None for the weight's.
 
     Attributes:
@@ -91,12 +91,9 @@ class KernelLinear(nn.Module):
             kind=kind,
             block=block,
         )
-        kernels = loaded_kernels()
-        assert kernels is not None, "compiled kernels are asked for where there are none"
         wide = weight.detach().float().contiguous()
-        kernels.outpace_pack(
-            ctypes.byref(self.matrix), _pointer(wide), _pointer(self.panels), _pointer(self.scales), threads()
-        )
+        places = _pointer(wide), _pointer(self.panels), _pointer(self.scales)
+        call("pack", ctypes.byref(self.matrix), *places, threads())
 
     def forward(self, rows: Tensor) -> Tensor:
         """[..., out] of rows [..., in]."""
@@ -106,16 +103,14 @@ class KernelLinear(nn.Module):
         """As `forward`, in float32 as it was summed."""
         flat = rows.reshape(-1, self.inputs).float().contiguous()
         out = torch.empty(len(flat), self.outputs)
-        kernels = loaded_kernels()
-        assert kernels is not None
-        kernels.outpace_linear(ctypes.byref(self.matrix), _pointer(flat), len(flat), _pointer(out), threads())
+        call("linear", ctypes.byref(self.matrix), _pointer(flat), len(flat), _pointer(out), threads())
         return out.view(*rows.shape[:-1], self.outputs)
 
     def unpacked(self) -> Tensor:
-        """[out, in] as it was packed.
+        """The weight [out, in] before packing.
 
         Raises:
-            InvalidRequest: of a quantised layer, which does not have it any more.
+            InvalidRequest: the layer is quantised and does not have the weight any more.
         """
         if self.kind == Kind.INT8:
             raise InvalidRequest("quantize='int8': the full weights are gone; load the model with quantize='none'")

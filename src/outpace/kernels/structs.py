@@ -1,4 +1,4 @@
-"""The structures that the compiled kernels read, as `kernels/cpp/*.h` declare them."""
+"""The structures that the compiled kernels read, as `cpp/*.h` declare them."""
 
 import ctypes
 from ctypes import POINTER, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p
@@ -10,8 +10,8 @@ T = TypeVar("T", bound="ctypes._CData")
 
 @lru_cache(maxsize=512)
 def array(kind: type[T], count: int) -> "type[ctypes.Array[T]]":
-    """The type of arrays of so many. ctypes drops such a type with its last array, and each is a reference cycle: made
-    anew in every pass, they would wait for the garbage collector."""
+    """The type of arrays of `count` items. ctypes drops such a type with its last array, and each is a reference cycle:
+    if every pass made new ones, they would wait for the garbage collector."""
     return kind * count  # type: ignore[operator,return-value]  # typeshed knows it of no bounded variable
 
 
@@ -54,8 +54,8 @@ class Layer(ctypes.Structure):
 
     _fields_ = [
         *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
-        *((name, c_void_p) for name in ("before_attention", "behind_attention", "before_mlp", "behind_mlp")),
-        *((name, c_void_p) for name in ("q_norm", "k_norm", "beside_norm", "cosines", "sines")),
+        *((name, c_void_p) for name in ("before_attention", "after_attention", "before_mlp", "after_mlp")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm", "embedding_norm", "cosines", "sines")),
         ("sight", Sight),
         ("rotated", c_int32),
     ]
@@ -79,14 +79,14 @@ class Pass(ctypes.Structure):
     _fields_ = [
         ("kv", Store),
         ("parts", POINTER(Part)),
-        *((name, c_void_p) for name in ("positions", "x", "beside", "raw")),
+        *((name, c_void_p) for name in ("positions", "x", "embeddings", "raw")),
         ("taps", POINTER(c_void_p)),
         *((name, c_int32) for name in ("part_count", "rows")),
     ]
 
 
 class CausalHead(ctypes.Structure):
-    """Domino's head (drafting.h)."""
+    """Domino's head (domino_head.h)."""
 
     _fields_ = [
         *((name, Matrix) for name in ("of_input", "of_state", "down", "up")),
@@ -94,26 +94,26 @@ class CausalHead(ctypes.Structure):
     ]
 
 
-class Awaited(ctypes.Structure):
-    """Draws whose noise rows of draft logits await (keyed.h)."""
+class KeyedDraws(ctypes.Structure):
+    """Keyed draws for which rows of logits are drafts (topk.h)."""
 
-    _fields_ = [*((name, c_void_p) for name in ("keys", "ids", "draw_of", "temperatures")), ("draws", c_int32)]
+    _fields_ = [*((name, c_void_p) for name in ("keys", "ids", "draw_of_row", "temperatures")), ("count", c_int32)]
     kept: object = None
     """What the addresses point to."""
 
 
 class Correction(ctypes.Structure):
-    """Rows of a causal head that read a token more (drafting.h)."""
+    """Rows of a causal head that read one more token (domino_head.h)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("embeddings", "before", "outputs", "base", "after", "logits", "best", "ids")),
-        ("awaited", POINTER(Awaited)),
+        ("draws", POINTER(KeyedDraws)),
         *((name, c_int32) for name in ("rows", "wanted")),
     ]
 
 
 class Layout(ctypes.Structure):
-    """Which weight each feature of the union's candidates has (growth.h)."""
+    """The index of each feature's first weight (growth.h)."""
 
     _fields_ = [
         *((name, c_int32) for name in ("drafted", "passed_over", "undrafted", "paired", "outranked", "unpaired")),
@@ -147,7 +147,7 @@ class Growing(ctypes.Structure):
 
 
 class Learning(ctypes.Structure):
-    """What was said below accepted nodes (growth.h)."""
+    """The tokens that followed accepted nodes (growth.h)."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("weights", "squares", "named_from", "named", "features", "nodes", "said")),

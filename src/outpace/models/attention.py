@@ -6,7 +6,6 @@ pass, and only single rows are attended together, padded where that is faster th
 copy grouped keys, read dead positions and need one rectangular mask.
 """
 
-import ctypes
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -17,15 +16,13 @@ from transformers import AttentionInterface
 
 from outpace.cache.attention_settings import AttentionSettings
 from outpace.cache.passes import Group, PassCache
-from outpace.cache.slots import Segment, SlotKV, in_blocks
+from outpace.cache.slots import Segment, in_blocks
 from outpace.gpu.tree_attention import attend_plan
-from outpace.kernels import structs
-from outpace.kernels.build import loaded_kernels, threads
+from outpace.kernels import attention as kernel_attention
 from outpace.lib.errors import UnsupportedModel
 
 ATTENTION_NAME = "outpace"
 _ROW_BLOCK = 4
-_KERNEL_KINDS = {torch.float32: 0, torch.bfloat16: 1}
 # Arguments that attention interfaces receive without changing what is computed here.
 _HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "is_causal", "output_attentions", "cache_position"})
 
@@ -56,8 +53,8 @@ def tree_attention(
     if slots.tiles is not None:
         assert slots.kv is not None, "tables are of slots"
         return attend_plan(query[0], slots.kv, slots.tiles, settings)[None], None
-    if has_kernels(slots.segments[0].kv):
-        return _attend_compiled(query[0], slots.segments, settings)[None], None
+    if kernel_attention.has_kernels(slots.segments[0].kv):
+        return kernel_attention.attend(query[0], slots.segments, settings)[None], None
     if len(slots.segments) > 1:
         return _attend_in_groups(query[0], slots, settings)[None], None
     return attend_segments(query[0], slots.segments, settings)[None], None
@@ -65,8 +62,8 @@ def tree_attention(
 
 def attend_segments(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> Tensor:
     """[T, heads, head_dim] attention on a CPU of packed rows [heads, T, head_dim], each to its own segment's slot."""
-    if has_kernels(segments[0].kv):
-        return _attend_compiled(query, segments, settings)
+    if kernel_attention.has_kernels(segments[0].kv):
+        return kernel_attention.attend(query, segments, settings)
     if len(segments) == 1:
         return _attend_on_cpu(query, segments[0], settings)
     return torch.cat(
@@ -75,58 +72,6 @@ def attend_segments(query: Tensor, segments: Sequence[Segment], settings: Attent
             for segment in segments
         ]
     )
-
-
-def has_kernels(kv: SlotKV) -> bool:
-    """Whether the compiled kernels attend to these slots."""
-    dtype, other = kv.keys.dtype, kv.values.dtype
-    readable = dtype == other and dtype in _KERNEL_KINDS and kv.keys.device.type == "cpu"
-    return readable and loaded_kernels() is not None
-
-
-def kernel_store(kv: SlotKV) -> structs.Store:
-    """Slots as the kernels read them."""
-    layer, slot, head, row, _ = kv.keys.stride()
-    assert row == kv.keys.shape[-1], "rows of a slot lie behind each other"
-    kind = _KERNEL_KINDS[kv.keys.dtype]
-    return structs.Store(
-        keys=kv.keys.data_ptr(),
-        values=kv.values.data_ptr(),
-        layer_stride=layer,
-        slot_stride=slot,
-        head_stride=head,
-        kind=kind,
-        head_dim=row,
-    )
-
-
-def kernel_parts(segments: Sequence[Segment]) -> tuple[Any, list[Tensor]]:
-    """Segments as the kernels read them, and the tensors that must live as long."""
-    parts, kept = structs.array(structs.Part, len(segments))(), []
-    for part, segment in zip(parts, segments, strict=True):
-        positions = segment.positions.long().contiguous()
-        visible = None if segment.visible is None else segment.visible.bool().contiguous()
-        kept += [positions] if visible is None else [positions, visible]
-        part.visible = None if visible is None else visible.data_ptr()
-        part.positions, part.slot, part.start = positions.data_ptr(), segment.slot, segment.start
-        part.count, part.committed, part.scratch = segment.count, segment.committed, segment.scratch
-    return parts, kept
-
-
-def _attend_compiled(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> Tensor:
-    """[T, heads, head_dim] of queries [heads, T, head_dim], each row's sums in the order of what it sees."""
-    kernels, kv = loaded_kernels(), segments[0].kv
-    assert kernels is not None
-    rows = query.transpose(0, 1).float().contiguous()  # [T, H, D]
-    output = torch.empty_like(rows)
-    parts, kept = kernel_parts(segments)
-    sight = structs.Sight(settings.window or 0, settings.softcap or 0.0, settings.scaling)
-    kernels.outpace_attend(
-        *(ctypes.byref(kernel_store(kv)), parts, len(segments), settings.layer, rows.shape[1], kv.keys.shape[2]),
-        *(ctypes.byref(sight), ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(output.data_ptr()), threads()),
-    )
-    del kept
-    return output.to(query.dtype)
 
 
 def _attend_in_groups(query: Tensor, cache: PassCache, settings: AttentionSettings) -> Tensor:

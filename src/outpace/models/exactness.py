@@ -18,10 +18,11 @@ from transformers.pytorch_utils import Conv1D
 from outpace.cache.slots import in_blocks
 from outpace.core.protocols import NodeOutputs
 from outpace.core.tree import Topology
+from outpace.kernels.attention import has_kernels
 from outpace.kernels.linear import KernelLinear
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.stages import stage
-from outpace.models.attention import has_kernels, products
+from outpace.models.attention import products
 from outpace.models.layers.linear import PackedLinear
 from outpace.models.packed import PackedModel, Part, first_layers, layers_of
 from outpace.models.target import TransformersTarget

@@ -1,19 +1,14 @@
 """The LM head: logits in the compute dtype, top candidates re-scored in float32."""
 
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from outpace.core.protocols import NodeOutputs
-from outpace.kernels.largest import largest
 from outpace.kernels.linear import KernelLinear
+from outpace.kernels.topk import largest
 from outpace.models.layers.linear import Make
-
-if TYPE_CHECKING:
-    pass
-
 
 TOP_CANDIDATES = 16
 

@@ -1,8 +1,8 @@
-"""A decoder run by the compiled kernels: one call for a pass, on the weights of the loaded modules.
+"""A transformers decoder run by the compiled kernels: one call for a pass, on the weights of the loaded modules.
 
-What differs between families (where norms stand, rotations, windows, caps, activations) is read from the modules and
-from what they ask of their attention; a short pass is then compared with the stock modules' own, and a decoder that
-does not agree is not used.
+The differences between families (norms, rotations, windows, caps, activations) are read from the modules and from the
+settings that they pass to attention. A short pass is then compared with that of the modules, and a decoder that differs
+is not used.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,47 +16,56 @@ from transformers.activations import GELUTanh, SiLUActivation
 from outpace.cache.attention_settings import AttentionSettings
 from outpace.cache.slots import Segment, SlotKV
 from outpace.kernels import structs
+from outpace.kernels.attention import sight_of
+from outpace.kernels.decoder import CompiledLayers, Kept, Norms, Rotations, layer_of
+from outpace.kernels.exact import NotCompiled, check_stock
 from outpace.models.layers.prepare import RowwiseActivation
-from outpace.models.native_layers import Kept, NativeLayers, UnknownLayout, matrix_of
 
-# Of the norm of a difference between two ways to compute a short pass. Another formula differs by far more; rounding to
-# halves and to eight bits grows from layer to layer.
-_TOLERANCE, _COARSE_TOLERANCE = 1e-3, 0.25
 _ACTIVATIONS: dict[type, int] = {nn.SiLU: 0, SiLUActivation: 0, GELUTanh: 1}
+# Norms of a layer before and after attention, before and after the MLP; "" for none.
+_NORMS = {
+    "llama": ("input_layernorm", "", "post_attention_layernorm", ""),
+    "gemma": (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+    ),
+    "olmo2": ("", "post_attention_layernorm", "", "post_feedforward_layernorm"),
+}
+# What is not of these packages may compute anything: a subclass, or code that came with a checkpoint.
+_STOCK = ("transformers.models.", "transformers.activations", "torch.nn.", "outpace.models.", "outpace.kernels.")
 
 
 class NativeDecoder:
-    """Every layer of a pass in one call.
+    """All layers of a pass in one call.
 
     Args:
         decoder: a transformers decoder whose linear layers are `KernelLinear`.
         config: its text configuration.
-        settings: what each layer asks of its attention.
+        settings: what each layer passes to attention.
         max_length: positions that tables of rotations are made for.
 
     Raises:
-        UnknownLayout: the decoder is not made of what the kernels compute.
+        NotCompiled: the kernels do not compute what the decoder's modules compute.
     """
 
     def __init__(
-        self,
-        decoder: nn.Module,
-        config: PretrainedConfig,
-        settings: Sequence[AttentionSettings],
-        max_length: int,
+        self, decoder: nn.Module, config: PretrainedConfig, settings: Sequence[AttentionSettings], max_length: int
     ) -> None:
-        self._kept = Kept()
+        check_stock(decoder, _STOCK)
+        kept = Kept()
         self._embedding = decoder.get_input_embeddings()  # type: ignore[operator]
         self._max_length = max_length
-        layers: list[Any] = list(decoder.layers)  # type: ignore[arg-type]
-        self._tables: dict[str | None, tuple[int, int, int]] = {}
+        self._tables: dict[str | None, Rotations] = {}
         last: Any = decoder.norm
+        layers: Any = decoder.layers
         first = layers[0].self_attn
         all_heads = getattr(first, "q_norm", None) is not None and first.q_norm.weight.numel() > first.head_dim
-        self.layers = NativeLayers(
-            [self._layer(decoder, config, layer, settings[index]) for index, layer in enumerate(layers)],
-            self._kept,
-            last_norm=self._norm(last),
+        self.layers = CompiledLayers(
+            [self._layer(decoder, config, layer, settings[index], kept) for index, layer in enumerate(layers)],
+            kept,
+            last_norm=kept.address(_factors(last)),
             hidden=config.hidden_size,
             heads=config.num_attention_heads,
             kv_heads=config.num_key_value_heads,
@@ -70,13 +79,13 @@ class NativeDecoder:
     def run(
         self, ids: Tensor, positions: Tensor, segments: Sequence[Segment], kv: SlotKV, taps: Iterable[int]
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """Final hidden states [T, H] of packed rows, and those at `taps`; their keys and values are filed.
+        """Final hidden states [T, H] of packed rows, and those at `taps`; keys and values are written to the slots.
 
         Args:
             ids: [T].
             positions: [T].
             segments: the requests' rows.
-            kv: where their keys and values lie.
+            kv: their slots.
             taps: as in `models.packed.tapped`.
         """
         embedded = self._embedding(ids)
@@ -85,79 +94,49 @@ class NativeDecoder:
         dtype = embedded.dtype
         return rows.to(dtype), {tap: states.to(dtype) for tap, states in found.items()}
 
-    def _layer(self, decoder: Any, config: PretrainedConfig, layer: Any, settings: AttentionSettings) -> structs.Layer:
-        attention, mlp = layer.self_attn, layer.mlp
-        norms: tuple[Any, ...]
-        if hasattr(layer, "pre_feedforward_layernorm"):  # Gemma
-            norms = (
-                layer.input_layernorm,
-                layer.post_attention_layernorm,
-                layer.pre_feedforward_layernorm,
-                layer.post_feedforward_layernorm,
-            )
-        elif hasattr(layer, "input_layernorm"):
-            norms = (layer.input_layernorm, None, layer.post_attention_layernorm, None)
-        else:  # OLMo2
-            norms = (None, layer.post_attention_layernorm, None, layer.post_feedforward_layernorm)
-        cosines, sines, rotated = self._rotations(decoder, config, layer)
-        return structs.Layer(
-            matrix_of(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj")),
-            matrix_of(attention, "o_proj"),
-            matrix_of(mlp, "gate_up_proj", ("gate_proj", "up_proj")),
-            matrix_of(mlp, "down_proj"),
-            *(self._norm(norm) for norm in norms),
-            self._norm(getattr(attention, "q_norm", None)),
-            self._norm(getattr(attention, "k_norm", None)),
-            None,
-            cosines,
-            sines,
-            structs.Sight(settings.window or 0, settings.softcap or 0.0, settings.scaling),
-            rotated,
-        )
-
-    def _norm(self, norm: Any) -> int | None:
-        """Address of a norm's factors in float32."""
-        if norm is None or not hasattr(norm, "weight"):
-            return None
-        weight: Tensor = norm.weight.detach().float()
-        return self._kept.address(weight + 1 if type(norm).__name__.startswith("Gemma") else weight.clone())
-
-    def _rotations(self, decoder: Any, config: PretrainedConfig, layer: Any) -> tuple[int | None, int | None, int]:
-        """Addresses of a layer's cosines and sines, and how many a position has."""
+    def _layer(
+        self, decoder: Any, config: PretrainedConfig, layer: Any, settings: AttentionSettings, kept: Kept
+    ) -> structs.Layer:
+        if hasattr(layer, "pre_feedforward_layernorm"):
+            names = _NORMS["gemma"]
+        else:
+            names = _NORMS["llama" if hasattr(layer, "input_layernorm") else "olmo2"]
         attention = layer.self_attn
+        of_heads = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
+        norms = Norms(*(_factors(norm) for norm in (*(getattr(layer, name, None) for name in names), *of_heads)))
+        rotations = self._rotations(decoder, config, attention)
+        return layer_of(attention, layer.mlp, norms, rotations, sight_of(settings), kept)
+
+    def _rotations(self, decoder: Any, config: PretrainedConfig, attention: Any) -> Rotations:
         if not getattr(attention, "use_rope", True):  # SmolLM3 leaves some layers without
-            return None, None, 0
+            return None, None
         kind = config.layer_types[attention.layer_idx] if config.model_type == "gemma3_text" else None
         if kind not in self._tables:
             positions = torch.arange(self._max_length)[None]
             rows = torch.zeros(1, 1, dtype=torch.float32)
-            cosines, sines = (table[0] for table in decoder.rotary_emb(rows, positions, *([kind] if kind else [])))
-            addresses = self._kept.address(cosines), self._kept.address(sines)
-            self._tables[kind] = *addresses, cosines.shape[-1]  # type: ignore[assignment]
+            cosines, sines = decoder.rotary_emb(rows, positions, *([kind] if kind else []))
+            self._tables[kind] = cosines[0].contiguous(), sines[0].contiguous()
         return self._tables[kind]
 
 
-def agree(left: Tensor, right: Tensor, is_coarse: bool) -> bool:
-    """Whether two computations of the same hidden states differ by rounding alone.
-
-    Args:
-        left, right: of one shape.
-        is_coarse: computed in halves or in eight bits.
-    """
-    difference = (left.float() - right.float()).norm() / right.float().norm()
-    return bool(difference < (_COARSE_TOLERANCE if is_coarse else _TOLERANCE))
+def _factors(norm: Any) -> Tensor | None:
+    """The factors of a norm in float32; None without a norm, or without factors."""
+    if norm is None or not hasattr(norm, "weight"):
+        return None
+    weight: Tensor = norm.weight.detach().float()
+    return weight + 1 if type(norm).__name__.startswith("Gemma") else weight.clone()
 
 
 def _activation(mlp: Any) -> int:
     function = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
     function = function.stock if isinstance(function, RowwiseActivation) else function
     if type(function) not in _ACTIVATIONS:
-        raise UnknownLayout(f"activation {type(function).__name__}")
+        raise NotCompiled(f"no kernel computes the activation {type(function).__name__}")
     return _ACTIVATIONS[type(function)]
 
 
 def _eps(norm: nn.Module) -> float:
     found = getattr(norm, "eps", None) or getattr(norm, "variance_epsilon", None)
     if found is None:
-        raise UnknownLayout(f"norm {type(norm).__name__}")
+        raise NotCompiled(f"no kernel computes the norm {type(norm).__name__}")
     return float(found)

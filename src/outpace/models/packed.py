@@ -17,14 +17,14 @@ from outpace.cache.tiles import Tables, TilePlan
 from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.gpu.capture import captures_on
 from outpace.gpu.captured_pass import CapturedPass
+from outpace.kernels.attention import has_kernels
+from outpace.kernels.exact import NotCompiled, check_kernels, check_same, path_taken
 from outpace.kernels.linear import KernelLinear
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.stages import stage
-from outpace.models.attention import has_kernels
 from outpace.models.head import EXACT_ROWS, LmHead, padded
 from outpace.models.layers.experts import has_experts
-from outpace.models.native import NativeDecoder, agree
-from outpace.models.native_layers import UnknownLayout
+from outpace.models.native import NativeDecoder
 
 _COMPARED = 12  # rows of the pass that tells whether the kernels compute what a decoder's modules do
 
@@ -161,7 +161,7 @@ class PackedModel:
         # How many rows an expert gets is read on the host.
         self.captures = self.tiled and captures_on(self.device) and not has_experts(decoder)
         self._captured: dict[tuple[int, ...], CapturedPass] = {}  # by taps
-        self.native = self._derive()
+        self.native, self.computed_by = self._derive()
 
     @property
     def embedding(self) -> nn.Embedding:
@@ -271,14 +271,22 @@ class PackedModel:
 
     @stage("measuring")
     @torch.inference_mode()
-    def _derive(self) -> NativeDecoder | None:
-        """The decoder in one call, if the kernels compute what its modules do; told by a short pass of both."""
-        if (
-            self.tiled
-            or not has_kernels(self.kv)
-            or not any(isinstance(module, KernelLinear) for module in self.decoder.modules())
-        ):
-            return None
+    def _derive(self) -> tuple[NativeDecoder | None, str]:
+        """The decoder in one call, if the kernels compute what its modules do, which a short pass of both shows; and
+        which code computes passes."""
+        try:
+            check_kernels(self.device)
+            if self.tiled or not has_kernels(self.kv):
+                raise NotCompiled("no kernel computes passes in " + ("tiles" if self.tiled else str(self.dtype)))
+            if not any(isinstance(module, KernelLinear) for module in self.decoder.modules()):
+                raise NotCompiled("its weights are not packed for the kernels")
+            return self._compared(), path_taken(None)
+        except NotCompiled as reason:
+            return None, path_taken(str(reason))
+        except AttributeError as error:
+            return None, path_taken(f"its layers have a layout of their own: {error}")
+
+    def _compared(self) -> NativeDecoder:
         count = min(_COMPARED, self.max_length)
         ids = torch.arange(count) * 7 % self.config.vocab_size
         chain = Topology.chain(count)
@@ -286,15 +294,13 @@ class PackedModel:
         taps = range(len(layers_of(self.decoder)[1]) + 1)
         cache = PassCache(segments)
         _, expected = self._run_modules(ids, positions, cache, taps)
-        try:
-            settings = [cache.asked[layer] for layer in sorted(cache.asked)]
-            native = NativeDecoder(self.decoder, self.config, settings, self.max_length)
-        except (UnknownLayout, AttributeError):
-            return None
+        settings = [cache.asked[layer] for layer in sorted(cache.asked)]
+        native = NativeDecoder(self.decoder, self.config, settings, self.max_length)
         _, found = native.run(ids, positions, segments, self.kv, taps)
         is_coarse = self.dtype == torch.bfloat16 or native.layers.is_quantized
-        same = all(agree(found[tap], expected[tap], is_coarse) for tap in taps)
-        return native if same else None
+        for tap in taps:
+            check_same(f"the layers of {type(self.decoder).__name__}", found[tap], expected[tap], is_coarse)
+        return native
 
 
 def pieces_of(parts: Sequence[Part], rows: int = EXACT_ROWS) -> Iterator[list[Part]]:

@@ -6,6 +6,7 @@ from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.dflash.source import BlockSource
+from outpace.drafters.domino.source import block_source
 from outpace.drafters.method import Method, preset
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.shaped import shaped
@@ -31,7 +32,7 @@ def _dflash(options: ModelOptions, context: BuildContext) -> Proposer:
     net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
     vocabulary = context.ranked_vocabulary(options.vocabulary)
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
-    source = BlockSource(net, target.embedding, head, target.max_length, target.max_slots, options.noise)
+    source = block_source(net, target.embedding, head, target.max_length, target.max_slots, options.noise)
     return block_proposer(options, context, source, "dflash")
 
 

@@ -1,32 +1,108 @@
-"""Block drafters as sources: DFlash's one pass for all depths, and Domino's causal correction on top of it."""
+"""DFlash as a source: one pass over a block of masks drafts all depths; the target's features are its context."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from outpace.core.drafting import Candidates, Frontier
-from outpace.core.protocols import DraftRequest
-from outpace.drafters.best import awaited_by, best_ids, counts_scores_alone, own_scores_of
-from outpace.drafters.dflash.context import BlockContext
+from outpace.core.drafting import BaseSource, Candidates, Frontier
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Stream
+from outpace.drafters.best import best_ids, own_scores_of
+from outpace.drafters.dflash.kernel import compiled_block
 from outpace.drafters.dflash.net import DFlashNet
-from outpace.drafters.dflash.state import BlockState
-from outpace.drafters.domino.gpu.chains import Chains
-from outpace.drafters.domino.gpu.head import TritonHead, triton_head
-from outpace.drafters.domino.gpu.rollout import gate_table as table_of_gates
-from outpace.drafters.domino.kernel import HeadRows, HeadStep, NativeHead, Picked, native_head
-from outpace.drafters.domino.net import DominoNet
-from outpace.drafters.net_slots import Rows
+from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
+from outpace.drafters.ranked_vocabulary import pool_of
 from outpace.models.head import LmHead, SubsetHead
-from outpace.sampling.scores import Best, Pool
+from outpace.sampling.scores import Pool
+
+_WAITING = 256  # positions of a request whose features wait at most
 
 
-class BlockSource(BlockContext):
-    """A DFlash or Domino net on slots of its own.
+@dataclass(eq=False)
+class BlockState:
+    """One request in a block drafter.
 
-    A round costs one pass over the block and one product with the LM head for all depths. DFlash's candidates of a
-    depth are the same for every node there; Domino adds, per level, one GRU step and one low-rank product for all
-    frontier nodes of all requests, so its block feeds trees as well as chains.
+    Attributes:
+        slot: of the net; it holds the context of all committed positions.
+        request: the request of this round.
+        hidden: [D, H] outputs of this round's block that drafts are read from.
+        base: [D, K] float32 base logits by depth.
+        start: where this request's nodes began in the last frontier.
+        depth: of these nodes.
+        paths: drafted tokens down to each of them, kept only for requests with processors.
+        waiting: [n, taps * H] features of committed positions that are not yet context.
+        waiting_rows: how many positions that are.
+        is_beyond: the context has outgrown the net; nothing is drafted any more.
+        pool: [M] ids of the columns of `base`, if they differ from those of the head (Domino).
+        rows: [M, r] of Domino's W2, the pool's.
+        causal: [n, G] Domino's states of this request's nodes in the last frontier.
+        rolled: [D] tokens and scores of a chain of Domino's that was drafted in one call.
+    """
+
+    slot: int
+    request: DraftRequest | None = None
+    hidden: Tensor = field(default_factory=lambda: torch.empty(0))
+    base: Tensor = field(default_factory=lambda: torch.empty(0))
+    start: int = 0
+    depth: int = 0
+    paths: list[list[int]] = field(default_factory=list)
+    waiting: list[Tensor] = field(default_factory=list)
+    waiting_rows: int = 0
+    is_beyond: bool = False
+    pool: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
+    rows: Tensor = field(default_factory=lambda: torch.empty(0))
+    causal: Tensor = field(default_factory=lambda: torch.empty(0))
+    rolled: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def asked(self) -> DraftRequest:
+        """The request of this round."""
+        assert self.request is not None, "begin() comes before expand()"
+        return self.request
+
+
+class BlockLevel(NamedTuple):
+    """The nodes of a frontier.
+
+    Attributes:
+        states: of the requests in it.
+        above: per request, the rows of its nodes' parents in the last frontier.
+        tokens: [F] of the nodes.
+        is_first: whether these are the pending tokens.
+    """
+
+    states: list[BlockState]
+    above: list[list[int]]
+    tokens: Tensor
+    is_first: bool
+
+    @property
+    def sizes(self) -> list[int]:
+        """Nodes of each request."""
+        return [len(rows) for rows in self.above]
+
+    @property
+    def depth(self) -> int:
+        """The same for all: trees grow level by level."""
+        return self.states[0].depth
+
+    @property
+    def streams(self) -> list[Stream]:
+        """Of each node."""
+        return [state.asked.stream for state, size in zip(self.states, self.sizes, strict=True) for _ in range(size)]
+
+    def repeated(self, rows: Sequence[Tensor]) -> Tensor:
+        """[F, ...] a row of each request, for each of its nodes."""
+        return torch.cat([row.expand(size, -1) for row, size in zip(rows, self.sizes, strict=True)])
+
+
+class BlockSource(BaseSource):
+    """A DFlash net on slots of its own.
+
+    A round costs one pass over the block and one product with the LM head for all depths. The candidates of a depth are
+    the same for every node there.
 
     Args:
         net: the drafter.
@@ -34,9 +110,10 @@ class BlockSource(BlockContext):
         head: the target's LM head, or the rows of it that drafts may come from.
         max_length, max_slots: of the target.
         noise: draft with the request's keyed noise at temperature > 0.
-        every_position: with shifted labels also use the last position, B drafts instead of B - 1.
-        pool: draft only from this many ids per block, those with the best base logits at any depth; None for all.
-        gate_table: read Domino's products of embeddings with the GRU's weight from a table instead of computing them.
+        depth: tokens to draft; None for as many as a block drafts.
+
+    Attributes:
+        computed_by: for each part of the net "compiled", or "Python, because ...".
     """
 
     def __init__(
@@ -47,35 +124,96 @@ class BlockSource(BlockContext):
         max_length: int,
         max_slots: int,
         noise: bool = True,
-        every_position: bool = False,
-        pool: int | None = None,
-        gate_table: bool = False,
+        depth: int | None = None,
     ) -> None:
-        super().__init__(net, max_length, max_slots)
+        self.net, config, weight = net, net.config, net.norm.weight
         self._embed, self._head, self._noise = embed, head, noise
-        # Ids that cannot be drafted need no correction.
-        drafted = len(head.ids) if isinstance(head, SubsetHead) else head.vocab_size
-        limit = min(pool or drafted, drafted)
-        self._pool = limit if limit < head.vocab_size else None
-        self._ranked_rows: Tensor | None = None  # of W2, where every block drafts from the same ids
-        self._causal: NativeHead | TritonHead | None = None
-        self._table: Tensor | None = None  # [V, 3G]
-        if isinstance(net, DominoNet) and gate_table:
-            self._table = table_of_gates(net.head.gate_weights()[0], embed, head.vocab_size)
-        if isinstance(net, DominoNet) and (self._pool is None or self._pool == drafted):
-            compiled = native_head(net.head, head.ids) if self._table is None else None  # it computes gates itself
-            self._causal = compiled or triton_head(net.head, head.ids)
-            if self._causal is None and head.ids is not None:
-                self._ranked_rows = net.head.vocabulary_weight[head.ids]
-        config = net.config
-        self.depth = config.drafts_per_block(every_position)
-        self.chains: Chains | None = None
-        if isinstance(self._causal, TritonHead):
-            corrected = [config.draft_step(depth).corrected for depth in range(1, self.depth + 1)]
-            self.chains = Chains(self._causal.weights, embed, corrected, self._table)
+        self.needs, self._device = Needs(taps=config.taps), weight.device
+        self._limit = min(max_length, config.max_positions)
+        self.slots = NetSlots(
+            config.layers,
+            max_slots,
+            config.kv_heads,
+            capacity=self._limit + config.block_size,
+            head_dim=config.head_dim,
+            dtype=weight.dtype,
+            device=self._device,
+        )
+        self._native, path = compiled_block(net, self.slots)
+        self.computed_by = {"block": path}
+        sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]
+        self._pass = NetPass(self.slots, lambda positions, attend, rows: (net.block(rows, positions, attend),), sights)
         self._scores = own_scores_of(head, self._device)
-        positions = [config.draft_step(depth).position for depth in range(1, self.depth + 1)]
+        self.depth = depth or config.drafts_per_block()
+        positions = [config.draft_step(step).position for step in range(1, self.depth + 1)]
         self._positions = torch.tensor(positions, device=self._device)
+
+    def open(self, slot: int, alone: bool = False) -> BlockState:
+        self.slots.kv.truncate(slot, 0)
+        return BlockState(slot)
+
+    def can_fork(self, own: bool) -> bool:
+        return own
+
+    def fork(self, state: BlockState, slot: int, length: int) -> BlockState:
+        forked = replace(state, slot=slot)  # the next round replaces the rest
+        self.slots.kv.copy(state.slot, slot, length)
+        self.rewind(forked, length)
+        return forked
+
+    def rewind(self, state: BlockState, length: int) -> None:
+        self.slots.kv.truncate(state.slot, length)
+        missing = length - self.slots.kv.lengths[state.slot]
+        state.waiting = [torch.cat(state.waiting)[:missing]] if missing and state.waiting else []
+        state.waiting_rows = sum(map(len, state.waiting))
+        state.is_beyond = state.waiting_rows < missing
+
+    def prefill(self, states: Sequence[BlockState], chunks: Sequence[PromptChunk]) -> None:
+        self._keep(states, [chunk.features for chunk in chunks])
+
+    def observe(self, states: Sequence[BlockState], observations: Sequence[Observation]) -> None:
+        self._keep(states, [_features_along(observation) for observation in observations])
+
+    def _keep(self, states: Sequence[BlockState], features: Sequence[Tensor | None]) -> None:
+        """Keep the target's features [n, taps * H] of newly committed positions.
+
+        They become context when something is drafted after them, or when there are many: requests without drafts cost
+        little, and many rows in one pass cost less than one at a time.
+        """
+        found = [rows for rows in features if rows is not None]
+        assert len(found) == len(states), "needs.taps asks for features at every position"
+        many = []
+        for state, rows in zip(states, found, strict=True):
+            count = state.waiting_rows + len(rows)
+            state.is_beyond = state.is_beyond or self.slots.kv.lengths[state.slot] + count > self._limit
+            if not state.is_beyond:
+                state.waiting.append(rows)
+                state.waiting_rows = count
+            if count >= _WAITING:
+                many.append(state)
+        self._absorb(many)
+
+    @torch.inference_mode()
+    def _absorb(self, states: Sequence[BlockState]) -> None:
+        """Turn waiting features into context, those of all requests in one pass."""
+        states = [state for state in states if state.waiting]
+        if not states:
+            return
+        waiting = [torch.cat(state.waiting) for state in states]
+        parts = [Rows(state.slot, len(own), torch.arange(len(own))) for state, own in zip(states, waiting, strict=True)]
+        rows = torch.cat(waiting).to(self.net.norm.weight)
+        if self._native is not None:
+            self._native.absorb(rows, parts)
+        else:
+            sizes = [part.count for part in parts]
+            layers = [
+                list(zip(keys.split(sizes), values.split(sizes), strict=True))
+                for keys, values in self.net.context(rows, self.slots.positions(parts).to(self._device))
+            ]
+            for index, part in enumerate(parts):
+                self.slots.append(part.slot, [layer[index] for layer in layers])
+        for state in states:
+            state.waiting, state.waiting_rows = [], 0
 
     def begin(self, states: Sequence[BlockState], requests: Sequence[DraftRequest]) -> list[int]:
         for state, request in zip(states, requests, strict=True):
@@ -88,50 +226,36 @@ class BlockSource(BlockContext):
 
     def expand(self, states: Sequence[BlockState], frontier: Frontier, width: int) -> Candidates:
         groups = frontier.groups()
-        is_first = frontier.parents[0] < 0
-        if is_first:
-            self._draft_blocks([states[owner] for owner in groups], frontier.tokens)
-        above: list[list[int]] = []  # per request, the rows of its nodes' parents in the last frontier
-        for owner, nodes in groups.items():
-            state = states[owner]
-            above.append([parent - state.start for parent in frontier.parents[nodes.start : nodes.stop]])
-            state.start, state.depth = nodes.start, 0 if is_first else state.depth + 1
-            self._extend_paths(state, above[-1], frontier.tokens[nodes.start : nodes.stop])
-        members = [states[owner] for owner in groups]
-        streams = [state.asked.stream for state in members]
-        if self._causal is not None and counts_scores_alone(streams, self._noise, frontier.wants_entropy):
-            is_keyed = self._noise and not all(stream.params.is_greedy for stream in streams)
-            is_rolled = is_first or all(state.rolled for state in members)
-            if self.chains is not None and width == 1 and is_rolled and not is_keyed:
-                return self.chains.level(members, frontier.tokens, is_first)
-            step = self._step(members, above, frontier.tokens, width)
-            assert step.columns is not None, "the best were asked for"
-            tokens = step.columns if self._head.ids is None else self._head.ids[step.columns]
-            return Candidates(tokens, step.log_probs, int(is_first))
-        best = self._best(members, above, frontier, width)
-        return Candidates(best.tokens, best.log_probs, int(is_first), best.entropy, best.draft_probs)
+        level = BlockLevel([states[owner] for owner in groups], [], frontier.tokens, frontier.parents[0] < 0)
+        if level.is_first:
+            self._draft_blocks(level.states, frontier.tokens)
+        for state, nodes in zip(level.states, groups.values(), strict=True):
+            above = [parent - state.start for parent in frontier.parents[nodes.start : nodes.stop]]
+            level.above.append(above)
+            state.start, state.depth = nodes.start, 0 if level.is_first else state.depth + 1
+            if state.depth == 0 or not state.asked.stream.params.has_processors:  # to read tokens is a host read
+                state.paths = [[]] * len(above)
+            else:
+                tokens = frontier.tokens[nodes.start : nodes.stop].tolist()
+                state.paths = [[*state.paths[row], token] for row, token in zip(above, tokens, strict=True)]
+        return self._candidates(level, frontier, width)
 
-    def _best(
-        self, states: Sequence[BlockState], above: Sequence[Sequence[int]], frontier: Frontier, width: int
-    ) -> Best:
-        sizes = [len(rows) for rows in above]
-        logits = self._logits(states, above, frontier.tokens)
-        pool = None
-        if self._pool is not None:
-            ids = [state.pool.expand(size, -1) for state, size in zip(states, sizes, strict=True)]
-            pool = Pool(torch.cat(ids), self._head.vocab_size)
-        streams = [state.asked.stream for state, size in zip(states, sizes, strict=True) for _ in range(size)]
-        depths = [state.depth for state, size in zip(states, sizes, strict=True) for _ in range(size)]
-        paths = [path for state in states for path in state.paths]
+    def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:
+        """The best candidates of each node."""
+        logits, pool = self._logits(level), self._pool_of(level)
+        paths = [path for state in level.states for path in state.paths]
+        depths = [level.depth] * len(paths)
         asked = frontier.wants_entropy, frontier.draws
-        return best_ids(logits, streams, depths, width, self._noise, paths, pool, *asked)
+        best = best_ids(logits, level.streams, depths, width, self._noise, paths, pool, *asked)
+        return Candidates(best.tokens, best.log_probs, int(level.is_first), best.entropy, best.draft_probs)
 
-    def _extend_paths(self, state: BlockState, above: Sequence[int], tokens: Tensor) -> None:
-        """Drafted tokens down to each node, for requests that look at them: reading them costs a host read."""
-        if state.depth == 0 or not state.asked.stream.params.has_processors:
-            state.paths = [[]] * len(above)
-        else:
-            state.paths = [[*state.paths[row], token] for row, token in zip(above, tokens.tolist(), strict=True)]
+    def _logits(self, level: BlockLevel) -> Tensor:
+        """[F, K] logits of what follows each node."""
+        return level.repeated([state.base[level.depth] for state in level.states])
+
+    def _pool_of(self, level: BlockLevel) -> Pool | None:
+        """The ids of the columns of `_logits`; None for all of the target's."""
+        return pool_of(self._head, len(level.tokens))
 
     @torch.inference_mode()
     def _draft_blocks(self, states: Sequence[BlockState], pending: Tensor) -> None:
@@ -141,91 +265,20 @@ class BlockSource(BlockContext):
         tokens[:, 0] = pending.to(self._device)
         parts = [Rows(state.slot, size, torch.arange(size)) for state in states]
         embedded = self._embed(tokens.flatten())  # [R * B, H]
-        if self._native is not None:
-            outputs = self._native.block(embedded, parts)
-        else:
-            (outputs,) = self._pass(parts, embedded)
+        outputs = self._pass(parts, embedded)[0] if self._native is None else self._native.block(embedded, parts)
         wanted = outputs.unflatten(0, (-1, size))[:, self._positions]  # [R, D, H]
         base = self._scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))  # [R, D, K]
         for state, rows, logits in zip(states, wanted, base, strict=True):
-            state.hidden, state.base, state.rolled = rows, logits, None
-            if self._causal is not None:
-                state.hidden, state.base = rows.float().contiguous(), logits.contiguous()
-                state.causal = self._causal.start()
-            if self._pool is None:
-                continue
-            if self._pool < logits.shape[1]:
-                best = logits.amax(dim=0).topk(self._pool).indices
-                state.base, state.pool = logits[:, best], best if self._head.ids is None else self._head.ids[best]
-            else:
-                assert self._head.ids is not None, "a pool of all ids is none"
-                state.pool = self._head.ids
-            if isinstance(self.net, DominoNet) and self._causal is None:
-                shared = self._ranked_rows
-                state.rows = self.net.head.vocabulary_weight[state.pool] if shared is None else shared
+            self._take_block(state, rows, logits)
 
-    @torch.inference_mode()
-    def _logits(self, states: Sequence[BlockState], above: Sequence[Sequence[int]], tokens: Tensor) -> Tensor:
-        """[F, V] logits of what follows each frontier node, or [F, M] in the order of its request's pool.
+    def _take_block(self, state: BlockState, hidden: Tensor, base: Tensor) -> None:
+        """Store the outputs [D, H] and base logits [D, K] of a request's block."""
+        state.hidden, state.base = hidden, base
 
-        Args:
-            states: the requests.
-            above: per request, the rows of its nodes' parents in the last frontier's causal states.
-            tokens: [F] of the nodes.
-        """
-        if self._causal is not None:
-            step = self._step(states, above, tokens, None)
-            assert step.logits is not None, "logits were asked for"
-            return step.logits
-        sizes = [len(rows) for rows in above]
-        at = states[0].depth  # the same for all: trees grow level by level
-        base = torch.cat([state.base[at].expand(size, -1) for state, size in zip(states, sizes, strict=True)])
-        if not isinstance(self.net, DominoNet):
-            return base
-        head, tokens = self.net.head, tokens.to(self._device)
-        if at == 0:
-            before = base.new_zeros(len(tokens), head.config.gru_hidden_dim, dtype=self.net.norm.weight.dtype)
-        else:
-            before = torch.cat([state.causal[list(rows)] for state, rows in zip(states, above, strict=True)])  # [F, G]
-        if self._table is None:
-            causal = head.step(before, self._embed(tokens))
-        else:
-            causal = head.follow(before, self._table[tokens])
-        for state, rows in zip(states, causal.split(sizes), strict=True):
-            state.causal = rows
-        if not self.net.config.draft_step(at + 1).corrected:
-            return base
-        hidden = torch.cat([state.hidden[at].expand(size, -1) for state, size in zip(states, sizes, strict=True)])
-        if self._pool is None:
-            return base + head.correction(hidden, causal)
-        low = head.low_rank(hidden, causal).split(sizes)  # R x [F', r]
-        return base + torch.cat([nn.functional.linear(own, state.rows) for own, state in zip(low, states, strict=True)])
 
-    @torch.inference_mode()
-    def _step(
-        self, states: Sequence[BlockState], above: Sequence[Sequence[int]], tokens: Tensor, best: int | None
-    ) -> HeadStep:
-        """The causal head's step below each frontier node, by the kernels; arguments as `_logits` and `NativeHead`."""
-        assert self._causal is not None
-        at, sizes = states[0].depth, [len(rows) for rows in above]
-        is_corrected = self.net.config.draft_step(at + 1).corrected
-
-        def here(matrices: Sequence[Tensor]) -> Picked:
-            return [(rows, [at] * size) for rows, size in zip(matrices, sizes, strict=True)]
-
-        awaited = None
-        if best is not None:
-            streams = [state.asked.stream for state, size in zip(states, sizes, strict=True) for _ in range(size)]
-            awaited = awaited_by(streams, [at] * len(streams), self._noise, self._head.ids)
-        rows = HeadRows(
-            None if self._table is not None else self._embed(tokens),
-            [(state.causal, parents if at else [0]) for state, parents in zip(states, above, strict=True)],
-            here([state.hidden for state in states]) if is_corrected else None,
-            here([state.base for state in states]),
-            awaited,
-            None if self._table is None else self._table[tokens.to(self._device)],
-        )
-        step = self._causal.correct(rows, best)
-        for state, own in zip(states, step.states.split(sizes), strict=True):
-            state.causal = own
-        return step
+def _features_along(observation: Observation) -> Tensor | None:
+    """[n, taps * H] the target's features at the accepted nodes; None where there are none."""
+    features, path = observation.outputs.features, observation.verdict.path
+    if features is None or len(path) == 1:
+        return None if features is None else features[:1]
+    return features[torch.tensor(path)]

@@ -1,79 +1,45 @@
-"""Domino's causal head by the compiled kernels: a level of every tree in one call."""
-
-import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+"""Domino's causal head by the compiled kernels: a level of every tree in one call. Python reference: `DominoHead`."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.drafters.domino.net import DominoHead
 from outpace.kernels import structs
-from outpace.kernels.build import loaded_kernels, threads
-from outpace.kernels.largest import Awaited
-from outpace.kernels.linear import KernelLinear
+from outpace.kernels.decoder import matrix_of
+from outpace.kernels.domino_head import CompiledHead, HeadRows
+from outpace.kernels.exact import NotCompiled, check_exact, check_kernels, check_same, path_taken
+from outpace.kernels.linear import KernelLinear, Kind
 from outpace.models.layers.linear import frozen_layers
-from outpace.models.native_layers import UnknownLayout, matrix_of
-
-Picked = Sequence[tuple[Tensor, Sequence[int]]]
-"""Rows, by their numbers, of float32 matrices that lie row behind row."""
 
 
-@dataclass(frozen=True, eq=False)
-class HeadRows:
-    """Rows of a causal head that read one more token.
-
-    Attributes:
-        embeddings: [F, H] of those tokens; None where their gates are known.
-        before: F rows of states [.., G] before them.
-        outputs: F rows of block outputs [.., H] that predict what comes next; None where base logits stay.
-        base: F rows of base logits [.., K].
-        awaited: draws whose noise decides which ids are best; None where logits do.
-        gates: [F, 3G] of those tokens, from a table (`rollout.gate_table`); of heads that take them.
-    """
-
-    embeddings: Tensor | None
-    before: Picked
-    outputs: Picked | None
-    base: Picked
-    awaited: Awaited | None = None
-    gates: Tensor | None = None
+def compiled_head(head: DominoHead, ids: Tensor | None) -> tuple[CompiledHead | None, str]:
+    """The head over some ids [K], or all, None where its own Python runs; and which of both it is, in words."""
+    weight = head.vocabulary_weight
+    try:
+        check_kernels(weight.device)
+        check_exact(head, (DominoHead,))
+        made = head_over(head, frozen_layers(weight.dtype)(weight if ids is None else weight[ids], None))
+        _compare(head, made, ids)
+    except NotCompiled as reason:
+        return None, path_taken(str(reason))
+    return made, path_taken(None)
 
 
-@dataclass(frozen=True, eq=False)
-class HeadStep:
-    """What comes of them.
-
-    Attributes:
-        states: [F, G].
-        logits: [F, K], if they were wanted.
-        log_probs: [F, C] else, of the best ids.
-        columns: [F, C] which of the K ids they are.
-    """
-
-    states: Tensor
-    logits: Tensor | None
-    log_probs: Tensor | None
-    columns: Tensor | None
-
-
-class NativeHead:
-    """Domino's causal head over some ids.
+def head_over(head: DominoHead, vocabulary: torch.nn.Module) -> CompiledHead:
+    """The head over the ids whose rows of W2 [K, r] are given.
 
     Args:
-        head: packed (`sources.packing`).
-        vocabulary: [K, r] the rows of W2 of those ids.
+        head: packed (`drafters.packing`).
+        vocabulary: these rows, packed.
 
     Raises:
-        UnknownLayout: it is not made of what the kernels compute.
+        NotCompiled: it has products that the kernels do not compute.
     """
-
-    def __init__(self, head: DominoHead, vocabulary: nn.Module) -> None:
-        config = head.config
-        if not isinstance(vocabulary, KernelLinear):
-            raise UnknownLayout(f"W2 is a {type(vocabulary).__name__}")
-        self._vocabulary = vocabulary
-        self._head = structs.CausalHead(
+    if not isinstance(vocabulary, KernelLinear):
+        raise NotCompiled(f"W2 is a {type(vocabulary).__name__}")
+    config = head.config
+    made = CompiledHead(
+        structs.CausalHead(
             of_input=matrix_of(head, "of_input"),
             of_state=matrix_of(head, "of_state"),
             down=matrix_of(head.embed_proj, "0"),
@@ -82,56 +48,22 @@ class NativeHead:
             state=config.gru_hidden_dim,
             rank=config.emb_dim,
         )
-
-    def start(self) -> Tensor:
-        """[1, G] the state before any token."""
-        return torch.zeros(1, self._head.state)
-
-    def correct(self, rows: HeadRows, best: int | None) -> HeadStep:
-        """One more token in each row, and what may come behind it.
-
-        Args:
-            rows: of several requests.
-            best: how many of the best ids are wanted; None for all logits instead.
-        """
-        kernels = loaded_kernels()
-        assert kernels is not None
-        assert rows.embeddings is not None, "these kernels compute gates themselves"
-        count = len(rows.embeddings)
-        embeddings = rows.embeddings.float().contiguous()
-        after = torch.empty(count, self._head.state)
-        vocabulary = self._head.up.outputs
-        logits = log_probs = columns = None
-        if best is None:
-            logits = torch.empty(count, vocabulary)
-        else:
-            wanted = min(best, vocabulary)
-            log_probs, columns = torch.empty(count, wanted), torch.empty(count, wanted, dtype=torch.int64)
-        before, base = _places(rows.before), _places(rows.base)
-        outputs = None if rows.outputs is None else _places(rows.outputs)
-        results = (None if tensor is None else tensor.data_ptr() for tensor in (logits, log_probs, columns))
-        awaited = None if rows.awaited is None else rows.awaited.structure()
-        one = structs.Correction(
-            *(embeddings.data_ptr(), *(None if each is None else ctypes.addressof(each) for each in (before, outputs))),
-            *(ctypes.addressof(base), after.data_ptr(), *results),
-            *(None if awaited is None else ctypes.pointer(awaited), count, 0 if log_probs is None else wanted),
-        )
-        kernels.outpace_correct(ctypes.byref(self._head), ctypes.byref(one), threads())
-        return HeadStep(after, logits, log_probs, columns)
+    )
+    made.kept = vocabulary
+    return made
 
 
-def native_head(head: DominoHead, ids: Tensor | None) -> NativeHead | None:
-    """The head over some ids [K], or all, in few calls; None where its own modules run it."""
-    weight = head.vocabulary_weight
-    if weight.device.type != "cpu" or loaded_kernels() is None:
-        return None
-    try:
-        return NativeHead(head, frozen_layers(weight.dtype)(weight if ids is None else weight[ids], None))
-    except UnknownLayout:
-        return None
-
-
-def _places(picked: Picked) -> "ctypes.Array[ctypes.c_void_p]":
-    """Where rows lie; they must live as long."""
-    places = [rows.data_ptr() + 4 * rows.shape[-1] * row for rows, numbers in picked for row in numbers]
-    return structs.array(ctypes.c_void_p, len(places))(*places)
+@torch.inference_mode()
+def _compare(head: DominoHead, made: CompiledHead, ids: Tensor | None) -> None:
+    """Check a step over random rows against the head's own Python."""
+    generator, dtype, config = torch.Generator().manual_seed(0), head.vocabulary_weight.dtype, head.config
+    hidden, embeddings = torch.randn(2, 2, config.target_hidden_size, generator=generator)
+    before = torch.randn(2, config.gru_hidden_dim, generator=generator)
+    after = head.step(before.to(dtype), embeddings.to(dtype))
+    expected = head.correction(hidden.to(dtype), after)
+    base = torch.zeros(2, expected.shape[1] if ids is None else len(ids))
+    found = made.correct(HeadRows(embeddings, [(before, [0, 1])], [(hidden, [0, 1])], [(base, [0, 1])]), None)
+    assert found.logits is not None
+    is_coarse = made.kind != Kind.FLOAT32
+    check_same("DominoHead.step", found.states, after, is_coarse)
+    check_same("DominoHead.correction", found.logits, expected if ids is None else expected[:, ids], is_coarse)

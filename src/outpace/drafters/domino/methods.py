@@ -5,8 +5,8 @@ from pydantic import Field
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.dflash.methods import GRAFTED, block_proposer
-from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.domino.source import DominoSource
 from outpace.drafters.method import Method, preset
 from outpace.drafters.model_options import ModelOptions
 
@@ -54,7 +54,7 @@ def domino_proposer(
     pool = usual if options.pool is None else options.pool
     context.resolved["pool"] = pool
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
-    source = BlockSource(
+    source = DominoSource(
         net,
         target.embedding,
         head,

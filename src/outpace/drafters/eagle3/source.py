@@ -9,8 +9,8 @@ from torch import Tensor
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import Stream
 from outpace.drafters.best import best_ids, own_scores_of
+from outpace.drafters.eagle3.kernel import compiled_fusion
 from outpace.drafters.eagle3.net import Eagle3Net
-from outpace.drafters.native_nets import native_fusion
 from outpace.drafters.net_slots import NetPass, Rows
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.ranked_vocabulary import head_of, pool_of
@@ -48,6 +48,9 @@ class EagleSource(PairSource[EagleState]):
         max_length, max_slots, vocab_size: of the target.
         noise: draft with the request's keyed noise at temperature > 0.
         vocabulary: [K] the only ids to draft; None for all that the net has.
+
+    Attributes:
+        computed_by: for each part of the net "compiled", or "Python, because ...".
     """
 
     def __init__(
@@ -64,7 +67,8 @@ class EagleSource(PairSource[EagleState]):
     ) -> None:
         super().__init__(net, taps, max_length, max_slots, SCRATCH_ROWS)
         self.net, self._table, self._noise = net, table, noise
-        self._native = native_fusion(net, self.slots)
+        self._native, path = compiled_fusion(net, self.slots)
+        self.computed_by = {"layer": path}
         self._head: LmHead | SubsetHead
         if net.lm_head is not None:
             self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, vocab_size)

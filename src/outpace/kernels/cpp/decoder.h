@@ -1,16 +1,17 @@
 // A decoder's pass over packed rows of many requests: every layer from the embeddings to the last norm.
+// Python reference: the modules of the layers, as outpace.models.packed and the nets of drafters run them.
 //
-// Threads share each step and meet behind it. Nothing here depends on their number.
+// Threads share each step and meet after it. No result depends on their number.
 #pragma once
 #include "attention.h"
 #include "product.h"
 
 struct Layer {
   Matrix qkv, o, gate_up, down;
-  // Norms' weights, null where the family has none: before and behind attention, before and behind the MLP.
-  const float *before_attention, *behind_attention, *before_mlp, *behind_mlp;
+  // Weights of norms, null where the family has none: before and after attention, before and after the MLP.
+  const float *before_attention, *after_attention, *before_mlp, *after_mlp;
   const float *q_norm, *k_norm;  // [head_dim], or of all heads together
-  const float* beside_norm;      // EAGLE's: of the embeddings that stand before the rows in what qkv reads; else null
+  const float* embedding_norm;      // EAGLE's: of the embeddings that stand before the rows in what qkv reads; else null
   const float *cosines, *sines;  // [positions, rotated], null in a layer without rotation
   Sight sight;
   int32_t rotated;
@@ -30,7 +31,7 @@ struct Pass {
   const Part* parts;
   const int64_t* positions;  // [rows], where tables of rotations are read
   float* x;                  // [rows, hidden]: embeddings before, hidden states behind the last norm after
-  const float* beside;       // [rows, hidden]: embeddings, for layers with `beside_norm`
+  const float* embeddings;   // [rows, hidden]: embeddings, for layers with `embedding_norm`
   float* raw;                // [rows, hidden]: where hidden states before the last norm go, or null
   float* const* taps;        // [count + 1], where hidden states before each layer go, null where nobody asked
   int32_t part_count, rows;
@@ -126,7 +127,7 @@ static inline void place_keys(const Decoder& d, const Pass& pass, int index, int
 
 // What a layer's attention reads of the rows, made the left side of its product.
 static inline void prepare_attention(Team& team, const Decoder& d, const Layer& layer, const Pass& pass, Work& work) {
-  if (!layer.beside_norm) {
+  if (!layer.embedding_norm) {
     prepare_rows(team, pass.x, pass.rows, layer.before_attention, d.eps, layer.qkv, work.space, work.buffer.data());
     return;
   }
@@ -134,7 +135,7 @@ static inline void prepare_attention(Team& team, const Decoder& d, const Layer& 
   team.share(pass.rows, [&](int row) {
     const size_t at = size_t(row) * d.hidden;
     float* own = &work.buffer[2 * at];
-    rms_norm(pass.beside + at, layer.beside_norm, d.eps, d.hidden, own);
+    rms_norm(pass.embeddings + at, layer.embedding_norm, d.eps, d.hidden, own);
     rms_norm(pass.x + at, layer.before_attention, d.eps, d.hidden, own + d.hidden);
     if (d.adds_to_normed) std::memcpy(pass.x + at, own + d.hidden, sizeof(float) * d.hidden);
     prepare(own, 2 * d.hidden, layer.qkv.kind, layer.qkv.block, to, row);
@@ -155,7 +156,7 @@ static inline void run_layer(Team& team, const Decoder& d, const Pass& pass, int
   attend_parts(team, pass.kv, pass.parts, pass.part_count, index, d.heads, d.kv_heads, layer.sight, work.qkv.data(), all,
                work.attended.data(), d.heads * width);
   prepare_rows(team, work.attended.data(), rows, nullptr, 0, layer.o, work.space, buffer);
-  add_product(team, layer.o, work.space, layer.behind_attention, d.eps, rows, pass.x, work.added.data());
+  add_product(team, layer.o, work.space, layer.after_attention, d.eps, rows, pass.x, work.added.data());
   prepare_rows(team, pass.x, rows, layer.before_mlp, d.eps, layer.gate_up, work.space, buffer);
   const int inner = d.intermediate;
   multiply(team, layer.gate_up, work.space.operand(layer.gate_up), rows, false, work.gate_up.data(), 2 * inner);
@@ -165,7 +166,7 @@ static inline void run_layer(Team& team, const Decoder& d, const Pass& pass, int
     gate(&work.gate_up[size_t(row) * 2 * inner], inner, d.activation, own);
     prepare(own, inner, layer.down.kind, layer.down.block, to, row);
   });
-  add_product(team, layer.down, work.space, layer.behind_mlp, d.eps, rows, pass.x, work.added.data());
+  add_product(team, layer.down, work.space, layer.after_mlp, d.eps, rows, pass.x, work.added.data());
 }
 
 static inline void keep_tap(Team& team, const Decoder& d, const Pass& pass, int index) {

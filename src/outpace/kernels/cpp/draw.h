@@ -1,10 +1,7 @@
-// Keyed draws over a vocabulary (sampling/noise.py): noise is worked out exactly only where it may decide.
+// Keyed draws over a vocabulary: exact noise is computed only where it may decide.
+// Python reference: outpace.sampling.draw.draw_keyed.
 #pragma once
-#include <cmath>
-#include <cstdint>
-#include <cstring>
-
-#include "growth.h"
+#include "noise.h"
 
 struct Drawn {
   const void* logits;        // [width]

@@ -1,7 +1,10 @@
 // The functions that other languages call, and the threads that serve them.
+#include "context.h"
 #include "decoder.h"
-#include "drafting.h"
+#include "domino_head.h"
 #include "draw.h"
+#include "growth.h"
+#include "topk.h"
 
 namespace {
 
@@ -94,21 +97,21 @@ void outpace_pack(const Matrix* m, const float* weight, void* panels, float* sca
   });
 }
 
-// The `wanted` largest numbers of each row; see `find_largest`. Where draws are awaited, by their scores.
+// The `wanted` largest numbers of each row; see `find_largest`. With draws, of their scores.
 void outpace_top(const float* numbers, int32_t rows, int32_t width, int32_t wanted, int32_t normalised,
-                 const Awaited* awaited, float* values, int64_t* ids, int32_t threads) {
+                 const KeyedDraws* draws, float* values, int64_t* ids, int32_t threads) {
   static thread_local std::vector<float> scores, noise;
-  std::vector<float>&own = scores, &heard = noise;
-  if (awaited) own.resize(size_t(rows) * width), heard.resize(size_t(awaited->draws) * width);
-  pool().run(rows > 1 || awaited ? threads : 1, [&](Team& team) {
-    if (awaited) work_out_noise(team, *awaited, width, heard.data());
+  std::vector<float>&own = scores, &noise_to = noise;
+  if (draws) own.resize(size_t(rows) * width), noise_to.resize(size_t(draws->count) * width);
+  pool().run(rows > 1 || draws ? threads : 1, [&](Team& team) {
+    if (draws) compute_noise(team, *draws, width, noise_to.data());
     team.share(rows, [&](int row) {
       const size_t first = size_t(row) * wanted;
       const float* from = numbers + size_t(row) * width;
-      if (awaited) {
+      if (draws) {
         float* to = own.data() + size_t(row) * width;
         std::memcpy(to, from, sizeof(float) * width);
-        add_noise(*awaited, row, width, heard.data(), to);
+        add_noise(*draws, row, width, noise_to.data(), to);
         from = to;
       }
       find_largest(from, width, wanted, normalised, values + first, ids + first);
@@ -129,12 +132,12 @@ void outpace_text_extend(Automaton* text, const int64_t* ids, int64_t count) {
   for (int64_t at = 0; at < count; ++at) text->extend(int32_t(ids[at]));
 }
 
-// Trees of several requests, by what they are worth.
+// Trees of several requests, grown best-first.
 void outpace_grow(const Layout* layout, Growing* trees, int32_t count) {
   for (int index = 0; index < count; ++index) Grower(*layout, trees[index]).grow();
 }
 
-// What candidates of trees turned out to be worth, in the order of requests.
+// Learn from the verified trees, in the order of requests.
 void outpace_learn(const Learning* verified, int32_t count) {
   for (int index = 0; index < count; ++index) learn(verified[index]);
 }

@@ -1,6 +1,7 @@
-// Products of rows with a frozen weight, laid out once in panels of 32 outputs.
+// Products of rows with a frozen weight, stored in panels of 32 outputs.
+// Python reference: torch.nn.functional.linear.
 //
-// Each number of a result is one sum over the inputs in their order, whatever else is computed beside it.
+// Each number of a result is one sum over the inputs in their order: results are batch-invariant.
 #pragma once
 #include "pool.h"
 #include "rows.h"

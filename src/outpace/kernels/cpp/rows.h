@@ -1,4 +1,5 @@
-// What happens to one row between two products: norms, rotations, activations, and making it an operand.
+// One row between two products: norms, rotations, activations, and conversion to the operand of a product.
+// Python reference: outpace.drafters.layers (RMSNorm, Rotary, GatedMLP).
 #pragma once
 #include "lanes.h"
 
@@ -21,38 +22,6 @@ static inline float mean_square(const float* row, int width) {
 static inline void rms_norm(const float* row, const float* weight, float eps, int width, float* out) {
   const float scale = 1.0f / std::sqrt(mean_square(row, width) + eps);
   for (int at = 0; at < width; ++at) out[at] = row[at] * scale * weight[at];
-}
-
-// The logarithm of the sum of e^(x - top).
-static inline float log_of_sum(const float* row, int width, float top) {
-  Lanes total = {};
-  int at = 0;
-  for (; at + kLanes <= width; at += kLanes) total += exponential(load(row + at) - top);
-  float rest = 0;
-  for (; at < width; ++at) rest += std::exp(row[at] - top);
-  return std::log(sum(total) + rest);
-}
-
-// The `wanted` largest numbers of a row and where they are, largest first, the earlier of equals first; as logarithms of
-// probabilities where they are to be normalised.
-static inline void find_largest(const float* row, int width, int wanted, bool normalised, float* best, int64_t* where) {
-  int found = 0, at = 0;
-  const auto insert = [&](float number, int64_t place) {
-    int rank = found < wanted ? found++ : wanted - 1;
-    for (; rank > 0 && best[rank - 1] < number; --rank) best[rank] = best[rank - 1], where[rank] = where[rank - 1];
-    best[rank] = number, where[rank] = place;
-  };
-  for (; at < wanted; ++at) insert(row[at], at);
-  for (; at + kLanes <= width; at += kLanes) {
-    if (largest(load(row + at)) <= best[wanted - 1]) continue;
-    for (int lane = 0; lane < kLanes; ++lane)
-      if (row[at + lane] > best[wanted - 1]) insert(row[at + lane], at + lane);
-  }
-  for (; at < width; ++at)
-    if (row[at] > best[wanted - 1]) insert(row[at], at);
-  if (!normalised) return;
-  const float shift = best[0] + log_of_sum(row, width, best[0]);
-  for (int each = 0; each < wanted; ++each) best[each] -= shift;
 }
 
 enum Activation : int32_t { kSilu = 0, kGeluTanh = 1 };

@@ -11,8 +11,8 @@ from outpace.core.protocols import Proposer
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.dart.source import DartSource
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
-from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.net import DominoConfig, DominoNet
+from outpace.drafters.domino.source import block_source
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.eagle3.source import EagleSource
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
@@ -121,7 +121,7 @@ def source_of(kind: str, target: TransformersTarget, pack: bool = False, **optio
     random_net(block)
     if pack:
         pack_net(block)
-    return BlockSource(block.to(target.device), embedding, head, *size, **options)
+    return block_source(block.to(target.device), embedding, head, *size, **options)
 
 
 def proposer_of(shape: str, source: Any, device: str = "cpu", leaves_room: bool = False) -> Proposer:

@@ -8,7 +8,7 @@ import torch
 from outpace.core.protocols import NodeOutputs, Observation, PromptChunk, Verdict
 from outpace.core.tree import DraftTree
 from outpace.drafters import pairs
-from outpace.drafters.dflash import context as block_context
+from outpace.drafters.dflash import source as block_context
 from outpace.testing.requests import draft_request
 from tests.unit.drafters.source.learned import proposer_of, source_of
 from tests.unit.models.tiny import random_ids, tiny_config, tiny_target

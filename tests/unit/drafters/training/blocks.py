@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from outpace.drafters.dflash.objective import DFlashObjective
-from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.objective import DominoObjective
+from outpace.drafters.domino.source import block_source
 from outpace.drafters.training.batch import Anchors, Batch, TrainingSample, collate, sample_seed
 from tests.unit.drafters.net.block_reference import correction, dflash_block, gru
 from tests.unit.drafters.training import pairs, tiny
@@ -67,7 +67,7 @@ def held_out(objective: BlockObjective) -> Batch:
 def assert_engine_agrees(objective: BlockObjective) -> None:
     """What is simulated on held-out sequences is what the engine counts when it decodes their prompts."""
     model, net = tiny.target(), objective.net.requires_grad_(False)
-    source = BlockSource(net, model.embedding, model.head, model.max_length, model.max_slots)
+    source = block_source(net, model.embedding, model.head, model.max_length, model.max_slots)
     assert source.depth == objective.depth
     pairs.assert_engine_agrees(pairs.played(objective), pairs.chain_of(source, objective.depth))
     net.requires_grad_(True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.drafting import Candidates
-from outpace.drafters.dflash.state import BlockState
+from outpace.drafters.dflash.source import BlockState
 from outpace.drafters.domino.gpu.rollout import Rollout
 from outpace.drafters.domino.gpu.step import HeadWeights
 from outpace.gpu.capture import Captured

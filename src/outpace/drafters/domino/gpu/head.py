@@ -1,12 +1,12 @@
-"""Domino's causal head by Triton kernels: what `sources.native_head` is on a CPU."""
+"""Domino's causal head by Triton kernels, as `domino.kernel.compiled_head` on a CPU."""
 
 import torch
 from torch import Tensor, nn
 
 from outpace.drafters.domino.gpu.step import HeadWeights, StepRows, causal_state, step
-from outpace.drafters.domino.kernel import HeadRows, HeadStep, Picked
 from outpace.drafters.domino.net import DominoHead
 from outpace.gpu.backend import runs_triton
+from outpace.kernels.domino_head import HeadRows, HeadStep, Picked
 
 
 class TritonHead:
@@ -40,11 +40,11 @@ class TritonHead:
         if rows.outputs is not None:
             of_hidden = nn.functional.linear(_gathered(rows.outputs).to(weights.of_hidden), weights.of_hidden)
         keys, temperatures = [(0, 0)] * len(base), [0.0] * len(base)
-        if (awaited := rows.awaited) is not None:
-            keys = [awaited.keys[draw] if draw >= 0 else (0, 0) for draw in awaited.draws]
-            temperatures = list(awaited.temperatures)
-        heard = torch.tensor(keys, dtype=torch.int32), torch.tensor(temperatures)
-        asked = StepRows(_gathered(rows.before), gates, of_hidden, base, *(each.to(base.device) for each in heard))
+        if (draws := rows.draws) is not None:
+            keys = [draws.keys[draw] if draw >= 0 else (0, 0) for draw in draws.draw_of_row]
+            temperatures = list(draws.temperatures)
+        noise = torch.tensor(keys, dtype=torch.int32), torch.tensor(temperatures)
+        asked = StepRows(_gathered(rows.before), gates, of_hidden, base, *(each.to(base.device) for each in noise))
         if best is not None:
             found = step(weights, asked, best)
             return HeadStep(found.states, None, found.log_probs, found.columns)

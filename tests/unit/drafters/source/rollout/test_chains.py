@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from outpace.core.protocols import PromptChunk
-from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.domino.gpu import chains
 from outpace.drafters.domino.gpu.chains import Chains
 from outpace.drafters.domino.gpu.head import TritonHead
 from outpace.drafters.domino.gpu.step import HeadWeights
+from outpace.drafters.domino.source import DominoSource
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.target import TransformersTarget
 from outpace.testing import draft_request
@@ -20,11 +20,11 @@ from tests.unit.gpu.worlds import DEVICE
 from tests.unit.models.tiny import stock_model, tiny_config
 
 
-def sources(kind: str) -> tuple[BlockSource, BlockSource]:
+def sources(kind: str) -> tuple[DominoSource, DominoSource]:
     """The same net, once with its head's kernels and once by its modules, both without what CPUs have."""
     model = stock_model(tiny_config("llama"), ATTENTION_NAME).to(DEVICE)  # type: ignore[arg-type]
     target = TransformersTarget(model, 256, 4, (), pack=False, tiled=True)
-    made: list[BlockSource] = [source_of(kind, target) for _ in range(2)]
+    made: list[DominoSource] = [source_of(kind, target) for _ in range(2)]
     for source in made:
         source._causal, source._native, source.chains = None, None, None
     fast, embed = made[0], target.embedding

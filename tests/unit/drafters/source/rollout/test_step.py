@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from outpace.drafters.domino.gpu.head import TritonHead
 from outpace.drafters.domino.gpu.rollout import Rollout, gate_table
 from outpace.drafters.domino.gpu.step import HeadWeights, StepRows, by_torch, step
-from outpace.drafters.domino.kernel import HeadRows
 from outpace.drafters.domino.net import DominoConfig, DominoHead
 from outpace.gpu.backend import runs_triton
 from outpace.gpu.capture import Captured
+from outpace.kernels.domino_head import HeadRows
 from outpace.sampling.noise import gumbel, noise_bits, noise_key
 from tests.unit.drafters.source.learned import BLOCK, SIZES
 from tests.unit.gpu.worlds import DEVICE

@@ -12,14 +12,16 @@ from torch import Tensor, nn
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
+from outpace.drafters.dflash.kernel import CompiledBlock, compiled_block
 from outpace.drafters.dflash.net import DFlashNet
-from outpace.drafters.domino.kernel import HeadRows, NativeHead
+from outpace.drafters.domino.kernel import head_over
+from outpace.drafters.eagle3.kernel import CompiledFusion
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
-from outpace.drafters.native_nets import NativeBlock, NativeFusion, native_block
 from outpace.drafters.net_slots import NetSlots, Rows, Sight
 from outpace.drafters.packing import pack_net
 from outpace.engine.engine import Engine
-from outpace.kernels.largest import Awaited
+from outpace.kernels.domino_head import HeadRows
+from outpace.kernels.topk import KeyedDraws
 from outpace.models.layers.linear import SIBLINGS, frozen_layers, pack_linears
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing import decode
@@ -46,7 +48,7 @@ def slots_of(config: Any) -> NetSlots:
 
 
 def file_context(net: DFlashNet, slots: NetSlots, features: Tensor, parts: Sequence[Rows]) -> None:
-    """A context by the net's own modules, as `NativeBlock.absorb`."""
+    """A context by the net's own modules, as `CompiledBlock.absorb`."""
     sizes = [part.count for part in parts]
     layers = [
         list(zip(keys.split(sizes), values.split(sizes), strict=True))
@@ -71,7 +73,7 @@ def test_blocks(kind: str) -> None:
         rows = drawn(12, 48, seed=9)
         want = net.block(rows, expected.positions(blocks), expected.attention(blocks, sights))
         pack_net(net)
-        native = NativeBlock(net, found)
+        native = CompiledBlock(net, found)
         for step, parts in enumerate(contexts):
             native.absorb(drawn(sum(part.count for part in parts), 96, seed=step), parts)
         have = native.block(rows, blocks)
@@ -99,7 +101,7 @@ def test_fusion(norm_output: bool, norm_before_residual: bool, qk_norm: bool) ->
             for part, rows, states in _committing(passes, expected)
         ]
         pack_linears(net, SIBLINGS, kept=("lm_head",), make=frozen_layers(torch.float32))
-        native = NativeFusion(net, found)
+        native = CompiledFusion(net, found)
         have = [native.run(rows, states, [part]) for part, rows, states in _committing(passes, found)]
     for own, want in zip(have, wanted, strict=True):
         for left, right in zip(own, want, strict=True):
@@ -129,7 +131,7 @@ def test_head(is_corrected: bool) -> None:
             want = want + head.correction(hidden[[3, 3, 1, 1, 1]], after)[:, ids]
         weight = head.vocabulary_weight[ids]
         pack_net(net)
-        native = NativeHead(head, frozen_layers(torch.float32)(weight, None))
+        native = head_over(head, frozen_layers(torch.float32)(weight, None))
         outputs = [(hidden, [3, 3]), (hidden, [1] * 3)] if is_corrected else None
         rows = HeadRows(embeddings, [(states, parents)], outputs, [(base, [0, 0]), (base, [1] * 3)])
         whole, best = native.correct(rows, None), native.correct(rows, 4)
@@ -142,9 +144,9 @@ def test_head(is_corrected: bool) -> None:
     assert torch.equal(best.columns, top.indices)  # type: ignore[arg-type]
     assert torch.equal(best.states, whole.states)
     keys, warmth = [noise_key(1, 0, 9), noise_key(2, 0, 9)], [0.7, 0.7, 0.0, 1.0, 1.0]
-    awaited = Awaited(keys, [ids, ids], [0, 0, -1, 1, 1], warmth)
+    draws = KeyedDraws(keys, [ids, ids], [0, 0, -1, 1, 1], warmth)
     with torch.inference_mode():
-        heard = native.correct(dataclasses.replace(rows, awaited=awaited), 4)
+        heard = native.correct(dataclasses.replace(rows, draws=draws), 4)
     noise, cold = gumbel(keys, ids)[[0, 0, 0, 1, 1]], torch.tensor(warmth)[:, None] == 0
     scores = torch.where(cold, whole.logits, whole.logits / torch.tensor(warmth)[:, None].clamp(min=0.1) + noise)
     top = torch.log_softmax(scores, dim=-1).topk(4)
@@ -193,7 +195,9 @@ def test_a_net_of_another_layout_keeps_its_modules() -> None:
     config = source.net.config.model_copy(update={key: sizes[key] for key in ("heads", "kv_heads", "layers")})
     net: nn.Module = random_net(DFlashNet(config.model_copy(update={"layer_types": ()})))
     pack_net(net)
-    assert native_block(net, slots_of(config)) is None  # type: ignore[arg-type]
+    block, path = compiled_block(net, slots_of(config))  # type: ignore[arg-type]
+    assert block is None
+    assert path == "Python, because heads=6 times head_dim=8 is not a multiple of 32"
 
 
 def test_a_head_whose_rank_is_its_largest_size() -> None:
@@ -209,7 +213,7 @@ def test_a_head_whose_rank_is_its_largest_size() -> None:
         want = base + head.correction(hidden, after)
         weight = head.vocabulary_weight[ids]
         pack_net(net)
-        native = NativeHead(head, frozen_layers(torch.float32)(weight, None))
+        native = head_over(head, frozen_layers(torch.float32)(weight, None))
         found = native.correct(HeadRows(embeddings, [(states, rows)], [(hidden, rows)], [(base, rows)]), None)
     assert found.logits is not None
     assert_close(found.logits, want)

@@ -9,7 +9,7 @@ import outpace.sampling.scores
 from outpace.core.protocols import Stream
 from outpace.drafters.best import best_ids
 from outpace.kernels.build import VARIABLE
-from outpace.kernels.largest import Awaited, largest
+from outpace.kernels.topk import KeyedDraws, largest
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.scores import Best, Pool
 from outpace.testing.requests import draft_request
@@ -34,8 +34,8 @@ def test_noise_is_that_of_the_target(width: int) -> None:
     keys = [noise_key(seed, seed % 3, 7 * seed) for seed in range(9)]
     zeros = torch.zeros(9, width)
     for own, places in ((None, torch.arange(width)), (ids, ids)):
-        awaited = Awaited(keys, None if own is None else [own] * 9, range(9), [1.0] * 9)
-        found, columns = largest(zeros, width, awaited=awaited)
+        draws = KeyedDraws(keys, None if own is None else [own] * 9, range(9), [1.0] * 9)
+        found, columns = largest(zeros, width, draws=draws)
         torch.testing.assert_close(found, gumbel(keys, places).gather(1, columns), atol=1e-5, rtol=0)
         assert torch.equal(columns.sort(dim=1).values, torch.arange(width).expand(9, -1))
 

@@ -1,34 +1,10 @@
-// What drafters compute beside a decoder's layers: a context made of the target's features, and Domino's causal head.
+// Domino's causal head: a step of its GRU over drafted tokens, and the correction of base logits.
+// Python reference: outpace.drafters.domino.net.DominoHead (step, correction).
 #pragma once
 #include "decoder.h"
-#include "keyed.h"
+#include "topk.h"
 
-// The columns of a matrix's result from `first` on, which must begin a panel.
-static inline Matrix results_from(const Matrix& m, int first) {
-  Matrix rest = m;
-  rest.panels = (const char*)m.panels + first / kPanel * panel_bytes(m);
-  if (m.scales) rest.scales = m.scales + first;
-  if (m.bias) rest.bias = m.bias + first;
-  rest.outputs = m.outputs - first;
-  return rest;
-}
-
-// Every layer's keys and values of features that passed `fc` and one norm (DFlash, target context).
-static inline void file_context(Team& team, const Decoder& d, const Matrix& fc, const float* norm, const float* features,
-                                const Pass& pass, Work& work) {
-  const int rows = pass.rows, width = 2 * d.kv_heads * d.head_dim;
-  float* buffer = work.buffer.data();
-  prepare_rows(team, features, rows, nullptr, 0, fc, work.space, buffer);
-  multiply(team, fc, work.space.operand(fc), rows, false, pass.x, d.hidden);
-  for (int index = 0; index < d.count; ++index) {
-    const Matrix kv = results_from(d.layers[index].qkv, d.heads * d.head_dim);
-    if (index == 0) prepare_rows(team, pass.x, rows, norm, d.eps, kv, work.space, buffer);  // the same for all layers
-    multiply(team, kv, work.space.operand(kv), rows, false, work.qkv.data(), width);
-    team.share(rows, [&](int row) { place_keys(d, pass, index, row, &work.qkv[size_t(row) * width]); });
-  }
-}
-
-// Domino's: a GRU over drafted tokens, and a low-rank product of its state and the block's output (section 4.1.2).
+// A GRU over drafted tokens, and a low-rank product of its state and the block's output (section 4.1.2).
 struct CausalHead {
   Matrix of_input, of_state;  // [3 * state, hidden] and [3 * state, state]: reset, update and new gate
   Matrix down, up;            // [rank, hidden + state] and [ids, rank]
@@ -44,7 +20,7 @@ struct Correction {
   float* logits;                // [rows, ids]; null for the best ones
   float* best;                  // [rows, wanted] logarithms of the best ids' probabilities; null for logits
   int64_t* ids;                 // [rows, wanted]
-  const Awaited* awaited;       // the draws whose noise decides which are best; null where logits do
+  const KeyedDraws* draws;      // whose noise decides which ids are best; null where logits do
   int32_t rows, wanted;
 };
 
@@ -55,7 +31,7 @@ struct HeadWork {
   void grow(const CausalHead& head, const Correction& at) {
     const int rows = at.rows;
     if (!at.logits) logits.resize(size_t(rows) * head.up.outputs);
-    if (at.awaited) noise.resize(size_t(at.awaited->draws) * head.up.outputs);
+    if (at.draws) noise.resize(size_t(at.draws->count) * head.up.outputs);
     const int joint = head.hidden + head.state;
     space.grow(rows, std::max(joint, head.rank));
     of_input.resize(size_t(rows) * 3 * head.state);
@@ -145,10 +121,10 @@ static inline void correct(Team& team, const CausalHead& head, const Correction&
     multiply(team, head.up, low, rows, true, logits, ids);
   }
   if (!at.best) return;
-  if (at.awaited) work_out_noise(team, *at.awaited, ids, work.noise.data());
+  if (at.draws) compute_noise(team, *at.draws, ids, work.noise.data());
   team.share(rows, [&](int row) {
     const size_t first = size_t(row) * at.wanted;
-    if (at.awaited) add_noise(*at.awaited, row, ids, work.noise.data(), logits + size_t(row) * ids);
+    if (at.draws) add_noise(*at.draws, row, ids, work.noise.data(), logits + size_t(row) * ids);
     find_largest(logits + size_t(row) * ids, ids, at.wanted, true, at.best + first, at.ids + first);
   });
 }

@@ -1,15 +1,23 @@
-// Scores of drafts under the noise of the draws that await them (sampling/noise.py), a vector of ids at a time.
+// Keyed Gumbel noise: exactly in double precision, and a vector of ids at a time in float32.
+// Python reference: outpace.sampling.noise (noise_bits, gumbel).
 #pragma once
-#include "rows.h"
+#include "lanes.h"
 
-// The draws of the target that rows of draft logits await. Rows of one request at one depth await the same.
-struct Awaited {
-  const int32_t* keys;         // [draws, 2]
-  const int64_t* const* ids;   // [draws] of [width], the ids of the columns; null where columns are ids
-  const int32_t* draw_of;      // [rows]; -1 where a row's logits count as they are
-  const float* temperatures;   // [rows]
-  int32_t draws;
-};
+static inline uint32_t mix(uint32_t bits) {
+  bits = (bits ^ bits >> 16) * 0x7FEB352Du;
+  bits = (bits ^ bits >> 15) * 0x846CA68Bu;
+  return bits ^ bits >> 16;
+}
+
+// The hash of an id, and its noise.
+static inline uint32_t noise_word(const int32_t* key, int64_t token) {
+  return mix(mix(uint32_t(token) * 0x9E3779B9u + uint32_t(key[0])) ^ uint32_t(key[1]));
+}
+
+static inline double gumbel(const int32_t* key, int64_t token) {
+  const double value = std::min((double(noise_word(key, token)) + 0.5) * 0x1p-32, 1.0 - 0x1p-24);
+  return -std::log(-std::log1p(-value));
+}
 
 // ln x within two units in the last place, for x above the smallest normal number.
 static inline Lanes logarithm(Lanes x) {
@@ -46,29 +54,4 @@ static inline Lanes noise_of(const int32_t* key, BitLanes ids) {
   const Lanes left = 1.0f - uniform, lost = left - 1.0f;
   const Lanes ratio = -uniform / (lost == 0.0f ? all(1.0f) : lost);
   return -logarithm(lost == 0.0f ? uniform : -logarithm(left) * ratio);
-}
-
-constexpr int kNoisePiece = 1024;  // ids that a thread takes at a time
-
-// Noise [draws, width] of all draws.
-static inline void work_out_noise(Team& team, const Awaited& at, int width, float* noise) {
-  const int pieces = (width + kNoisePiece - 1) / kNoisePiece;
-  team.share(at.draws * pieces, [&](int piece) {
-    const int draw = piece / pieces, from = piece % pieces * kNoisePiece, to = std::min(width, from + kNoisePiece);
-    const int32_t* key = at.keys + 2 * draw;
-    for (int column = from; column < to; column += kLanes) {
-      const int count = std::min(kLanes, to - column);
-      BitLanes ids = {};
-      for (int lane = 0; lane < count; ++lane) ids[lane] = uint32_t(at.ids ? at.ids[draw][column + lane] : column + lane);
-      const Lanes found = noise_of(key, ids);
-      std::memcpy(noise + size_t(draw) * width + column, &found, sizeof(float) * count);
-    }
-  });
-}
-
-// The row's logits become logits / temperature + noise, where it awaits a draw.
-static inline void add_noise(const Awaited& at, int row, int width, const float* noise, float* logits) {
-  if (at.draw_of[row] < 0) return;
-  const float temperature = at.temperatures[row], *own = noise + size_t(at.draw_of[row]) * width;
-  for (int column = 0; column < width; ++column) logits[column] = logits[column] / temperature + own[column];
 }

@@ -1,0 +1,174 @@
+"""Domino as a source: DFlash's block, corrected at every node by a causal head (section 4.1.2 of its paper)."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core.drafting import Candidates, Frontier
+from outpace.drafters.best import counts_scores_alone, draws_of
+from outpace.drafters.dflash.net import DFlashNet
+from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
+from outpace.drafters.domino.gpu.chains import Chains
+from outpace.drafters.domino.gpu.head import TritonHead, triton_head
+from outpace.drafters.domino.gpu.rollout import gate_table as table_of_gates
+from outpace.drafters.domino.kernel import compiled_head
+from outpace.drafters.domino.net import DominoNet
+from outpace.kernels.domino_head import CompiledHead, HeadRows, HeadStep, Picked
+from outpace.kernels.exact import path_taken
+from outpace.models.head import LmHead, SubsetHead
+from outpace.sampling.scores import Pool
+
+
+def block_source(net: DFlashNet, *arguments: Any, **options: Any) -> BlockSource:
+    """The source of a block net, by its kind; arguments as of `DominoSource`, or of `BlockSource`."""
+    if isinstance(net, DominoNet):
+        return DominoSource(net, *arguments, **options)
+    return BlockSource(net, *arguments, **options)
+
+
+class DominoSource(BlockSource):
+    """A Domino net on slots of its own.
+
+    A level of all requests' trees costs one GRU step and one low-rank product more than DFlash's, with a row for each
+    node, so that a block feeds trees as well as chains.
+
+    Args:
+        net: the drafter.
+        embed, head, max_length, max_slots, noise: as of `BlockSource`.
+        every_position: with shifted labels also use the last position, B drafts instead of B - 1.
+        pool: draft only from this many ids per block, those with the best base logits at any depth; None for all.
+        gate_table: read the products of embeddings with the GRU's weight from a table instead of computing them.
+    """
+
+    net: DominoNet
+
+    def __init__(
+        self,
+        net: DominoNet,
+        embed: Callable[[Tensor], Tensor],
+        head: LmHead | SubsetHead,
+        max_length: int,
+        max_slots: int,
+        noise: bool = True,
+        every_position: bool = False,
+        pool: int | None = None,
+        gate_table: bool = False,
+    ) -> None:
+        depth = net.config.drafts_per_block(every_position)
+        super().__init__(net, embed, head, max_length, max_slots, noise=noise, depth=depth)
+        drafted = head.vocab_size if head.ids is None else len(head.ids)
+        self._pool = min(pool or drafted, drafted)
+        self._has_pools = self._pool < drafted  # each block's own ids
+        self._ranked_rows: Tensor | None = None  # of W2, where every block drafts from the ids of the head
+        self._table: Tensor | None = None  # [V, 3G]
+        if gate_table:
+            self._table = table_of_gates(net.head.gate_weights()[0], embed, head.vocab_size)
+        self._causal: CompiledHead | TritonHead | None = None
+        self._choose_head()
+        self.chains: Chains | None = None
+        if isinstance(self._causal, TritonHead):
+            corrected = [net.config.draft_step(step).corrected for step in range(1, self.depth + 1)]
+            self.chains = Chains(self._causal.weights, embed, corrected, self._table)
+
+    def _choose_head(self) -> None:
+        """Take the head's kernel where there is one for it."""
+        head, ids = self.net.head, self._head.ids
+        if self._has_pools:
+            path = path_taken(f"every block drafts from {self._pool} ids of its own")
+        elif self._table is not None:
+            path = path_taken("gate_table=on: the kernel computes gates itself")
+        else:
+            self._causal, path = compiled_head(head, ids)
+        if self._causal is None and not self._has_pools:
+            self._causal = triton_head(head, ids)
+            path = path if self._causal is None else "Triton"
+            if self._causal is None and ids is not None:
+                self._ranked_rows = head.vocabulary_weight[ids]
+        self.computed_by["head"] = path
+
+    def _take_block(self, state: BlockState, hidden: Tensor, base: Tensor) -> None:
+        state.hidden, state.base, state.rolled = hidden, base, None
+        if self._causal is not None:
+            state.hidden, state.base = hidden.float().contiguous(), base.contiguous()
+            state.causal = self._causal.start()
+        elif self._has_pools:
+            best = base.amax(dim=0).topk(self._pool).indices
+            state.base, state.pool = base[:, best], best if self._head.ids is None else self._head.ids[best]
+            state.rows = self.net.head.vocabulary_weight[state.pool]
+
+    def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:
+        streams = [state.asked.stream for state in level.states]
+        if self._causal is None or not counts_scores_alone(streams, self._noise, frontier.wants_entropy):
+            return super()._candidates(level, frontier, width)
+        is_keyed = self._noise and not all(stream.params.is_greedy for stream in streams)
+        is_rolled = level.is_first or all(state.rolled for state in level.states)
+        if self.chains is not None and width == 1 and is_rolled and not is_keyed:
+            return self.chains.level(level.states, level.tokens, level.is_first)
+        step = self._step(self._causal, level, width)
+        assert step.columns is not None, "the best were asked for"
+        tokens = step.columns if self._head.ids is None else self._head.ids[step.columns]
+        return Candidates(tokens, step.log_probs, int(level.is_first))
+
+    def _pool_of(self, level: BlockLevel) -> Pool | None:
+        if not self._has_pools:
+            return super()._pool_of(level)
+        return Pool(level.repeated([state.pool for state in level.states]), self._head.vocab_size)
+
+    @torch.inference_mode()
+    def _logits(self, level: BlockLevel) -> Tensor:
+        if self._causal is not None:
+            step = self._step(self._causal, level, None)
+            assert step.logits is not None, "logits were asked for"
+            return step.logits
+        base, at, head = super()._logits(level), level.depth, self.net.head
+        causal = self._next_states(level, level.tokens.to(self._device))  # [F, G]
+        for state, rows in zip(level.states, causal.split(level.sizes), strict=True):
+            state.causal = rows
+        if not self.net.config.draft_step(at + 1).corrected:
+            return base
+        hidden = level.repeated([state.hidden[at] for state in level.states])
+        if self._has_pools:
+            low = head.low_rank(hidden, causal).split(level.sizes)  # R x [F', r]
+            rows = [nn.functional.linear(own, state.rows) for own, state in zip(low, level.states, strict=True)]
+            return base + torch.cat(rows)
+        if self._ranked_rows is not None:
+            return base + nn.functional.linear(head.low_rank(hidden, causal), self._ranked_rows)
+        return base + head.correction(hidden, causal)
+
+    def _next_states(self, level: BlockLevel, tokens: Tensor) -> Tensor:
+        """[F, G] the head's states after the nodes' tokens."""
+        head, at = self.net.head, level.depth
+        before = self.net.norm.weight.new_zeros(len(tokens), head.config.gru_hidden_dim)
+        if at:
+            pairs = zip(level.states, level.above, strict=True)
+            before = torch.cat([state.causal[list(rows)] for state, rows in pairs])
+        if self._table is not None:
+            return head.follow(before, self._table[tokens])
+        embeddings = self._embed(tokens)
+        return head.step(before, embeddings) if at else head.start(embeddings)
+
+    @torch.inference_mode()
+    def _step(self, causal: CompiledHead | TritonHead, level: BlockLevel, best: int | None) -> HeadStep:
+        """A step of the head's kernel for each node; `best` as of `CompiledHead.correct`."""
+        at, sizes = level.depth, level.sizes
+
+        def here(matrices: Sequence[Tensor]) -> Picked:
+            return [(rows, [at] * size) for rows, size in zip(matrices, sizes, strict=True)]
+
+        draws = None
+        if best is not None:
+            draws = draws_of(level.streams, [at] * len(level.tokens), self._noise, self._head.ids)
+        rows = HeadRows(
+            None if self._table is not None else self._embed(level.tokens),
+            [(state.causal, above if at else [0]) for state, above in zip(level.states, level.above, strict=True)],
+            here([state.hidden for state in level.states]) if self.net.config.draft_step(at + 1).corrected else None,
+            here([state.base for state in level.states]),
+            draws,
+            None if self._table is None else self._table[level.tokens.to(self._device)],
+        )
+        step = causal.correct(rows, best)
+        for state, own in zip(level.states, step.states.split(sizes), strict=True):
+            state.causal = own
+        return step

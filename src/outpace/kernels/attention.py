@@ -1,0 +1,71 @@
+"""Attention over slots by the compiled kernels (cpp/attention.h).
+
+Python reference: `models.attention.attend_segments`.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.cache.attention_settings import AttentionSettings
+from outpace.cache.slots import Segment, SlotKV
+from outpace.kernels import structs
+from outpace.kernels.build import call, loaded_kernels, threads
+
+_KINDS = {torch.float32: 0, torch.bfloat16: 1}
+
+
+def has_kernels(kv: SlotKV) -> bool:
+    """Whether the compiled kernels attend to these slots."""
+    dtype = kv.keys.dtype
+    readable = dtype == kv.values.dtype and dtype in _KINDS and kv.keys.device.type == "cpu"
+    return readable and loaded_kernels() is not None
+
+
+def store_of(kv: SlotKV) -> structs.Store:
+    """Slots as the kernels read them."""
+    layer, slot, head, row, _ = kv.keys.stride()
+    assert row == kv.keys.shape[-1], "rows of a slot are contiguous"
+    return structs.Store(
+        keys=kv.keys.data_ptr(),
+        values=kv.values.data_ptr(),
+        layer_stride=layer,
+        slot_stride=slot,
+        head_stride=head,
+        kind=_KINDS[kv.keys.dtype],
+        head_dim=row,
+    )
+
+
+def parts_of(segments: Sequence[Segment]) -> tuple[Any, list[Tensor]]:
+    """Segments as the kernels read them, and the tensors that must stay alive during the call."""
+    parts, kept = structs.array(structs.Part, len(segments))(), []
+    for part, segment in zip(parts, segments, strict=True):
+        positions = segment.positions.long().contiguous()
+        visible = None if segment.visible is None else segment.visible.bool().contiguous()
+        kept += [positions] if visible is None else [positions, visible]
+        part.visible = None if visible is None else visible.data_ptr()
+        part.positions, part.slot, part.start = positions.data_ptr(), segment.slot, segment.start
+        part.count, part.committed, part.scratch = segment.count, segment.committed, segment.scratch
+    return parts, kept
+
+
+def sight_of(settings: AttentionSettings) -> structs.Sight:
+    """What a layer lets a row see, as the kernels read it."""
+    return structs.Sight(settings.window or 0, settings.softcap or 0.0, settings.scaling)
+
+
+def attend(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> Tensor:
+    """[T, heads, head_dim] of queries [heads, T, head_dim], each row's sums in the order of the positions it sees."""
+    kv = segments[0].kv
+    rows = query.transpose(0, 1).float().contiguous()  # [T, H, D]
+    output = torch.empty_like(rows)
+    parts, kept = parts_of(segments)
+    shape = len(segments), settings.layer, rows.shape[1], kv.keys.shape[2]
+    places = ctypes.c_void_p(rows.data_ptr()), ctypes.c_void_p(output.data_ptr())
+    call("attend", ctypes.byref(store_of(kv)), parts, *shape, ctypes.byref(sight_of(settings)), *places, threads())
+    del kept
+    return output.to(query.dtype)
