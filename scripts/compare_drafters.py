@@ -17,7 +17,7 @@ from typing import Any
 from rich.progress import track
 
 import outpace
-from outpace.bench.ratios import median_interval
+from outpace.bench.report import median_interval
 from outpace.data.workload import WorkItem, read_workloads
 
 SETTINGS = {"chain of 7": "shape=chain,budget=7", "tree of 15": "shape=beam,budget=15"}

@@ -26,8 +26,8 @@ from typing import Any
 
 import httpx
 
+from outpace.bench.endpoint import Asked, under_load
 from outpace.bench.environment import client_environment
-from outpace.bench.load import Asked, under_load
 from outpace.bench.runner import split_methods
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workloads

@@ -19,7 +19,7 @@ from benchmarks.peers.processes import RunnerProcess
 from benchmarks.peers.race import Entry, Race, Task
 from benchmarks.peers.weights import export_gguf
 from outpace.bench.environment import environment
-from outpace.bench.folder import RunFolder
+from outpace.bench.records import RunFolder
 from outpace.data.workload import fingerprint, read_workloads
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.models.export import export, export_draft

@@ -7,7 +7,7 @@ from statistics import geometric_mean
 
 import pytest
 
-from outpace.bench.ratios import COPIED
+from outpace.bench.report import COPIED
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

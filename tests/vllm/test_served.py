@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from outpace import cli
 from outpace.api import Model, load
-from outpace.bench.load import under_load
+from outpace.bench.endpoint import under_load
 from outpace.core.params import SamplingParams
 from outpace.data.answers import read_answers
 from outpace.data.workload import WorkItem, read_workload

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from outpace.bench.ratios import kept_apart, over_sets
+from outpace.bench.report import Cells, kept_apart, number, over_sets, sheet_of, speedup_cells
 from outpace.bench.runner import PLAIN, Record
 from outpace.bench.sheet import Column, Sheet
 
@@ -106,56 +106,35 @@ def _ratio(over: float | None, under: float | None) -> float | None:
 
 
 def endpoint_line(rows: Sequence[dict[str, Any]]) -> str:
-    """The last level in one line, for whoever waits."""
+    """The last level in one line, for a run in progress."""
     level = [row for row in rows if row["concurrency"] == rows[-1]["concurrency"]]
-    return f"{level[0]['concurrency']} in flight: " + "; ".join(
-        f"{row['method']} {_number(row['tokens_per_second'], 1)} tokens/s, TPOT {_number(row['tpot_ms'], 1)} ms"
-        for row in level
-    )
-
-
-COLUMNS = (
-    Column("in flight"),
-    Column("method", is_name=True),
-    *map(Column, ("speedup", "95 %", "tok/s", "x plain"), (0, 4, 1, 2)),
-    *map(Column, ("TTFT ms", "p95", "p99", "TPOT ms", "p95", "p99"), (5, 9, 12, 3, 8, 11)),
-    *map(Column, ("reused", "tok/step", "acc/drafted", "equal"), (10, 6, 7, 0)),
-)
+    speed, latency = number("tokens_per_second", 1), number("tpot_ms", 1)
+    each = (f"{row['method']} {speed(row)} tokens/s, TPOT {latency(row)} ms" for row in level)
+    return f"{level[0]['concurrency']} in flight: " + "; ".join(each)
 
 
 def endpoint_table(rows: Sequence[dict[str, Any]], title: str) -> Sheet:
-    """The summary for people; docs/command-line.md says what the columns mean."""
-    cells: list[list[str]] = []
-    has_sets = any(row["speedup_over_sets"] is not None for row in rows)
-    copied = dict.fromkeys(name for row in rows for name in row["copied"])
-    sets = [*([Column("over sets", 4)] if has_sets else ()), *(Column(name, 5) for name in copied)]
-    for row in rows:
-        low, high = row["speedup_interval"] or (None, None)
-        line = [
-            str(row["concurrency"]),
-            row["method"],
-            _number(row["speedup"], 2, "x"),
-            f"{low:.2f}-{high:.2f}" if low is not None else "-",
-            *([_number(row["speedup_over_sets"], 2, "x")] if has_sets else ()),
-            *(_number(row["copied"].get(name), 2, "x") for name in copied),
-            _number(row["tokens_per_second"], 1),
-            _number(row["throughput_ratio"], 2, "x"),
-            *(_number(row[f"ttft_{which}ms"], 0) for which in ("", "p95_", "p99_")),
-            *(_number(row[f"tpot_{which}ms"], 1) for which in ("", "p95_", "p99_")),
-            _share(row["reused"]),
-            _number(row["tokens_per_step"], 2),
-            _share(row["accepted_per_drafted"]),
-            _share(row["equal"]),
-        ]
-        cells.append(line)
+    """The summary as a table; docs/command-line.md explains the columns."""
+    latencies = [
+        (Column(heading, rank), number(f"{name}_{which}ms", digits))
+        for name, digits, headings, ranks in (
+            ("ttft", 0, ("TTFT ms", "p95", "p99"), (5, 9, 12)),
+            ("tpot", 1, ("TPOT ms", "p95", "p99"), (3, 8, 11)),
+        )
+        for heading, rank, which in zip(headings, ranks, ("", "p95_", "p99_"), strict=True)
+    ]
+    cells: Cells = [
+        (Column("in flight"), lambda row: str(row["concurrency"])),
+        (Column("method", is_name=True), lambda row: str(row["method"])),
+        *speedup_cells(rows, 4),
+        (Column("tok/s", 1), number("tokens_per_second", 1)),
+        (Column("x plain", 2), number("throughput_ratio", 2, "x")),
+        *latencies,
+        (Column("reused", 10), number("reused", 0, "%", 100)),
+        (Column("tok/step", 6), number("tokens_per_step", 2)),
+        (Column("acc/drafted", 7), number("accepted_per_drafted", 0, "%", 100)),
+        (Column("equal"), number("equal", 0, "%", 100)),
+    ]
     pairs = pairwise(rows)
-    ends = [number for number, (row, after) in enumerate(pairs) if row["concurrency"] != after["concurrency"]]
-    return Sheet([*COLUMNS[:4], *sets, *COLUMNS[4:]], cells, title, ends)
-
-
-def _number(value: float | None, digits: int, unit: str = "") -> str:
-    return "-" if value is None else f"{value:.{digits}f}{unit}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0%}"
+    ends = [place for place, (row, after) in enumerate(pairs) if row["concurrency"] != after["concurrency"]]
+    return sheet_of(rows, cells, title, ends)

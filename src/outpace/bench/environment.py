@@ -1,14 +1,23 @@
 """What a figure depends on besides the method: machine, versions, settings."""
 
+import hashlib
 import platform
+import sys
+from collections import deque
+from collections.abc import Hashable, Mapping
 from importlib.metadata import version
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
+from torch import Tensor
 
+from outpace.api import Model
 from outpace.lib.checkout import git
+from outpace.methods.catalog import build_proposer, parse_method
 
 
 def client_environment() -> dict[str, Any]:
@@ -50,3 +59,85 @@ def cpu_name() -> str:
 def _git_revision() -> str | None:
     """Revision of the checkout this package runs from; None for an installed copy."""
     return git("describe", "--always", "--dirty", "--abbrev=12")
+
+
+_CONTAINERS = (list, tuple, set, frozenset, deque)
+
+
+def held_mb(*owners: object) -> float:
+    """MiB of the tensors, arrays and containers that can be reached from objects: weights, slots of keys and values,
+    tables, automata, each counted once. What a pass needs on its way, the interpreter and libraries are not in it.
+    """
+    held: dict[Hashable, int] = {}
+    seen: set[int] = set()
+    waiting: list[Any] = list(owners)
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, Tensor):
+            key, size = _storage(found)
+            held[key] = size
+        elif isinstance(found, np.ndarray):
+            held[id(found)] = found.nbytes
+        elif isinstance(found, Mapping):
+            held[id(found)] = sys.getsizeof(found)
+            waiting += [value for value in found.values() if _may_hold(value)]
+        elif isinstance(found, _CONTAINERS):
+            held[id(found)] = sys.getsizeof(found)
+            waiting += [value for value in found if _may_hold(value)]
+        else:
+            waiting += [value for value in getattr(found, "__dict__", {}).values() if _may_hold(value)]
+    return sum(held.values()) / 2**20
+
+
+def _storage(tensor: Tensor) -> tuple[Hashable, int]:
+    """What a tensor shares with its views, and how many bytes that is."""
+    if tensor.layout == torch.strided and not tensor.is_meta:
+        storage = tensor.untyped_storage()
+        return (str(tensor.device), storage.data_ptr()), storage.nbytes()
+    return id(tensor), 0 if tensor.is_meta else tensor.nbytes  # packed for the CPU's kernels: no views
+
+
+def _may_hold(value: object) -> bool:
+    """Whether to look at it: numbers and texts are too many and too small, functions and modules hold nothing of it."""
+    return not isinstance(value, int | float | str | bytes | type | FunctionType | ModuleType | None)
+
+
+def resolved_options(model: Model, method: str, budget: int | None) -> dict[str, Any]:
+    """The options of a method as text, its preset and defaults among them, with what they leave open as this model has
+    it. It is built once more for that, so that a record has what a build reads, and nothing is decided twice.
+
+    Beside the options by name: `budget` is drafted nodes per round, at most these where `follows_prices`;
+    `shape_settings` are in effect, gates of a warm file included; `files` are those that were read, by option, with
+    their SHA-256; `drafter` is its kind, folder and fingerprint, None without one.
+
+    Args:
+        model: the model.
+        method: as texts name it.
+        budget: drafted nodes of a method that does not name its own; None for the method's default.
+    """
+    spec = parse_method(method)
+    context = model.drafters.context_for(spec.drafter)
+    proposer = build_proposer(spec, context)
+    found, options = dict(context.resolved), spec.options.model_dump()
+    files: dict[str, Path] = found.pop("files")
+    given = spec.budget if spec.budget is not None else budget
+    nodes = (proposer.needs.prices or proposer.budget) if given is None else given
+    options |= {
+        "budget": nodes,
+        "follows_prices": given is None and nodes > 0,
+        "files": {name: {"name": str(file), "sha256": _sha256(file)} for name, file in files.items()},
+        "drafter": None,
+    }
+    if spec.drafter is not None:
+        folder = model.drafters.folder(spec.drafter)
+        which = model.drafters.fingerprint(spec.drafter)
+        options["drafter"] = {"kind": spec.drafter, "folder": folder and str(folder), "fingerprint": which}
+    return options | found
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

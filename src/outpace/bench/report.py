@@ -1,14 +1,19 @@
 """From records to figures: paired ratios with intervals, a table, one JSON summary."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
+from scipy.stats import bootstrap
 
-from outpace.bench.ratios import COPIED, kept_apart, median, over_sets
 from outpace.bench.records import PHASES
 from outpace.bench.runner import PLAIN, Record
 from outpace.bench.sheet import Column, Sheet
+
+# Sets whose texts a small model continues by repeating them. Drafting from the text gains several times there what it
+# gains elsewhere, so that one such set would carry a summary of many.
+COPIED = frozenset({"wikitext2"})
 
 
 def summarise(
@@ -137,75 +142,127 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
 
 
 def line(summary: dict[str, dict[str, Any]]) -> str:
-    """The summary in one line, for whoever waits."""
+    """The summary in one line, for a run in progress."""
     return "; ".join(
-        f"{method} {_number(row['speedup'], 2, 'x')} at {row['tokens_per_step']:.2f} tokens per step, "
+        f"{method} {number('speedup', 2, 'x')(row)} at {row['tokens_per_step']:.2f} tokens per step, "
         f"{row['equal']:.0%} equal"
         for method, row in summary.items()
         if method != PLAIN
     )
 
 
-COLUMNS = (
-    Column("method", is_name=True),
-    *map(Column, ("speedup", "95 %"), (0, 2)),
-)
-MORE_COLUMNS = tuple(map(Column, ("slowest", "tok/step", "acc/drafted", "tok/s", "TPOT ms"), (6, 3, 8, 5, 7)))
-TIMES = ("end to end", "TTFT ms", "draft ms", "forward ms", "verify ms", "commit ms", "observe ms", "graft ms")
-PHASE_COLUMNS = (*map(Column, TIMES, (16, 17, 9, 10, 11, 13, 14, 18)), Column("bookkeeping", 12))
-PHASE_COLUMNS += (Column("not forward", 15), Column("MB", 19))
-LAST_COLUMNS = (Column("equal"), Column("ties", 4), Column("bugs", 1))
+Cells = Sequence[tuple[Column, Callable[[dict[str, Any]], str]]]
+"""Columns of a table, each with the text of its cell in a row."""
+
+
+def number(name: str, digits: int, unit: str = "", scale: float = 1.0) -> Callable[[dict[str, Any]], str]:
+    """The cell of a figure of a row, "-" where there is none."""
+    return lambda row: "-" if row[name] is None else f"{row[name] * scale:.{digits}f}{unit}"
+
+
+def speedup_cells(rows: Sequence[dict[str, Any]], rank: int) -> Cells:
+    """Columns of speedups: over all prompts, over sets where there are several, and of each set of copied text."""
+
+    def interval(row: dict[str, Any]) -> str:
+        low, high = row["speedup_interval"] or (None, None)
+        return "-" if low is None else f"{low:.2f}-{high:.2f}"
+
+    def of_set(name: str) -> Callable[[dict[str, Any]], str]:
+        return lambda row: number(name, 2, "x")(dict.fromkeys((name,)) | row["copied"])
+
+    has_sets = any(row["speedup_over_sets"] is not None for row in rows)
+    copied = dict.fromkeys(name for row in rows for name in row["copied"])
+    return [
+        (Column("speedup"), number("speedup", 2, "x")),
+        (Column("95 %", rank - 1), interval),
+        *([(Column("over sets", rank), number("speedup_over_sets", 2, "x"))] if has_sets else ()),
+        *((Column(name, rank + 1), of_set(name)) for name in copied),
+    ]
+
+
+def sheet_of(rows: Sequence[dict[str, Any]], cells: Cells, title: str, ends: Collection[int] = ()) -> Sheet:
+    """A table of summaries; see `Sheet`."""
+    texts = [[text(row) for _, text in cells] for row in rows]
+    return Sheet([column for column, _ in cells], texts, title, ends)
 
 
 def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = False) -> Sheet:
-    """The summary for people; docs/command-line.md says what the columns mean.
+    """The summary as a table; docs/command-line.md explains the columns.
 
     Args:
         summary: by method.
         title: above the table.
         with_phases: with the milliseconds of each phase of a round, and memory.
     """
-    rows: list[list[str]] = []
-    has_sets = any(row["speedup_over_sets"] is not None for row in summary.values())
-    copied = next(iter(summary.values()))["copied"] if summary else {}
-    sets = [*([Column("over sets", 3)] if has_sets else ()), *(Column(name, 4) for name in copied)]
-    for method, row in summary.items():
-        low, high = row["speedup_interval"] or (None, None)
-        cells = [
-            method,
-            _number(row["speedup"], 2, "x"),
-            f"{low:.2f}-{high:.2f}" if low is not None else "-",
-            *([_number(row["speedup_over_sets"], 2, "x")] if has_sets else ()),
-            *(_number(speed, 2, "x") for speed in row["copied"].values()),
-            _number(row["slowest"], 2, "x"),
-            _number(row["tokens_per_step"], 2),
-            f"{row['accepted_per_drafted']:.0%}" if row["drafted_per_step"] else "-",
-            _number(row["tokens_per_second"], 1),
-            _number(row["tpot_ms"], 2),
-            *(_phases(row) if with_phases else ()),
-            f"{row['equal']:.0%}",
-            str(row["ties"]),
-            str(row["bugs"]),
-        ]
-        rows.append(cells)
-    return Sheet([*COLUMNS, *sets, *MORE_COLUMNS, *(PHASE_COLUMNS if with_phases else ()), *LAST_COLUMNS], rows, title)
-
-
-def _phases(row: dict[str, Any]) -> list[str]:
-    return [
-        _number(row["end_to_end_speedup"], 2, "x"),
-        _number(row["ttft_ms"], 1),
-        *(_number(row[phase], 2) for phase in PHASES),
-        _number(row["graft_ms"], 2) if row["graft_ms"] else "-",
-        _percentage(row["bookkeeping_share"]),
-        _percentage(row["overhead"]),
-        _number(row["memory_mb"], 0),
+    rows = [{"method": method, **row} for method, row in summary.items()]
+    phases: Cells = [
+        (Column("end to end", 16), number("end_to_end_speedup", 2, "x")),
+        (Column("TTFT ms", 17), number("ttft_ms", 1)),
+        *((Column(one.replace("_", " "), rank), number(one, 2)) for one, rank in zip(PHASES, (9, 10, 11, 13, 14))),
+        (Column("graft ms", 18), lambda row: f"{row['graft_ms']:.2f}" if row["graft_ms"] else "-"),
+        (Column("bookkeeping", 12), number("bookkeeping_share", 1, "%", 100)),
+        (Column("not forward", 15), number("overhead", 1, "%", 100)),
+        (Column("MB", 19), number("memory_mb", 0)),
     ]
+    cells: Cells = [
+        (Column("method", is_name=True), lambda row: str(row["method"])),
+        *speedup_cells(rows, 3),
+        (Column("slowest", 6), number("slowest", 2, "x")),
+        (Column("tok/step", 3), number("tokens_per_step", 2)),
+        (
+            Column("acc/drafted", 8),
+            lambda row: f"{row['accepted_per_drafted']:.0%}" if row["drafted_per_step"] else "-",
+        ),
+        (Column("tok/s", 5), number("tokens_per_second", 1)),
+        (Column("TPOT ms", 7), number("tpot_ms", 2)),
+        *(phases if with_phases else ()),
+        (Column("equal"), number("equal", 0, "%", 100)),
+        (Column("ties", 4), lambda row: str(row["ties"])),
+        (Column("bugs", 1), lambda row: str(row["bugs"])),
+    ]
+    return sheet_of(rows, cells, title)
 
 
-def _number(value: float | None, digits: int, unit: str = "") -> str:
-    return "-" if value is None else f"{value:.{digits}f}{unit}"
+def kept_apart(sets: Iterable[str], copied: Collection[str] = COPIED) -> list[str]:
+    """Those of a run's sets that are summarised apart: copied text, unless the run has nothing else."""
+    names = list(dict.fromkeys(sets))
+    apart = [name for name in names if name in copied]
+    return apart if len(apart) < len(names) else []
 
 
-def _percentage(value: float | None) -> str:
-    return _number(None if value is None else value * 100, 1, "%")
+def over_sets(ratios: Sequence[tuple[str, float]], sets: Iterable[str], apart: Collection[str]) -> dict[str, Any]:
+    """Summaries of one method's ratios.
+
+    `speedup` is the median over prompts with a 95 % bootstrap interval, `sets` the medians by set, `speedup_over_sets`
+    their geometric mean, None for fewer than two sets or where one of them has no ratio. All of them leave out the sets
+    that are kept apart, whose medians are in `copied`.
+
+    Args:
+        ratios: set and ratio of each prompt, or of each group of prompts.
+        sets: those of the run, whether or not this method has ratios of them.
+        apart: those of them that are kept apart.
+    """
+    medians = {name: median([ratio for own, ratio in ratios if own == name]) for name in dict.fromkeys(sets)}
+    ordinary = {name: value for name, value in medians.items() if name not in apart}
+    known = [value for value in ordinary.values() if value is not None]
+    counted = [ratio for own, ratio in ratios if own not in apart]
+    return {
+        "speedup": median(counted),
+        "speedup_interval": median_interval(counted),
+        "sets": ordinary,
+        "speedup_over_sets": geometric_mean(known) if 1 < len(known) == len(ordinary) else None,
+        "copied": {name: medians[name] for name in apart},
+    }
+
+
+def median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if len(values) else None
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % bootstrap interval of the median; None for fewer than three values, or where all are one."""
+    if len(values) < 3 or len(set(values)) == 1:
+        return None
+    rng = np.random.default_rng(0)
+    result = bootstrap((np.array(values),), np.median, confidence_level=0.95, method="percentile", rng=rng)
+    return float(result.confidence_interval.low), float(result.confidence_interval.high)

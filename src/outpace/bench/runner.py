@@ -1,16 +1,13 @@
 """Runs methods against each other, interleaved group by group of prompts; one record per prompt and method."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from outpace.api import Model
 from outpace.bench.certificate import Certifier, Finding, method_runner
-from outpace.bench.environment import environment
-from outpace.bench.memory import held_mb
+from outpace.bench.environment import environment, held_mb, resolved_options
 from outpace.bench.records import TurnRun, group_figures, prompt_figures
-from outpace.bench.resolved import resolved_options
-from outpace.bench.warm import warm_up
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.data.workload import WorkItem, fingerprint, in_groups
@@ -279,3 +276,26 @@ def usual_methods(model: Model) -> tuple[str, ...]:
 def with_baseline(methods: tuple[str, ...]) -> tuple[str, ...]:
     """The methods, plain decoding among them: every speedup is measured against it."""
     return methods if PLAIN in methods else (PLAIN, *methods)
+
+
+def warm_up(
+    model: Model,
+    methods: Mapping[str, int | None],
+    items: Sequence[WorkItem],
+    params: SamplingParams,
+    on_item: Callable[[], None] = lambda: None,
+) -> None:
+    """Let every method decode the first turn of every item, for what it learns from it.
+
+    Args:
+        model: the model.
+        methods: with the budget of each, None for its own.
+        items: prompts.
+        params: sampling parameters.
+        on_item: called after each item.
+    """
+    for item in items:
+        prompt = model.encode(item.prompt(0, []))
+        for method, budget in methods.items():
+            model.generate(prompt, params, method=method, budget=budget)
+        on_item()

@@ -12,8 +12,7 @@ from math import ceil
 from statistics import median
 
 from outpace.api import Model
-from outpace.bench.ratios import median_interval
-from outpace.bench.report import speedups, summarise
+from outpace.bench.report import median_interval, speedups, summarise
 from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, Record
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem

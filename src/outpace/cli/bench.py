@@ -216,7 +216,7 @@ def collect(
         advance: called after each prompt.
         report: the line that is printed every 30 seconds.
     """
-    from outpace.bench.folder import RunFolder
+    from outpace.bench.records import RunFolder
 
     folder = None if out is None else RunFolder(out, run.settings)
     records = [] if folder is None else folder.read(run.group_sizes)

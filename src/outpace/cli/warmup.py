@@ -34,7 +34,7 @@ def warmup(
     """Answer a workload's first prompts, 5 unless FILE:LIMIT says how many, and write what the method's transition
     matrix learned, for the option warm=FILE; of a gated method, as graft, its gates too, calibrated for the drafter at
     the budget and temperature given here. Take prompts that are not measured later."""
-    from outpace.bench.warm import warm_up
+    from outpace.bench.runner import warm_up
     from outpace.data.workload import read_workloads
     from outpace.lib.table_file import new_file
     from outpace.methods.learned import matrix_of

@@ -1,11 +1,18 @@
 """Tables of benchmarks in narrow terminals and in files."""
 
+from typing import Any
+
 import pytest
 
-from outpace.bench.endpoint_report import COLUMNS
+from outpace.bench.endpoint_report import endpoint_table
 from outpace.bench.sheet import UNLIMITED, Column, Sheet
 
 NAME = "outpace:draft=eagle3,retrieve=suffix,budget=31"
+FIGURES = ("speedup", "tokens_per_second", "throughput_ratio", "tokens_per_step")
+TIMES = [f"{name}_{which}ms" for name in ("ttft", "tpot") for which in ("", "p95_", "p99_")]
+ROW: dict[str, Any] = dict.fromkeys((*FIGURES, *TIMES), 1234.5)
+ROW |= dict.fromkeys(("reused", "accepted_per_drafted", "equal"), 1.0)
+ROW |= {"concurrency": 8, "method": NAME, "speedup_interval": (1.0, 2.0), "speedup_over_sets": None, "copied": {}}
 
 
 def test_the_least_important_columns_go_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -29,7 +36,7 @@ def test_the_least_important_columns_go_first(capsys: pytest.CaptureFixture[str]
 
 def test_a_server_s_table_keeps_methods_and_equality(capsys: pytest.CaptureFixture[str]) -> None:
     """Guards against the widest table of all, that of a server, in a terminal of 100 columns."""
-    Sheet(COLUMNS, [["8", NAME, *["12.34x"] * 13, "100%"]]).show(100)
+    endpoint_table([ROW], "").show(100)
     shown = capsys.readouterr().out
     assert all(column in shown for column in (NAME, "in flight", "speedup", "equal", "100%"))
     assert max(map(len, shown.splitlines()[:-1])) <= 100
@@ -50,5 +57,5 @@ def test_sentences_wrap_between_words(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_file_gets_all_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against columns that are missing from a log because no terminal was there."""
     monkeypatch.delenv("COLUMNS", raising=False)
-    Sheet(COLUMNS, [["8", NAME, *["12.34x"] * 13, "100%"]]).show()
+    endpoint_table([ROW], "").show()
     assert "no room for" not in capsys.readouterr().out

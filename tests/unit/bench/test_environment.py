@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import outpace
-from outpace.bench.memory import held_mb
+from outpace.bench.environment import held_mb
 from outpace.bench.runner import BenchPlan, BenchRun
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem

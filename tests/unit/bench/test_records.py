@@ -11,7 +11,7 @@ import pytest
 
 import outpace
 from outpace.api import Model
-from outpace.bench.folder import RECORDS, RunFolder
+from outpace.bench.records import RECORDS, RunFolder
 from outpace.bench.runner import BenchPlan, BenchRun
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
