@@ -24,7 +24,7 @@ OWN_DEFAULTS = {  # of commands, for a reason: long answers in chats, short ones
     ("warmup", "method"): "recycle",
     ("convert", "dtype"): None,  # of the file that is written: by default as it is
     ("regenerate", "method"): "plain",
-    ("regenerate", "max_new_tokens"): 192,
+    ("regenerate", "max_new_tokens"): 512,  # as in training
     **{(name, "seed"): 0 for name in ("verify", "bench", "warmup", "regenerate", "transitions")},
 }
 TEMPERATURE_OF_OPENAI = 1.0

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 import outpace
 from outpace import cli
-from outpace.cli import train_methods
+from outpace.cli import train as train_methods
 from outpace.data.answers import read_answers
 from outpace.drafters.kinds import KINDS
 from outpace.lib.errors import InvalidRequest, ModelError, OutpaceError

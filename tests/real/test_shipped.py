@@ -13,7 +13,7 @@ from outpace.bench.certificate import CertificatePlan, certify
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
-from outpace.drafters.trainable import settings_of
+from outpace.drafters.training.settings import settings_of
 from outpace.lib.checkpoint import INDEX, WEIGHTS
 from outpace.methods.catalog import default_method, parse_method
 from outpace.models.loading.registry import pull

@@ -1,39 +1,65 @@
 """`outpace train`: from prompts to a drafter, step by step."""
 
+import inspect
 import json
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from outpace.cli.command import Command
+from outpace.cli.command import Command, Group
+from outpace.cli.from_settings import option
 from outpace.cli.options import (
     ApiKey,
     Device,
     Dtype,
     MaxModelLen,
-    MinP,
     Prompts,
     Target,
-    Temperature,
-    TopK,
-    TopP,
     load,
     notes,
     progress_bar,
     quieten_transformers,
 )
-from outpace.cli.train_methods import TrainGroup, capture
-from outpace.cli.train_transitions import transitions
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
+from outpace.drafters.training.settings import DataSettings, RegenerateSettings
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.paths import path_of
+
+Answers = Annotated[str, typer.Option(help="Folder of regenerated answers.")]
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="SECTION.FIELD=VALUE", help="Over the recipe and --config.")
+]
+Config = Annotated[str | None, typer.Option(help="YAML file of settings.")]
+
+
+class TrainGroup(Group):
+    """The group `outpace train`. It has a command per kind of drafter, looked up when the group is used: kinds of other
+    packages are imported for it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return [*self._kinds(), *super().list_commands(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        own = super().get_command(ctx, cmd_name)
+        if own is not None or cmd_name not in self._kinds():
+            return own
+        app = typer.Typer(add_completion=False, rich_markup_mode=self.rich_markup_mode)
+        app.command(cmd_name, cls=Command)(train_command(cmd_name, self._kinds()[cmd_name]))
+        return typer.main.get_command(app)
+
+    @staticmethod
+    def _kinds() -> dict[str, str]:
+        from outpace.drafters.kinds import kinds
+
+        return {name: kind.title for name, kind in kinds().items() if kind.objective is not None}
+
 
 train_app = typer.Typer(cls=TrainGroup, no_args_is_help=True, help=__doc__)
-
-
-train_app.command(cls=Command)(capture)
-train_app.command(cls=Command)(transitions)
 
 
 @train_app.callback()
@@ -41,20 +67,209 @@ def train() -> None:
     """From prompts to a drafter for your model, step by step."""
 
 
+def train_command(method: str, title: str) -> Callable[..., None]:
+    """The command that trains a kind of drafter."""
+
+    def run(
+        target: Target,
+        prompts: Prompts,
+        out: Annotated[Path, typer.Option(help="Folder of the run; an interrupted run resumes there.")],
+        settings: Settings = None,
+        config: Config = None,
+        answers: Annotated[str | None, typer.Option(help="Folder of regenerated answers; else they are made.")] = None,
+        features: Annotated[str | None, typer.Option(help="Folder of captured features; else they are made.")] = None,
+        start: Annotated[str | None, typer.Option(help="A drafter to start from; else weights are new.")] = None,
+        dry_run: Annotated[bool, typer.Option("--dry-run", help="Only estimate the cost.")] = False,
+        dtype: Dtype = "auto",
+        device: Device = "auto",
+    ) -> None:
+        quieten_transformers()
+        from outpace.drafters.training.settings import settings_of
+        from outpace.train.run import Run
+
+        chosen, names = settings_of(method, config, settings or ()), tuple(prompts)
+        job = Run(
+            method,
+            target,
+            names,
+            answers=answers,
+            features=features,
+            out=path_of(out),
+            device=device,
+            dtype=dtype,
+            settings=chosen,
+            start=start,
+        )
+        if dry_run:
+            from outpace.train.plan import plan
+
+            print(json.dumps(plan(job), indent=1))
+            return
+        from outpace.data.workload import read_workloads
+        from outpace.train.run import train
+
+        shown = Shown(len({item.id for item in read_workloads(prompts)}))
+        try:
+            print(json.dumps(train(job, shown.step, shown.answer, _note)))
+        finally:
+            shown.close()
+
+    run.__doc__ = title
+    return run
+
+
+def _note(line: str) -> None:
+    notes.print(line, highlight=False, markup=False)
+
+
+class Shown:
+    """Progress bars of a run, one at a time: answers, then steps; and a line per measurement.
+
+    Args:
+        prompts: how many.
+    """
+
+    def __init__(self, prompts: int) -> None:
+        self._prompts, self._bars, self._label = prompts, ExitStack(), ""
+        self._advance: Callable[[], None] = lambda: None
+
+    def answer(self, conversation: object) -> None:
+        if conversation is None:
+            self.close()  # before the bars of loading the target
+            return
+        self._bar("answers", self._prompts)
+        self._advance()
+
+    def step(self, shown: Mapping[str, Any]) -> None:
+        if "held_out" in shown:
+            measured = shown["held_out"]
+            positions = " ".join(f"{rate:.2f}" for rate in measured["by_position"])
+            _note(
+                f"step {shown['step']}/{shown['steps']}: {measured['tokens_per_step']:.3f} tokens per step on held-out "
+                f"answers (the drafter that is kept: {measured['best']:.3f}); accepted by position: {positions}"
+            )
+            return
+        self._bar("steps", int(shown["steps"]) - int(shown["step"]) + 1)
+        self._advance()
+
+    def close(self) -> None:
+        self._bars.close()
+
+    def _bar(self, label: str, total: int) -> None:
+        if self._label != label:
+            self._bars.close()
+            self._label, self._advance = label, self._bars.enter_context(progress_bar(label, total))
+
+
 @train_app.command(cls=Command)
+def capture(
+    method: Annotated[str, typer.Argument(help="Kind of drafter whose features are captured.")],
+    target: Target,
+    prompts: Prompts,
+    answers: Answers,
+    out: Annotated[Path, typer.Option(help="Folder for the features; an interrupted run resumes there.")],
+    settings: Settings = None,
+    config: Config = None,
+    stored: Annotated[str, typer.Option(help="bfloat16, float16 or float8_e4m3fn.")] = "bfloat16",
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Store the target's hidden states that a method reads, instead of running the target in every epoch."""
+    quieten_transformers()
+    from outpace.drafters.training.settings import settings_of
+    from outpace.train.run import Run, capture_features
+
+    chosen, names = settings_of(method, config, settings or ()), tuple(prompts)
+    job = Run(
+        method, target, names, answers, features=None, out=path_of(out), device=device, dtype=dtype, settings=chosen
+    )
+    total = 0
+
+    def count() -> None:
+        nonlocal total
+        total += 1
+        if total % 500 == 0:
+            notes.print(f"captured: {total} sequences")
+
+    print(json.dumps({"out": str(job.out), **capture_features(job, stored, _note, count)}))
+
+
+@train_app.command(cls=Command)
+def transitions(
+    target: Target,
+    prompts: Prompts,
+    answers: Answers,
+    out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
+    features: Annotated[
+        str | None, typer.Option(help="Folder of features captured for eagle3 or draft-lm; else the target is run.")
+    ] = None,
+    max_length: Annotated[
+        int, typer.Option(help="Tokens of a sequence; longer ones are cut.", min=8)
+    ] = DataSettings().max_length,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Rank the tokens that the target expects after each token, and each pair, over prompts and answers: for the option
+    warm=FILE. No drafter is needed, and no gradients are computed."""
+    quieten_transformers()
+    from outpace.data.workload import read_workloads
+    from outpace.lib.stages import loading
+    from outpace.lib.table_file import new_file
+    from outpace.models.frozen import FrozenTarget
+    from outpace.models.loading.load import load_target
+    from outpace.train.features import expected, stored_features
+    from outpace.train.records import prompts_hash
+    from outpace.train.run import answers_hash, join
+    from outpace.trees.retrieval.warm_file import TransitionRanks, save_matrix
+
+    new_file(out)  # refused before the passes, which take long
+    items = read_workloads(prompts)
+    with loading(target, True):
+        model, codec = load_target(target, dtype, device, None, 1)
+    frozen = FrozenTarget(model)
+    longest = min(max_length, frozen.max_length)
+    samples = join(items, path_of(answers), codec, frozen.vocab_size, longest)
+    stored = None
+    if features is not None:
+        stored = stored_features(features, (frozen.layers,), frozen, samples, longest)
+    ranks = TransitionRanks(frozen.vocab_size)
+    with progress_bar("sequences", len(samples)) as advance:
+        for ids, top_ids, probs in expected(samples, frozen, stored):
+            ranks.add(ids, top_ids, probs)
+            advance()
+    matrix = ranks.matrix()
+    assert matrix.pairs is not None
+    about = {"sequences": len(samples), "tokens": int(samples.lengths.sum())}
+    hashes = {"prompts_sha256": prompts_hash(items), "answers_sha256": answers_hash(path_of(answers))}
+    origin = {"made_by": "outpace train transitions", "target": target, **hashes}
+    rows = save_matrix(out, matrix, origin=origin | {name: str(value) for name, value in about.items()})
+    pairs = len(matrix.pairs.known()[0])
+    print(json.dumps({"file": str(out), **about, "rows": rows, "of": frozen.vocab_size, "pairs": pairs}))
+
+
+def options_of(settings: type[RegenerateSettings]) -> list[inspect.Parameter]:
+    """The fields of a settings class as options of a command; the class checks their values."""
+
+    def made(name: str, description: str | None) -> Any:
+        return option(SamplingParams, name) if description is None else typer.Option(help=description)
+
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[field.annotation, made(name, field.description)],
+        )
+        for name, field in settings.model_fields.items()
+    ]
+
+
 def regenerate(
     target: Target,
     prompts: Prompts,
-    out: Annotated[str, typer.Option(help="Folder for the answers; an unfinished run goes on there.")],
-    max_new_tokens: Annotated[int, typer.Option(help="Most tokens to generate per turn.")] = 192,
-    temperature: Temperature = 0.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: Annotated[int, typer.Option(help="Key of the sampling noise.")] = 0,
+    out: Annotated[str, typer.Option(help="Folder for the answers; an interrupted run resumes there.")],
     method: Annotated[str, typer.Option(help="How to draft; a full batch seldom gains from it.")] = "plain",
     drafter: Annotated[str | None, typer.Option(help="For the methods that need one.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Conversations at a time.", min=1)] = 16,
     max_model_len: MaxModelLen = None,
     dtype: Dtype = "auto",
     device: Device = "auto",
@@ -63,39 +278,38 @@ def regenerate(
         str | None, typer.Option(help="The target's name there; by default the server's only model.")
     ] = None,
     api_key: ApiKey = None,
+    **settings: Any,
 ) -> None:
     """Let the target answer prompts: token ids by prompt id, resumable."""
     from outpace.data.workload import read_workloads
+    from outpace.drafters.training.settings import validated
 
     if endpoint is not None and (method != "plain" or drafter is not None):
         raise InvalidRequest(f"method={method!r}, drafter={drafter!r}: an endpoint drafts as it likes; leave them out")
     if endpoint is None and endpoint_model is not None:
         raise InvalidRequest(f"endpoint_model={endpoint_model!r}: there is no endpoint to ask for it; leave it out")
+    how = validated(RegenerateSettings, settings)
     items = read_workloads(prompts)
-    params = SamplingParams(max_new_tokens, temperature, top_k, top_p, min_p, seed=seed)
     quieten_transformers()
-    from outpace.data.answers import AnswerStore
     from outpace.models.loading.load import load_vocabulary_facts
-    from outpace.train.regenerate import Answerer, EngineAnswerer, about_answers, check_templates, regenerate
+    from outpace.train.answers import EndpointAnswerer, EngineAnswerer, regenerate, sampling_of, store_for
 
-    codec, vocab_size, eos = load_vocabulary_facts(target)
-    check_templates(items, codec, target)
-    store = AnswerStore(out, about_answers(target, codec, vocab_size, params, endpoint, dtype))
-    answerer: Answerer
+    params, facts = sampling_of(how), load_vocabulary_facts(target)
+    store = store_for(out, items, target, facts=facts, params=params, endpoint=endpoint, dtype=dtype)
+    answerer: EngineAnswerer | EndpointAnswerer
     if endpoint is None:
-        settings = LoadSettings(
+        loaded = LoadSettings(
             model=target, method=method, drafter=drafter, dtype=dtype, device=device, max_model_len=max_model_len
         )
-        model = load(settings, batch_size)
+        model = load(loaded, how.batch_size)
         answerer = EngineAnswerer(model, params, method)
     else:
         from outpace.endpoint.client import Endpoint
         from outpace.endpoint.server import find_server
-        from outpace.train.endpoint import EndpointAnswerer
 
         with Endpoint(endpoint, api_key, patient=True) as asked:
             name = find_server(asked, endpoint_model).model
-        answerer = EndpointAnswerer(endpoint, name, codec, eos, params, concurrency=batch_size, api_key=api_key)
+        answerer = EndpointAnswerer(endpoint, name, facts[0], facts[2], params, how.batch_size, api_key=api_key)
     before, made, tokens, started = len(store.done), 0, 0, perf_counter()
     with progress_bar("answers", len({item.id for item in items} - store.done)) as advance:
         for conversation in regenerate(items, store, answerer):
@@ -104,6 +318,12 @@ def regenerate(
             advance()
     seconds = perf_counter() - started
     for name, reason in answerer.cut.items():
-        notes.print(f"cut {name}: {reason}", highlight=False, markup=False)
+        _note(f"cut {name}: {reason}")
     record = {"out": out, "answered": made, "before": before, "cut": len(answerer.cut), "encoded": answerer.encoded}
     print(json.dumps(record | {"tokens": tokens, "seconds": seconds, "tokens_per_second": tokens / seconds}))
+
+
+_own = inspect.signature(regenerate)
+_named = [one for one in _own.parameters.values() if one.kind is not inspect.Parameter.VAR_KEYWORD]
+regenerate.__signature__ = _own.replace(parameters=[*_named, *options_of(RegenerateSettings)])  # type: ignore[attr-defined]
+train_app.command(cls=Command)(regenerate)

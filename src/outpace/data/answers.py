@@ -1,25 +1,144 @@
-"""Regenerated answers on disk: token ids by prompt id, without the prompts."""
+"""Folders of what long runs produce, in parts that are written whole or not at all; and the target's answers in one."""
 
+import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
-from outpace.data.folder import PartFolder, contradiction, opened
+from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.paths import path_of
 
-CONTENTS = "answers"
+ABOUT, CONTENTS = "about.json", "answers"
+
+
+class PartFolder:
+    """A folder of parts, and of a file that records how they were made. An interrupted run resumes after the last part.
+
+    Args:
+        folder: new, empty, or with parts.
+        contents: what is stored there, as users name it: "answers", "features".
+    """
+
+    def __init__(self, folder: str | Path, contents: str) -> None:
+        self.path, self.contents = path_of(folder), contents
+        self.format = f"outpace.{contents}"
+
+    def parts(self) -> list[Path]:
+        """In the order in which they were written."""
+        return sorted(self.path.glob("part-[0-9][0-9][0-9][0-9][0-9].safetensors"))
+
+    def check(self, about: Mapping[str, Any]) -> None:
+        """Refuse a folder with other contents, or contents made with other settings.
+
+        Args:
+            about: settings that the contents depend on; must be JSON.
+
+        Raises:
+            InvalidRequest: as above.
+            ModelError: the record of settings cannot be read.
+        """
+        if (self.path / ABOUT).is_file():
+            made, wanted = self.about(), json.loads(json.dumps(about))
+            for field in sorted({*made, *wanted} - {"format"}):
+                if made.get(field) != wanted.get(field):
+                    raise InvalidRequest(
+                        f"out={str(self.path)!r}: its {self.contents} were made with {field}={made.get(field)!r}, and "
+                        f"this run has {wanted.get(field)!r}; choose a new folder"
+                    )
+        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            raise InvalidRequest(f"out={str(self.path)!r}: is no folder of {self.contents}; choose a new one")
+
+    def claim(self, about: Mapping[str, Any]) -> None:
+        """Record the settings in a new folder; errors as `check`."""
+        self.check(about)
+        if not (self.path / ABOUT).is_file():
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path / ABOUT, json.dumps({"format": self.format, **about}, indent=1).encode())
+
+    def about(self) -> dict[str, Any]:
+        """The recorded settings, and the "format".
+
+        Raises:
+            ModelError: it is no folder of such contents.
+        """
+        where = f"{self.contents}={str(self.path)!r}"
+        try:
+            about = json.loads((self.path / ABOUT).read_text())
+        except (OSError, ValueError, RecursionError) as error:
+            raise ModelError(f"{where}: no readable {ABOUT} in it ({error})") from error
+        if not isinstance(about, dict) or about.get("format") != self.format:
+            raise ModelError(f"{where}: {ABOUT} is not that of a folder of {self.contents}")
+        return about
+
+    def write(self, tensors: Mapping[str, Tensor], names: list[str]) -> Path:
+        """Add a part.
+
+        Args:
+            tensors: its contents.
+            names: of what it holds, for `opened`.
+
+        Raises:
+            ModelError: it cannot be written; earlier parts stay.
+        """
+        # Not the number of parts: a damaged one may have been deleted.
+        numbers = [int(part.stem.removeprefix("part-")) for part in self.parts()]
+        path = self.path / f"part-{max(numbers, default=-1) + 1:05d}.safetensors"
+        scratch = path.with_suffix(".tmp")
+        try:
+            save_file(dict(tensors), scratch, {"format": self.format, "ids": json.dumps(names)})
+            os.replace(scratch, path)
+        except (OSError, SafetensorError) as error:
+            scratch.unlink(missing_ok=True)
+            raise ModelError(
+                f"{path}: cannot be written ({error}); free some space and run the same command again"
+            ) from error
+        return path
+
+
+@contextmanager
+def opened(part: Path) -> Iterator[tuple[Any, list[str]]]:
+    """A part and the names in it; tensors are read when they are used.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    try:
+        with safe_open(part, framework="pt") as file:
+            names = json.loads((file.metadata() or {}).get("ids", "null"))
+            if not isinstance(names, list):
+                raise contradiction(part)
+            yield file, names
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{part}: cannot be read ({error}); delete it and run the same command again") from error
+
+
+def contradiction(part: Path) -> ModelError:
+    """The error for a part whose tensors do not fit together."""
+    return ModelError(f"{part}: contradicts itself; delete it and run the same command again")
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file completely, or leave it as it was."""
+    scratch = path.with_suffix(".tmp")
+    scratch.write_bytes(content)
+    os.replace(scratch, path)
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """What the target answered to one prompt.
+    """The target's answers to one prompt.
 
     Attributes:
         id: of the prompt.
-        answers: token ids per turn, the EOS included where the target ended by itself.
+        answers: token ids per turn, with the EOS where the target generated it.
     """
 
     id: str
@@ -27,14 +146,14 @@ class Conversation:
 
 
 class AnswerStore:
-    """A folder of answers and of how they were made.
+    """A folder of answers.
 
     Args:
-        folder: new, or one that an earlier run with the same settings left.
+        folder: new, or of an earlier run with the same settings.
         about: settings that the answers depend on; must be JSON.
 
     Raises:
-        InvalidRequest: the folder holds answers made otherwise, or something else.
+        InvalidRequest: the folder holds answers made with other settings, or something else.
         ModelError: a part cannot be read.
     """
 
@@ -48,7 +167,7 @@ class AnswerStore:
         """Add a part.
 
         Raises:
-            ModelError: it cannot be written; what was written before stays.
+            ModelError: it cannot be written; earlier parts stay.
         """
         if not conversations:
             return
@@ -64,7 +183,7 @@ class AnswerStore:
 
 
 def read_about(folder: str | Path) -> dict[str, Any]:
-    """How the answers of a folder were made.
+    """The settings that the answers of a folder were made with.
 
     Raises:
         ModelError: it is no folder of answers.
@@ -81,12 +200,8 @@ def read_answers(folder: str | Path) -> Iterator[Conversation]:
     for path in PartFolder(folder, CONTENTS).parts():
         with opened(path) as (file, names):
             ids, lengths, turns = (file.get_tensor(name).long() for name in ("ids", "lengths", "turns"))
-        if len(names) != len(turns) or not _fit(ids, lengths, turns):
+        if len(names) != len(turns) or int(lengths.sum()) != len(ids) or int(turns.sum()) != len(lengths):
             raise contradiction(path)
         answers = iter(ids.split(lengths.tolist()))
         for name, count in zip(names, turns.tolist(), strict=True):
             yield Conversation(name, tuple(tuple(next(answers).tolist()) for _ in range(count)))
-
-
-def _fit(ids: Tensor, lengths: Tensor, turns: Tensor) -> bool:
-    return int(lengths.sum()) == len(ids) and int(turns.sum()) == len(lengths)

@@ -1,4 +1,4 @@
-"""What a run would cost, before it is begun: counted where it can be, measured where it cannot."""
+"""The cost of a run before it starts: counted where possible, else measured on a few passes."""
 
 import resource
 from collections.abc import Sequence
@@ -18,22 +18,21 @@ from outpace.lib.errors import InvalidRequest
 from outpace.lib.paths import path_of
 from outpace.models.tokenizer import TextCodec
 from outpace.train.data import Deal, Examples, SampleSet, collate_examples, encode_prompt
-from outpace.train.optimizers import make_optimizers, step_all
 from outpace.train.run import Run, build, disk_needed, frozen_target, join, training_precision
+from outpace.train.trainer import make_optimizers, step_all
 
-SHOWN_PROMPTS = 64  # whose lengths stand for all
-TRIED_TOKENS = 8  # per answer, to see how fast the target answers
+SHOWN_PROMPTS = 64  # whose lengths represent all
+TRIED_TOKENS = 8  # per answer, to measure the target's speed
 TRIED_PASSES = 2
 
 
 def plan(run: Run) -> dict[str, Any]:
     """Estimates of tokens, memory, disk and time for this machine and one process.
 
-    Answers that do not exist yet are taken to be as long as they may be. Speeds are measured on a few passes with the
-    real target and a new drafter, which are thrown away.
+    Missing answers are assumed to have the maximal length. Speeds are measured with the real target and a new drafter.
 
     Raises:
-        OutpaceError: whatever would stop the run itself.
+        OutpaceError: as the run itself.
     """
     items = read_workloads(list(run.prompts))
     target, codec = frozen_target(run, run.device)
@@ -74,10 +73,10 @@ def plan(run: Run) -> dict[str, Any]:
 
 
 def imagined(items: Sequence[WorkItem], codec: TextCodec, answer: int, max_length: int) -> SampleSet:
-    """First turns of some prompts with answers made of their own tokens, as long as answers may be.
+    """First turns of some prompts, with answers of the maximal length made of their own tokens.
 
     Raises:
-        InvalidRequest: no prompt leaves room for an answer.
+        InvalidRequest: no prompt leaves space for an answer.
     """
     made = []
     for item in items[:SHOWN_PROMPTS]:
@@ -93,7 +92,7 @@ def imagined(items: Sequence[WorkItem], codec: TextCodec, answer: int, max_lengt
 def try_training(
     objective: Objective, samples: SampleSet, deal: Deal, settings: TrainingSettings
 ) -> tuple[float, float]:
-    """Seconds per forward and backward pass, and the most bytes in use, target and optimizer included."""
+    """Seconds per forward and backward pass, and peak bytes of memory, target and optimizer included."""
     optimizers = make_optimizers(objective.net, settings)
     target, times = objective.target, []
     is_gpu = target.device.type == "cuda"
@@ -117,7 +116,7 @@ def try_training(
 
 
 def answer_speed(run: Run, items: Sequence[WorkItem]) -> float:
-    """Tokens per second at which the target answers, a full batch at a time."""
+    """Tokens per second of the target in full batches."""
     how = run.settings.regenerate
     model = load(run.target, "plain", dtype=run.dtype, device=run.device, max_num_seqs=how.batch_size)
     params = SamplingParams(max_new_tokens=TRIED_TOKENS, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""A training run from names to a drafter: answers, sequences, target, objective, trainer."""
+"""A training run, from names to a drafter: answers, sequences, target, objective, trainer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,49 +11,52 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
+from torch import Tensor, nn
 
 from outpace.api import load
-from outpace.core.params import SamplingParams
-from outpace.data.answers import AnswerStore, Conversation, read_about, read_answers
+from outpace.data.answers import Conversation, read_about, read_answers
 from outpace.data.workload import WorkItem, read_workloads
-from outpace.drafters.trainable import training_of
+from outpace.drafters.kinds import kind_of
+from outpace.drafters.load import load_net, locate
+from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.drafters.training.objective import Objective
-from outpace.drafters.training.settings import TrainSettings
-from outpace.lib.errors import InvalidRequest
+from outpace.drafters.training.settings import TrainSettings, training_of
+from outpace.lib.checkpoint import read_checkpoint
+from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.paths import path_of
 from outpace.lib.stages import loading
 from outpace.models.frozen import FrozenTarget
 from outpace.models.loading.load import load_target, load_vocabulary_facts
 from outpace.models.loading.precision import choose_device, choose_dtype, compute_dtype
+from outpace.models.loading.shipped import find_drafter
 from outpace.models.tokenizer import TextCodec
-from outpace.train.capture import about_features, capture, stored_features
+from outpace.train.answers import EngineAnswerer, regenerate, sampling_of, store_for
 from outpace.train.data import SampleSet, TrainingData, training_samples
-from outpace.train.features_store import FeatureStore
-from outpace.train.provenance import claim, files_hash, git_revision, prompts_hash, versions
-from outpace.train.regenerate import EngineAnswerer, about_answers, check_templates, regenerate
-from outpace.train.start import begin_with, weights_hash
-from outpace.train.states import check_disk
+from outpace.train.features import FeatureStore, about_features, capture, stored_features
+from outpace.train.records import check_disk, claim, files_hash, git_revision, prompts_hash, versions
 from outpace.train.trainer import Trainer
 
 ANSWERS = "answers"
-# What may change while a run goes on: none of it changes what is learned, rounding aside.
+# Settings that may change when a run resumes: they change nothing of what is learned, except by rounding.
 FREE = {"training": {"keep", "save_every", "micro_batch_size"}, "data": {"workers"}}
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
+FILES = ("*.json", *WEIGHTS)
 
 
 @dataclass(frozen=True)
 class Run:
-    """What the user asked for.
+    """What to train.
 
     Attributes:
         method: kind of drafter to train.
         target: folder, GGUF file, pulled name or hub id.
-        prompts: workload specs; with `answers`, the ones that were answered.
+        prompts: workload specs; with `answers`, those that were answered.
         answers: folder of regenerated answers; None makes them first, in the run's folder.
-        features: folder of captured features; None captures them during training.
+        features: folder of captured features; None computes them during training.
         out: folder of the run.
         device, dtype: of the target; "auto" or a name.
         settings: everything else.
-        start: folder or hub id of a drafter to begin with; None for new weights.
+        start: folder or hub id of a drafter to start from; None for new weights.
     """
 
     method: str
@@ -72,25 +75,25 @@ def train(
     run: Run,
     report: Callable[[Mapping[str, Any]], None],
     answered: Callable[[Conversation | None], None],
-    said: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Train a drafter; a run that was stopped goes on.
+    """Train a drafter; an interrupted run resumes.
 
     Args:
-        run: what the user asked for.
-        report: gets what each step and measurement has to show.
+        run: what to train.
+        report: gets the log line of each step and measurement.
         answered: gets each conversation that the target answers, and None after the last one.
-        said: gets what else a user should know: prompts that were left out, and why.
+        note: gets messages for the user: prompts that were left out, and why.
 
     Returns:
-        What `Trainer.run` says, with the folder of the drafter.
+        As `Trainer.run`, with the folder of the drafter and the number of steps.
 
     Raises:
         OutpaceError: prompts, answers, settings or a folder that do not fit, a disk that is too small.
     """
     accelerator = _accelerator(run)
     items = read_workloads(list(run.prompts))
-    folder = answers_of(run, items, accelerator.num_processes, answered, said)
+    folder = _answers_of(run, items, accelerator.num_processes, answered, note)
     target, codec = frozen_target(run, str(accelerator.device), accelerator.is_main_process)
     longest = min(run.settings.data.max_length, target.max_length)
     samples = join(items, folder, codec, target.vocab_size, longest)
@@ -102,8 +105,8 @@ def train(
     if accelerator.is_main_process:
         run.out.mkdir(parents=True, exist_ok=True)
         check_disk(run.out, disk_needed(objective, run.settings.training.keep), "states and drafter")
-        about = {**notes(accelerator), "data": data_of(samples, held_out)}
-        claim(run.out, dependencies(run, items, folder, codec), about)
+        about = {**_notes(accelerator), "data": _sizes(samples, held_out)}
+        claim(run.out, _dependencies(run, items, folder, codec), about)
     accelerator.wait_for_everyone()
     accelerator.init_trackers("tensorboard")
     stored = None
@@ -121,13 +124,13 @@ def train(
     return {**done, "drafter": str(run.out / "drafter"), "steps": trainer.steps}
 
 
-def capture_features(run: Run, dtype: str, said: Callable[[str], None], done: Callable[[], None]) -> dict[str, Any]:
+def capture_features(run: Run, dtype: str, note: Callable[[str], None], done: Callable[[], None]) -> dict[str, Any]:
     """Store the features that a method reads, for runs with `features`.
 
     Args:
         run: with answers; `out` is the folder of features.
-        dtype: to store them in, a key of `features_store.DTYPES`.
-        said: gets the size, before anything is written.
+        dtype: to store them in, a key of `features.DTYPES`.
+        note: gets the size, before anything is written.
         done: called after each sequence.
 
     Returns:
@@ -136,7 +139,7 @@ def capture_features(run: Run, dtype: str, said: Callable[[str], None], done: Ca
     Raises:
         OutpaceError: as `train`; a method that reads no features.
     """
-    assert run.answers is not None, "the command asks for them"
+    assert run.answers is not None, "the command requires them"
     items, answers = read_workloads(list(run.prompts)), path_of(run.answers)
     target, codec = frozen_target(run, str(choose_device(run.device)))
     longest = min(run.settings.data.max_length, target.max_length)
@@ -144,29 +147,25 @@ def capture_features(run: Run, dtype: str, said: Callable[[str], None], done: Ca
     objective = build(run, target, codec, samples, samples.held_out(run.settings.data.held_out))
     if not objective.taps:
         raise InvalidRequest(f"method={run.method!r}: reads no features under these settings; train without them")
-    hashed = files_hash(sorted(answers.glob("part-*.safetensors")))
-    about = about_features(run.target, target, objective.taps, dtype, longest, hashed)
-    store = FeatureStore(run.out, about)
-    size, before = (
-        store.bytes_needed(int(samples.lengths.sum()), about["width"], dtype, len(objective.taps)),
-        len(store),
-    )
-    said(f"{len(samples)} sequences, {int(samples.lengths.sum())} tokens: {size / 1e9:.3f} GB in {dtype}")
+    about = about_features(run.target, target, objective.taps, dtype, longest, answers_hash(answers))
+    store, tokens = FeatureStore(run.out, about), int(samples.lengths.sum())
+    size, before = store.bytes_of(tokens), len(store)
+    note(f"{len(samples)} sequences, {tokens} tokens: {size / 1e9:.3f} GB in {dtype}")
     captured = capture(samples, target, store, objective.taps, done)
     return {"captured": captured, "before": before, "bytes": size}
 
 
-def answers_of(
+def _answers_of(
     run: Run,
     items: Sequence[WorkItem],
     processes: int,
     answered: Callable[[Conversation | None], None],
-    said: Callable[[str], None],
+    note: Callable[[str], None],
 ) -> Path:
-    """The folder of the answers to train on; made or completed first where none was named.
+    """The folder of answers to train on; made or completed first if the run names none.
 
     Raises:
-        InvalidRequest: several processes would have to make them.
+        InvalidRequest: several processes would make them.
     """
     if run.answers is not None:
         return path_of(run.answers)
@@ -176,10 +175,9 @@ def answers_of(
             "train regenerate` and name their folder with --answers"
         )
     how, folder = run.settings.regenerate, run.out / ANSWERS
-    params = SamplingParams(how.max_new_tokens, how.temperature, how.top_k, how.top_p, how.min_p, seed=how.seed)
-    codec, vocab_size, _ = load_vocabulary_facts(run.target)
-    check_templates(items, codec, run.target)
-    store = AnswerStore(folder, about_answers(run.target, codec, vocab_size, params, None, run.dtype))
+    params = sampling_of(how)
+    facts = load_vocabulary_facts(run.target)
+    store = store_for(folder, items, run.target, facts=facts, params=params, endpoint=None, dtype=run.dtype)
     if {item.id for item in items} - store.done:
         model = load(
             run.target, "plain", dtype=run.dtype, device=run.device, max_num_seqs=how.batch_size, progress=True
@@ -188,14 +186,14 @@ def answers_of(
         for conversation in regenerate(items, store, answerer):
             answered(conversation)
         for name, reason in answerer.cut.items():
-            said(f"cut {name}: {reason}")
+            note(f"cut {name}: {reason}")
         answered(None)
     return folder
 
 
 def frozen_target(run: Run, device: str, is_main: bool = True) -> tuple[FrozenTarget, TextCodec]:
-    """The target as drafters are trained on it, on this process's device."""
-    with loading(run.target, is_shown=is_main):  # processes that train together share one terminal
+    """The target, for training on this process's device."""
+    with loading(run.target, is_shown=is_main):  # processes that train together share a terminal
         target, codec = load_target(run.target, run.dtype, device, None, run.settings.training.micro_batch_size)
     return FrozenTarget(target), codec
 
@@ -204,7 +202,7 @@ def join(items: Sequence[WorkItem], folder: Path, codec: TextCodec, vocab_size: 
     """The sequences of answers and their prompts.
 
     Raises:
-        InvalidRequest: answers by another target or under another chat template; no sequences.
+        InvalidRequest: answers by another target or with another chat template; no sequences.
     """
     about = read_about(folder)
     ours = {"vocab_size": vocab_size, "chat_template": codec.template_fingerprint()}
@@ -223,20 +221,26 @@ def join(items: Sequence[WorkItem], folder: Path, codec: TextCodec, vocab_size: 
 
 def build(run: Run, target: FrozenTarget, codec: TextCodec, samples: SampleSet, held_out: Sequence[int]) -> Objective:
     """The method's objective with a new net."""
-    settings, method = run.settings, training_of(run.method)
+    settings = run.settings
     special = sorted(set(codec.tokenizer.all_special_ids))
     facts = samples.facts(samples.without(held_out), target.vocab_size, special)
-    objective: Objective = method.build(settings.net, settings.objective, target, facts, settings.training.seed)
+    make = training_of(run.method).build
+    objective: Objective = make(settings.net, settings.objective, target, facts, settings.training.seed)
     return objective
 
 
 def disk_needed(objective: Objective, keep: int) -> int:
-    """Bytes that states and drafters of a run take: a weight and two moments per parameter, one state being written."""
+    """Bytes of states and drafters: a weight and two moments per parameter, and one more state being written."""
     parameters = sum(weight.numel() for weight in objective.net.parameters())
     return parameters * (12 * (keep + 1) + 2 * 4)
 
 
-def dependencies(run: Run, items: Sequence[WorkItem], answers: Path, codec: TextCodec) -> dict[str, Any]:
+def answers_hash(folder: Path) -> str:
+    """SHA-256 of a folder of answers."""
+    return files_hash(sorted(folder.glob("part-*.safetensors")))
+
+
+def _dependencies(run: Run, items: Sequence[WorkItem], answers: Path, codec: TextCodec) -> dict[str, Any]:
     """What the drafter depends on, for its provenance."""
     settings = run.settings.model_dump(mode="json", serialize_as_any=True)
     for section, names in FREE.items():
@@ -246,7 +250,7 @@ def dependencies(run: Run, items: Sequence[WorkItem], answers: Path, codec: Text
         "target": run.target,
         "chat_template": codec.template_fingerprint(),
         "prompts": {"names": list(run.prompts), "sha256": prompts_hash(items)},
-        "answers": {"about": read_about(answers), "sha256": files_hash(sorted(answers.glob("part-*.safetensors")))},
+        "answers": {"about": read_about(answers), "sha256": answers_hash(answers)},
         "features": run.features,
         "start": None if run.start is None else {"name": run.start, "sha256": weights_hash(run.start)},
         "dtype": run.dtype,
@@ -254,20 +258,19 @@ def dependencies(run: Run, items: Sequence[WorkItem], answers: Path, codec: Text
     }
 
 
-def data_of(samples: SampleSet, held_out: Sequence[int]) -> dict[str, int]:
-    """How much there is to train on."""
+def _sizes(samples: SampleSet, held_out: Sequence[int]) -> dict[str, int]:
+    """The amount of training data."""
     kept = samples.without(held_out)
-    supervised = sum(int(samples[index].mask.sum()) for index in kept)
     return {
         "sequences": len(kept),
         "tokens": int(samples.lengths[kept].sum()),
-        "supervised": supervised,
+        "supervised": sum(int(samples[index].mask.sum()) for index in kept),
         "held_out": len(held_out),
     }
 
 
-def notes(accelerator: Accelerator) -> dict[str, Any]:
-    """What is worth knowing of a start, besides."""
+def _notes(accelerator: Accelerator) -> dict[str, Any]:
+    """Facts of a start that the drafter does not depend on."""
     return {
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "git": git_revision(),
@@ -279,7 +282,7 @@ def notes(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def training_precision(wanted: str, device: torch.device) -> str:
-    """What a run computes in: "auto" is bfloat16 where the hardware multiplies it, whatever weights are kept in."""
+    """The precision to compute in: "auto" is bfloat16 where the hardware multiplies it."""
     if wanted != "auto":
         return wanted
     computed = compute_dtype(choose_dtype("auto", device), device)
@@ -294,7 +297,7 @@ def _accelerator(run: Run) -> Accelerator:
         )
     precision = training_precision(run.settings.training.precision, device)
     run.out.mkdir(parents=True, exist_ok=True)
-    # Precision and device are shared by all of a process's accelerators: what an earlier run chose is not this one's.
+    # A process's accelerators share precision and device; an earlier run's must not apply to this one.
     AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
     return Accelerator(
         cpu=device.type == "cpu",
@@ -302,3 +305,77 @@ def _accelerator(run: Run) -> Accelerator:
         log_with="tensorboard",
         project_dir=str(run.out),
     )
+
+
+def begin_with(objective: Objective, folder: str) -> None:
+    """Fill a new drafter with the weights of one of the same kind and sizes; Domino also starts from DFlash.
+
+    If the loss compares as many ids as the earlier drafter drafts, it compares the same ones: other answers may rank
+    other ids among the frequent ones, whose rows of the head were never trained.
+
+    Args:
+        objective: with a new net; is changed.
+        folder: of the drafter, as `OUT/drafter` of an earlier run; a hub id, or the name of a shipped one.
+
+    Raises:
+        InvalidRequest: another kind of drafter, other sizes or other settings; each is named.
+        ModelError: it cannot be read.
+    """
+    net, found = objective.net, find_drafter(folder)
+    is_drafter = hasattr(net, "config")
+    if is_drafter:
+        read = load_net(found)
+        tensors, described, own = dict(read.state_dict()), _fields(read), _fields(net)
+    else:  # a language model
+        described = own = {}
+        tensors = {f"model.{name}": one for name, one in read_checkpoint(locate(found, FILES, "start")).tensors.items()}
+    wrong = [
+        f"{name}={described[name]!r} there, {own[name]!r} here"
+        for name in sorted(described.keys() & own.keys())
+        if described[name] != own[name]
+    ]
+    here = net.state_dict()
+    may_lack = kind_of(net).new if is_drafter else None
+    given = {here[name].data_ptr() for name in tensors.keys() & here.keys()}  # of tied weights files hold one
+    wrong += [
+        f"{name} is missing there"
+        for name, weight in here.items()
+        if weight.data_ptr() not in given and not (may_lack and name.startswith(may_lack))
+    ]
+    wrong += [f"{name} is unknown here" for name in sorted(tensors.keys() - here.keys())]
+    wrong += [
+        f"{name} is {list(tensors[name].shape)} there, {list(here[name].shape)} here"
+        for name in sorted(tensors.keys() & here.keys())
+        if tensors[name].shape != here[name].shape
+    ]
+    if wrong:
+        raise InvalidRequest(f"start={folder!r}: {'; '.join(wrong[:8])}; give the same kind and the same net settings")
+    with torch.no_grad():
+        for name, tensor in tensors.items():
+            here[name].copy_(tensor)
+    ranked, file = objective.vocabulary.ranked, locate(found, FILES, "start") / FILE_NAME
+    if ranked is not None and file.is_file():
+        ids: Tensor = load_vocabulary(file, objective.target.vocab_size).to(ranked.device)
+        if len(ids) == len(ranked):
+            objective.compare(objective.vocabulary.of(ids))
+
+
+def _fields(net: nn.Module) -> dict[str, Any]:
+    """Fields of a drafter's config; a list of full attention in every layer is equal to none."""
+    fields: dict[str, Any] = net.config.model_dump()  # type: ignore[union-attr,operator]
+    if set(fields.get("layer_types", ())) == {"full_attention"}:
+        fields["layer_types"] = ()
+    return fields
+
+
+def weights_hash(folder: str) -> str:
+    """SHA-256 of the files with a drafter's weights.
+
+    Raises:
+        ModelError: there are none.
+    """
+    found = locate(find_drafter(folder), FILES, "start")
+    files = sorted({path for pattern in WEIGHTS for path in found.glob(pattern)} - {found / FILE_NAME})
+    if not files:
+        raise ModelError(f"start={folder!r}: no file of weights there ({', '.join(WEIGHTS)})")
+    return files_hash(files)

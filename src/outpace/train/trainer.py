@@ -1,13 +1,13 @@
 """The trainer: one loop over optimizer steps for every objective, resumable to the bit.
 
-Losses come as sums. Gradients of the sums are divided by the weight of the whole step, all passes and processes
-together, so that neither the number of processes nor the size of a pass changes what is learned.
+Losses are sums. Their gradients are divided by the weight of the whole step, over all passes and processes, so neither
+the number of processes nor the size of a pass changes what is learned.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -15,35 +15,150 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import AdamW, Muon, Optimizer
 from torch.utils.data import DataLoader
 from transformers import get_cosine_schedule_with_warmup
 
-from outpace.drafters.training.batch import Batch, sample_seed
+from outpace.drafters.training.batch import Batch, all_anchors, sample_seed
 from outpace.drafters.training.objective import Objective
 from outpace.drafters.training.settings import TrainingSettings
 from outpace.lib.errors import ModelError
 from outpace.train.data import Deal, Examples, TrainingData, collate_examples
-from outpace.train.optimizers import make_optimizers, step_all
-from outpace.train.processes import together, whole
-from outpace.train.runlog import RunLog, scalars
-from outpace.train.simulate import Simulation, simulate
-from outpace.train.states import States, read_counters, replace_folder
+from outpace.train.records import RunLog, States, read_counters, replace_folder, scalars
 
 STATES, DRAFTER = "states", "drafter"
+# Rows of these are looked up or scored one by one, so their gradients are not those of matrices.
+BY_ROW = ("embed_tokens", "lm_head", "embed_proj.2")
+MOMENTUM = 0.95
+ANCHORS_AT_ONCE = 256
+
+
+def make_optimizers(net: nn.Module, rates: TrainingSettings) -> list[Optimizer]:
+    """AdamW for everything; or Muon for matrices and AdamW for the rest.
+
+    Muon's updates are scaled to the size of AdamW's, so one learning rate fits both (arXiv 2502.16982, 2.2).
+    """
+
+    def is_matrix(name: str, weight: Tensor) -> bool:
+        return rates.optimizer == "muon" and weight.ndim == 2 and not any(part in name for part in BY_ROW)
+
+    trained = [(name, weight) for name, weight in net.named_parameters() if weight.requires_grad]
+    matrices = [weight for name, weight in trained if is_matrix(name, weight)]
+    rest = [weight for name, weight in trained if not is_matrix(name, weight)]
+    rate, decay = rates.learning_rate, rates.weight_decay
+    made: list[Optimizer] = []
+    if matrices:
+        made.append(Muon(matrices, lr=rate, weight_decay=decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"))
+    if rest:
+        made.append(AdamW(rest, lr=rate, betas=rates.betas, weight_decay=decay))
+    return made
+
+
+def step_all(optimizers: Iterable[Optimizer]) -> None:
+    """One step of each optimizer; gradients are cleared."""
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@dataclass
+class Simulation:
+    """Counts of simulated rounds: greedy chains of drafts, verified against the target's answers.
+
+    Attributes:
+        tokens: generated in rounds, the bonus included; the first token of an answer comes from the prompt's pass.
+        rounds: passes of the target.
+        reached: how often all drafts before depth k + 1 were right.
+        accepted: how often the draft at depth k + 1 was right too.
+    """
+
+    tokens: int = 0
+    rounds: int = 0
+    reached: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    @property
+    def tokens_per_step(self) -> float:
+        return self.tokens / self.rounds if self.rounds else 1.0
+
+    @property
+    def by_position(self) -> list[float]:
+        """Acceptance at depths from 1, given that all earlier drafts are accepted."""
+        return [right / seen if seen else 0.0 for right, seen in zip(self.accepted, self.reached, strict=True)]
+
+    def walk(self, hits: Tensor, length: int) -> None:
+        """Simulate the rounds of one answer.
+
+        Args:
+            hits: [M, depth] bool, of the answer's tokens 0 to M - 1 as anchors.
+            length: tokens of the answer, M + 1.
+        """
+        depth = hits.shape[1]
+        self.reached += [0] * (depth - len(self.reached))
+        self.accepted += [0] * (depth - len(self.accepted))
+        runs = hits.int().cumprod(dim=1).sum(dim=1).tolist()  # [M]
+        at = 0
+        while at < length - 1:
+            left = length - 1 - at
+            run = min(runs[at], left)
+            for k in range(min(run + 1, depth, left)):
+                self.reached[k] += 1
+                self.accepted[k] += k < run
+            emitted = min(run + 1, left)  # the bonus, unless the answer ends before it
+            self.tokens, self.rounds, at = self.tokens + emitted, self.rounds + 1, at + emitted
+
+    def over_processes(self, accelerator: Accelerator, depth: int) -> "Simulation":
+        """The sum over all processes."""
+        counts = torch.zeros(2 + 2 * depth, dtype=torch.int64)
+        counts[0], counts[1] = self.tokens, self.rounds
+        counts[2 : 2 + len(self.reached)] = torch.tensor(self.reached, dtype=torch.int64)
+        counts[2 + depth : 2 + depth + len(self.accepted)] = torch.tensor(self.accepted, dtype=torch.int64)
+        tokens, rounds, *rest = accelerator.reduce(counts.to(accelerator.device), "sum").tolist()
+        return Simulation(tokens, rounds, rest[:depth], rest[depth:])
+
+
+@torch.no_grad()
+def simulate(objective: Objective, batches: Iterable[Batch]) -> Simulation:
+    """Simulate drafting on all answers of batches, which have features; no engine runs."""
+    total = Simulation()
+    for batch in batches:
+        anchors = all_anchors(batch)
+        if not len(anchors):
+            continue
+        hits = torch.cat([objective.hits(batch, group) for group in anchors.split(ANCHORS_AT_ONCE)])
+        for row in range(len(batch.ids)):
+            own = hits[anchors.rows == row].cpu()
+            if len(own):
+                total.walk(own, len(own) + 1)
+    return total
+
+
+@contextmanager
+def _unsharded(module: nn.Module) -> Iterator[None]:
+    """Gather the weights that FSDP distributed over processes, for calls other than `forward`."""
+    parts = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    for part in parts:
+        part.unshard()
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.reshard()
 
 
 class Trainer:
     """Trains an objective.
 
     Args:
-        objective: a drafter in float32, on the CPU or where it will train.
+        objective: a drafter in float32.
         data: sequences to train on and to measure on.
         settings: of the training section.
-        folder: of the run: states, log and the best drafter so far.
-        accelerator: who else takes part, and in which precision.
+        folder: of the run, for states, log and the best drafter so far.
+        accelerator: processes, device and precision.
         write: writes a drafter's tensors, named as in `objective.net`, into an empty folder in its public layout.
-        report: gets what a step or a measurement has to show, after each.
+        report: gets the log line of each step and measurement.
     """
 
     def __init__(
@@ -77,17 +192,17 @@ class Trainer:
         self._states, self._log = States(folder / STATES, settings.keep), RunLog(folder)
         self._choosing, self._quoted = data.samples.halves(data.held_out)
         self._step, self._best, self._stale = 0, 0.0, 0
-        self._figure = 0.0  # of the drafter that was written, on the prompts that had no part in choosing it
+        self._figure = 0.0  # of the written drafter, on the prompts that it was not chosen by
 
     def run(self) -> dict[str, Any]:
-        """Train to the end, or until held-out sequences say that it is enough; goes on from the latest state.
+        """Train to the end, or until held-out prompts improve no more; resumes from the latest state.
 
         Returns:
-            "step", "best" (tokens per step of the drafter that was written, on held-out prompts that had no part in
-            choosing it) and "stopped_early".
+            "step", "best" (tokens per step of the written drafter, on held-out prompts that it was not chosen by) and
+            "stopped_early".
 
         Raises:
-            ModelError: a state that cannot be read, or a loss that is no number.
+            ModelError: a state that cannot be read, or a loss that is not finite.
         """
         self._resume()
         settings, stopped = self._settings, self._is_stale()
@@ -110,7 +225,7 @@ class Trainer:
     def _loader(self) -> Iterator[Batch]:
         places = self.deal.micro_batches(self._data.samples, self._step, self.steps)
         join = partial(collate_examples, self._settings.seed)
-        # A loader draws a seed from the global generator; one of its own leaves that alone.
+        # Without a generator a loader would draw a seed from the global one.
         generator = torch.Generator().manual_seed(0)
         loader = DataLoader(
             self._examples,
@@ -122,13 +237,13 @@ class Trainer:
         yield from loader
 
     def _train_step(self, passes: Iterator[Batch]) -> dict[str, float]:
-        """One optimizer step; means of what the objective shows."""
+        """One optimizer step; returns the means of the objective's terms."""
         sums: dict[str, Tensor] = {}
         count, accelerator = self.deal.passes, self._accelerator
         seed = sample_seed(self._settings.seed, self._step, "")
         for at in range(count):
             batch = replace(self._with_features(next(passes)), step_seed=seed)
-            # Gradients of several passes are exchanged once, with the last.
+            # Gradients of several passes are reduced over processes once, with the last.
             with nullcontext() if at + 1 == count else accelerator.no_sync(self._module):
                 terms = self._module(batch, self._step / self.steps)
                 accelerator.backward(terms["loss"])
@@ -151,7 +266,7 @@ class Trainer:
         return {**means, "learning_rate": rate, "gradient_norm": float(norm)}
 
     def _divide_gradients(self, weight: float) -> None:
-        """Exchanged gradients are means over processes of sums over sequences."""
+        """Divide by the step's weight; reduced gradients are means over processes of sums over sequences."""
         factor = self._accelerator.num_processes / max(weight, 1e-12)
         for parameter in self._module.parameters():
             if parameter.grad is not None:
@@ -165,8 +280,8 @@ class Trainer:
         return replace(batch, features=target.features(batch.ids, batch.lengths, taps))
 
     def _measure(self) -> None:
-        """Simulated tokens per step on held-out sequences; the best drafter so far, by half of them, is written."""
-        rate, played = self._played(self._choosing).tokens_per_step, self._played(self._quoted)
+        """Simulate on held-out sequences, and write the drafter if it is the best so far on half of them."""
+        rate, played = self._simulated(self._choosing).tokens_per_step, self._simulated(self._quoted)
         is_better = rate > self._best + (self._settings.min_gain if self._best else 0.0)
         is_final = self._objective.may_stop(self._step / self.steps)
         self._stale = self._stale + 1 if is_final and not is_better else 0
@@ -176,19 +291,19 @@ class Trainer:
         shown = {"tokens_per_step": played.tokens_per_step, "by_position": played.by_position, "best": self._figure}
         self._record({"step": self._step, "held_out": shown, "chosen_by": {"tokens_per_step": rate}})
 
-    def _played(self, indices: Sequence[int]) -> Simulation:
-        """Rounds on some sequences, of all processes together."""
+    def _simulated(self, indices: Sequence[int]) -> Simulation:
+        """The simulation of some sequences, over all processes."""
         accelerator, size = self._accelerator, self._settings.micro_batch_size
         own = indices[accelerator.process_index :: accelerator.num_processes]
         batches = (
             self._with_features(collate_examples(0, [self._examples[index, 0] for index in own[start : start + size]]))
             for start in range(0, len(own), size)
         )
-        with accelerator.autocast(), whole(self._module):
-            return together(accelerator, simulate(self._objective, batches), self._objective.depth)
+        with accelerator.autocast(), _unsharded(self._module):
+            return simulate(self._objective, batches).over_processes(accelerator, self._objective.depth)
 
     def _export(self) -> None:
-        """Write the drafter as it is now, in place of the one before."""
+        """Write the drafter in place of the one before."""
         state = self._accelerator.get_state_dict(self._module)
         if self._accelerator.is_main_process:
             tensors = {name.removeprefix("net."): tensor.detach().cpu() for name, tensor in state.items()}
@@ -198,15 +313,14 @@ class Trainer:
         self._accelerator.wait_for_everyone()
 
     def _save(self) -> None:
-        accelerator = self._accelerator
-        scratch = self._folder / STATES / "unfinished"
+        accelerator, counters = self._accelerator, {"best": self._best, "figure": self._figure, "stale": self._stale}
         if accelerator.is_main_process:
-            scratch = self._states.scratch()
+            self._states.scratch()
         accelerator.wait_for_everyone()
-        accelerator.save_state(str(scratch))
+        accelerator.save_state(str(self._states.unfinished))
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            self._states.finish(scratch, self._step, {"best": self._best, "figure": self._figure, "stale": self._stale})
+            self._states.finish(self._step, counters)
         accelerator.wait_for_everyone()
 
     def _resume(self) -> None:
@@ -218,7 +332,7 @@ class Trainer:
             except Exception as error:
                 reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
                 raise ModelError(
-                    f"{state}: cannot be read ({reason}); delete it, and the run goes on from the one before"
+                    f"{state}: cannot be read ({reason}); delete it to resume from the one before"
                 ) from error
             self._step, self._stale = counters["step"], counters["stale"]
             self._best, self._figure = counters["best"], counters["figure"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from outpace.data import folder as module
+from outpace.data import answers as module
 from outpace.data.answers import AnswerStore, Conversation, read_about, read_answers
 from outpace.lib.errors import InvalidRequest, ModelError
 
@@ -89,7 +89,7 @@ def test_a_full_disk_loses_nothing_that_was_stored(tmp_path: Path, monkeypatch: 
 
     with monkeypatch.context() as patched:
         patched.setattr(module, "save_file", full)
-        with pytest.raises(ModelError, match=r"No space left.*make room"):
+        with pytest.raises(ModelError, match=r"No space left.*free some space"):
             store.write(SECOND)
     assert list(read_answers(tmp_path)) == FIRST
     again = AnswerStore(tmp_path, ABOUT)

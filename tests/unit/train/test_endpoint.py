@@ -17,8 +17,7 @@ from outpace.data.answers import AnswerStore, read_answers
 from outpace.data.workload import WorkItem
 from outpace.endpoint import client
 from outpace.lib.errors import ModelError
-from outpace.train.endpoint import EndpointAnswerer
-from outpace.train.regenerate import EngineAnswerer, regenerate
+from outpace.train.answers import EndpointAnswerer, EngineAnswerer, regenerate
 from tests.unit.models.tiny import save_tiny_model
 
 ITEMS = [

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.data import folder as parts
+from outpace.data import answers as parts
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.train.features_store import DTYPES, FeatureStore
+from outpace.train.features import DTYPES, FeatureStore
 
 ABOUT: dict[str, Any] = {"target": "tiny", "taps": [0, 2, 3], "width": 12, "dtype": "bfloat16"}
 ERRORS = {"bfloat16": 2**-8, "float16": 2**-11, "float8_e4m3fn": 2**-4}  # half a step, relative
@@ -70,12 +70,12 @@ def test_what_has_the_dtype_already_is_kept_to_the_bit(dtype: str, tmp_path: Pat
 def test_parts_are_as_large_as_asked_and_as_announced(dtype: str, tmp_path: Path) -> None:
     """Guards against a disk that fills up although it was checked, and files too large to copy."""
     about = {"taps": [1, 2], "width": 512, "dtype": dtype}
-    limit = FeatureStore.bytes_needed(250, 512, dtype, 2)
-    store = FeatureStore(tmp_path, about, part_bytes=limit)
+    needed_by = FeatureStore(tmp_path, about).bytes_of
+    store = FeatureStore(tmp_path, about, part_bytes=needed_by(250))
     store.write((str(at), torch.ones(100, 512)) for at in range(6))
     store.write([("long", torch.ones(300, 512))])
     sizes = [path.stat().st_size for path in sorted(tmp_path.glob("part-*"))]
-    needed = [FeatureStore.bytes_needed(tokens, 512, dtype, 2) for tokens in (200, 200, 200, 300)]
+    needed = [needed_by(tokens) for tokens in (200, 200, 200, 300)]
     assert sizes == [pytest.approx(size, rel=0.01) for size in needed]
     assert all(size >= least for size, least in zip(sizes, needed, strict=True))
 
@@ -188,7 +188,7 @@ def test_a_full_disk_loses_nothing_that_was_stored(tmp_path: Path, monkeypatch: 
 
     with monkeypatch.context() as patched:
         patched.setattr(parts, "save_file", full)
-        with pytest.raises(ModelError, match=r"No space left.*make room"):
+        with pytest.raises(ModelError, match=r"No space left.*free some space"):
             store.write([("b", rows(5, 1)), ("c", rows(5, 2))])
     assert len(tries) == 1
     again = FeatureStore(tmp_path, ABOUT)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from outpace.drafters.training.settings import TrainingSettings
-from outpace.train.optimizers import make_optimizers
+from outpace.train.trainer import make_optimizers
 from tests.unit.drafters.training import tiny
 from tests.unit.drafters.training.linear import LinearObjective, trainer
 from tests.unit.drafters.training.test_domino_objective import fresh

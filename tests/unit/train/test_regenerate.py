@@ -11,9 +11,9 @@ from outpace.core.params import SamplingParams
 from outpace.data.answers import AnswerStore, Conversation, read_answers
 from outpace.data.workload import WorkItem
 from outpace.lib.errors import InvalidRequest
-from outpace.train import regenerate as module
+from outpace.train import answers as module
+from outpace.train.answers import EngineAnswerer, regenerate, seed_of
 from outpace.train.data import training_samples
-from outpace.train.regenerate import EngineAnswerer, regenerate, seed_of
 from tests.unit.models.tiny import save_tiny_model
 
 ITEMS = [

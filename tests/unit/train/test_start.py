@@ -10,7 +10,7 @@ from outpace.drafters.training.losses import LossVocabulary
 from outpace.drafters.training.objective import Objective
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.tokenizer import TextCodec
-from outpace.train.start import begin_with, weights_hash
+from outpace.train.run import begin_with, weights_hash
 from tests.unit.drafters.training import test_dflash_objective as dflash
 from tests.unit.drafters.training import test_domino_objective as domino
 from tests.unit.drafters.training import test_draft_lm_objective as draft_lm

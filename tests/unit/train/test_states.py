@@ -9,16 +9,26 @@ import pytest
 
 from outpace.data.workload import WorkItem
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.train.provenance import FILE, claim, files_hash, prompts_hash, versions
-from outpace.train.runlog import RunLog, scalars
-from outpace.train.states import States, check_disk, read_counters, replace_folder
+from outpace.train.records import (
+    PROVENANCE,
+    RunLog,
+    States,
+    check_disk,
+    claim,
+    files_hash,
+    prompts_hash,
+    read_counters,
+    replace_folder,
+    scalars,
+    versions,
+)
 from tests.unit.train.logs import read_log
 
 
 def write_state(states: States, step: int) -> None:
     scratch = states.scratch()
     (scratch / "weights").write_text(str(step))
-    states.finish(scratch, step, {"best": step / 2})
+    states.finish(step, {"best": step / 2})
 
 
 def test_the_latest_whole_state_counts(tmp_path: Path) -> None:
@@ -107,11 +117,11 @@ def test_a_run_is_claimed_once(tmp_path: Path) -> None:
     """Guards against two different runs in one folder, whose drafter would be neither's."""
     claim(tmp_path, RUN, {"started": "then"})
     claim(tmp_path, RUN, {"started": "now"})
-    assert json.loads((tmp_path / FILE).read_text())["started"] == "now"
+    assert json.loads((tmp_path / PROVENANCE).read_text())["started"] == "now"
     other = {"target": "t", "settings": {"training": {"epochs": 3.0, "betas": (0.9, 0.95)}}}
     with pytest.raises(InvalidRequest, match=r"settings\.training\.epochs=2\.0, and this one has 3\.0"):
         claim(tmp_path, other, {})
-    (tmp_path / FILE).write_text("{")
+    (tmp_path / PROVENANCE).write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):
         claim(tmp_path, RUN, {})
 

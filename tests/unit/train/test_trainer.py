@@ -17,7 +17,7 @@ from torch import Tensor
 from outpace.drafters.training.batch import Batch
 from outpace.drafters.training.objective import Objective
 from outpace.lib.errors import ModelError
-from outpace.train.simulate import Simulation
+from outpace.train.trainer import Simulation
 from tests.unit.drafters.training import tiny
 from tests.unit.drafters.training.linear import LinearObjective, trainer
 from tests.unit.train.logs import read_log

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from outpace.drafters.training.batch import TrainingSample
-from outpace.train import transitions
+from outpace.train import features as transitions
 from outpace.train.data import SampleSet
 from tests.unit.drafters.training import tiny
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -11,6 +11,11 @@ from outpace.core.params import MAX_SEED
 from outpace.lib.checks import shown
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.paths import path_of
+
+if TYPE_CHECKING:
+    from outpace.drafters.kind import Training
+
+M = TypeVar("M", bound=BaseModel)
 
 
 class Section(BaseModel):
@@ -32,15 +37,14 @@ class DataSettings(Section):
 
 
 class RegenerateSettings(Section):
-    """How the target answers prompts: the options of `outpace train regenerate`, and of a run without answers."""
+    """How the target answers prompts, in `outpace train regenerate` and in a run without answers; fields without a
+    description are those of `SamplingParams`."""
 
-    max_new_tokens: int = Field(default=512, ge=1, description="Most tokens to generate per turn.")
-    temperature: float = Field(default=0.0, ge=0, description="Sampling temperature; 0 is greedy.")
-    top_k: int = Field(default=0, ge=0, description="Keep the k most likely tokens; 0 keeps all.")
-    top_p: float = Field(
-        default=1.0, gt=0, le=1, description="Keep the smallest set with this probability; 1 keeps all."
-    )
-    min_p: float = Field(default=0.0, ge=0, le=1, description="Drop tokens below this fraction of the likeliest one.")
+    max_new_tokens: int = Field(default=512, ge=1)
+    temperature: float = Field(default=0.0, ge=0)
+    top_k: int = Field(default=0, ge=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Key of the sampling noise.")
     batch_size: int = Field(default=32, ge=1, description="Conversations at a time.")
 
@@ -91,6 +95,30 @@ class TrainSettings(Section):
     training: TrainingSettings = TrainingSettings()
 
 
+def training_of(kind: str) -> "Training":
+    """How a kind of drafter is trained.
+
+    Raises:
+        InvalidRequest: there is no such kind, or it cannot be trained.
+    """
+    from outpace.drafters.kinds import kinds  # imports all networks, which settings do not need
+
+    trained = {name: row.objective for name, row in kinds().items() if row.objective is not None}
+    if kind not in trained:
+        raise InvalidRequest(f"method={kind!r}: cannot be trained; choose one of {', '.join(trained)}")
+    return trained[kind]()
+
+
+def settings_of(kind: str, file: str | Path | None, overrides: Iterable[str]) -> TrainSettings:
+    """A kind's recipe, overridden by a YAML file, overridden by dotted options.
+
+    Raises:
+        InvalidRequest: an unknown kind; as `assemble`.
+    """
+    training = training_of(kind)
+    return assemble(training.net, training.objective, training.recipe, file, overrides)
+
+
 def assemble(
     net: type[BaseModel],
     objective: type[BaseModel],
@@ -121,8 +149,17 @@ def assemble(
             if not isinstance(fields, Mapping):
                 raise InvalidRequest(f"{source}: {section} must be a section with fields, not {shown(fields)}")
             given[section] = {**given.get(section, {}), **fields}
+    return validated(kind, given)
+
+
+def validated(kind: type[M], values: Mapping[str, Any]) -> M:
+    """Settings of a class.
+
+    Raises:
+        InvalidRequest: an unknown setting, an invalid value.
+    """
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(values)
     except ValidationError as error:
         raise InvalidRequest("; ".join(_complaint(kind, detail) for detail in error.errors())) from error
 

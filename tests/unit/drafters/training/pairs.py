@@ -15,7 +15,7 @@ from outpace.drafters.training.batch import Batch, all_anchors, collate
 from outpace.drafters.training.objective import Objective
 from outpace.models.frozen import FrozenTarget
 from outpace.models.tokenizer import TextCodec
-from outpace.train.simulate import Simulation, simulate
+from outpace.train.trainer import Simulation, simulate
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
 from tests.unit.drafters.training import tiny

@@ -26,7 +26,7 @@ from outpace.methods.catalog import build_proposer, parse_method
 from outpace.models.draft import load_drafter
 from outpace.models.frozen import FrozenTarget
 from outpace.models.tokenizer import TextCodec
-from outpace.train.simulate import simulate
+from outpace.train.trainer import simulate
 from tests.unit.drafters.training import tiny
 from tests.unit.models.tiny import byte_tokenizer, random_ids, save_tiny_model
 

@@ -13,8 +13,8 @@ from outpace.drafters.dflash import objective as dflash
 from outpace.drafters.domino import objective as domino
 from outpace.drafters.eagle3 import objective as eagle3
 from outpace.drafters.load import read_net
-from outpace.drafters.trainable import settings_of, training_of
 from outpace.drafters.training.batch import Facts
+from outpace.drafters.training.settings import settings_of, training_of
 from tests.unit.drafters.net.test_golden import EXPORTS, golden
 
 QWEN3_8B = Qwen3Config(

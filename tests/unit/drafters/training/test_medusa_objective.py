@@ -21,7 +21,7 @@ from outpace.drafters.medusa.objective import (
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.training.batch import Batch, all_anchors, collate
 from outpace.models.tokenizer import TextCodec
-from outpace.train.simulate import simulate
+from outpace.train.trainer import simulate
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
 from tests.unit.drafters.training import tiny

@@ -1,0 +1,267 @@
+"""The target's own answers to prompts, which drafters are trained on, from our engine or an OpenAI-compatible server.
+
+Sampling noise is keyed by prompt id and turn, so answers do not depend on the order or the batch in which they are
+generated, or on interruptions.
+"""
+
+import hashlib
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from threading import Event, Lock
+from typing import Any
+
+from outpace.api import Model
+from outpace.core.params import MAX_SEED, SamplingParams
+from outpace.data.answers import AnswerStore, Conversation
+from outpace.data.workload import WorkItem
+from outpace.drafters.training.settings import RegenerateSettings
+from outpace.endpoint.client import Endpoint, ServerAway
+from outpace.endpoint.server import sampling_fields
+from outpace.engine.session import Session
+from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.models.tokenizer import TextCodec
+from outpace.train.data import by_id
+
+PART = 256
+"""Conversations per part: the most that an interrupted run loses."""
+
+
+def sampling_of(how: RegenerateSettings) -> SamplingParams:
+    """The sampling parameters that settings choose."""
+    return SamplingParams(**how.model_dump(exclude={"batch_size"}))
+
+
+def store_for(
+    folder: Any,
+    items: Iterable[WorkItem],
+    target: str,
+    facts: tuple[TextCodec, int, Any],
+    params: SamplingParams,
+    endpoint: str | None,
+    dtype: str,
+) -> AnswerStore:
+    """The store in a folder, which records what answers depend on besides the prompts.
+
+    Args:
+        folder: new, or of an earlier run.
+        items: prompts.
+        target: its name.
+        facts: its codec and the size of its vocabulary.
+        params: of sampling.
+        endpoint: of the server that answers, or None.
+        dtype: of the target.
+
+    Raises:
+        InvalidRequest: chats for a target without a template; a folder of other answers.
+    """
+    codec, vocab_size, _ = facts
+    if not codec.tokenizer.chat_template and not all(item.raw for item in items):
+        raise InvalidRequest(f'target={target!r} has no chat template; give prompts with "raw": true')
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed")
+    sampling = {name: getattr(params, name) for name in names}
+    about = {"target": target, "vocab_size": vocab_size, "sampling": sampling, "endpoint": endpoint, "dtype": dtype}
+    return AnswerStore(folder, about | {"chat_template": codec.template_fingerprint()})
+
+
+def seed_of(seed: int, prompt_id: str, turn: int) -> int:
+    """The seed of one answer, from the run's."""
+    packed = hashlib.blake2b(f"{seed}/{turn}/{prompt_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(packed, "little") % MAX_SEED
+
+
+def regenerate(
+    items: Iterable[WorkItem], store: AnswerStore, answerer: "EngineAnswerer | EndpointAnswerer"
+) -> Generator[Conversation]:
+    """Answer what the store lacks, and yield each finished conversation.
+
+    Finished conversations are stored also when the answerer fails or the caller stops.
+
+    Args:
+        items: prompts with different ids.
+        store: of answers; gets `PART` at a time.
+        answerer: the engine or a server.
+
+    Raises:
+        InvalidRequest: two prompts with the same id.
+    """
+    wanted = by_id(items)
+    made: list[Conversation] = []
+    try:
+        for conversation in answerer.answer([item for item in wanted.values() if item.id not in store.done]):
+            made.append(conversation)
+            if len(made) == PART:
+                store.write(made)
+                made = []
+            yield conversation
+    finally:
+        store.write(made)
+
+
+@dataclass(eq=False)
+class _Open:
+    """A conversation in progress."""
+
+    item: WorkItem
+    session: Session
+    answers: list[tuple[int, ...]] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
+class EngineAnswerer:
+    """Answers with our own engine, as many conversations at a time as the model has slots.
+
+    Args:
+        model: the target.
+        params: sampling parameters; the seed is the run's.
+        method: how to draft. In a full batch on a CPU drafting gains nothing.
+
+    Attributes:
+        cut: prompts with a turn that leaves no space for an answer, with the reason; earlier turns are kept.
+        encoded: answers that came as text: none.
+    """
+
+    def __init__(self, model: Model, params: SamplingParams, method: str = "plain") -> None:
+        self._model, self._params, self._method = model, params, method
+        self.cut: dict[str, str] = {}
+        self.encoded = 0
+
+    def answer(self, items: Sequence[WorkItem]) -> Iterator[Conversation]:
+        # The longest first: the last batch then has short ones, which end at about the same time.
+        waiting = deque(sorted(items, key=lambda item: sum(map(len, item.turns)), reverse=True))
+        running: list[_Open] = []
+        try:
+            while waiting or running:
+                while waiting and len(running) < self._model.target.max_slots:
+                    item = waiting.popleft()
+                    session = self._ask(item, [])
+                    if session is not None:
+                        running.append(_Open(item, session))
+                if running:
+                    self._model.engine.step()
+                for one in [one for one in running if one.session.finish_reason is not None]:
+                    sample = self._model.engine.result(one.session)
+                    one.answers.append(sample.token_ids)
+                    one.texts.append(sample.text)
+                    more = len(one.answers) < len(one.item.turns)
+                    session = self._ask(one.item, one.texts) if more else None
+                    if session is not None:
+                        one.session = session
+                        continue
+                    running.remove(one)
+                    yield Conversation(one.item.id, tuple(one.answers))
+        finally:
+            for one in running:
+                self._model.engine.cancel(one.session)
+
+    def _ask(self, item: WorkItem, texts: list[str]) -> Session | None:
+        """Queue a turn, given the answers to earlier turns; None if it leaves no space for an answer."""
+        turn, model = len(texts), self._model
+        try:
+            ids = model.encode(item.prompt(turn, texts))
+        except InvalidRequest as error:
+            raise InvalidRequest(f"prompt {item.id!r}, turn {turn + 1}: {error}") from error
+        if len(ids) + self._params.max_new_tokens > model.target.max_length:
+            self.cut[item.id] = (
+                f"turn {turn + 1}: {len(ids)} tokens and an answer of {self._params.max_new_tokens} exceed "
+                f"{model.target.max_length}"
+            )
+            return None
+        params = replace(self._params, seed=seed_of(self._params.seed or 0, item.id, turn))
+        (session,) = model.engine.add(ids, params, model.proposer(self._method))
+        return session
+
+
+class EndpointAnswerer:
+    """Asks a server, several conversations at a time.
+
+    vLLM returns the generated ids for `return_token_ids`; other servers' text is encoded, which may split words
+    differently than the model did.
+
+    Args:
+        url: base of the API, as "http://host:8000/v1".
+        model: the server's name of the target.
+        codec: the target's tokenizer.
+        eos_token_ids: the target's.
+        params: sampling parameters; the seed is the run's.
+        concurrency: conversations at a time.
+        api_key: sent as a bearer token.
+
+    Attributes:
+        cut: prompts with a turn that the server refused, with its message; earlier turns are kept.
+        encoded: answers that came as text.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        codec: TextCodec,
+        eos_token_ids: Sequence[int],
+        params: SamplingParams,
+        concurrency: int,
+        api_key: str | None = None,
+    ) -> None:
+        self._url, self._model, self._codec, self._eos = url, model, codec, tuple(eos_token_ids)
+        self._params, self._concurrency, self._api_key = params, concurrency, api_key
+        self.cut: dict[str, str] = {}
+        self.encoded = 0
+        self._lock = Lock()
+
+    def answer(self, items: Sequence[WorkItem]) -> Iterator[Conversation]:
+        answered = 0
+        pool, is_over = ThreadPoolExecutor(self._concurrency), Event()
+        with Endpoint(self._url, self._api_key, patient=True) as endpoint:
+            asked = [pool.submit(self._converse, endpoint, item, is_over) for item in items]
+            try:
+                for future in as_completed(asked):
+                    conversation = future.result()
+                    if conversation.answers:
+                        answered += 1
+                        yield conversation
+                    elif not answered and len(self.cut) == len(items):
+                        reason = next(iter(self.cut.values()))
+                        raise ModelError(f"endpoint={self._url!r}: refuses every prompt: {reason}")
+            finally:  # running conversations are not awaited: their next requests fail
+                is_over.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+
+    def _converse(self, endpoint: Endpoint, item: WorkItem, is_over: Event) -> Conversation:
+        answers: list[tuple[int, ...]] = []
+        texts: list[str] = []
+        for turn in range(len(item.turns)):
+            if is_over.is_set():
+                break
+            try:
+                text, choice = self._post(endpoint, item, turn, texts)
+            except InvalidRequest as refusal:
+                self.cut[item.id] = f"turn {turn + 1}: {refusal}"
+                break
+            ids = choice.get("token_ids")
+            if ids is None:
+                with self._lock:
+                    self.encoded += 1
+                ids = self._codec.tokenizer(text, add_special_tokens=False)["input_ids"]
+            if choice.get("finish_reason") == "stop" and self._eos and (not ids or ids[-1] not in self._eos):
+                ids = [*ids, self._eos[0]]
+            answers.append(tuple(ids))
+            texts.append(text)
+        return Conversation(item.id, tuple(answers))
+
+    def _post(self, endpoint: Endpoint, item: WorkItem, turn: int, texts: list[str]) -> tuple[str, dict[str, Any]]:
+        """The text and the choice that answer a turn.
+
+        Raises:
+            InvalidRequest: the server refuses this request.
+            ModelError: the server cannot be reached, or its answer cannot be read.
+        """
+        body = sampling_fields(self._params) | {"model": self._model, "return_token_ids": True}
+        body |= {"prompt" if item.raw else "messages": item.prompt(turn, texts)}
+        body["seed"] = seed_of(self._params.seed or 0, item.id, turn)
+        try:
+            return endpoint.post("completions" if item.raw else "chat/completions", body)
+        except ServerAway as error:
+            raise ModelError(
+                f"{error}; finished answers are stored: run the same command again when the server is back"
+            ) from error
