@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.domino.net import DominoHead, DominoNet
 from outpace.kernels.build import loaded_kernels
 from outpace.models.layers.linear import SIBLINGS, layers_for, pack_linears
 
@@ -25,7 +25,7 @@ def pack_net(net: nn.Module) -> None:
         return
     has_kernels = loaded_kernels() is not None
     pack_linears(net, SIBLINGS if has_kernels else (), kept=VOCABULARY_LAYERS, make=make)
-    if isinstance(net, DominoNet):
+    if isinstance(net, DominoNet) and type(net.head) is DominoHead:
         of_input, of_state = net.head.gate_weights()
         net.head.of_input, net.head.of_state = make(of_input, None), make(of_state, None)
         if not has_kernels:  # else each source packs the rows that it drafts from

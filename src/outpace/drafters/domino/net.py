@@ -106,6 +106,11 @@ class DominoHead(nn.Module):
         candidate = torch.tanh(new + torch.sigmoid(reset + old_reset) * old_new)  # [R, G]
         return torch.lerp(candidate, state, torch.sigmoid(update + old_update))
 
+    def states(self, embeddings: Tensor) -> Tensor:
+        """States [A, D, G] after each token of A rows, embeddings [A, D, H]: `start` and then `step`, in one call."""
+        states: Tensor = self.prefix_gru(embeddings)[0]
+        return states
+
     def gate_weights(self) -> tuple[Tensor, Tensor]:
         """The GRU's weights for embeddings [3G, H] and for states [3G, G]: reset, update and new gate."""
         of_input, of_state = self.prefix_gru.weight_ih_l0, self.prefix_gru.weight_hh_l0

@@ -127,8 +127,7 @@ class DominoObjective(DFlashObjective):
     def _states(self, pending: Tensor, ids: Tensor) -> Tensor:
         """Causal states [A, D, G] before each depth's draft, for ids [A, D] after pending tokens [A]."""
         seen = torch.cat((pending[:, None], ids[:, :-1]), dim=1)  # [A, D]
-        states: Tensor = self.net.head.prefix_gru(self._embed(seen))[0]
-        return states
+        return self.net.head.states(self._embed(seen))
 
     def _embed(self, ids: Tensor) -> Tensor:
         return self.target.embed(ids).to(self.net.norm.weight.dtype)
