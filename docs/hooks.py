@@ -149,10 +149,6 @@ def _arrows() -> str:
     return _table(("package", "may import"), rows)
 
 
-def _file(path: str) -> str:
-    return f"```{Path(path).suffix[1:]}\n{(ROOT / path).read_text()}```"
-
-
 OPTION = ("option", "values", "default", "meaning")
 TABLES: dict[str, Any] = {
     "methods": _methods,
@@ -162,7 +158,6 @@ TABLES: dict[str, Any] = {
     "settings": _settings,
     "command": _command,
     "arrows": _arrows,
-    "file": _file,
     "figures": _figures,
 }
 

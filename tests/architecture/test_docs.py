@@ -28,7 +28,6 @@ SAID = {
     "settings": "--shape ",
     "command": "`outpace COMMAND --help`",
     "arrows": "`tests/architecture/test_arrows.py`",
-    "file": "`{}`",
     "figures": "(../results.md#all-methods)",
 }
 """What a page must name next to each kind of table: the command that prints it, or the file that holds it."""

@@ -142,3 +142,20 @@ def test_a_bigram_is_what_followed_last() -> None:
     trees = Bigram(3).propose([None, None], [draft_request([1, 2, 1, 3, 1], 3, 9), draft_request([1, 2], 3, 9)])
     assert [tree.tokens.tolist() for tree in trees] == [[1, 3, 1, 3], [2]]
     assert torch.equal(trees[1].tokens, torch.tensor([2]))
+
+
+@pytest.mark.parametrize("name", ["my_method.py", "my_shape.py"])
+def test_the_page_shows_the_examples(name: str) -> None:
+    """Guards against a page whose code is not the code that is tested."""
+    code = (EXAMPLES / name).read_text().split('"""\n', 1)[1].strip()
+    assert f"```python\n{code}\n```" in (EXAMPLES.parent / "docs" / "adding-a-method.md").read_text()
+
+
+def test_the_page_shows_the_example_of_a_drafter() -> None:
+    """Guards against a page whose head or row of the table is not that of the example."""
+    page = (EXAMPLES.parent / "docs" / "adding-a-method.md").read_text()
+    code = (EXAMPLES / "mlp_head.py").read_text()
+    assert page.count("```python\nclass MlpHead(") == 1
+    for part in page.split("```python\n")[1:]:
+        if part.startswith(("class MlpHead(", "MLP_HEAD = ")):
+            assert part.split("```")[0].strip() in code
