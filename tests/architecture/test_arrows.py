@@ -1,4 +1,4 @@
-"""The architecture as a test: who may import whom, and the rules that keep one loop one loop."""
+"""The architecture as a test: which package may import which, and rules for all of the code."""
 
 import ast
 from collections.abc import Iterator
@@ -35,7 +35,7 @@ ARROWS: dict[str, set[str]] = {
     | {"doctor", "serve", "train", "vllm"},
     "__main__": {"cli"},
 }
-"""The folder list is the architecture: what a room may import, and there are no exceptions."""
+"""What each package may import, without exceptions."""
 IMPORTS_TRANSFORMERS = {"models", "drafters", "cache", "sampling", "bench/demo.py", "cli", "plugins", "train"}
 
 
@@ -51,25 +51,27 @@ def _imports(path: Path) -> Iterator[str]:
             yield node.module
 
 
-def _room(path: Path) -> str:
+def _package(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
 def test_arrows() -> None:
-    """Guards against a room that reaches into one it must not know, from where every layering rots."""
+    """Guards against imports that break the order of the packages."""
     for path in _files():
-        room, name = _room(path), str(path.relative_to(SOURCE))
+        package, name = _package(path), str(path.relative_to(SOURCE))
         for module in _imports(path):
             parts = module.split(".")
-            if parts[0] == "outpace" and len(parts) > 1 and parts[1] != room:
-                assert parts[1] in ARROWS[room], f"{name} imports {module}: {room} may import {sorted(ARROWS[room])}"
+            if parts[0] == "outpace" and len(parts) > 1 and parts[1] != package:
+                assert parts[1] in ARROWS[package], (
+                    f"{name} imports {module}: {package} may import {sorted(ARROWS[package])}"
+                )
 
 
-def test_transformers_stays_in_its_rooms() -> None:
+def test_transformers_stays_in_its_packages() -> None:
     """Guards against model code creeping into the engine, and against a slow `import outpace`."""
     for path in _files():
         name = str(path.relative_to(SOURCE))
-        if not {_room(path), name} & IMPORTS_TRANSFORMERS:
+        if not {_package(path), name} & IMPORTS_TRANSFORMERS:
             assert not [module for module in _imports(path) if module.split(".")[0] == "transformers"], name
 
 
@@ -81,12 +83,12 @@ def test_only_the_engine_loops_over_target_forwards() -> None:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 owner = ast.unparse(node.func.value)
                 if node.func.attr in ("forward", "prefill") and owner.split(".")[-1] == "target":
-                    callers.add(_room(path))
+                    callers.add(_package(path))
     assert callers == {"engine"}
 
 
 def test_no_copies_of_model_code() -> None:
-    """Guards against patched model files (rule 2), which drift from upstream one bug at a time."""
+    """Guards against patched copies of model code (rule 2)."""
     assert not list(SOURCE.rglob("modeling_*"))
 
 
@@ -101,7 +103,7 @@ def test_no_module_level_state() -> None:
 
 
 def test_long_argument_lists_have_names() -> None:
-    """Guards against calls that nobody can read: from the seventh argument on, which is which is said."""
+    """Guards against calls with more than six positional arguments, which are hard to read."""
     for path in _files():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and "add_row" not in ast.unparse(node.func):
@@ -111,7 +113,7 @@ def test_long_argument_lists_have_names() -> None:
 
 
 def test_files_and_functions_stay_readable() -> None:
-    """Guards against the file that does everything: at most 450 lines a file, 80 a function body."""
+    """Guards against files above 450 lines and functions above 80."""
     for path in _files():
         text = path.read_text()
         assert len(text.splitlines()) <= 450, f"{path.relative_to(SOURCE)} has {len(text.splitlines())} lines"
@@ -122,6 +124,6 @@ def test_files_and_functions_stay_readable() -> None:
 
 
 def test_every_package_is_described() -> None:
-    """Guards against a package that the architecture's table does not know."""
+    """Guards against a package that the architecture's table leaves out."""
     text = (SOURCE.parents[1] / "docs" / "architecture.md").read_text()
     assert not [package for package in set(ARROWS) - {"__main__"} if f"`{package}`" not in text]
