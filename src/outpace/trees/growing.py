@@ -13,14 +13,14 @@ from outpace.core.tree import DraftTree, Topology
 from outpace.trees.keyed_acceptance import KeyedAcceptance, Lesson, Scored, calibrated
 
 _ROOT = torch.zeros(1)  # the score of a tree without drafts
-RERANKED_ROOM = 1 << 20
+RERANKED_SLOTS = 1 << 20
 """A shape that reranks sets its own limits while it grows."""
 
 
 @dataclass(eq=False)
 class GrowingState:
-    """A request's state in a source and in a shape, how long the prompt was that it drafted behind, and what it reads
-    and teaches of keyed scores."""
+    """A request's state in a source and in a shape, the length of its prompt, and the acceptance rates that it
+    reads and updates."""
 
     of_source: Any
     of_shape: Any
@@ -29,18 +29,16 @@ class GrowingState:
 
 
 class GrowingProposer:
-    """A source asked level by level under a shape that decides on the scores of each level as it comes.
-
-    One host read per level: it tells whether there is a next one.
+    """Expands a source level by level under a shape that decides on the scores of each level. One host read per level.
 
     Args:
-        source: what might come next, with scores.
-        shape: which of it deserves a slot.
+        source: proposes candidates with scores.
+        shape: decides which of them get a slot.
         budget: drafted nodes per tree by default.
-        leaves_room: leave what the shape has pruned in the trees, for a retriever (`DraftTree.pruned`). It adds chosen
-            nodes, so that none of theirs may be drawn.
-        acceptance: what the shape reads in the place of keyed scores; None to leave these as they are.
-        private: every request learns for itself what they are worth.
+        leaves_room: keep what the shape has pruned in the trees, for a retriever (`DraftTree.pruned`). It adds chosen
+            nodes, so that none may be drawn.
+        acceptance: replaces keyed scores by acceptance rates; None to leave them as they are.
+        private: every request learns these rates for itself.
     """
 
     def __init__(
@@ -84,14 +82,14 @@ class GrowingProposer:
         sources, shapes = [state.of_source for state in states], [state.of_shape for state in states]
         for state, request in zip(states, requests, strict=True):
             length = request.stream.prompt_length
-            if state.prompt_length not in (None, length):  # the next turn of a conversation, and no step taken back
+            if state.prompt_length not in (None, length):  # the next turn of a conversation
                 self.shape.end_answer(state.of_shape)
             state.prompt_length = length
         limits = torch.tensor(self.source.begin(sources, requests))  # [R]
         grove = _Grove([request.ids[-1] for request in requests])
         budgets = torch.tensor([request.budget for request in requests])  # [R]
         endings = _endings(requests)
-        room = budgets * RERANKED_ROOM if self.shape.reranks else budgets.clone()
+        slots = budgets * RERANKED_SLOTS if self.shape.reranks else budgets.clone()
         self.shape.begin(shapes, budgets.tolist(), [request.prices for request in requests])
         lessons = [state.lesson for state in states]
         for place, (lesson, request) in enumerate(zip(lessons, requests, strict=True)):
@@ -99,7 +97,7 @@ class GrowingProposer:
                 lesson.begin(place, request)
         if not any(request.budget for request in requests):
             return [DraftTree(torch.tensor(request.ids[-1:]), Topology.chain(1), scores=_ROOT) for request in requests]
-        nodes = ((room > 0) & (limits > 0)).nonzero()[:, 0]  # [F] to expand
+        nodes = ((slots > 0) & (limits > 0)).nonzero()[:, 0]  # [F] to expand
         above = torch.full_like(nodes, -1)
         passes = torch.zeros(len(requests), dtype=torch.int64)
         draws, distributions = self.shape.draws and not self._leaves_room, dict[int, Tensor]()
@@ -128,24 +126,24 @@ class GrowingProposer:
             )
             selected, expanded = self.shape.grow(shapes, level)
             distributions |= {int(nodes[place]): distribution for place, distribution in found.draft_probs.items()}
-            order = _without_looking(level, list(found.draft_probs), grove.scores[nodes])
-            selected = within_room(selected & torch.isfinite(level.cumulative), order, room)
+            order = _blind_order(level, list(found.draft_probs), grove.scores[nodes])
+            selected = within_slots(selected & torch.isfinite(level.cumulative), order, slots)
             places, ranks = selected.nonzero(as_tuple=True)  # [M]
             added = grove.add(nodes[places], tokens[places, ranks], level.cumulative[places, ranks])
-            room -= torch.bincount(owners[places], minlength=len(room))
-            onward = expanded[places, ranks] & (room > 0)[owners[places]] & (depth < limits)[owners[places]]
+            slots -= torch.bincount(owners[places], minlength=len(slots))
+            onward = expanded[places, ranks] & (slots > 0)[owners[places]] & (depth < limits)[owners[places]]
             if ends is not None:
                 onward &= ~ends[places, ranks]
             nodes, above = added[onward], places[onward]
         kept = self.shape.kept(shapes, budgets)
-        assert int(kept.sum()) <= int(budgets.sum()), "slots move between requests, and none is made"
+        assert int(kept.sum()) <= int(budgets.sum()), "a shape may move slots between requests, not add any"
         pruned = budgets.tolist() if self._leaves_room else [0] * len(kept)
         return grove.trees(passes.tolist(), kept.tolist(), pruned, distributions)
 
     def _entropy(self, found: Candidates) -> Tensor | None:
         if not self.shape.wants_entropy:
             return None
-        assert found.entropy is not None, "a shape that reads entropies needs a source that says them"
+        assert found.entropy is not None, "this shape needs a source with entropies"
         return found.entropy.cpu()  # [F]
 
     def observe(self, states: Sequence[GrowingState], observations: Sequence[Observation]) -> None:
@@ -162,9 +160,9 @@ class GrowingProposer:
             self.acceptance.reset()
 
 
-def _without_looking(level: Level, drawn: list[int], above: Tensor) -> Level:
-    """The level in an order that looks at no token that was drawn: of drawn candidates the first ones come first, those
-    of the best nodes above before others, then the second ones.
+def _blind_order(level: Level, drawn: list[int], above: Tensor) -> Level:
+    """The level scored independently of the tokens that were drawn: first candidates before second ones, and among them
+    those below the best nodes first.
 
     Args:
         level: of candidates.
@@ -179,23 +177,23 @@ def _without_looking(level: Level, drawn: list[int], above: Tensor) -> Level:
 
 
 def _endings(requests: Sequence[DraftRequest]) -> Tensor:
-    """[R, E] the ids behind which nothing can be said, -1 where a request has fewer than another."""
+    """[R, E] the ids that end each request, filled up with -1."""
     ids = [request.stream.ending_ids for request in requests]
     most = max(map(len, ids), default=0)
     return torch.tensor([[*own, *[-1] * (most - len(own))] for own in ids], dtype=torch.int64)
 
 
-def within_room(selected: Tensor, level: Level, room: Tensor) -> Tensor:
-    """[F, C] the selected candidates that fit each request's room [R], the best by cumulative score first."""
-    counts = torch.bincount(level.owners, selected.sum(dim=1).double(), minlength=len(room))
-    if bool((counts <= room).all()):
+def within_slots(selected: Tensor, level: Level, slots: Tensor) -> Tensor:
+    """[F, C] the selected candidates that fit each request's free slots [R], the best by cumulative score first."""
+    counts = torch.bincount(level.owners, selected.sum(dim=1).double(), minlength=len(slots))
+    if bool((counts <= slots).all()):
         return selected
     places, ranks = selected.nonzero(as_tuple=True)  # [M]
     owners = level.owners[places]
     order = level.cumulative[places, ranks].argsort(descending=True, stable=True)
     order = order[owners[order].argsort(stable=True)]
-    first = torch.searchsorted(owners[order], torch.arange(len(room)))  # where each request's candidates begin
-    kept = order[torch.arange(len(order)) - first[owners[order]] < room[owners[order]]]
+    first = torch.searchsorted(owners[order], torch.arange(len(slots)))  # where each request's candidates begin
+    kept = order[torch.arange(len(order)) - first[owners[order]] < slots[owners[order]]]
     fitting = torch.zeros_like(selected)
     fitting[places[kept], ranks[kept]] = True
     return fitting
@@ -228,9 +226,9 @@ class _Grove:
     def trees(
         self, passes: Sequence[int], kept: Sequence[int], pruned: Sequence[int], distributions: Mapping[int, Tensor]
     ) -> list[DraftTree]:
-        """The trees, each of its best nodes if there are more than are kept, and behind them up to so many of the next
-        best: a parent never scores less than its child and comes before it, so what is kept is a tree. `distributions`
-        are those from which children were drawn, by the number of the node above them."""
+        """The trees of the best `kept` nodes each, followed by up to `pruned` of the next best. A parent never scores
+        less than its child and comes before it, so what is kept is a tree. `distributions` are those from which
+        children were drawn, by the number of their parent."""
         local = torch.empty(len(self.tokens), dtype=torch.int64)
         trees = []
         for owner in range(self._count):

@@ -1,4 +1,4 @@
-"""proposal = source x shape: the two halves put together as what the engine calls a proposer."""
+"""Proposers without a growing shape: plain decoding, and a source under a static shape."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,17 +24,17 @@ class EmptyDraft(BaseProposer):
 
 
 class StaticProposer(BaseProposer):
-    """A source asked level by level under a shape that is fixed before any token is known.
+    """Expands a source level by level under a shape that is fixed before any token is known.
 
-    On a GPU the host reads nothing that was drafted, except the path of requests whose options look back at it. On a
-    CPU, where that is free, drafting ends when nothing can be said behind any node of a level.
+    On a GPU the host reads no draft, except the path of requests whose options depend on it. On a CPU, where a read is
+    free, drafting ends when every node of a level ends its request.
 
     Args:
-        source: what might come next.
-        shape: which of it deserves a slot.
+        source: proposes candidates.
+        shape: decides which ranks get a slot.
         budget: drafted nodes per tree by default.
-        device: where tokens live.
-        leaves_room: a retriever adds chosen nodes to its trees, so that none of theirs may be drawn.
+        device: of the tokens.
+        leaves_room: a retriever adds chosen nodes to the trees, so that none may be drawn.
         origin: of the source's tokens.
     """
 
@@ -73,12 +73,12 @@ class StaticProposer(BaseProposer):
         ]
         trees = [[torch.tensor([request.ids[-1]], device=self._device)] for request in requests]  # tokens by level
         before = [torch.tensor([request.stream.before], device=self._device) for request in requests]  # those above
-        sayable = [[True] for _ in requests]  # of the last level, whether anything can be said behind a node
+        open_nodes = [[True] for _ in requests]  # of the last level, whether a node can be continued
         passes = [0] * len(plans)
         distributions: list[dict[int, Tensor]] = [{} for _ in plans]
         starts = [0] * len(plans)  # where each request's nodes began in the frontier before
         for depth in range(max(len(plan.levels) for plan in plans)):
-            growing = [index for index, plan in enumerate(plans) if depth < len(plan.levels) and any(sayable[index])]
+            growing = [index for index, plan in enumerate(plans) if depth < len(plan.levels) and any(open_nodes[index])]
             if not growing:
                 break
             sizes = [len(trees[index][-1]) for index in growing]
@@ -109,7 +109,7 @@ class StaticProposer(BaseProposer):
                 if self._device.type == "cpu":
                     pairs = zip(places.tolist(), trees[index][-1].tolist(), strict=True)
                     ends = requests[index].stream.ending_ids
-                    sayable[index] = [sayable[index][place] and token not in ends for place, token in pairs]
+                    open_nodes[index] = [open_nodes[index][place] and token not in ends for place, token in pairs]
         return [
             DraftTree(
                 torch.cat(tokens),

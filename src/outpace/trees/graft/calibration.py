@@ -1,23 +1,19 @@
 """Gates from a warm-up: where they stand and when they close (Graft, arXiv 2605.20104, sections 3.1 and 3.3).
 
-The paper calibrates "where confidence is highly discriminative" and gives results, not the rule. This is ours. The
-warm-up drafts the base tree with all gates open, so every round tells, for each depth, the confidence there and whether
-what was drafted below was worth it. To close a gate at depth d after which `accepted` drafts were right costs
-max(0, accepted - d) tokens and saves the levels that would have been drafted below. Hence:
+The paper calibrates "where confidence is highly discriminative" and gives results, not the rule. This rule is ours. The
+warm-up drafts the base tree with all gates open, so every round shows the confidence at each depth and what the levels
+below it gained. Closing a gate at depth d when `accepted` drafts were right costs max(0, accepted - d) tokens and saves
+the levels below. Hence:
 
-- A gate closes as often as it can while the tokens it costs are at most LOSS of all tokens of the warm-up. So what all
-  gates together leave undrafted would have cost the warm-up itself at most 3 * LOSS of its tokens.
-- It is judged without the rounds that a gate above it ended.
-- Of all triples with depth 1 (one gate at the root, as in the paper) that one is taken which saves the most levels: the
-  depths where confidence tells best, at equal loss, which rounds go on in vain.
+- A gate closes as often as it can while it costs at most LOSS of all tokens of the warm-up, so all gates together cost
+  at most 3 * LOSS. It is judged without the rounds that a gate above it ended.
+- Of all triples with depth 1 (one gate at the root, as in the paper) the one that saves the most levels is taken.
 
-Confidence is what gates see of the warm-up's own requests: at temperature > 0, of what keyed scores are worth. So
-thresholds hold for the drafter they were calibrated with, and best at the budget and temperature of the warm-up.
-
-What a gate costs is counted before retrieval takes the slots it frees, and without what its stage keeps fewer of the
-levels above it: these two work against each other. Thresholds of the best accuracy were tried, and close nearly always
-where most drafts fail early; those of the largest Youden index lose four to eight times as many tokens on other texts
-and differ three times as much from text to text (SmolLM2-135M, EAGLE-3, K = 15).
+Confidence is what gates see of the warm-up's own requests: at temperature > 0, the acceptance learned for keyed scores.
+So thresholds hold for the drafter they were calibrated with, and best at the budget and temperature of the warm-up. The
+cost of a gate is counted before retrieval fills the freed slots, and without what its stage prunes of the levels above.
+Thresholds of the best accuracy close nearly always where most drafts fail early; those of the largest Youden index cost
+four to eight times as many tokens on other texts (SmolLM2-135M, EAGLE-3, K = 15).
 """
 
 import math
@@ -38,11 +34,11 @@ from outpace.trees.shapes.beam import Beam
 from outpace.trees.shapes.gates import GatedConfig
 
 GATES = 3
-"""As many as the paper has, and as the settings' `kept` has numbers."""
+"""As many as in the paper, and as numbers in the settings' `kept`."""
 LOSS = 0.01
-"""Of all tokens: what each gate may cost."""
+"""Share of all tokens that each gate may cost."""
 LEAST_ROUNDS = 100
-"""Of drafting, to calibrate from: LOSS of the tokens of fewer rounds is one or two tokens."""
+"""Minimum to calibrate from: LOSS of the tokens of fewer rounds is one or two tokens."""
 
 
 class Round(NamedTuple):
@@ -50,7 +46,7 @@ class Round(NamedTuple):
 
     Attributes:
         confidences: c_d = exp(best cumulative score at depth d) of each drafted level, from depth 1 on.
-        accepted: drafted tokens that were right; retrieved ones do not count.
+        accepted: drafted tokens that were accepted, without retrieved ones.
     """
 
     confidences: tuple[float, ...]
@@ -58,10 +54,7 @@ class Round(NamedTuple):
 
 
 class Recorder(Beam):
-    """The beam of gated settings with its gates open, which writes down what they would have seen.
-
-    Args:
-        config: the settings.
+    """The beam of gated settings with its gates open, which records the confidences they would have seen.
 
     Attributes:
         gates: of the settings.
@@ -95,16 +88,8 @@ class Recorder(Beam):
 
 @contextmanager
 def gates_open(proposer: Proposer) -> Iterator[Recorder | None]:
-    """Let a proposer draft with all its gates open and record; afterwards it is as it was.
-
-    Only requests that begin and end meanwhile may use it.
-
-    Args:
-        proposer: of any method.
-
-    Yields:
-        The recorder; None for a proposer without gates that have thresholds of their own.
-    """
+    """Open all gates of a proposer of any method and record, until the context ends. Only requests that begin and end
+    in it may use the proposer. Yields None for a proposer without gates."""
     base = proposer.base if isinstance(proposer, GraftedProposer) else proposer
     config = getattr(base.shape, "config", None) if isinstance(base, GrowingProposer) else None
     if not isinstance(base, GrowingProposer) or not isinstance(config, GatedConfig):
@@ -119,15 +104,8 @@ def gates_open(proposer: Proposer) -> Iterator[Recorder | None]:
 
 
 def calibrated(rounds: Sequence[Round]) -> Gates | None:
-    """Three gates by the rule above.
-
-    Args:
-        rounds: of a warm-up.
-
-    Returns:
-        Depths, and thresholds in hundredths from 0, which never closes, to 0.99; None if there are fewer than
-        LEAST_ROUNDS rounds, or none has four levels, below three of which there is something to save.
-    """
+    """Three gates by the rule above, with thresholds in hundredths from 0, which never closes, to 0.99; None if there
+    are fewer than LEAST_ROUNDS rounds, or none has the four levels that leave something to save."""
     levels = max((len(each.confidences) for each in rounds), default=0)
     if len(rounds) < LEAST_ROUNDS or levels <= GATES:
         return None

@@ -1,4 +1,4 @@
-"""Graft as a proposer: any proposer's tree, and a retriever for the slots it leaves free (arXiv 2605.20104)."""
+"""Grafting: retrieved continuations take the slots that a draft leaves free (Graft, arXiv 2605.20104, section 3.2)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,6 @@ from time import perf_counter
 from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
 
 from outpace.core.drafting import UNKNOWN, Retrieved, Retriever
 from outpace.core.events import NodeOrigin
@@ -19,12 +18,7 @@ RETRIEVED = -1
 
 
 class Offer(NamedTuple):
-    """What was retrieved behind one node of a tree.
-
-    Attributes:
-        below: the node.
-        found: what continues it.
-    """
+    """What was retrieved to continue one node of a tree."""
 
     below: int
     found: Retrieved
@@ -33,12 +27,8 @@ class Offer(NamedTuple):
 def free_slots(trees: Sequence[DraftTree], requests: Sequence[DraftRequest]) -> list[int]:
     """How many nodes may be added to each tree.
 
-    Where a shape has moved slots between its requests, those that have fewer than their budget share what is left; it
-    moves none of requests that are verified by rejection.
-
-    Args:
-        trees: what was drafted.
-        requests: whose budgets are kept, all together.
+    Where a shape has moved slots between requests, those with fewer nodes than their budget share what is left. No
+    slots are moved of requests that are verified by rejection.
     """
     kept = [len(tree) - 1 - tree.pruned for tree in trees]
     free = [max(request.budget - count, 0) for request, count in zip(requests, kept, strict=True)]
@@ -56,21 +46,20 @@ def graft(
 ) -> list[DraftTree]:
     """Fill each tree up to its request's budget.
 
-    Retrieved nodes are taken in their order, from several offers in turn. One that the tree has already, the same token
-    below the same node, is that node, and the slot goes to the next best; so no node gets two children of one token.
-    Slots for which too little was retrieved go back to what was pruned. The tree's own nodes keep their numbers but for
-    these, and what was retrieved stands behind them. A tree without free slots stays as it is.
+    Retrieved nodes are taken in order, from several offers in turn. One that the tree already has is that node, and its
+    slot goes to the next; so siblings have different tokens. Slots that retrieval leaves go back to pruned nodes. The
+    tree's own nodes otherwise keep their numbers, and retrieved ones come last.
 
     Args:
         trees: what was drafted.
         offers: what may take free slots, per request.
-        requests: whose budgets, all together, and greatest depths are kept.
+        requests: whose budgets, all together, and maximum depths are kept.
 
     Raises:
-        ValueError: a free slot in a tree whose siblings were drawn: to add chosen ones would change what is accepted.
+        ValueError: a free slot in a tree whose siblings were drawn: adding chosen ones would change what is accepted.
     """
-    rooms = free_slots(trees, requests)
-    changed = [index for index, tree in enumerate(trees) if rooms[index] > 0 or tree.pruned]
+    slots = free_slots(trees, requests)
+    changed = [index for index, tree in enumerate(trees) if slots[index] > 0 or tree.pruned]
     if not changed:
         return list(trees)
     drafted = torch.cat([trees[index].tokens for index in changed]).tolist()  # one host read each
@@ -78,12 +67,11 @@ def graft(
     options = torch.cat(found).tolist() if found else []
     grafted = list(trees)
     for index in changed:
-        tree = trees[index]
+        tree, request = trees[index], requests[index]
         if tree.draft_probs is not None:
             raise ValueError("draft_probs: retrieved nodes are chosen, and this tree's were drawn; leave it ungrafted")
         tokens, drafted = drafted[: len(tree)], drafted[len(tree) :]
-        request = requests[index]
-        hybrid = _Hybrid(tree, tokens, rooms[index], request.max_depth, request.stream.ending_ids)
+        hybrid = _Hybrid(tree, tokens, slots[index], request.max_depth, request.stream.ending_ids)
         queues = []
         for below, one in offers[index]:
             queues.append(_queue(below, one, options[: len(one.topology)]))
@@ -95,7 +83,7 @@ def graft(
 
 
 _Option = tuple[list[int], int, int, int, NodeOrigin]
-"""Places of an offer's nodes in the tree, one of these nodes, the node above it, its token, and who named it."""
+"""Places of an offer's nodes in the tree, one of these nodes, the node above it, its token, and its origin."""
 
 
 def _queue(below: int, found: Retrieved, tokens: Sequence[int]) -> Iterator[_Option]:
@@ -107,28 +95,27 @@ def _queue(below: int, found: Retrieved, tokens: Sequence[int]) -> Iterator[_Opt
 class _Hybrid:
     """A tree that is being filled.
 
-    Loops over nodes: structure lives on the host. On a core of a Xeon 36 nodes of one request merge in 0.08 ms, of
-    eight requests in 0.6 together; an earlier version in tensor operations, level by level over the batch, took 0.56
-    and 0.84 ms.
+    It loops over nodes on the host: 36 nodes of one request merge in 0.08 ms. A version in tensor operations, level by
+    level over the batch, took 0.56 ms.
     """
 
-    def __init__(self, tree: DraftTree, tokens: Sequence[int], room: int, max_depth: int, ends: Sequence[int]) -> None:
+    def __init__(self, tree: DraftTree, tokens: Sequence[int], free: int, max_depth: int, ends: Sequence[int]) -> None:
         count = len(tree) - tree.pruned
-        self._tree, self._all, self._room, self._max_depth, self._ends = tree, tokens, room, max_depth, ends
+        self._tree, self._all, self._free, self._max_depth, self._ends = tree, tokens, free, max_depth, ends
         self._parents, self._tokens = list(tree.topology.parents[:count]), list(tokens[:count])
         self._depths = list(tree.topology.depths[:count])
         self._sources = list(range(count))  # its node in what was drafted, or RETRIEVED
         self._origins = list(tree.origins[:count])
-        # Backwards, so that of equal siblings, which only a drafter can bring, the first is found, as a verifier does.
+        # Backwards, so that of siblings with one token the first is found, as a verifier does.
         keys = zip(self._parents[::-1], self._tokens[::-1], strict=True)
         self._node_of = dict(zip(keys, range(count - 1, -1, -1), strict=True))
 
     def _place(self, above: int, token: int, source: int, origin: NodeOrigin) -> int:
-        """The node with this token below `above`, added if there is none and room for it; else RETRIEVED."""
+        """The node with this token below `above`, added if there is a free slot; else RETRIEVED."""
         place = self._node_of.get((above, token))
-        if place is not None or not self._room:
+        if place is not None or not self._free:
             return RETRIEVED if place is None else place
-        self._room -= 1
+        self._free -= 1
         place = self._node_of[above, token] = len(self._parents)
         self._parents.append(above)
         self._tokens.append(token)
@@ -142,17 +129,14 @@ class _Hybrid:
         for turn in zip_longest(*queues):
             for places, node, above, token, origin in filter(None, turn):
                 place = places[above]
-                if place >= 0 and token != UNKNOWN and self._may_go_on(place):
+                is_final = place > 0 and self._tokens[place] in self._ends
+                if place >= 0 and token != UNKNOWN and self._depths[place] < self._max_depth and not is_final:
                     places[node] = self._place(place, token, RETRIEVED, origin)
-            if not self._room:
+            if not self._free:
                 return
 
-    def _may_go_on(self, place: int) -> bool:
-        """Whether anything can be said behind a node."""
-        return self._depths[place] < self._max_depth and (not place or self._tokens[place] not in self._ends)
-
     def restore(self) -> None:
-        """Add pruned nodes, the best first; one that was retrieved as well has been drafted too."""
+        """Add pruned nodes, the best first; one that was also retrieved counts as drafted."""
         count = len(self._all) - self._tree.pruned
         places = list(range(count))
         for node in range(count, len(self._all)):
@@ -164,7 +148,7 @@ class _Hybrid:
                 self._sources[place], self._origins[place] = node, origin
 
     def tree(self) -> DraftTree:
-        """The tree, what was only retrieved last."""
+        """The tree, retrieved nodes last."""
         old, sources = self._tree, self._sources
         order = sorted(range(len(sources)), key=lambda node: sources[node] == RETRIEVED)
         number = {node: place for place, node in enumerate(order)}
@@ -189,20 +173,19 @@ class GraftedState:
 
 
 class GraftedProposer:
-    """Asks another proposer for its tree and grafts what a retriever retrieves into the slots that are left of the
-    budget.
+    """Grafts what a retriever retrieves into the slots that another proposer's tree leaves of the budget.
 
-    How many are left is the base's decision: a gate of its shape ends drafting early. A full tree stays as it is.
+    The base decides how many: a gate of its shape ends drafting early. A full tree stays as it is.
 
     Args:
         base: drafts.
         retriever: retrieves.
         place: "root": retrieval continues the pending token, on a stream of its own while the base drafts;
-            "tail": it continues the ends of what the base drafted, the likeliest first, in turn (Graft(TAIL), section
-            2.2; of a cut chain, appendix F).
+            "tail": it continues the leaves of the draft, the likeliest first, in turn (Graft(TAIL), section 2.2; of a
+            cut chain, appendix F).
         reserved: share of the budget that the base is not offered, for retrieval without pruning (Graft(ROOT),
             section 2.2).
-        device: where tokens live.
+        device: of the tokens.
     """
 
     def __init__(
@@ -213,7 +196,7 @@ class GraftedProposer:
         place: Literal["root", "tail"] = "root",
         reserved: float = 0.0,
     ) -> None:
-        assert not retriever.needs.taps, "features are the base's: they come side by side, in the order it asked for"
+        assert not retriever.needs.taps, "only the base may need taps: it gets them in its own order"
         self.base, self.retriever, self.budget = base, retriever, base.budget
         self.needs = Needs(max(base.needs.top_k, retriever.needs.top_k), base.needs.taps)
         self._device, self._place, self._reserved = device, place, reserved
@@ -255,29 +238,29 @@ class GraftedProposer:
         asked = perf_counter()
         try:
             trees = proposed(self.base, bases, offered)
-        finally:  # also of a round that is taken back: what is learned next must not be written while it is read
+        finally:  # also after an interrupt: the next update must not write what retrieval still reads
             if self._place == "root":
                 self._side.join([found.tokens for found in retrieved])
         answered = perf_counter()
         if self._place == "root":
             offers = [[Offer(0, found)] for found in retrieved]
         else:
-            offers = self._behind_ends(retrievers, requests, trees)
+            offers = self._after_leaves(retrievers, requests, trees)
         trees = graft(trees, offers, requests)
         graft_ms = (perf_counter() - answered + asked - started) * 1e3
         return [replace(tree, graft_ms=tree.graft_ms + graft_ms) for tree in trees]
 
-    def _behind_ends(
+    def _after_leaves(
         self, retrievers: Sequence[Any], requests: Sequence[DraftRequest], trees: Sequence[DraftTree]
     ) -> list[list[Offer]]:
-        """What continues the ends of each tree, as many as there are free slots in it."""
-        rooms = free_slots(trees, requests)
+        """What continues the leaves of each tree, of as many leaves as there are free slots in it."""
+        slots = free_slots(trees, requests)
         finals = [request.stream.ending_ids for request in requests]
-        ends = [(index, node) for index, tree in enumerate(trees) for node in _ends(tree, rooms[index], finals[index])]
+        ends = [(index, node) for index, tree in enumerate(trees) for node in _ends(tree, slots[index], finals[index])]
         offers: list[list[Offer]] = [[] for _ in trees]
         if ends:
             members = [index for index, _ in ends]
-            paths = [_path_tokens(trees[index], node) for index, node in ends]
+            paths = [trees[index].tokens[list(trees[index].topology.path(node))] for index, node in ends]
             found = self.retriever.prepare(
                 [retrievers[index] for index in members], [requests[index] for index in members], paths
             )
@@ -295,8 +278,8 @@ class GraftedProposer:
 
 
 def _ends(tree: DraftTree, count: int, finals: Sequence[int]) -> list[int]:
-    """At most so many nodes of what was kept that have no child there, by score if there are any, else by number;
-    none whose token is one of `finals`, behind which nothing can be said."""
+    """At most `count` leaves of the kept tree, by score if there are any, else by number; none whose token is one of
+    `finals`, which end the request."""
     kept, tokens = len(tree) - tree.pruned, tree.tokens.tolist()
     ends = [node for node in range(kept) if all(child >= kept for child in tree.topology.children[node])]
     ends = [node for node in ends if not node or tokens[node] not in finals]
@@ -304,8 +287,3 @@ def _ends(tree: DraftTree, count: int, finals: Sequence[int]) -> list[int]:
         scores = tree.scores.tolist()
         ends.sort(key=lambda node: -scores[node])
     return ends[:count]
-
-
-def _path_tokens(tree: DraftTree, node: int) -> Tensor:
-    """[D] tokens down to a node."""
-    return tree.tokens[list(tree.topology.path(node))]

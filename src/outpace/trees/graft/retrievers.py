@@ -17,7 +17,8 @@ from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionM
 
 
 class MatrixRetriever(MatrixLearner):
-    """A whole template for every request, a level per lookup, on the device: nothing is read back.
+    """Graft's retrieval (arXiv 2605.20104, section 3.2): a whole template for every request, a level per lookup, on the
+    device without a host read.
 
     Args:
         matrix: shared by all requests, or what private ones start from.
@@ -44,26 +45,25 @@ class MatrixRetriever(MatrixLearner):
         return [Retrieved(found[index], self._topology) for index in range(len(states))]
 
     def _read(self, matrix: TransitionMatrix, before: Tensor, roots: Tensor) -> Tensor:
-        """[R, E + 1] tokens of the template below each root, which stands behind the token `before`, in its order."""
+        """[R, E + 1] tokens of the template below roots [R], which follow the tokens `before` [R], in its order."""
         level, above = roots[:, None], before[:, None]
         levels = [level]
         for places, ranks in self._levels:
             parents, above = level[:, places], above[:, places]  # [R, F]
             rows = matrix.after(above, parents.clamp(min=0))  # [R, F, 8]
             level = rows.gather(2, ranks.expand(len(rows), -1)[..., None])[..., 0]
-            # Ids of a row that was seen differ. What stands below a node that is unknown is left out with it.
-            level = level.masked_fill(rows[..., 0] == rows[..., 1], UNKNOWN)
+            level = level.masked_fill(rows[..., 0] == rows[..., 1], UNKNOWN)  # ids of a known row differ
             levels.append(level)
             above = parents
         return torch.cat(levels, dim=1)[:, self._order]
 
 
 class SuffixRetriever(Stateless):
-    """A chain of what followed the longest end of a request's ids that stood in them before (SAM-Decoding's retrieval,
-    arXiv 2411.10666, section 3, as a retriever).
+    """A chain of what followed the longest suffix of a request's ids that occurred in them before (SAM-Decoding's
+    retrieval, arXiv 2411.10666, section 3).
 
     Args:
-        device: where tokens live.
+        device: of the tokens.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -82,19 +82,14 @@ class SuffixRetriever(Stateless):
         found = []
         for match, request, path in zip(states, requests, paths, strict=True):
             match.follow(request.ids)
-            drafted = path[1:].tolist() if len(path) > 1 else []
-            chain = match.continuation_behind(drafted, request.budget)
+            chain = match.continuation(request.budget, path[1:].tolist() if len(path) > 1 else [])
             tokens = torch.tensor([UNKNOWN, *chain], device=self._device)
             found.append(Retrieved(tokens, Topology.chain(len(tokens)), origins_of("matched", len(tokens))))
         return found
 
 
 class JoinedRetriever:
-    """Several retrievers; slots go to a node of each in turn.
-
-    Args:
-        retrievers: two or more.
-    """
+    """Several retrievers, two or more; slots go to a node of each in turn."""
 
     def __init__(self, retrievers: Sequence[Retriever]) -> None:
         self.retrievers = tuple(retrievers)
@@ -121,11 +116,9 @@ class JoinedRetriever:
     def prepare(
         self, states: Sequence[tuple[Any, ...]], requests: Sequence[DraftRequest], paths: Sequence[Tensor]
     ) -> list[Retrieved]:
-        each = [
-            retriever.prepare(own, requests, paths)
-            for retriever, own in zip(self.retrievers, zip(*states, strict=True), strict=True)
-        ]
-        return [joined(parts) for parts in zip(*each, strict=True)]
+        parts = zip(self.retrievers, zip(*states, strict=True), strict=True)
+        found = [retriever.prepare(own, requests, paths) for retriever, own in parts]
+        return [joined(each) for each in zip(*found, strict=True)]
 
     def observe(self, states: Sequence[tuple[Any, ...]], observations: Sequence[Observation]) -> None:
         for retriever, own in zip(self.retrievers, zip(*states, strict=True), strict=True):
@@ -137,7 +130,7 @@ class JoinedRetriever:
 
 
 def joined(parts: Sequence[Retrieved]) -> Retrieved:
-    """What several retrievers retrieved behind the same node, as one tree of it, a node of each in turn."""
+    """What several retrievers retrieved below the same node as one tree, a node of each in turn."""
     topology, order = _joined(tuple(part.topology for part in parts))
     tokens = torch.cat([part.tokens for part in parts])
     origins = [origin for part in parts for origin in part.origins]
@@ -146,7 +139,7 @@ def joined(parts: Sequence[Retrieved]) -> Retrieved:
 
 @lru_cache(maxsize=256)
 def _joined(parts: tuple[Topology, ...]) -> tuple[Topology, list[int]]:
-    """The joint topology, and where each of its nodes stands among all nodes of the parts."""
+    """The joint topology, and the place of each of its nodes among all nodes of the parts."""
     starts = [0, *accumulate(len(part) for part in parts)]
     parents, order = [-1], [0]
     places = [[0] * len(part) for part in parts]

@@ -1,27 +1,23 @@
 """Lookahead decoding: a Jacobi window and the n-grams of its trajectory (Fu et al. 2024, arXiv 2402.02057).
 
-The window has LEVEL - 1 rows of WINDOW columns. Its token at level j and column i is a guess for the place i + j behind
-the pending token; the pending token itself is level 0 of column 0. A round asks the target what follows each column's
-last level. That is the window's next row: the oldest one goes, all move with the text, and each column's tokens, oldest
-first, are an n-gram that the target's own trajectory went through. N-grams that begin with the pending token are
-verified in the same pass.
+The window has LEVEL - 1 rows of WINDOW columns. Its token at level j and column i is a guess for position i + j after
+the pending token, which is level 0 of column 0. A round asks the target what follows each column's last level: the
+window's next row. The oldest row is dropped, all move with the text, and each column's tokens form an n-gram that the
+target's own trajectory went through. N-grams that begin with the pending token are verified in the same pass.
 
 **The window is a tree.** In the authors' mask, level j of column i sees level 0 up to column i and the levels 1 to j of
-column i. So level 0 is a chain below the pending token, and each column hangs below its own place in that chain; a
-guessed n-gram is a branch of its own. Depth is i + j, so a node's position, prefix plus depth, is theirs too. All that
-is verified counts towards the budget: (LEVEL - 1) * (WINDOW + GUESS) - 1 nodes, the pending token not among them.
+column i. So level 0 is a chain below the pending token, each column hangs below its place in that chain, and a guessed
+n-gram is a branch of its own. All of it counts towards the budget: (LEVEL - 1) * (WINDOW + GUESS) - 1 nodes.
 
-What differs from the authors' code:
+Differences from the authors' code:
 
-- Nodes that say the same after the same path are one, so a tree may be smaller. The target says the same after both.
-- Window nodes are drafts like any others: where one happens to be right it is accepted, level 0's included, which are
-  guesses and stand in for tokens that nobody has decided. The window then moves by as many places; theirs never is.
-- While the window fills, which takes LEVEL - 2 rounds, n-grams are verified too, if the pool has any (from the prompt).
-- Where the window runs out of tokens, ids of the request's own text are put, drawn from a generator per request.
+- Nodes with the same path and token are one, so a tree may be smaller.
+- Window nodes are drafts like any others, level 0's included: a right one is accepted, and the window moves further.
+- While the window fills, in LEVEL - 2 rounds, n-grams are verified too, if the pool has any (from the prompt).
+- Where the window runs out of tokens it takes ids of the request's own text, drawn from a generator per request.
 
-At any temperature the next row is the target's argmax (the first of `top_ids`): the trajectory is that of greedy
-decoding, and verification alone decides what is said. A token that ends the request ends n-grams; the window, which
-could say nothing behind it, goes on with the next best.
+At any temperature the next row is the target's argmax, so the trajectory is that of greedy decoding; verification alone
+decides what is generated. A token that ends the request ends n-grams; the window goes on with the next best token.
 """
 
 import random
@@ -65,9 +61,9 @@ class Sizes:
     def within(budget: int) -> "Sizes":
         """The largest sizes up to the paper's that fit a budget of at least 1.
 
-        WINDOW and GUESS are equal, as the paper recommends. The longest n-grams are taken for which there are at least
-        LEVEL - 1 columns: a narrower window would spend more tokens on each n-gram than it finds n-grams, and be larger
-        while it fills. So K = 60 gives (5, 7, 7), 31 (5, 4, 4), 15 (3, 4, 4), 7 (3, 2, 2), and below there are bigrams.
+        Window and guess are equal, as the paper recommends. N-grams are as long as leaves at least LEVEL - 1 columns: a
+        narrower window spends more tokens on each n-gram than it finds. K = 60 gives (5, 7, 7), 31 (5, 4, 4), 15
+        (3, 4, 4), 7 (3, 2, 2), and smaller budgets bigrams.
         """
         for level in range(LEVEL, 2, -1):
             width = min(WINDOW, (budget + 1) // (2 * (level - 1)))
@@ -78,11 +74,7 @@ class Sizes:
 
 
 class NGramPool:
-    """For each token the n-grams that began with it, those not seen for longest given up first.
-
-    Args:
-        size: n-grams per token.
-    """
+    """For each token the n-grams that began with it, at most `size`; the least recently seen is dropped first."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -106,9 +98,9 @@ class JacobiWindow:
 
     Args:
         sizes: of it.
-        ids: the request's, from which tokens are drawn that nothing is known about.
+        ids: the request's, from which unknown tokens are drawn.
         source: draws them.
-        finals: ids behind which nothing can be said; they are not drawn.
+        finals: ids that end the request; they are not drawn.
 
     Attributes:
         rows: by level, oldest first; the first token of the first row is the pending token.
@@ -124,21 +116,19 @@ class JacobiWindow:
         return len(self.rows) == self._sizes.level - 1
 
     def ngrams(self, after: Sequence[int]) -> list[tuple[int, NGram]]:
-        """The n-gram of each column that `after` has the target's next token for."""
-        columns = zip(*self.rows, after, strict=False)
-        return [(tokens[0], tokens[1:]) for tokens in columns]
+        """The n-gram of each column for which `after` has the target's next token."""
+        return [(tokens[0], tokens[1:]) for tokens in zip(*self.rows, after, strict=False)]
 
     def advance(self, after: Sequence[int], accepted: int, ids: Sequence[int]) -> None:
-        """Go on to the next round.
+        """Move on to the next round.
 
         Args:
             after: the target's next token of each column, of the first ones at least.
-            accepted: drafts, by which the window moves beside the one place for the target's own token.
+            accepted: drafts, by which the window moves in addition to the place of the target's own token.
             ids: the request's, up to the old pending token.
         """
         rows = [*self.rows, list(after)]
-        if self.is_full:
-            # Each row becomes the level before its own, one place further on.
+        if self.is_full:  # each row becomes the level before its own, one place further
             self.rows = [row[accepted:] for row in rows[1:]]
         else:
             self.rows = [row[accepted + 1 :] for row in rows]
@@ -159,11 +149,11 @@ class LookaheadState:
     Attributes:
         sizes: of window and pool, which follow the request's budget.
         pool: the n-grams.
-        window: None before the first tree and after a rewind, which leaves it at places that are no more.
-        ends: node of each column's last level in the tree of this round, of the first columns if not all have room.
+        window: None before the first tree and after a rewind.
+        ends: node of each column's last level in this round's tree, of the columns that fit in.
         ids: the request's in this round.
-        finals: ids behind which nothing can be said.
-        seen: ids whose n-grams the pool has, if it takes any from the text.
+        finals: ids that end the request.
+        seen: ids whose n-grams are in the pool, if it takes any from the text.
     """
 
     sizes: Sizes | None = None
@@ -177,16 +167,15 @@ class LookaheadState:
 
 
 class Lookahead(BaseProposer):
-    """Drafts the window and what the pool has for the pending token, in one tree.
+    """Drafts the window, and the pool's n-grams of the pending token, in one tree.
 
     Args:
         budget: drafted nodes per tree by default; sizes follow from it.
-        pool_from_prompt: n-grams of the text itself go into the pool too, of the prompt and of the answer as it grows
-            (their POOL_FROM_PROMPT).
+        pool_from_prompt: n-grams of the prompt and of the answer go into the pool too (their POOL_FROM_PROMPT).
     """
 
     def __init__(self, budget: int, pool_from_prompt: bool = False) -> None:
-        # Verified nodes have their top ids anyway; to need them would have them computed over the prompt as well.
+        # Verified nodes have their top ids anyway; needing them would compute them for the prompt as well.
         self.needs = Needs(whole_trees=True)
         self.budget, self._pool_from_prompt = budget, pool_from_prompt
 
@@ -209,37 +198,38 @@ class Lookahead(BaseProposer):
             if state.window.is_full:
                 for key, rest in state.window.ngrams([top[node][0] for node in state.ends]):
                     state.pool.add(key, rest)
-            after = [token for node in state.ends if (token := _onward(top[node], state.finals)) is not None]
-            if len(after) < len(state.ends):  # there all that is known ends the request, and a window is to go on
+            onward = [next((token for token in top[node] if token not in state.finals), None) for node in state.ends]
+            after = [token for token in onward if token is not None]
+            if len(after) < len(onward):  # all top ids of a column end the request
                 state.window = None
-                continue
-            state.window.advance(after, observation.verdict.accepted_drafts, state.ids)
+            else:
+                state.window.advance(after, observation.verdict.accepted_drafts, state.ids)
 
     def _tree(self, state: LookaheadState, request: DraftRequest) -> DraftTree:
         ids, depth = request.ids, request.max_depth
         if request.budget < 1:
-            state.window = None  # it stands still while the text goes on
+            state.window = None  # it would stand still while the text goes on
             return DraftTree.chain(torch.tensor([ids[-1]]))
         level_0, *columns = self._window(state, request).rows
         level_0[0] = ids[-1]
         branches = _Branches(ids[-1])
-        columns_with_room = max(min(len(level_0), depth - len(columns) + 1), 0)
         state.ends, place = [], 0
-        for column in range(columns_with_room):
+        for column in range(min(len(level_0), depth - len(columns) + 1)):
             if column:
                 place = branches.add(place, [level_0[column]])
             state.ends.append(branches.add(place, [row[column] for row in columns]))
         for rest in state.pool.after(ids[-1]):
             last = next((place for place, token in enumerate(rest) if token in state.finals), depth)
             branches.add(0, rest[: min(last + 1, depth)])
-        return branches.tree()
+        origins = origins_of("retrieved", len(branches.tokens))
+        return DraftTree(torch.tensor(branches.tokens), Topology.of(branches.parents), origins=origins)
 
     def _window(self, state: LookaheadState, request: DraftRequest) -> JacobiWindow:
-        """The window, and the pool with it, as the request's ids and budget want them."""
+        """The window, brought up to date together with the pool."""
         ids, sizes = request.ids, Sizes.within(request.budget)
         if state.sizes != sizes:
             state.pool, state.window, state.seen = NGramPool(sizes.guess), None, 0
-            state.sizes = sizes  # last: until then the pool is of no known size
+            state.sizes = sizes  # last, so that an interrupted change is made again
         if state.window is None:
             state.window = JacobiWindow(sizes, ids, state.source, request.stream.ending_ids)
         if self._pool_from_prompt:
@@ -250,28 +240,19 @@ class Lookahead(BaseProposer):
         return state.window
 
 
-def _onward(top: Sequence[int], finals: Sequence[int]) -> int | None:
-    """The best token that does not end the request; None where all that are known do."""
-    return next((token for token in top if token not in finals), None)
-
-
 class _Branches:
-    """A tree in the making, in which no node has two children that say the same."""
+    """A tree in the making, in which siblings have different tokens."""
 
     def __init__(self, pending: int) -> None:
-        self._tokens, self._parents = [pending], [-1]
+        self.tokens, self.parents = [pending], [-1]
         self._nodes: dict[tuple[int, int], int] = {}
 
     def add(self, node: int, tokens: Sequence[int]) -> int:
         """Hang a path below a node; the node at its end."""
         for token in tokens:
-            found = self._nodes.setdefault((node, token), len(self._tokens))
-            if found == len(self._tokens):
-                self._tokens.append(token)
-                self._parents.append(node)
+            found = self._nodes.setdefault((node, token), len(self.tokens))
+            if found == len(self.tokens):
+                self.tokens.append(token)
+                self.parents.append(node)
             node = found
         return node
-
-    def tree(self) -> DraftTree:
-        origins = origins_of("retrieved", len(self._tokens))
-        return DraftTree(torch.tensor(self._tokens), Topology.of(self._parents), origins=origins)

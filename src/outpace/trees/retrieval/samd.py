@@ -14,17 +14,12 @@ from outpace.lib.table_file import TableKind, as_ids, load_table, save_table
 from outpace.trees.retrieval.suffix import BORDER, CorpusMatch, SuffixAutomaton, TextMatch
 
 MOST_PREDICTS = 40
+KIND = TableKind("corpus", "a corpus", "tokenize-corpus", frozenset({"ids", "lengths"}))
 
 
 @dataclass(eq=False)
 class SamState:
-    """One request.
-
-    Attributes:
-        text: matches in its own prompt and answer.
-        corpus: matches in the corpus, if there is one.
-        other: the other drafter's state.
-    """
+    """One request: matches in its own ids and in the corpus, if there is one, and the other drafter's state."""
 
     text: TextMatch
     corpus: CorpusMatch | None
@@ -32,30 +27,23 @@ class SamState:
 
 
 class SamDecoding:
-    """Routes each request of each round (section 3.3): a long match is worth a chain of what followed it, a short one
-    less than what another drafter has to say.
+    """Routes each request of each round (section 3.3): from `min_match` on the longest match drafts a chain of what
+    followed it, at most as long as the budget and 40; else another drafter drafts a tree of the whole budget.
 
-    The match counts with its length, one in the corpus with `corpus_bias` less: the request's own text is the better
-    witness.
-    From `min_match` on the better match drafts a chain, at most as long as the budget and 40; else the other drafter
-    drafts a tree of the whole budget. Their limit on all that a round verifies (max_predicts) is the budget here.
+    A match in the corpus counts as `corpus_bias` shorter: the request's own text predicts better. The authors' limit on
+    all that a round verifies (max_predicts) is the budget here.
 
     Args:
-        other: drafts where no match is long enough. It is asked for every tree, for empty ones too, and is told of
-            every verdict, so it keeps up with the text whoever drafted.
+        other: drafts where no match is long enough. It proposes in every round, empty trees too, and observes every
+            verdict, so it keeps up with the text.
         budget: drafted nodes per tree by default, in chains and trees alike.
         corpus: shared by all requests; None for none.
-        min_match: the least length that counts.
+        min_match: minimum length of a match.
         corpus_bias: by which a match in the corpus must be longer.
     """
 
     def __init__(
-        self,
-        other: Proposer,
-        budget: int,
-        corpus: SuffixAutomaton | None,
-        min_match: int,
-        corpus_bias: int,
+        self, other: Proposer, budget: int, corpus: SuffixAutomaton | None, min_match: int, corpus_bias: int
     ) -> None:
         self.needs, self.budget = other.needs, budget
         self.other, self._corpus, self._min_match, self._corpus_bias = other, corpus, min_match, corpus_bias
@@ -70,8 +58,7 @@ class SamDecoding:
         return self._around(self.other.fork(None if state is None else state.other, slot, length))
 
     def _around(self, other: Any) -> SamState:
-        corpus = None if self._corpus is None else CorpusMatch(self._corpus)
-        return SamState(TextMatch(), corpus, other)
+        return SamState(TextMatch(), None if self._corpus is None else CorpusMatch(self._corpus), other)
 
     def close(self, state: SamState) -> None:
         self.other.close(state.other)
@@ -83,22 +70,22 @@ class SamDecoding:
         self.other.rewind(state.other, length)
 
     def prefill(self, states: Sequence[SamState], chunks: Sequence[PromptChunk]) -> None:
-        self.other.prefill([state.other for state in states], chunks)  # matches follow the ids shown when drafting
+        self.other.prefill([state.other for state in states], chunks)  # matches read the ids when they draft
 
     def propose(self, states: Sequence[SamState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         chains = [self.retrieve(state, request) for state, request in zip(states, requests, strict=True)]
-        asked = [
+        rest = [
             replace(request, budget=0, max_depth=0) if chain else request
             for chain, request in zip(chains, requests, strict=True)
         ]
-        trees = self.other.propose([state.other for state in states], asked)
+        trees = self.other.propose([state.other for state in states], rest)
         return [
             DraftTree.chain(tree.tokens.new_tensor([request.ids[-1], *chain]), origin="matched") if chain else tree
             for chain, request, tree in zip(chains, requests, trees, strict=True)
         ]
 
     def retrieve(self, state: SamState, request: DraftRequest) -> list[int]:
-        """The tokens after the better match; none where it is too short or nothing follows it."""
+        """The tokens after the better match; none if it is too short or nothing follows it."""
         state.text.follow(request.ids)
         best: TextMatch | CorpusMatch = state.text
         length = state.text.length
@@ -116,15 +103,12 @@ class SamDecoding:
         self.other.reset()
 
 
-KIND = TableKind("corpus", "a corpus", "tokenize-corpus", frozenset({"ids", "lengths"}))
-
-
 def save_corpus(file: str | Path, texts: Iterable[Sequence[int]], vocab_size: int) -> int:
     """Write texts as the tensors "ids", one text after the other, and "lengths" of a safetensors file.
 
     Args:
         file: a new one.
-        texts: token ids; those without any are left out.
+        texts: token ids; empty ones are left out.
         vocab_size: V.
 
     Returns:
@@ -161,6 +145,5 @@ def load_corpus(file: str | Path, vocab_size: int) -> SuffixAutomaton:
         raise ModelError(f"corpus={file}: its lengths, each at least 1, must add up to {len(ids)} ids")
     corpus = SuffixAutomaton()
     for text in ids.split(lengths.tolist()):
-        corpus.extend(text.tolist())
-        corpus.extend([BORDER])
+        corpus.extend([*text.tolist(), BORDER])
     return corpus

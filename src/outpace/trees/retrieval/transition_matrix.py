@@ -1,9 +1,7 @@
-"""The transition matrix: which ids the target ranked highest after each token (Token Recycling, arXiv 2408.08696;
-Graft, arXiv 2605.20104, section 3.2), or after each pair of tokens, which the papers do not have.
+"""The transition matrix: which ids the target ranked highest after each token or pair of tokens.
 
-Eight ids of 8 bytes per token of the vocabulary: 3.1 MB on the device for 49,152 tokens, 9.7 MB for 151,936. Rows of
-pairs take 5.2 MB more (`pair_rows`). Shared by the requests of an engine that is paid once; private, once per open
-request, which also starts with a copy of it.
+Rows by token are Token Recycling's (arXiv 2408.08696) and Graft's (arXiv 2605.20104, section 3.2): eight ids of 8 bytes
+per token of the vocabulary, 3.1 MB for 49,152 tokens. Rows by pairs, which the papers do not have, take 5.2 MB more.
 """
 
 from collections.abc import Sequence
@@ -17,17 +15,16 @@ from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.lib.errors import InvalidRequest
 
+SUCCESSORS = 8
 PLACES = 2**17
-"""Rows that the table can hold. Direct-mapped: of two pairs with one place the later one is kept."""
+"""Rows of pairs that the hash table holds. It is direct-mapped: of two pairs with one place the later one is kept."""
 FACTOR = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: neighbouring keys go to places far apart
 PLACE_BITS = PLACES.bit_length() - 1
 _WRAPPED = FACTOR - 2**64  # the same bits as a signed number
 
 
 class PairRows:
-    """For pairs of tokens, the ids that the target last ranked highest after them.
-
-    A place costs 40 bytes: 5.2 MB, whatever the vocabulary.
+    """A hash table of fixed size: for pairs of tokens, the ids that the target last ranked highest after them.
 
     Args:
         vocab_size: V, the ids that a key is made of.
@@ -52,20 +49,19 @@ class PairRows:
         return self.keys.nbytes + self.rows.nbytes
 
     def read(self, before: Tensor, tokens: Tensor, otherwise: Tensor) -> Tensor:
-        """[..., W] int64 rows of the pairs (before, token), both [...]; of pairs not known, the rows in `otherwise`."""
+        """[..., W] int64 rows of the pairs (before, token), both [...]; for unknown pairs, the rows in `otherwise`."""
         keys = before * self._vocab_size + tokens
         places = _places(keys)
-        known = self.keys[places] == keys
-        return torch.where(known[..., None], self.rows[places].to(otherwise.dtype), otherwise)
+        return torch.where((self.keys[places] == keys)[..., None], self.rows[places].to(otherwise.dtype), otherwise)
 
     def row(self, before: int, token: int) -> list[int] | None:
-        """The row of one pair, read by the host; None if it is not known."""
+        """The row of one pair, read by the host; None if it is unknown."""
         key = before * self._vocab_size + token
         place = (key * FACTOR & (2**64 - 1)) >> (64 - PLACE_BITS)
         return self.rows[place].tolist() if int(self.keys[place]) == key else None
 
     def update(self, before: Tensor, tokens: Tensor, rows: Tensor) -> None:
-        """Refresh the rows of pairs [M] from [M, W]; of pairs that share a place the last one wins, always."""
+        """Refresh the rows of pairs [M] from [M, W]; of pairs that share a place the last one wins."""
         keys = before * self._vocab_size + tokens
         places = _places(keys)
         last = last_of(places, PLACES)
@@ -73,7 +69,7 @@ class PairRows:
         self.rows[places] = rows[last].to(torch.int32)
 
     def known(self) -> tuple[Tensor, Tensor]:
-        """The pairs [N, 2] that are known, ascending, and their rows [N, W]."""
+        """The known pairs [N, 2], ascending, and their rows [N, W]."""
         keys, order = self.keys.sort()
         is_known = keys != self.EMPTY
         keys, order = keys[is_known], order[is_known]
@@ -81,7 +77,7 @@ class PairRows:
         return torch.stack([(keys - tokens) // self._vocab_size, tokens], dim=1), self.rows[order]
 
     def copy(self) -> "PairRows":
-        """A table of the same content."""
+        """A table with the same content."""
         copied = PairRows(self._vocab_size, self.rows.shape[1], self.keys.device)
         copied.copy_(self)
         return copied
@@ -91,18 +87,13 @@ class PairRows:
         self.keys.copy_(other.keys)
         self.rows.copy_(other.rows)
 
-    def clear(self) -> None:
-        """Forget all."""
-        self.keys.fill_(self.EMPTY)
-
 
 def last_of(places: Tensor, size: int) -> Tensor:
-    """For each of the places [M] below `size`, the last index at which the same place stands.
+    """For each of the places [M] below `size`, the last index at which the same place occurs.
 
-    Where a place stands twice in an indexed write, which one wins is left open; with the rows of these indices both
-    write the same.
+    An indexed write leaves open which of two equal places wins; with the rows of these indices both write the same.
     """
-    if places.device.type == "cpu":  # a table of all places would be cleared for a few of them
+    if places.device.type == "cpu":  # clearing a table of all places would cost more than these few
         found = places.tolist()
         last_at = {place: index for index, place in enumerate(found)}
         return torch.tensor([last_at[place] for place in found], dtype=torch.int64)
@@ -113,15 +104,12 @@ def last_of(places: Tensor, size: int) -> Tensor:
 
 
 def _places(keys: Tensor) -> Tensor:
-    """Where keys lie: the top bits of their product with a large odd number, which wraps."""
+    """The places of keys: the top bits of their product with a large odd number, which wraps."""
     return (keys * _WRAPPED >> (64 - PLACE_BITS)) & (PLACES - 1)
 
 
-SUCCESSORS = 8
-
-
 class Rows(NamedTuple):
-    """What is known of the target's transitions.
+    """The known rows of a matrix.
 
     Attributes:
         tokens: [N] int64, ascending.
@@ -139,18 +127,18 @@ class Rows(NamedTuple):
 class TransitionMatrix:
     """For each token, the 8 ids that the target last ranked highest after it: [V, 8] on the device.
 
-    Ranked by the model's own logits, before any option: penalties depend on a path, and rows are for all paths. Rows
-    never seen are zeros, as in the paper; a row that was seen never is, for its ids differ.
+    Ranked by the model's own logits before any option, since penalties depend on a path. Unknown rows are zeros, as in
+    the paper; the ids of a known row differ.
 
     Args:
         vocab_size: V.
         device: where the target runs, so that drafting needs no host read.
-        known: rows that it starts with and returns to when it is reset; they are kept in as much memory again.
-        context: how many tokens a row is keyed by: 1, or 2, backing off to 1 where a pair was not seen.
+        known: rows to start with, restored by `reset`; a copy is kept.
+        context: tokens that a row is keyed by: 1, or 2, which falls back to 1 for unknown pairs.
 
     Attributes:
         successors: [V, 8] int64, rows by the last token.
-        pairs: rows by the last two; None with a context of 1.
+        pairs: rows by the last two tokens; None with a context of 1.
     """
 
     def __init__(self, vocab_size: int, device: torch.device, known: Rows | None = None, context: int = 1) -> None:
@@ -162,7 +150,12 @@ class TransitionMatrix:
         self.pairs = PairRows(vocab_size, SUCCESSORS, device) if context == 2 else None
         self._beginning: tuple[Tensor, PairRows | None] | None = None
         if known is not None:
-            self._begin(Rows(*(part.to(device) for part in known)))
+            rows = Rows(*(part.to(device) for part in known))
+            self.successors[rows.tokens] = rows.successors
+            if self.pairs is not None:
+                before, tokens = rows.pairs.unbind(1)
+                self.pairs.update(before, tokens, rows.pair_successors)
+            self._beginning = self.successors.clone(), None if self.pairs is None else self.pairs.copy()
 
     @property
     def nbytes(self) -> int:
@@ -175,64 +168,49 @@ class TransitionMatrix:
         return 1 if self.pairs is None else 2
 
     def fresh(self) -> "TransitionMatrix":
-        """A matrix of what this one was made with, that learns for itself."""
+        """A separate matrix that starts with what this one started with."""
         made = TransitionMatrix(len(self.successors), self.successors.device, context=self.context)
         made._beginning = self._beginning
         made.reset()
         return made
 
     def copy(self) -> "TransitionMatrix":
-        """A matrix of the same content that learns for itself."""
+        """A separate matrix with the same content."""
         copied = TransitionMatrix(len(self.successors), self.successors.device, context=self.context)
         copied._beginning = self._beginning
         copied._take(self.successors, self.pairs)
         return copied
 
     def reset(self) -> None:
-        """Forget what was learned since it was made; what it was made with it keeps."""
+        """Forget all rows but those that it started with."""
         if self._beginning is not None:
             self._take(*self._beginning)
             return
         self.successors.zero_()
         if self.pairs is not None:
-            self.pairs.clear()
+            self.pairs.keys.fill_(PairRows.EMPTY)
 
     def rows(self) -> Rows:
-        """All that is known."""
+        """All known rows."""
         tokens = self.successors.any(dim=1).nonzero()[:, 0]
         none = self.successors[:0]
         pairs = (none[:, :2], none) if self.pairs is None else self.pairs.known()
         return Rows(tokens, self.successors[tokens], *pairs)
 
     def after(self, before: Tensor, tokens: Tensor) -> Tensor:
-        """[..., 8] ids after tokens [...] that stand behind the tokens `before` [...], the likeliest first.
-
-        The pair's row where there is one, else the token's; zeros where neither was seen.
-        """
+        """[..., 8] ids after tokens [...] that follow the tokens `before` [...], the likeliest first: the pair's row,
+        else the token's; zeros where both are unknown."""
         rows = self.successors[tokens]
         return rows if self.pairs is None else self.pairs.read(before, tokens, rows)
 
     def update(self, tokens: Tensor, top_ids: Tensor, before: Tensor | None = None) -> None:
-        """Refresh the rows of tokens [M], and of the pairs with those before them [M], from the target's top ids
-        [M, >= 8] after them.
-
-        Where a token or a pair appears more than once the last one wins, always. Without `before` no pair is known.
-        """
+        """Refresh the rows of tokens [M], and of the pairs with the tokens before them [M], from the target's top ids
+        [M, >= 8] after them. Where a token or a pair occurs twice the last one wins."""
         device = self.successors.device
         tokens, rows = tokens.to(device), top_ids[:, :SUCCESSORS].to(device)
         self.successors[tokens] = rows[last_of(tokens, len(self.successors))]
         if self.pairs is not None and before is not None:
             self.pairs.update(before.to(device), tokens, rows)
-
-    def _begin(self, known: Rows) -> None:
-        """Know these rows, now and after each `reset`: a copy of all is kept, which costs less than to look for the
-        places of as many pairs as a table holds."""
-        self.successors[known.tokens] = known.successors
-        if self.pairs is not None:
-            before, tokens = known.pairs.unbind(1)
-            self.pairs.update(before, tokens, known.pair_successors)
-        kept = None if self.pairs is None else self.pairs.copy()
-        self._beginning = self.successors.clone(), kept
 
     def _take(self, successors: Tensor, pairs: PairRows | None) -> None:
         self.successors.copy_(successors)
@@ -241,15 +219,13 @@ class TransitionMatrix:
 
 
 class MatrixLearner:
-    """What every reader of a transition matrix does with the target's answers: it refreshes the rows of all tokens that
-    the target was asked about, of prompts and of verified nodes, accepted or not.
-
-    A request's state is the matrix that it reads and teaches.
+    """Refreshes a matrix with the target's answers: the rows of all tokens of prompts and of verified nodes, accepted
+    or not. A request's state is the matrix that it reads and updates.
 
     Args:
         matrix: shared by all requests, or what private ones start from.
-        private: every request has a matrix of its own, and forgets it when it ends; a request that is opened alone has
-            one in any case, of what the shared one was made with.
+        private: every request has a matrix of its own and drops it when it ends. A request opened alone always has one,
+            which starts with what the shared one started with.
     """
 
     def __init__(self, matrix: TransitionMatrix, private: bool = False) -> None:
@@ -262,39 +238,57 @@ class MatrixLearner:
         return self.matrix.copy() if self.private else self.matrix
 
     def can_fork(self, own: bool) -> bool:
-        """What the prompt teaches is in the shared matrix already; in a private one it would be missing."""
+        """The shared matrix has learned from the prompt already; a private one would miss it."""
         return own and not self.private
 
     def fork(self, state: TransitionMatrix, slot: int, length: int) -> TransitionMatrix:
         return self.open(slot)
 
     def rewind(self, state: TransitionMatrix, length: int) -> None:
-        pass  # what follows a token was true wherever it stood
+        pass  # rows do not depend on positions
 
     def prefill(self, states: Sequence[TransitionMatrix], chunks: Sequence[PromptChunk]) -> None:
-        told = [(state, chunk) for state, chunk in zip(states, chunks, strict=True) if chunk.top_ids is not None]
-        if told:
-            before = [_with(chunk.before, chunk.tokens[:-1]) for _, chunk in told]
-            seen = [chunk.top_ids for _, chunk in told if chunk.top_ids is not None]
-            _teach([state for state, _ in told], [chunk.tokens for _, chunk in told], seen, before)
+        known = [
+            (state, chunk, chunk.top_ids)
+            for state, chunk in zip(states, chunks, strict=True)
+            if chunk.top_ids is not None
+        ]
+        if known:
+            own, read, top_ids = zip(*known, strict=True)
+            tokens = [chunk.tokens for chunk in read]
+            before = [torch.cat([one.tokens.new_tensor([one.before]), one.tokens[:-1]]) for one in read]
+            _update(own, tokens, top_ids, before)
 
     def observe(self, states: Sequence[TransitionMatrix], observations: Sequence[Observation]) -> None:
         trees = [observation.tree for observation in observations]
         sizes = [len(tree) for tree in trees]
         starts = [0, *accumulate(sizes[:-1])]
         tokens = torch.cat([tree.tokens for tree in trees])  # [T]
-        said, above = tokens.tolist(), list[int]()
+        host, above = tokens.tolist(), list[int]()
         for one, start in zip(observations, starts, strict=True):
-            above += [one.before, *(said[start + parent] for parent in one.tree.topology.parents[1:])]
+            above += [one.before, *(host[start + parent] for parent in one.tree.topology.parents[1:])]
         before = tokens.new_tensor(above)
         top_ids = [observation.outputs.top_ids for observation in observations]
-        if all(state is states[0] for state in states):
-            states[0].update(tokens, torch.cat(top_ids), before)
-            return
-        _teach(states, tokens.split(sizes), top_ids, before.split(sizes))
+        _update(states, tokens.split(sizes), top_ids, before.split(sizes))
 
     def reset(self) -> None:
         self.matrix.reset()
+
+
+class TokenRecycling(MatrixLearner):
+    """Token Recycling: the matrix as a source (Luo et al. 2024, arXiv 2408.08696). Unknown rows draft token 0, as in
+    the paper; such drafts are rejected."""
+
+    def begin(self, states: Sequence[TransitionMatrix], requests: Sequence[DraftRequest]) -> list[int]:
+        return [request.max_depth for request in requests]
+
+    def expand(self, states: Sequence[TransitionMatrix], frontier: Frontier, width: int) -> Candidates:
+        assert frontier.before is not None, "transitions are read under a static shape"
+        rows = [
+            states[owner].after(frontier.before[nodes.start : nodes.stop], frontier.tokens[nodes.start : nodes.stop])
+            for owner, nodes in frontier.groups().items()
+        ]
+        return Candidates(torch.cat(rows)[:, :width])
 
 
 def by_matrix(states: Sequence[TransitionMatrix]) -> dict[TransitionMatrix, list[int]]:
@@ -305,32 +299,9 @@ def by_matrix(states: Sequence[TransitionMatrix]) -> dict[TransitionMatrix, list
     return groups
 
 
-def _with(first: int, rest: Tensor) -> Tensor:
-    """[1 + M] a token and the M after it."""
-    return torch.cat([rest.new_tensor([first]), rest])
-
-
-def _teach(
+def _update(
     states: Sequence[TransitionMatrix], tokens: Sequence[Tensor], top_ids: Sequence[Tensor], before: Sequence[Tensor]
 ) -> None:
-    """One flattened update per matrix, in the order of requests."""
+    """One update per matrix, in the order of requests."""
     for matrix, members in by_matrix(states).items():
         matrix.update(*(torch.cat([part[index] for index in members]) for part in (tokens, top_ids, before)))
-
-
-class TokenRecycling(MatrixLearner):
-    """Retrieves continuations from the transition matrix. Rows never seen draft token 0, as in the paper: such drafts
-    are simply rejected."""
-
-    def begin(self, states: Sequence[TransitionMatrix], requests: Sequence[DraftRequest]) -> list[int]:
-        return [request.max_depth for request in requests]
-
-    def expand(self, states: Sequence[TransitionMatrix], frontier: Frontier, width: int) -> Candidates:
-        assert frontier.before is not None, "transitions are read under a static shape"
-        if all(state is self.matrix for state in states):
-            return Candidates(self.matrix.after(frontier.before, frontier.tokens)[:, :width])
-        rows = [
-            states[owner].after(frontier.before[nodes.start : nodes.stop], frontier.tokens[nodes.start : nodes.stop])
-            for owner, nodes in frontier.groups().items()
-        ]
-        return Candidates(torch.cat(rows)[:, :width])

@@ -1,11 +1,10 @@
-"""The file of a warm-up: a safetensors file with the metadata format=outpace.warm and vocab_size.
+"""The file of a warm-up, a safetensors file with the metadata format=outpace.warm and vocab_size; rows of many texts.
 
 Its tensors are tokens [N] int32, ascending, and successors [N, 8] int32, their rows; of a matrix with two tokens of
-context also pairs [P, 2] int32, ascending, where -1 stands before the first token of a text, and pair_successors
-[P, 8] int32. If the warm-up calibrated gates it also holds gate_checkpoints [G] int32, ascending depths, and
-gate_thresholds [G] float64, a probability for each, and its metadata say what for: gates_drafter, the drafter's
-fingerprint, without which they are not taken, gates_budget and gates_temperature. Transitions are the target's and
-serve any drafter; a file of gates alone has N = 0.
+context also pairs [P, 2] int32, ascending, where -1 precedes the first token of a text, and pair_successors [P, 8]
+int32. With calibrated gates it also holds gate_checkpoints [G] int32, ascending depths, and gate_thresholds [G]
+float64, probabilities; its metadata then name gates_drafter, the drafter's fingerprint, gates_budget and
+gates_temperature. Transitions are the target's and serve any drafter; a file of gates alone has N = 0.
 """
 
 from collections.abc import Mapping
@@ -40,8 +39,8 @@ class Calibration(NamedTuple):
 
     Attributes:
         gates: where a draft may end.
-        drafter: fingerprint of whose drafts it saw; other drafters are refused, for their confidence is another.
-        budget, temperature: of these drafts; others are a matter of speed, and who reads the file may ask.
+        drafter: fingerprint of the drafter; others are refused, because their confidence differs.
+        budget, temperature: of its drafts; others only change the speed.
     """
 
     gates: Gates
@@ -67,7 +66,7 @@ def save_matrix(
         file: a new one.
         matrix: whose rows.
         calibration: of the same warm-up; None for a file without gates.
-        origin: what else the file is to say of where its rows come from.
+        origin: further metadata about the rows.
 
     Returns:
         How many tokens have one.
@@ -117,14 +116,8 @@ def load_matrix(file: str | Path | None, vocab_size: int, device: torch.device, 
 
 
 def _are_rows(keys: Tensor, successors: Tensor, vocab_size: int, context: int) -> bool:
-    """Whether keys [N, context] of tokens ascend and each has a row [N, 8] of ids that differ.
-
-    Args:
-        keys: the tokens that rows are keyed by.
-        successors: the rows.
-        vocab_size: below which all ids are.
-        context: how many tokens a key has; of two the first may be none.
-    """
+    """Whether keys [N, context] of tokens ascend and each has a row [N, 8] of different ids below `vocab_size`. The
+    first token of a pair may be NO_TOKEN."""
     if not keys.dtype == successors.dtype == torch.int32 or keys.dim() != 2 or keys.shape[1] != context:
         return False
     if successors.shape != (len(keys), SUCCESSORS):
@@ -181,11 +174,12 @@ def load_gates(file: str | Path, vocab_size: int, drafter: str) -> Gates | None:
     return Gates(tuple(depths.tolist()), tuple(thresholds.tolist()))
 
 
-AT_ONCE = 4_000_000  # entries that wait to be added up, 16 bytes each
+AT_ONCE = 4_000_000  # entries that are added up together, 16 bytes each
 
 
 class TransitionRanks:
-    """Adds up the target's distributions.
+    """Adds up the target's distributions over many texts: the rank of an id is by its mean probability over the places
+    where the key occurred. A matrix that learns while decoding keeps the last ranking instead.
 
     Args:
         vocab_size: V.
@@ -216,8 +210,8 @@ class TransitionRanks:
             self._add_up()
 
     def matrix(self) -> TransitionMatrix:
-        """What was added up, on the host, with two tokens of context; of pairs that share a place in its table the one
-        that stood there more often is kept."""
+        """The matrix, on the host, with two tokens of context; of pairs that share a place in its table the more
+        frequent one is kept."""
         self._add_up()
         size = self._vocab_size
         made = TransitionMatrix(size, torch.device("cpu"), context=2)
@@ -245,11 +239,8 @@ def _summed(keys: Tensor, mass: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _best(keys: Tensor, mass: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """What keys [N] of contexts and successors, context * size + successor, say of each context.
-
-    Returns:
-        The contexts [G], ascending, the 8 successors of each with the largest masses [G, 8], and all masses of each.
-    """
+    """From keys [N], context * size + successor: the contexts [G], ascending, the 8 successors of each with the largest
+    masses [G, 8], and the total mass of each."""
     order = mass.argsort(descending=True, stable=True)
     contexts = keys.div(size, rounding_mode="floor")
     order = order[contexts[order].argsort(stable=True)]

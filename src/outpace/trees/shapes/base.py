@@ -1,18 +1,24 @@
-"""What growing shapes share: what they do unless they say otherwise, and how their options write lists."""
+"""What growing shapes share: default behaviour, and how their options write lists."""
 
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 from torch import Tensor
 
 from outpace.budget.prices import Prices
 from outpace.core.protocols import Observation
 
 
+class ShapeConfig(BaseModel):
+    """Settings of a shape."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
 class PlainShape:
-    """A growing shape without a history: each request keeps its budget, and no level weighs more than another."""
+    """A growing shape without a history: each request keeps its budget, and all levels weigh the same."""
 
     reranks = False
     wants_entropy = False
@@ -49,17 +55,13 @@ def _parts(value: object) -> object:
 
 
 Integers = Annotated[tuple[int, ...], BeforeValidator(_parts)]
-"""A tuple that options write with slashes, as in 1/2/6: commas stand between options."""
+"""A tuple that options write with slashes, as in 1/2/6, because commas separate options."""
 Numbers = Annotated[tuple[float, ...], BeforeValidator(_parts)]
 """The same for real numbers."""
 
 
 def check_ascending(name: str, values: tuple[int, ...], least: int, most: int, count: int | None = None) -> None:
-    """Refuse values that do not ascend from `least` to `most`, or are not so many.
-
-    Raises:
-        ValueError: with what would be right.
-    """
+    """Refuse values that do not ascend from `least` to `most`, or are not `count`, with a ValueError."""
     is_counted = len(values) == count if count is not None else len(values) > 0
     ascend = all(before < after for before, after in pairwise(values))
     if not is_counted or not ascend or not all(least <= value <= most for value in values):
@@ -69,4 +71,5 @@ def check_ascending(name: str, values: tuple[int, ...], least: int, most: int, c
 
 
 def slashed(values: Sequence[float]) -> str:
+    """As options write them."""
     return "/".join(str(value) for value in values)

@@ -1,36 +1,34 @@
-"""Beam and rerank: EAGLE-2's dynamic tree (arXiv 2406.16858, sections 4.1 and 4.2), EAGLE-3's and DART's too."""
+"""Beams: EAGLE-2's dynamic tree (arXiv 2406.16858, sections 4.1 and 4.2), also EAGLE-3's and DART's, and DDD."""
 
 import math
 from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.core.drafting import Level
-from outpace.trees.shapes.base import Integers, PlainShape, check_ascending
+from outpace.trees.shapes.base import Integers, PlainShape, ShapeConfig, check_ascending
+
+_BREADTH = "children per node"
+_BEAM = "nodes of a level that are expanded; by default as many as breadth"
+_POWER = "scores of level l, from 0, weigh (l + 1)^-level_power * level_decay^l"
 
 
-class BeamConfig(BaseModel):
+class BeamConfig(ShapeConfig):
     """Settings of the beam.
 
-    EAGLE's code names a tree by (total, depth, top-k). Its total counts the pending token, so `budget` is one less;
-    its depth counts the expansions after the first level, so `depth` here, drafted tokens on the longest path, is one
-    more. (60, 7, 10) is budget=59,depth=8,breadth=10. The limits of level_power and level_decay keep every weight a
-    normal float32.
+    EAGLE's code names a tree by (total, depth, top-k). Its total counts the pending token, so `budget` is one less; its
+    depth counts the expansions after the first level, so `depth` here, drafted tokens on the longest path, is one more.
+    (60, 7, 10) is budget=59,depth=8,breadth=10. The limits of level_power and level_decay keep every weight a normal
+    float32.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     depth: int = Field(default=8, ge=1, le=64, description="drafted tokens on the longest path")
-    breadth: int = Field(default=10, ge=1, le=64, description="children per node")
-    beam: int | None = Field(
-        default=None, ge=1, le=64, description="nodes of a level that are expanded; by default as many as breadth"
-    )
-    level_power: float = Field(
-        default=0.0, ge=0, le=4, description="scores of level l, from 0, weigh (l + 1)^-level_power * level_decay^l"
-    )
+    breadth: int = Field(default=10, ge=1, le=64, description=_BREADTH)
+    beam: int | None = Field(default=None, ge=1, le=64, description=_BEAM)
+    level_power: float = Field(default=0.0, ge=0, le=4, description=_POWER)
     level_decay: float = Field(default=1.0, ge=0.5, le=1, description="see level_power")
 
 
@@ -38,76 +36,20 @@ class SearchConfig(BeamConfig):
     """The beam with the constants of DART's tree search (arXiv 2601.19278 and the authors' decoder).
 
     Theirs adds w_l * (0.9^l * log p + 0.5 * log p_ngram) per level, with w_l = (l + 1)^-0.7. Here w_l * 0.9^l is the
-    level's weight, and the n-gram's term is in the source's scores (`sources.continuity`).
+    level's weight, and the n-gram's term is in the source's scores.
     """
 
-    breadth: int = Field(default=25, ge=1, le=64, description="children per node")
-    beam: int | None = Field(
-        default=20, ge=1, le=64, description="nodes of a level that are expanded; by default as many as breadth"
-    )
-    level_power: float = Field(
-        default=0.7, ge=0, le=4, description="scores of level l, from 0, weigh (l + 1)^-level_power * level_decay^l"
-    )
+    breadth: int = Field(default=25, ge=1, le=64, description=_BREADTH)
+    beam: int | None = Field(default=20, ge=1, le=64, description=_BEAM)
+    level_power: float = Field(default=0.7, ge=0, le=4, description=_POWER)
     level_decay: float = Field(default=0.9, ge=0.5, le=1, description="see level_power")
 
 
-class Beam(PlainShape):
-    """Every expanded node proposes `breadth` children; the best `beam` of a level by cumulative score are expanded; in
-    the end the best nodes of all levels make the tree.
-
-    Args:
-        config: its settings.
-    """
-
-    reranks = True
-
-    def __init__(self, config: BeamConfig) -> None:
-        self.config = config
-        self.width = config.breadth
-
-    @property
-    def beam(self) -> int:
-        """Nodes of a level that are expanded at most."""
-        return self.config.beam or self.config.breadth
-
-    def weight(self, depth: int) -> float:
-        """What scores at a depth, counted from 1, count: positive, so that no child scores more than its parent."""
-        return float(depth**-self.config.level_power * self.config.level_decay ** (depth - 1))
-
-    def goes_on(self, state: Any, depth: int, scores: Tensor) -> bool:
-        """Whether a request's tree is drafted further.
-
-        Args:
-            state: of the request.
-            depth: of the level that has just been scored.
-            scores: [F, C] cumulative scores of that level of its tree; -inf for what cannot be drafted.
-        """
-        return depth < self.deepest(state)
-
-    def deepest(self, state: Any) -> int:
-        """Depth at which nothing more is drafted below a node."""
-        return self.config.depth
-
-    def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]:
-        selected = torch.ones_like(level.cumulative, dtype=torch.bool)
-        expanded = torch.zeros_like(selected)
-        for owner in level.owners.unique().tolist():
-            mine = (level.owners == owner).nonzero()[:, 0]
-            scores = level.cumulative[mine]  # [F', C]
-            scores = scores.masked_fill(scores.isnan(), -torch.inf)  # of nodes below which nothing is allowed
-            if self.goes_on(states[owner], level.depth, scores):
-                if level.ends is not None:  # their places in the beam are for others
-                    scores = scores.masked_fill(level.ends[mine], -torch.inf)
-                best = scores.flatten().topk(min(self.beam, scores.numel())).indices
-                expanded[mine[best // scores.shape[1]], best % scores.shape[1]] = True
-        return selected, expanded
-
-
 class DddConfig(BeamConfig):
-    """Settings of Dynamic Depth Decoding.
+    """Settings of Dynamic Depth Decoding (arXiv 2409.00142).
 
-    The paper counts draft steps; a step is a pass of the drafter, which scores one more depth. Its threshold was not
-    found: the default is ours. A beam that holds the right path with a probability of 0.2 gains about that many tokens
+    A draft step of the paper is a pass of the drafter, which scores one more depth. The paper's threshold was not
+    found; the default is ours: a beam that holds the right path with a probability of 0.2 gains about that many tokens
     by its next step.
     """
 
@@ -125,18 +67,58 @@ class DddConfig(BeamConfig):
         return self
 
 
-class DynamicDepth(Beam):
-    """The beam, ended where little probability is left in it. Every request keeps its budget: what is not drafted
-    deeper is kept in breadth.
+class Beam(PlainShape):
+    """Every expanded node proposes `breadth` children; the best `beam` of a level by cumulative score are expanded; in
+    the end the best nodes of all levels make the tree."""
 
-    Args:
-        config: its settings.
-    """
+    reranks = True
+
+    def __init__(self, config: BeamConfig) -> None:
+        self.config = config
+        self.width = config.breadth
+
+    @property
+    def beam(self) -> int:
+        """Nodes of a level that are expanded at most."""
+        return self.config.beam or self.config.breadth
+
+    def weight(self, depth: int) -> float:
+        """Positive, so that no child scores more than its parent."""
+        return float(depth**-self.config.level_power * self.config.level_decay ** (depth - 1))
+
+    def goes_on(self, state: Any, depth: int, scores: Tensor) -> bool:
+        """Whether a request's tree is drafted further.
+
+        Args:
+            state: of the request.
+            depth: of the level that has just been scored.
+            scores: [F, C] cumulative scores of that level of its tree; -inf for what cannot be drafted.
+        """
+        return depth < self.deepest(state)
+
+    def deepest(self, state: Any) -> int:
+        """Maximum depth of a request's tree."""
+        return self.config.depth
+
+    def grow(self, states: Sequence[Any], level: Level) -> tuple[Tensor, Tensor]:
+        selected = torch.ones_like(level.cumulative, dtype=torch.bool)
+        expanded = torch.zeros_like(selected)
+        for owner in level.owners.unique().tolist():
+            mine = (level.owners == owner).nonzero()[:, 0]
+            scores = level.cumulative[mine]  # [F', C]
+            scores = scores.masked_fill(scores.isnan(), -torch.inf)  # of nodes below which nothing is allowed
+            if self.goes_on(states[owner], level.depth, scores):
+                if level.ends is not None:  # their places in the beam are for others
+                    scores = scores.masked_fill(level.ends[mine], -torch.inf)
+                best = scores.flatten().topk(min(self.beam, scores.numel())).indices
+                expanded[mine[best // scores.shape[1]], best % scores.shape[1]] = True
+        return selected, expanded
+
+
+class DynamicDepth(Beam):
+    """DDD: the beam, ended where little probability is left in it. Budgets stay: a request gets breadth instead."""
 
     config: DddConfig
-
-    def __init__(self, config: DddConfig) -> None:
-        super().__init__(config)
 
     def goes_on(self, state: Any, depth: int, scores: Tensor) -> bool:
         if self.config.min_beam_prob > 0 and depth in self.config.checkpoints:

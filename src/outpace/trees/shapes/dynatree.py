@@ -1,27 +1,25 @@
-"""DynaTree: breadth, depth and pruning of a draft tree follow the draft's confidence and what was accepted of late."""
+"""DynaTree: breadth, depth and pruning follow confidence and recent acceptance; and its baseline, the fixed tree."""
 
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.core.drafting import Level
 from outpace.core.protocols import Observation
-from outpace.trees.shapes.base import PlainShape
+from outpace.trees.shapes.base import PlainShape, ShapeConfig
 
 Prune = Literal["leaves", "expansion"]
 PRUNE = "a pruned node is not verified (leaves), or verified and not expanded (expansion)"
 
 
-class FixedTreeConfig(BaseModel):
+class FixedTreeConfig(ShapeConfig):
     """Settings of the fixed tree."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     depth: int = Field(default=8, ge=1, le=64, description="drafted tokens on the longest path")
     breadth: int = Field(default=3, ge=1, le=16, description="children per node")
@@ -35,9 +33,8 @@ class FixedTreeConfig(BaseModel):
 
 
 class BaselineTreeConfig(FixedTreeConfig):
-    """DynaTree's tuned baseline (appendix C.1), D = 8, B = 3 and tau = 0.1. Its tree is rooted in the draft's first
-    token and D counts from there, in the paper's Algorithm 1 as in the authors' code: 9 tokens on the longest path, and
-    one child of the pending token."""
+    """DynaTree's tuned baseline (appendix C.1), D = 8, B = 3 and tau = 0.1. D counts from the draft's first token, in
+    Algorithm 1 and the authors' code: 9 tokens on the longest path, and one child of the pending token."""
 
     depth: int = Field(default=9, ge=1, le=64, description="drafted tokens on the longest path")
     root_breadth: int | None = Field(
@@ -46,11 +43,7 @@ class BaselineTreeConfig(FixedTreeConfig):
 
 
 class FixedTree(PlainShape):
-    """fixed(depth, breadth, threshold): every node but the first gets the same number of children down to one depth.
-
-    Args:
-        config: its settings.
-    """
+    """Every node but the first gets the same number of children down to one depth (SpecInfer)."""
 
     def __init__(self, config: FixedTreeConfig) -> None:
         self.config = config
@@ -70,20 +63,18 @@ AUTHORS_DEAD_ZONE = 0.1
 AUTHORS_CONFIDENCE_STEP = 0.05
 AUTHORS_CONFIDENCE_RANGE = (0.5, 0.95)
 AUTHORS_DEEP_RANGE = (0.3, 0.8)
-# Both rules wait for this many entries of history: a mean over fewer says little.
+# Both rules wait for this many entries of history.
 FEWEST_ENTRIES = 5
 # Keeps the two confidence thresholds apart when history moves the upper one.
 CONFIDENCE_GAP = 0.01
 
 
-class DynaTreeConfig(BaseModel):
+class DynaTreeConfig(ShapeConfig):
     """Settings of DynaTree (sections 3.3 to 3.5, Algorithm 1; what the paper omits is from the authors' code).
 
     The paper's names: B_min, B_mid, B_max; tau_h and tau_l on c(u), the probability of the best child; D0 and D_max;
     rho_stop and rho_deep; tau; a*, W, eta_D and eta_h.
     """
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     min_breadth: int = Field(
         default=1, ge=1, le=16, description="children of a node whose best child has at least high_confidence"
@@ -141,12 +132,12 @@ class DynaTreeConfig(BaseModel):
 
 @dataclass
 class DynaTreeState:
-    """What history has made of the settings for one request.
+    """What history has made of the settings, for one request or, by the authors' rule, from answer to answer.
 
     Attributes:
         base_depth: D0 as a real number, rounded where it is used.
         high_confidence, deep_path_prob: tau_h and rho_deep now.
-        rates: acceptance of recent rounds, accepted drafts over the deepest depth drafted.
+        rates: recent acceptance: of rounds, accepted drafts over the deepest depth drafted, or of answers.
         emitted, rounds: tokens and rounds of the answer so far.
         alone: it neither follows other answers nor counts for them.
     """
@@ -160,22 +151,8 @@ class DynaTreeState:
     alone: bool = False
 
 
-@dataclass
-class _AuthorsHistory:
-    """What the authors' rule carries from answer to answer."""
-
-    base_depth: float
-    high_confidence: float
-    deep_path_prob: float
-    rates: deque[float] = field(default_factory=deque)
-
-
 class DynaTree(PlainShape):
-    """The confidence-adaptive tree.
-
-    Args:
-        config: its settings.
-    """
+    """The confidence-adaptive tree."""
 
     def __init__(self, config: DynaTreeConfig) -> None:
         self.config = config
@@ -185,15 +162,14 @@ class DynaTree(PlainShape):
     def reset(self) -> None:
         self._carried = self._first()
 
-    def _first(self) -> _AuthorsHistory:
+    def _first(self) -> DynaTreeState:
         config = self.config
-        return _AuthorsHistory(
-            float(config.base_depth), config.high_confidence, config.deep_path_prob, deque(maxlen=config.window)
-        )
+        rates = deque[float](maxlen=config.window)
+        return DynaTreeState(float(config.base_depth), config.high_confidence, config.deep_path_prob, rates)
 
     def open(self, alone: bool = False) -> DynaTreeState:
-        carried, rates = self._first() if alone else self._carried, deque[float](maxlen=self.config.window)
-        return DynaTreeState(carried.base_depth, carried.high_confidence, carried.deep_path_prob, rates, alone=alone)
+        begin = self._first() if alone else self._carried
+        return replace(begin, rates=deque(maxlen=self.config.window), alone=alone)
 
     def grow(self, states: Sequence[DynaTreeState], level: Level) -> tuple[Tensor, Tensor]:
         """Dynamic breadth, dynamic depth and adaptive pruning of one level (section 3.3)."""
@@ -202,8 +178,7 @@ class DynaTree(PlainShape):
         ranks = torch.arange(level.log_probs.shape[1])
         selected = ranks < self._breadths(states, level)[:, None]
         if config.prune == "leaves":
-            # A node below the threshold has no descendant above it, so pruning afterwards would leave the same tree,
-            # but would have spent budget on it.
+            # Pruning afterwards would leave the same tree, but would have spent budget on it.
             selected &= likely
         base = torch.tensor([round(state.base_depth) for state in states])[level.owners, None]  # [F, 1]
         shallow = level.depth < base
@@ -227,12 +202,12 @@ class DynaTree(PlainShape):
     def observe(self, state: DynaTreeState, observation: Observation) -> None:
         """History adaptation: D0 and tau_h follow the acceptance of the last rounds (section 3.3)."""
         config, tree = self.config, observation.tree
-        accepted = sum(node < tree.drafted for node in observation.verdict.path) - 1  # grafts are none of its choices
+        accepted = sum(node < tree.drafted for node in observation.verdict.path) - 1  # without grafts
         state.rounds += 1
         state.emitted += accepted + 1
         deepest = max(tree.topology.depths[: tree.drafted])
         if not deepest:
-            return  # nothing was drafted, so nothing was learned
+            return
         state.rates.append(accepted / deepest)
         if config.history != "paper" or len(state.rates) < FEWEST_ENTRIES:
             return

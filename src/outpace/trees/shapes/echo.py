@@ -18,10 +18,10 @@ class EchoConfig(CheckpointConfig):
     """Settings of ECHO.
 
     Public are sparse gates on confidence at few calibrated depths, a threshold of 0.2 in the authors' example, and a
-    batch treated as one tree whose budget moves between depth and width. Where the gates stand and what a draft keeps
-    that ended at one is not: these are Graft's numbers, which says that it calibrates as ECHO does. `extra_depth` is
-    ours. Requests that are verified by rejection neither lend nor borrow: there the tree has a say in what is said, and
-    it must not depend on neighbours. They keep the budget that is theirs, in breadth where a gate has ended them.
+    batch treated as one tree whose budget moves between depth and width. Where the gates stand and what an ended draft
+    keeps is not public: these are Graft's numbers, which is calibrated as ECHO is. `extra_depth` is ours. Requests that
+    are verified by rejection neither lend nor borrow, because their answers depend on the tree and must not depend on
+    other requests. They keep their budget, in breadth where a gate has ended them.
     """
 
     thresholds: Numbers = Field(
@@ -41,10 +41,9 @@ class EchoState(GateState):
     """A request in ECHO.
 
     Attributes:
-        budget: of this round.
-        scores: cumulative scores of the nodes drafted this round, by level.
-        depth: of a drafted node at most, this round.
         alone: it neither lends nor borrows.
+        budget, depth: nodes and maximum depth of this round.
+        scores: cumulative scores of the nodes drafted this round, by level.
     """
 
     alone: bool = False
@@ -56,18 +55,12 @@ class EchoState(GateState):
 class Echo(Gated):
     """Gated beams of a batch as one tree with one budget.
 
-    A draft that ended keeps its share. The slots it leaves go to the best nodes of the drafts that went on, whichever
-    request's they are, so that these trees grow wider and deeper than their own budgets; what those cannot use, having
-    no more nodes, goes back to the drafts that ended, in breadth. Alone, a request therefore keeps its budget.
-
-    Args:
-        config: its settings.
+    A draft that ended keeps its share. The slots it leaves go to the best nodes of the drafts that went on, so those
+    trees grow wider and deeper than their own budgets; what they cannot use goes back to the drafts that ended, in
+    breadth. Alone, a request therefore keeps its budget.
     """
 
     config: EchoConfig
-
-    def __init__(self, config: EchoConfig) -> None:
-        super().__init__(config)
 
     def open(self, alone: bool = False) -> EchoState:
         return EchoState(alone=alone)
@@ -100,16 +93,15 @@ class Echo(Gated):
         return kept
 
     def _shared(self, states: Sequence[EchoState], budgets: Tensor) -> Tensor:
-        """How many nodes each keeps of requests that lend to one another [R]."""
+        """How many nodes each of the requests keeps that lend to one another [R]."""
         drafted = [torch.cat([torch.empty(0), *state.scores]).sort(descending=True).values for state in states]
         shares = super().kept(states, budgets).tolist()
         kept = [min(share, len(scores)) for share, scores in zip(shares, drafted, strict=True)]
-        has_ended = [state.stage is not None for state in states]
-        for group in (False, True):
+        for has_ended in (False, True):
             free = int(budgets.sum()) - sum(kept)
             spare = [  # the scores that would come next in each tree
-                scores[count : MAX_TREE_NODES - 1] if ended == group else scores[:0]
-                for scores, count, ended in zip(drafted, kept, has_ended, strict=True)
+                scores[count : MAX_TREE_NODES - 1] if (state.stage is not None) == has_ended else scores[:0]
+                for scores, count, state in zip(drafted, kept, states, strict=True)
             ]
             kept = [count + more for count, more in zip(kept, best_of(spare, free), strict=True)]
         return torch.tensor(kept, dtype=torch.int64)

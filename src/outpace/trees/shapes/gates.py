@@ -1,4 +1,4 @@
-"""Graft's pruning: a doubtful draft ends at one of a few checkpoints, which frees slots (arXiv 2605.20104, 3.1)."""
+"""Graft's pruning: a doubtful draft ends early, which frees slots (arXiv 2605.20104, 3.1; of chains, appendix F)."""
 
 import math
 from collections.abc import Sequence
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.budget.prices import Prices
 from outpace.core.drafting import Level
-from outpace.trees.shapes.base import Integers, Numbers, PlainShape, check_ascending, slashed
+from outpace.trees.shapes.base import Integers, Numbers, PlainShape, ShapeConfig, check_ascending, slashed
 from outpace.trees.shapes.beam import Beam, BeamConfig
 
 KEPT_OF = 60
@@ -22,12 +22,11 @@ class CheckpointConfig(BeamConfig):
     """A beam with gates at some depths.
 
     The paper names its checkpoints d0, d1 and d5 by the expansions before them: d0 is judged after the root draft step,
-    which has scored depth 1 of drafted tokens ("prune at root"), and Algorithm 2 judges d after expansion d, which has
-    scored depth d + 1. Hence 1, 2 and 6 here. Its full template, "the same maximum depth" as a base tree of depth 8 in
-    EAGLE's count, has 9 levels, which is the same shift: the base tree has depth=9 and 60 drafted nodes, which `graft`
-    and `echo` take by default off the CPU. The default thresholds are its own for Qwen3-8B on HumanEval (table 11),
-    which table 12 carries over to other texts; a warm-up calibrates these and the checkpoints for another drafter
-    (`shaping.calibration`).
+    which has scored depth 1, and Algorithm 2 judges d after expansion d, which has scored depth d + 1. Hence 1, 2 and 6
+    here. Its full template, "the same maximum depth" as a base tree of depth 8 in EAGLE's count, has 9 levels, the same
+    shift: the base tree has depth=9 and 60 drafted nodes, which `graft` and `echo` take by default off the CPU. The
+    default thresholds are its own for Qwen3-8B on HumanEval (table 11), which table 12 applies to other texts; a
+    warm-up calibrates these and the checkpoints for another drafter (`graft.calibration`).
     """
 
     checkpoints: Integers = Field(
@@ -77,7 +76,7 @@ class GateState:
     """A request in a gated shape.
 
     Attributes:
-        stage: of this round: which checkpoint, from 0, its draft ended at; None if no gate has closed.
+        stage: of this round: the checkpoint, from 0, at which its draft ended; None if no gate has closed.
     """
 
     stage: int | None = None
@@ -88,15 +87,9 @@ class Gated(Beam):
 
     The confidence c_d is exp(best cumulative score at depth d). A draft that ended keeps the best of its nodes, fewer
     the earlier it ended; one that no gate ends is the beam's tree.
-
-    Args:
-        config: its settings.
     """
 
     config: CheckpointConfig
-
-    def __init__(self, config: CheckpointConfig) -> None:
-        super().__init__(config)
 
     def open(self, alone: bool = False) -> Any:
         return GateState()
@@ -106,11 +99,11 @@ class Gated(Beam):
             state.stage = None
 
     def stage(self, state: GateState) -> int | None:
-        """Which checkpoint, from 0, ended the request's last draft; None if none did."""
+        """The checkpoint, from 0, that ended the request's last draft; None if none did."""
         return state.stage
 
     def share(self, budget: int, stage: int | None) -> int:
-        """Drafted nodes that a draft may keep which ended at a stage, None for one that was not ended.
+        """Drafted nodes that a draft keeps which ended at a stage, None for one that was not ended.
 
         The proportion that `kept` states for a budget of 60, rounded to the nearest number, halves up; at least one,
         unless the budget is 0.
@@ -135,10 +128,8 @@ class Gated(Beam):
         return super().goes_on(state, depth, scores)
 
 
-class CutConfig(BaseModel):
+class CutConfig(ShapeConfig):
     """Settings of the cut. The paper prunes by "draft logits" and gives no number: the default is ours."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     min_prob: float = Field(
         default=0.2, ge=0, le=1, description="probability below which a token and all behind it get no slot"
@@ -147,11 +138,7 @@ class CutConfig(BaseModel):
 
 
 class Cut(PlainShape):
-    """The best candidate of the best candidate, up to the first that is unlikely; that one does not count.
-
-    Args:
-        config: its settings.
-    """
+    """The best candidate of the best candidate, up to the first that is unlikely, which is left out."""
 
     width = 1
 

@@ -1,8 +1,9 @@
-"""Static shapes: which rank below which rank gets a slot, fixed before any token is known."""
+"""Static shapes and Graft's retrieval template: which ranks get a slot, fixed before any token is known."""
 
 import heapq
 from collections.abc import Sequence
 from functools import lru_cache
+from math import prod
 
 import torch
 
@@ -19,10 +20,9 @@ RANKS = 8
 RANK_HIT_RATES = (0.451, 0.111, 0.052, 0.029, 0.024, 0.020, 0.014, 0.013)
 
 # Medusa's static tree: 63 drafted nodes, ranks to 10 (arXiv 2401.10774). The paper gives the procedure (section 2.3.3:
-# add the node most likely to be right, again and again, its likelihood the product of its path's accuracies) but
-# neither the nodes nor the accuracies, and no set of heads was at hand to measure them. These are a model of ours:
-# head k is right at rank 1 in 0.6 x 0.75 ** k of cases, a little less at each further depth, and rank r in r ** -2.2 of
-# that, so that the first head's best five are right in 83 % (the authors report about 60 % and over 80 %).
+# always add the node most likely to be right, the product of its path's accuracies) but neither nodes nor accuracies.
+# These are a model of ours: head k is right at rank 1 in 0.6 x 0.75 ** k of cases, and rank r in r ** -2.2 of that, so
+# that the first head's best five are right in 83 % (the authors report about 60 % and over 80 %).
 MEDUSA_NODES = 63
 MEDUSA_RANKS = 10
 MEDUSA_HITS, MEDUSA_DECLINE, MEDUSA_SKEW = 0.6, 0.75, 2.2
@@ -36,33 +36,21 @@ class Chain:
 
 
 class RecyclingTemplate:
-    """The 80-node template of Token Recycling; smaller budgets take its most promising nodes.
+    """The 80-node template of Token Recycling. The nodes for budget K are a prefix-closed subset of those for K + 1."""
 
-    The nodes for budget K are a prefix-closed subset of those for K + 1.
-    """
-
-    def plan(self, budget: int, max_depth: int) -> RankPlan:
-        return _recycling_plan(budget, max_depth)
-
-
-@lru_cache(maxsize=1024)
-def _recycling_plan(budget: int, max_depth: int) -> RankPlan:
-    return rank_plan(best_paths([path for path in recycling_paths() if len(path) <= max_depth], budget))
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def plan(budget: int, max_depth: int) -> RankPlan:
+        return rank_plan(best_paths([path for path in recycling_paths() if len(path) <= max_depth], budget))
 
 
 class MedusaTemplate:
-    """A 63-node template by Medusa's procedure; other budgets take fewer or more steps of it.
+    """A template by Medusa's procedure. The nodes for budget K are a prefix-closed subset of those for K + 1."""
 
-    The nodes for budget K are a prefix-closed subset of those for K + 1.
-    """
-
-    def plan(self, budget: int, max_depth: int) -> RankPlan:
-        return _medusa_plan(budget, max_depth)
-
-
-@lru_cache(maxsize=1024)
-def _medusa_plan(budget: int, max_depth: int) -> RankPlan:
-    return rank_plan(medusa_paths(budget, max_depth))
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def plan(budget: int, max_depth: int) -> RankPlan:
+        return rank_plan(medusa_paths(budget, max_depth))
 
 
 def medusa_paths(budget: int, max_depth: int) -> list[RankPath]:
@@ -91,23 +79,18 @@ def recycling_paths() -> tuple[RankPath, ...]:
     level: list[RankPath] = [()]
     for count in LEVEL_COUNTS:
         children = [(*path, rank) for path in level for rank in range(RANKS)]
-        children.sort(key=lambda path: (_rank_product(path), path))
+        children.sort(key=lambda path: (prod(rank + 1 for rank in path), path))
         level = children[:count]
         paths += level
     return tuple(paths)
 
 
 def best_paths(paths: Sequence[RankPath], budget: int) -> list[RankPath]:
-    """The `budget` paths most likely to be accepted, by the product of their ranks' hit rates.
-
-    A path is never more likely than its prefix, and ties go to the shorter one, so the result is prefix-closed.
-    """
+    """The `budget` paths most likely to be accepted, by the product of their ranks' hit rates; ties go to the shorter
+    one, so the result is prefix-closed."""
 
     def order(path: RankPath) -> tuple[float, int, RankPath]:
-        likelihood = 1.0
-        for rank in path:
-            likelihood *= RANK_HIT_RATES[rank]
-        return -likelihood, len(path), path
+        return -prod(RANK_HIT_RATES[rank] for rank in path), len(path), path
 
     return sorted(paths, key=order)[:budget]
 
@@ -125,13 +108,6 @@ def rank_plan(paths: Sequence[RankPath]) -> RankPlan:
         above = level
     width = 1 + max((rank for path in ordered for rank in path), default=0)
     return RankPlan(Topology.of(parents), tuple(levels), width)
-
-
-def _rank_product(path: RankPath) -> int:
-    product = 1
-    for rank in path:
-        product *= rank + 1
-    return product
 
 
 # Nodes per depth of the templates for 20 slots (drafting ended at checkpoint d5), 36 (d1), 52 (d0), and of all that is

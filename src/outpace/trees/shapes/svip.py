@@ -4,20 +4,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
 from outpace.core.drafting import Level
-from outpace.trees.shapes.base import PlainShape
+from outpace.trees.shapes.base import PlainShape, ShapeConfig
 
 ENTROPY_SCALE = 0.15
 """The authors' factor below the root."""
 
 
-class SvipConfig(BaseModel):
+class SvipConfig(ShapeConfig):
     """Settings of SVIP."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     entropy_threshold: float = Field(
         default=0.3,
@@ -29,12 +27,9 @@ class SvipConfig(BaseModel):
 
 
 class Svip(PlainShape):
-    """The best candidate of the best candidate, until one was drafted in doubt; that one still counts.
+    """The best candidate of the best candidate, up to and including the first that was drafted with high entropy.
 
     The root bounds how often a draft is rejected. Where that is known, as of keyed drafts, it is compared itself.
-
-    Args:
-        config: its settings.
     """
 
     width = 1

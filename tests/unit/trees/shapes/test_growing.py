@@ -13,7 +13,7 @@ from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend, node_paths
-from outpace.trees.growing import GrowingProposer, within_room
+from outpace.trees.growing import GrowingProposer, within_slots
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
@@ -172,15 +172,15 @@ def test_nodes_are_numbered_breadth_first(wishes: list[Wish], config: FixedTreeC
             assert path[-1] in source.said[owner, path[:-1]]
 
 
-def test_within_room_by_hand() -> None:
+def test_within_slots_by_hand() -> None:
     """Guards against the best being chosen across requests, or among candidates that were not selected."""
     cumulative = torch.tensor([[-1.0, -5.0], [-2.0, -3.0], [-9.0, -9.5], [-0.1, -8.0]])
     selected = torch.tensor([[True, True], [True, True], [True, True], [False, True]])
     level = Level(2, torch.tensor([0, 0, 2, 2]), cumulative, cumulative)
-    kept = within_room(selected, level, torch.tensor([3, 0, 1]))
+    kept = within_slots(selected, level, torch.tensor([3, 0, 1]))
     assert kept.tolist() == [[True, False], [True, True], [False, False], [False, True]]
-    assert within_room(selected, level, torch.tensor([4, 0, 3])).tolist() == selected.tolist()
-    assert not within_room(selected, level, torch.tensor([0, 7, 0])).any()
+    assert within_slots(selected, level, torch.tensor([4, 0, 3])).tolist() == selected.tolist()
+    assert not within_slots(selected, level, torch.tensor([0, 7, 0])).any()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
