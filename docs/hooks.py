@@ -7,6 +7,7 @@ A line such as `<!-- outpace: options domino -->` in a page becomes a table. The
     shared              the options of every method that drafts with a model
     shapes              all shapes
     settings SHAPE      the settings of one
+    fields CLASS        the fields of LoadSettings, SamplingParams or ServeSettings
     command NAME        the options of a command, as in "command bench" or "command train capture"
     arrows              which package may import which, from tests/architecture/test_arrows.py
     file PATH           a file of the repository
@@ -28,10 +29,13 @@ from mkdocs.structure.files import Files
 from mkdocs.structure.pages import Page
 
 from outpace.cli import app
+from outpace.core.params import SamplingParams
+from outpace.core.settings import LoadSettings, default_of, settings_of
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.options import described, written
 from outpace.methods.catalog import BUILT_IN, method
 from outpace.methods.presets import presets_of
+from outpace.serve.settings import ServeSettings
 from outpace.trees.shapes.table import BUILT_IN as SHAPES
 
 ROOT = Path(__file__).parents[1]
@@ -105,6 +109,17 @@ def _settings(name: str) -> str:
     return "It has no settings." if kind is None else _table(OPTION, _cells(kind))
 
 
+def _fields(name: str) -> str:
+    kind = FIELDS[name]
+    rows = []
+    for field, about in settings_of(kind).items():
+        default = default_of(kind, field)
+        values = about.unit or (" or ".join(about.choices) if about.choices else "")
+        given = "required" if default is ... else "not set" if default in (None, ()) else f"`{default}`"
+        rows.append((f"`{field}`", values, given, about.description))
+    return _table(OPTION, rows)
+
+
 def _command(*names: str) -> str:
     command: Any = typer.main.get_command(app)
     for name in names:
@@ -149,6 +164,7 @@ def _arrows() -> str:
     return _table(("package", "may import"), rows)
 
 
+FIELDS: dict[str, Any] = {one.__name__: one for one in (LoadSettings, SamplingParams, ServeSettings)}
 OPTION = ("option", "values", "default", "meaning")
 TABLES: dict[str, Any] = {
     "methods": _methods,
@@ -156,6 +172,7 @@ TABLES: dict[str, Any] = {
     "shared": _shared,
     "shapes": _shapes,
     "settings": _settings,
+    "fields": _fields,
     "command": _command,
     "arrows": _arrows,
     "figures": _figures,

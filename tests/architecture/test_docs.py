@@ -27,6 +27,7 @@ SAID = {
     "shapes": "`src/outpace/trees/shapes/table.py`",
     "settings": "--shape ",
     "command": "`outpace COMMAND --help`",
+    "fields": "`src/outpace/core/",
     "arrows": "`tests/architecture/test_arrows.py`",
     "figures": "(../results.md#all-methods)",
 }

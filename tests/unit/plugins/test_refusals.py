@@ -19,7 +19,7 @@ from transformers.generation.logits_process import MinPLogitsWarper, Temperature
 import outpace
 from outpace.lib.errors import InvalidRequest, UnsupportedModel
 from outpace.models.borrow import borrow_target
-from outpace.plugins.translation import check_config
+from outpace.plugins.transformers import check_config
 from tests.unit.models.tiny import stock_model, tiny_config
 from tests.unit.plugins.test_transformers import Recorder, generate, padded
 
