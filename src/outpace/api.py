@@ -1,19 +1,11 @@
-"""The front door: load a model, generate, stream. The composition root of the library."""
+"""Load a model, generate, stream, chat."""
 
+import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from os import PathLike
-from typing import Any, overload
+from typing import Any, cast, overload
 
-from outpace.arguments import (
-    Batch,
-    Prompt,
-    as_batch,
-    checked_drafting,
-    checked_loading,
-    checked_params,
-    encoded,
-    resolved,
-)
 from outpace.budget.costs import PassCosts
 from outpace.chat import Chat
 from outpace.core.events import Generation
@@ -26,18 +18,174 @@ from outpace.engine.margin import Margin, margin_of
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
 from outpace.kernels.build import warn_without_kernels
-from outpace.lib.checks import check_flags, shown
+from outpace.lib.checks import check_flags, check_int, is_int, items_of, shown
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.paths import path_of
 from outpace.lib.stages import loading, stage
 from outpace.lib.threads import warn_of_spinning
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method
 from outpace.methods.profile import choose
 from outpace.methods.proposer_store import ProposerStore
+from outpace.methods.speculative_config import from_speculative_config
 from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
 from outpace.models.loading.load import load_target
 from outpace.models.target import TransformersTarget
-from outpace.models.tokenizer import TextCodec, grammar_tokenizer
+from outpace.models.tokenizer import ChatMessage, TextCodec, grammar_tokenizer
+
+Prompt = str | Sequence[int] | Sequence[ChatMessage] | ChatMessage | Mapping[str, Any]
+Batch = list[str] | tuple[str, ...] | Sequence[Sequence[int]] | Sequence[Sequence[ChatMessage]] | list[Prompt]
+_MOST_DEVICES = 128  # torch numbers them in a byte
+_KINDS = "give text, token ids or chat messages"
+
+
+def checked_params(
+    params: SamplingParams | None, options: dict[str, Any], one_sample_only: str | None = None
+) -> SamplingParams:
+    """Sampling parameters, given as such or as options.
+
+    Raises:
+        InvalidRequest: both were given, a bad option, or several samples where `one_sample_only` has one.
+    """
+    given: Any = params
+    if not isinstance(given, SamplingParams | None):
+        raise InvalidRequest(
+            f"params={shown(given)}: is a {type(given).__name__}; give outpace.SamplingParams(...), or its fields as "
+            "options, as in generate(prompt, temperature=0.7)"
+        )
+    if params is not None and options:
+        raise InvalidRequest(f"params and {', '.join(options)} were both given: put everything into one of them")
+    params = SamplingParams.from_options(**options) if params is None else params
+    if one_sample_only and params.n != 1:
+        raise InvalidRequest(f"n={params.n}: {one_sample_only} carries one sample; use generate for several")
+    return params
+
+
+def resolved(params: SamplingParams, codec: TextCodec) -> SamplingParams:
+    """The parameters with bad words as ids."""
+    if not params.bad_words:
+        return params
+    banned = [ids for word in params.bad_words for ids in codec.encode_word(word)]
+    return replace(params, bad_words=(), bad_words_ids=(*params.bad_words_ids, *banned))
+
+
+def checked_name(field: str, name: Any) -> str:
+    """A model's or a drafter's name, given as text or as a path."""
+    path = os.fspath(name) if isinstance(name, os.PathLike) else name
+    if not isinstance(path, str) or not path or not (path.isprintable() or path_of(path).exists()):
+        raise InvalidRequest(f"{field}={shown(name)}: must be a name or a path")
+    return path
+
+
+def checked_drafting(
+    method: Any, drafter: Any, budget: Any, speculative_config: Any
+) -> tuple[MethodLike | None, str | None]:
+    """The method and the drafter of `load`.
+
+    Raises:
+        InvalidRequest: an unknown method or option, a bad budget or drafter, or one given twice.
+    """
+    drafter = None if drafter is None else checked_name("drafter", drafter)
+    if speculative_config is not None:
+        method, drafter = from_speculative_config(speculative_config, method=method, drafter=drafter, budget=budget)
+    checked_budget(budget)
+    if isinstance(method, str):
+        parse_method(method)
+    return method, drafter
+
+
+def checked_loading(
+    model: Any, max_model_len: Any, max_num_seqs: Any, dtype: Any, device: Any, quantize: Any
+) -> dict[str, Any]:
+    """Options of `load_target` in their normal forms; `InvalidRequest` for a wrong type or bound."""
+    return {
+        "name": checked_name("model", model),
+        "max_model_len": None if max_model_len is None else check_int("max_model_len", max_model_len, 1),
+        "max_num_seqs": check_int("max_num_seqs", max_num_seqs, 1),
+        "dtype": _word("dtype", dtype),
+        "device": _device(device),
+        "quantize": _word("quantize", quantize),
+    }
+
+
+def _device(value: Any) -> str:
+    """A device as a word; a number is a GPU's, as in torch."""
+    return f"cuda:{check_int('device', value, 0, _MOST_DEVICES - 1)}" if is_int(value) else _word("device", value)
+
+
+def _word(field: str, value: Any) -> str:
+    """A word such as "float32", given as text or as torch's own object."""
+    word = str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
+    if not isinstance(word, str):
+        raise InvalidRequest(f"{field}={shown(value)}: must be text, and is a {type(value).__name__}")
+    return word
+
+
+def as_batch(prompts: Any) -> tuple[bool, list[Prompt]]:
+    """Whether this is one prompt, and the prompts. Ids of one dimension are one prompt, a rectangle is a batch.
+
+    Raises:
+        InvalidRequest: it is neither a prompt nor a list of prompts.
+    """
+    if _is_encoding(prompts):
+        prompts = _unpadded(prompts)
+    if isinstance(prompts, str | Mapping):
+        return True, [cast(Prompt, prompts)]
+    items = _items(prompts)
+    is_batch = items and (isinstance(items[0], str) or _is_encoding(items[0]) or items_of(items[0]) is not None)
+    return (False, items) if is_batch else (True, [cast(Prompt, items)])
+
+
+def encoded(prompt: Any, codec: TextCodec) -> list[int]:
+    """Ids of text, of chat messages, or ids; `InvalidRequest` for anything else, or if the template refuses it."""
+    if _is_encoding(prompt):
+        prompt = _unpadded(prompt)
+    if isinstance(prompt, str):
+        return codec.encode(prompt)
+    items: list[Any] = [prompt] if isinstance(prompt, Mapping) else _items(prompt)
+    if len(items) == 1 and isinstance(items[0], list):  # the only row of a rectangle
+        items = items[0]
+    if all(is_int(item) for item in items):
+        return [int(item) for item in items]
+    if all(isinstance(item, Mapping) for item in items):
+        return codec.encode_chat(items)
+    wrong = next(item for item in items if not is_int(item))
+    raise InvalidRequest(f"prompt of type {type(wrong).__name__}, {shown(wrong)}: {_KINDS}")
+
+
+def _items(prompt: Any) -> list[Any]:
+    """The items of a prompt or a batch that is no text and no mapping."""
+    if isinstance(prompt, bytes | bytearray | memoryview):
+        raise InvalidRequest(f"prompt={shown(prompt)}: bytes are neither text nor ids; decode them: prompt.decode()")
+    is_list = (
+        not isinstance(prompt, set | frozenset) and getattr(prompt, "ndim", 1) <= 2
+    )  # a dictionary's keys have order
+    items = items_of(prompt) if is_list else None
+    if items is None:
+        raise InvalidRequest(f"prompt={shown(prompt)}, a {type(prompt).__name__}: {_KINDS}, or a list of these")
+    return list(items)
+
+
+def _is_encoding(prompt: Any) -> bool:
+    """Whether this is what tokenizers return; another mapping is a message."""
+    return isinstance(prompt, Mapping) and "input_ids" in prompt
+
+
+def _unpadded(encoding: Mapping[str, Any]) -> list[Any]:
+    """Ids of a tokenizer's answer, in rows if it is of several texts, without those that its mask leaves out."""
+    ids, mask = _items(encoding["input_ids"]), encoding.get("attention_mask")
+    if mask is None:
+        return ids
+    rows, masks = (_items(both) for both in ((ids, mask) if _is_table(ids) else ([ids], [mask])))
+    kept = [_items(row) for row in masks]
+    if [len(row) for row in kept] != [len(_items(row)) for row in rows]:
+        raise InvalidRequest("attention_mask: must have a number for each of input_ids")
+    found = [[token for token, keep in zip(*pair) if keep] for pair in zip(rows, kept)]
+    return found if _is_table(ids) else found[0]
+
+
+def _is_table(items: Sequence[Any]) -> bool:
+    return bool(items) and items_of(items[0]) is not None
 
 
 class Model:
@@ -48,10 +196,10 @@ class Model:
         codec: its tokenizer.
         engine: the engine that all calls share.
         method, method_name: the default method, and what it is called.
-        method_from: "named", "the default", or "from the profile of" a day and its file, which `outpace tune` wrote.
-        drafter: name of the drafter that was given for all methods, if one was.
-        drafters: what the methods draft with.
-        exactness: whether tokens keep their bits in any company on this machine, which was probed at load.
+        method_from: "named", "the default", or "from the profile of" a date and the file that `outpace tune` wrote.
+        drafter: name of the drafter that was given for all methods, if any.
+        drafters: the drafters of the methods.
+        exactness: whether results are batch-invariant on this machine, which is probed at load.
     """
 
     def __init__(
@@ -82,10 +230,10 @@ class Model:
             self._default = self.proposer(self.method)  # which is always kept
 
     def proposer(self, method: MethodLike) -> Proposer:
-        """The proposer of a method such as "recycle:budget=8", with what it has learned; one made by hand as it is.
+        """The proposer of a method such as "recycle:budget=8", with its learned state; a proposer of yours as it is.
 
-        It is the same object as long as anybody has it, as open requests do. The default's is always kept, and the last
-        16 that were asked for are until `reset`.
+        It is the same object as long as it is referenced, as by open requests. The default's is always kept, and the
+        last 16 others until `reset`.
 
         Raises:
             InvalidRequest: an unknown method or option, a bad value, or an object that proposes nothing.
@@ -100,14 +248,14 @@ class Model:
         return self._proposers.get(parse_method(method) if isinstance(method, str) else method)
 
     def reset(self) -> None:
-        """Make every method forget what it learned from earlier requests, and the engine their prompts; methods that no
-        open request has, other than the default, are given up with their memory."""
+        """Reset what every method learned from earlier requests, and the prefix cache. Methods that no open request
+        uses are freed, except the default."""
 
         def forget(slot: int | None) -> None:
-            self._default.reset()  # one made by hand, too
+            self._default.reset()  # also a proposer of the caller's
             self._proposers.reset()
 
-        self.engine.forget_prefixes()  # first, for what is left in slots holds proposers
+        self.engine.forget_prefixes()  # first: cached slots hold proposers
         self.engine.between_steps(forget)
 
     @overload
@@ -144,8 +292,8 @@ class Model:
         """Generate answers; several prompts share the engine as one batch.
 
         Args:
-            prompts: text, token ids or chat messages, or a list of any of these. Text is taken as it is; chat
-                messages go through the model's chat template.
+            prompts: text, token ids or chat messages, or a list of any of these. Text is encoded as it is; chat
+                messages are rendered by the model's chat template.
             params: sampling parameters; or give them as keyword options.
             method: the method for these prompts, by default the model's.
             budget: drafted nodes per round, by default the method's.
@@ -167,7 +315,7 @@ class Model:
             self.engine.run_until(lambda: all(session.has_ended for session in own), own)
         except BaseException:
             open_ones = [session for group in sessions for session in group]
-            for session in open_ones:  # all of them before the first step, which a second Ctrl-C may cut short
+            for session in open_ones:  # all of them before the first step, which a second Ctrl-C may interrupt
                 session.is_cancelled = True
             for session in open_ones:
                 self.engine.cancel(session)
@@ -194,7 +342,7 @@ class Model:
         (session,) = self._add(prompt, params, method, budget, options, only_one=True)
         try:
             return TokenStream(self.engine, session)
-        except BaseException:  # whose traceback may hold it for long
+        except BaseException:  # whose traceback may keep the session alive
             session.is_cancelled = True
             raise
 
@@ -220,14 +368,11 @@ class Model:
         return Chat(self.engine, self.codec, params, *self._drafting(method, budget), system=system)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Ids of text, chat messages or ids; InvalidRequest where it is none of these, or the template refuses it."""
+        """Ids of text, chat messages or ids; `InvalidRequest` for anything else, or if the template refuses it."""
         return encoded(prompt, self.codec)
 
     def margin(self, ids: Sequence[int], params: SamplingParams, tokens: tuple[int, int], prompt_length: int) -> Margin:
-        """How close the choice between two tokens after `ids` was, in this model's precision.
-
-        The first `prompt_length` ids are the prompt.
-        """
+        """How close the choice between two tokens after `ids` was; the first `prompt_length` ids are the prompt."""
         return margin_of(self.engine, ids, resolved(params, self.codec), tokens, prompt_length)
 
     def _add(

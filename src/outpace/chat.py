@@ -12,14 +12,8 @@ from outpace.models.tokenizer import ChatMessage, TextCodec
 class Chat:
     """A conversation with a model, made by `Model.chat`. Close it, or use it as a context manager, to free its slot.
 
-    The chat template renders the whole conversation anew at every turn. As far as the new ids begin like those whose
-    KV the slot holds they are not computed again; the answers do not depend on how far that is.
-
-    Args:
-        engine, codec: the model.
-        params: sampling parameters of every answer.
-        proposer, budget: how to draft, as for `Engine.add`.
-        system: a system message that opens the conversation.
+    The chat template renders the whole conversation at every turn. The common beginning with the ids in the slot's KV
+    cache is not computed again; answers do not depend on its length.
 
     Attributes:
         messages: the conversation so far, the system message included.
@@ -41,24 +35,20 @@ class Chat:
         self._proposer, self._budget = proposer, budget
         self._opening: list[ChatMessage] = [] if system is None else [{"role": "system", "content": system}]
         self._kept: KeptSlot | None = None
-        self._open: tuple[Session, list[ChatMessage]] | None = None  # the answer that may still run, to what was said
-        codec.encode_chat([*self._opening, {"role": "user", "content": "?"}])  # told now, not at the first message
+        self._open: tuple[Session, list[ChatMessage]] | None = (
+            None  # an answer that may still run, and the messages before it
+        )
+        codec.encode_chat([*self._opening, {"role": "user", "content": "?"}])  # fails now, not at the first message
         self.messages = list(self._opening)
 
     def send(self, text: str) -> TokenStream:
-        """Say something and stream the answer.
+        """Send a message of the user and stream the answer.
 
-        The turn joins `messages` when its answer ends. An answer that is stopped, closed or dropped early stays as far
-        as it came; an answer that is still running is closed by the next call.
-
-        Args:
-            text: what the user says.
-
-        Returns:
-            The answer's events.
+        The turn is added to `messages` when its answer ends. An answer that is stopped, closed or dropped early stays
+        as it is then; an answer that is still running is closed by the next call.
 
         Raises:
-            InvalidRequest: the conversation does not fit the context any more; it is as it was before the call.
+            InvalidRequest: the conversation exceeds the context; it is as it was before the call.
         """
         self._close_stream()
         asked: ChatMessage = {"role": "user", "content": text}
@@ -75,7 +65,7 @@ class Chat:
             stream = TokenStream(self._engine, session, self._finish)
             self._kept = None
             self._open = session, [*self.messages, asked]
-        except BaseException:  # whose traceback may hold it for long
+        except BaseException:  # whose traceback may keep the session alive
             session.is_cancelled = True
             raise
         return stream
@@ -99,17 +89,17 @@ class Chat:
         self.close()
 
     def _finish(self, session: Session) -> None:
-        """Take in an answer that has ended."""
+        """Add an answer that has ended."""
         if self._open is None or self._open[0] is not session:
             return
-        said = self._open[1]
+        before = self._open[1]
         self._kept = session.kept
         if session.error is None:
-            self.messages = [*said, {"role": "assistant", "content": session.stopper.text}]
-        self._open = None  # last: until then it can be done again
+            self.messages = [*before, {"role": "assistant", "content": session.stopper.text}]
+        self._open = None  # last: until then this can be repeated
 
     def _close_stream(self) -> None:
-        """End an answer that still runs. Its stream, which may be gone, is not held."""
+        """End an answer that still runs. Its stream may be gone."""
         if self._open is not None:
             session, _ = self._open
             self._engine.cancel(session)

@@ -41,7 +41,7 @@ class AnswerStream:
         retries: how many times the server was busy before.
 
     Attributes:
-        text: what was said so far.
+        text: the text so far.
         pieces: how many pieces it came in.
         finish_reason: why the answer ended; None before.
         usage: the server's counts of tokens, empty where it tells none.
@@ -246,32 +246,32 @@ class Endpoint:
                         f"endpoint={self.url!r}: nobody answers ({_reason(error)}); is the server running, and are "
                         "host and port right?"
                     ) from error
-                said, caught = _reason(error), error
+                text, caught = _reason(error), error
             else:
                 if response.status_code == 200:
                     return response, attempt
-                said = _said(response)
+                text = _message(response)
                 if response.status_code not in BUSY and not (self._patient and response.status_code >= 500):
-                    raise self._refusal(response.status_code, said)
+                    raise self._refusal(response.status_code, text)
                 pause = _retry_after(response, pause)
             if attempt + 1 < ATTEMPTS:
                 sleep(min(pause, LONGEST_PAUSE_S))
-        raise ServerAway(f"endpoint={self.url!r}: {said}, {ATTEMPTS} times") from caught
+        raise ServerAway(f"endpoint={self.url!r}: {text}, {ATTEMPTS} times") from caught
 
-    def _refusal(self, status: int, said: str) -> Exception:
+    def _refusal(self, status: int, text: str) -> Exception:
         if status in REFUSALS:
-            return InvalidRequest(said)
+            return InvalidRequest(text)
         if status in KEY_REFUSED:
             wanted = "refuses the API key" if self._has_key else "wants an API key"
             return ModelError(
-                f"endpoint={self.url!r}: {wanted}: {said}; give --api-key, or set OUTPACE_API_KEY in the environment"
+                f"endpoint={self.url!r}: {wanted}: {text}; give --api-key, or set OUTPACE_API_KEY in the environment"
             )
         if status in (404, 405):
             return ModelError(
-                f"endpoint={self.url!r}: {said}; is this the base of an OpenAI-compatible API, as "
+                f"endpoint={self.url!r}: {text}; is this the base of an OpenAI-compatible API, as "
                 "http://host:8000/v1, and does the server have this model?"
             )
-        return ModelError(f"endpoint={self.url!r}: {said}")
+        return ModelError(f"endpoint={self.url!r}: {text}")
 
 
 def _base(url: str) -> str:
@@ -284,27 +284,27 @@ def _base(url: str) -> str:
     return url.rstrip("/") if parsed.path.strip("/") else f"{url.rstrip('/')}/v1"
 
 
-def _said(response: httpx.Response) -> str:
+def _message(response: httpx.Response) -> str:
     """Status and message of a refusal, which is read and closed."""
-    said = ""
+    text = ""
     try:
         response.read()
-        said = response.text[:300]
+        text = response.text[:300]
         found = response.json()
         error = found.get("error", found.get("detail")) if isinstance(found, dict) else None
         message = error.get("message") if isinstance(error, dict) else error
-        said = message if isinstance(message, str) else said
+        text = message if isinstance(message, str) else text
     except (ValueError, httpx.TransportError):
         pass  # no JSON: the text itself; a body that breaks off: the status alone
     finally:
         response.close()
-    return f"HTTP {response.status_code}" + (f": {said}" if said else "")
+    return f"HTTP {response.status_code}" + (f": {text}" if text else "")
 
 
 def _retry_after(response: httpx.Response, otherwise: float) -> float:
     """Seconds that the server asks to wait; its other form, a date, is not read."""
-    said = response.headers.get("Retry-After", "")
-    return float(said) if said.isdigit() else otherwise
+    text = response.headers.get("Retry-After", "")
+    return float(text) if text.isdigit() else otherwise
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""What a server says of itself: its models, and whether it is one of ours."""
+"""A server's models and counters, request fields, and conversations with it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,10 +18,9 @@ class Server:
     """A server that answers.
 
     Attributes:
-        model: the name to ask for.
-        default_method: what our server does where a request names no method; None for servers of others, which take
-            no methods.
-        facts: for records: what it says of its model and version.
+        model: the name to request.
+        default_method: of our own servers; None for others, which take no methods.
+        facts: its model and version, for records.
     """
 
     model: str
@@ -35,11 +34,7 @@ class Server:
 
 
 def find_server(endpoint: Endpoint, model: str | None = None) -> Server:
-    """Look at a server.
-
-    Args:
-        endpoint: where it is.
-        model: the name to ask for; by default the only one that it has.
+    """The server at an endpoint; `model` is the name to request, by default its only one.
 
     Raises:
         InvalidRequest: no name was given, and it has several.
@@ -166,13 +161,7 @@ def speculation_fields(method: str | None, budget: int | None = None) -> dict[st
 
 
 class RemoteChat:
-    """A conversation with a server; what `outpace.Chat` is on a model here.
-
-    Args:
-        endpoint, server: who answers.
-        params: sampling parameters of every answer.
-        system: a system message that opens the conversation.
-        method, budget: how an outpace server drafts; ignored for servers of others.
+    """A conversation with a server, as `outpace.Chat` with a local model. Method and budget are for our own servers.
 
     Attributes:
         messages: the conversation so far, the system message included.
@@ -196,18 +185,15 @@ class RemoteChat:
 
     @contextmanager
     def send(self, text: str) -> Iterator[AnswerStream]:
-        """Say something and stream the answer. Leaving the block early cancels it; it stays as far as it came.
-
-        Args:
-            text: what the user says.
+        """Send a message and stream the answer. Leaving the block early cancels it; what came of it stays.
 
         Raises:
             InvalidRequest, ModelError: as `Endpoint.stream`; the conversation is as it was before the call.
         """
-        said = [*self.messages, {"role": "user", "content": text}]
-        with self._endpoint.stream("chat/completions", self._fields | {"messages": said}) as stream:
+        messages = [*self.messages, {"role": "user", "content": text}]
+        with self._endpoint.stream("chat/completions", self._fields | {"messages": messages}) as stream:
             yield stream
-        self.messages = [*said, {"role": "assistant", "content": stream.text}]
+        self.messages = [*messages, {"role": "assistant", "content": stream.text}]
 
     def reset(self) -> None:
         """Forget the conversation but for the system message."""

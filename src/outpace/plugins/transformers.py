@@ -78,7 +78,7 @@ def custom_generate(
     """
     spec = method if isinstance(method, MethodSpec) else parse_method(method)
     if drafter is not None and not spec.uses_draft_model:
-        raise InvalidRequest(f"drafter={type(drafter).__name__}: method {shown(spec)} uses no draft model")
+        raise InvalidRequest(f"drafter={type(drafter).__name__}: method {shown(method)} uses no draft model")
     if not isinstance(drafter, PreTrainedModel | None):
         raise InvalidRequest(f"drafter={shown(drafter)}: must be a transformers model, loaded")
     check_flags(pack=pack)
@@ -218,16 +218,11 @@ def _bring_tokenizer_back() -> None:
 
 
 class Row:
-    """A prompt and what was generated behind it.
-
-    Args:
-        session: that decodes it.
-        prompt: [P] ids, padding included: as much of a stop string may stand there as stock `generate` would see.
-        criteria: of stop strings, which are asked about every new token as stock `generate` asks them.
+    """A prompt and the ids generated after it. The padding counts, as stop strings of stock `generate` may lie in it.
 
     Attributes:
         new: generated ids.
-        end: how many of them there are when it ends; None as long as it does not.
+        end: how many of them there are when the row ends; None before.
     """
 
     def __init__(self, session: Session, prompt: Tensor, criteria: Sequence[StopStringCriteria]) -> None:
@@ -249,13 +244,10 @@ class Row:
 
 
 class Rows:
-    """The rows of one call, and a streamer that hears a column as soon as all rows have it.
+    """The rows of one call, and a streamer that gets a column as soon as all rows have it.
 
-    Args:
-        rows: in order.
-        pad: fills up rows that ended before others; None where they go on instead, as stock `generate` lets them when
-            nothing but a stop string or a length ends a row.
-        streamer: of the caller's.
+    `pad` fills up rows that ended before others; with None they continue instead, as in stock `generate` when nothing
+    but a stop string or a length ends a row.
     """
 
     def __init__(self, rows: Sequence[Row], pad: int | None, streamer: BaseStreamer | None) -> None:
@@ -298,7 +290,7 @@ class Rows:
         self._streamed = max(self._streamed, ready)
 
     def _table(self, width: int) -> Tensor:
-        """[B, width] ids of all rows, padded behind their ends."""
+        """[B, width] ids of all rows, padded after their ends."""
         rows = []
         for row in self._rows:
             ids = row.new if self._pad is None else row.new[: row.end]
@@ -362,12 +354,7 @@ def check_config(model: PreTrainedModel, config: GenerationConfig, assistant: ob
 
 
 def params_of(processors: Iterable[LogitsProcessor], do_sample: bool, width: int) -> dict[str, Any]:
-    """Options of `SamplingParams` that say what the processors do.
-
-    Args:
-        processors: made by `generate` from its configuration, and the user's own.
-        do_sample: false for greedy decoding, at temperature 0.
-        width: of the prompts, padding included.
+    """Options of `SamplingParams` that are equivalent to logits processors, for prompts of a width with padding.
 
     Raises:
         InvalidRequest: a processor that we do not compute, has unusual settings, or stands in another order.
@@ -418,11 +405,7 @@ def stops_of(criteria: Iterable[StoppingCriteria]) -> Stops:
 
 
 def unpadded_rows(input_ids: Tensor, arguments: dict[str, Any]) -> list[list[int]]:
-    """The prompts [B, P] without their padding.
-
-    Args:
-        input_ids: [B, P].
-        arguments: what `generate` would pass to the model's forward.
+    """The prompts [B, P] without their padding; `arguments` are those of the model's forward.
 
     Raises:
         InvalidRequest: padding elsewhere than on the left, positions of one's own, a cache to go on from or to fill,

@@ -1,9 +1,11 @@
-"""From the engine's news to an HTTP answer, whole or as a stream of events."""
+"""HTTP answers made of the engine's events, whole or as a stream."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections import defaultdict
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from secrets import token_hex
 from time import time
 from typing import Any
@@ -14,22 +16,197 @@ from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from outpace import __version__
-from outpace.core.events import ORIGINS, Sample, StepEvent
+from outpace.core.events import ORIGINS, Sample, StepEvent, TokenLogprob
 from outpace.models.tokenizer import Pieces
 from outpace.serve.engine_thread import Inbox, News
 from outpace.serve.errors import ApiError, from_engine
-from outpace.serve.forms import Form, Trace
 from outpace.serve.requests import SharedFields
 from outpace.serve.service import Order, Service
+from outpace.serve.tool_calls import CallReader
+
+LEAST = -9999.0
+"""OpenAI's replacement for minus infinity, which JSON does not have."""
+
+Choice = dict[str, Any]
+
+
+class ChatForm:
+    """Chat answers. With `may_call`, calls of tools are read from the text."""
+
+    prefix, whole_kind, piece_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, pieces: Pieces, wants_logprobs: bool, may_call: bool = False) -> None:
+        self._pieces, self._wants_logprobs = pieces, wants_logprobs
+        self._readers: defaultdict[int, CallReader] | None = defaultdict(CallReader) if may_call else None
+
+    def opening(self, index: int) -> list[Choice]:
+        """The first piece of a choice in a stream."""
+        return [self._piece(index, {"role": "assistant", "content": ""})]
+
+    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> list[Choice]:
+        """New text and log-probabilities, in no piece or several."""
+        deltas = self._deltas(index, text)
+        if logprobs and self._wants_logprobs:
+            first = deltas[0] if deltas else {"content": ""}
+            return [self._piece(index, first, logprobs), *(self._piece(index, delta) for delta in deltas[1:])]
+        return [self._piece(index, delta) for delta in deltas]
+
+    def closing(self, index: int, finish_reason: str) -> list[Choice]:
+        """The last pieces of a choice."""
+        rest = [] if self._readers is None else self._readers[index].close()
+        end = self._piece(index, {}, finish_reason=self._reason(index, finish_reason))
+        return [*(self._piece(index, delta) for delta in rest), end]
+
+    def whole(self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str) -> Choice:
+        """A choice of an answer that is sent at once."""
+        deltas = self._deltas(index, text) + ([] if self._readers is None else self._readers[index].close())
+        parts = "".join(delta.get("content", "") for delta in deltas)
+        calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
+        message: dict[str, Any] = {"role": "assistant", "content": parts, "refusal": None}
+        if calls:
+            message["content"] = parts or None
+            message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
+        shown = {"content": self._logprobs(logprobs), "refusal": None} if self._wants_logprobs else None
+        reason = self._reason(index, finish_reason)
+        return {"index": index, "message": message, "logprobs": shown, "finish_reason": reason}
+
+    def empty(self, index: int) -> Choice:
+        """A choice without text, which carries a report or a trace."""
+        return self._piece(index, {})
+
+    def _deltas(self, index: int, text: str) -> list[dict[str, Any]]:
+        if self._readers is not None:
+            return self._readers[index].push(text)
+        return [{"content": text}] if text else []
+
+    def _reason(self, index: int, finish_reason: str) -> str:
+        has_called = self._readers is not None and self._readers[index].has_called
+        return "tool_calls" if has_called and finish_reason == "stop" else finish_reason
+
+    def _piece(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: Sequence[TokenLogprob] = (),
+        finish_reason: str | None = None,
+    ) -> Choice:
+        shown = {"content": self._logprobs(logprobs), "refusal": None} if logprobs else None
+        return {"index": index, "delta": delta, "logprobs": shown, "finish_reason": finish_reason}
+
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+        return [
+            self._token(one.token_id, one.logprob)
+            | {"top_logprobs": [self._token(token, logprob) for token, logprob in one.top]}
+            for one in (logprobs if self._wants_logprobs else ())
+        ]
+
+    def _token(self, token: int, logprob: float) -> dict[str, Any]:
+        parts = self._pieces.bytes_of(token)
+        return {"token": self._pieces.text_of(token), "logprob": max(logprob, LEAST), "bytes": list(parts)}
+
+
+class CompletionForm:
+    """Completions."""
+
+    prefix, whole_kind, piece_kind = "cmpl-", "text_completion", "text_completion"
+
+    def __init__(self, pieces: Pieces, wants_logprobs: bool) -> None:
+        self._pieces, self._wants_logprobs = pieces, wants_logprobs
+        self._offsets: dict[int, int] = {}
+
+    def opening(self, index: int) -> list[Choice]:
+        return []
+
+    def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> list[Choice]:
+        if not text and not (logprobs and self._wants_logprobs):
+            return []
+        return [self._choice(index, text, logprobs, None)]
+
+    def closing(self, index: int, finish_reason: str) -> list[Choice]:
+        return [self._choice(index, "", (), finish_reason)]
+
+    def whole(self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str) -> Choice:
+        return self._choice(index, text, logprobs, finish_reason)
+
+    def empty(self, index: int) -> Choice:
+        return self._choice(index, "", (), None)
+
+    def _choice(self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str | None) -> Choice:
+        shown = self._logprobs(index, logprobs) if self._wants_logprobs else None
+        return {"index": index, "text": text, "logprobs": shown, "finish_reason": finish_reason}
+
+    def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
+        tokens = [self._pieces.text_of(one.token_id) for one in logprobs]
+        offsets, offset = [], self._offsets.get(index, 0)
+        for token in tokens:
+            offsets.append(offset)
+            offset += len(token)
+        self._offsets[index] = offset
+        return {
+            "tokens": tokens,
+            "token_logprobs": [max(one.logprob, LEAST) for one in logprobs],
+            "top_logprobs": [
+                {self._pieces.text_of(token): max(logprob, LEAST) for token, logprob in one.top} for one in logprobs
+            ],
+            "text_offset": offsets,
+        }
+
+
+Form = ChatForm | CompletionForm
+
+
+class Trace:
+    """Token origins and draft trees of one streamed choice. The text of `silent` ids, as an EOS, is not shown."""
+
+    def __init__(self, pieces: Pieces, silent: frozenset[int]) -> None:
+        self._pieces, self._silent = pieces, silent
+        self._open = b""  # bytes that the answer does not show yet: part of a character, or of a stop string
+
+    def describe(self, event: StepEvent) -> dict[str, Any]:
+        """The extension of a chunk: `choices[i].outpace`. The texts of its tokens together are the chunk's text."""
+        texts = self._texts(event)
+        return {
+            "tokens": [
+                {"id": token, "text": text, "origin": origin}
+                for token, text, origin in zip(event.tokens, texts, event.origins, strict=True)
+            ],
+            "rounds": [
+                {
+                    "tokens": [self._pieces.text_of(token) for token in one.tokens],
+                    "ids": one.tokens,
+                    "parents": one.parents,
+                    "origins": one.origins,
+                    "path": one.path,
+                }
+                for one in event.rounds
+            ],
+        }
+
+    def _texts(self, event: StepEvent) -> list[str]:
+        """The text that became certain with each token. A character belongs to the token that completes it."""
+        parts = [b"" if token in self._silent else self._pieces.bytes_of(token) for token in event.tokens]
+        stream, shown = self._open + b"".join(parts), event.text.encode()
+        if not event.tokens:
+            return []
+        if not stream.startswith(shown):  # the tokenizer has changed it, or the answer ended before it
+            self._open = b""
+            return [*[""] * (len(parts) - 1), event.text]
+        ends = [len(self._open) + end for end in accumulate(map(len, parts))]
+        texts, token, offset = [""] * len(parts), 0, 0
+        for character in event.text:
+            offset += len(character.encode())
+            while ends[token] < offset:
+                token += 1
+            texts[token] += character
+        self._open = stream[len(shown) :]
+        return texts
+
 
 JSON = "application/json"
 
 
 class Deadline:
-    """Of one request; begins in the event loop.
-
-    Args:
-        seconds: that it may take from now on.
+    """The time by which a request must be answered; it starts when this is made, in the event loop.
 
     Attributes:
         at: on the loop's clock.
@@ -40,17 +217,12 @@ class Deadline:
         self.at = asyncio.get_running_loop().time() + seconds
 
     def missed(self) -> ApiError:
-        """What to say when it has passed."""
-        said = f"the answer took longer than {self._seconds:g} s: ask for fewer tokens"
-        return ApiError(504, said, code="timeout", kind="timeout_error")
+        text = f"the answer took longer than {self._seconds:g} s: ask for fewer tokens"
+        return ApiError(504, text, code="timeout", kind="timeout_error")
 
     @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
-        """Do something that must be done by then.
-
-        Raises:
-            ApiError: it was not.
-        """
+    async def enforced(self) -> AsyncIterator[None]:
+        """Cancel the block at the deadline, with an `ApiError`."""
         try:
             async with asyncio.timeout_at(self.at):
                 yield
@@ -61,30 +233,18 @@ class Deadline:
 def report(sample: Sample, method: str) -> dict[str, Any]:
     """The extension of a choice: `choices[i].outpace`."""
     metrics = sample.metrics
+    names = ("steps", "tokens_per_step", "drafted", "accepted", "accepted_per_depth", "plain_steps", "reused_tokens")
+    origins = {origin: metrics.accepted_by_origin.get(origin, 0) for origin in ORIGINS if origin != "pending"}
     return {
         "method": method,
-        "steps": metrics.steps,
-        "tokens_per_step": metrics.tokens_per_step,
-        "drafted": metrics.drafted,
-        "accepted": metrics.accepted,
-        "accepted_per_depth": metrics.accepted_per_depth,
-        "by_origin": {origin: metrics.accepted_by_origin.get(origin, 0) for origin in ORIGINS if origin != "pending"}
-        | {"bonus": metrics.new_tokens - metrics.accepted},
-        "plain_steps": metrics.plain_steps,
-        "reused_tokens": metrics.reused_tokens,
-        "ttft_ms": metrics.ttft_ms,
-        "decode_ms": metrics.decode_ms,
+        **{name: getattr(metrics, name) for name in (*names, "ttft_ms", "decode_ms")},
+        "by_origin": origins | {"bonus": metrics.new_tokens - metrics.accepted},
         "seed": sample.seed,
     }
 
 
 def usage(samples: Iterable[tuple[int, Sample]], n: int) -> dict[str, Any]:
-    """Tokens of a request: each prompt once, each answer.
-
-    Args:
-        samples: with the index of their choice.
-        n: answers to each prompt.
-    """
+    """Tokens of a request: each prompt once, with its `n` answers; samples come with the index of their choice."""
     everything = list(samples)
     firsts = [sample.metrics for index, sample in everything if index % n == 0]
     prompt = sum(metrics.prompt_tokens for metrics in firsts)
@@ -99,12 +259,7 @@ def usage(samples: Iterable[tuple[int, Sample]], n: int) -> dict[str, Any]:
 
 @dataclass
 class Answer:
-    """One request that is being answered.
-
-    Attributes:
-        service, body, order, form: who, what was asked, of the engine, and how it looks.
-        deadline: of the request.
-    """
+    """One request that is being answered."""
 
     service: Service
     body: SharedFields
@@ -123,11 +278,7 @@ class Answer:
         self._traces: dict[int, Trace] = {}
 
     async def whole(self, inbox: Inbox) -> dict[str, Any]:
-        """The body of an answer that is sent at once.
-
-        Raises:
-            ApiError: a choice failed, or took too long.
-        """
+        """The body of an answer that is sent at once; `ApiError` where a choice failed or took too long."""
         async for _ in self._news(inbox):
             pass
         choices = []
@@ -161,7 +312,7 @@ class Answer:
         choices = list(self.form.piece(index, event.text, event.logprobs or ()))
         if self.body.options.trace and event.tokens:
             choices = choices or [self.form.empty(index)]
-            choices[0]["outpace"] = self._trace(index).told(event)
+            choices[0]["outpace"] = self._trace(index).describe(event)
         return choices
 
     def _trace(self, index: int) -> Trace:
@@ -171,7 +322,7 @@ class Answer:
         return self._traces[index]
 
     async def _news(self, inbox: Inbox) -> AsyncIterator[News]:
-        """All news to the end of the last choice."""
+        """All events and results until the last choice ends."""
         while len(self._samples) < self.order.samples:
             try:
                 index, news = await inbox.get(self.deadline.at)
@@ -205,7 +356,7 @@ def _event(value: dict[str, Any]) -> bytes:
 
 
 class EventStream(StreamingResponse):
-    """A stream that lets go of its request when it ends, also where it never began."""
+    """A stream that releases its request when it ends, also where it never began."""
 
     def __init__(self, events: AsyncIterator[bytes], held: AsyncExitStack) -> None:
         super().__init__(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
@@ -219,14 +370,10 @@ class EventStream(StreamingResponse):
 async def answer(
     request: Request, service: Service, body: SharedFields, order: Order, form: Form, deadline: Deadline
 ) -> Response:
-    """Run an order and answer; it is cancelled where the client goes away.
-
-    Raises:
-        ApiError: it was not admitted, or failed.
-    """
+    """Run an order and answer it, or raise `ApiError`; it is cancelled if the client leaves."""
     made = Answer(service, body, order, form, deadline)
     async with AsyncExitStack() as stack:
-        async with deadline.kept():
+        async with deadline.enforced():
             inbox = await stack.enter_async_context(service.running(order))
         if body.stream:
             return EventStream(made.events(inbox), stack.pop_all())
@@ -235,11 +382,11 @@ async def answer(
 
 
 class ClientGone(Exception):
-    """Nobody waits for the answer any more."""
+    """The client has closed the connection."""
 
 
 async def _unless_gone(request: Request, work: Any) -> Any:
-    """The result of work, which is cancelled where the client goes away."""
+    """The result of work, which is cancelled if the client leaves."""
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""The endpoints."""
+"""The endpoints, their OpenAPI description, and the playground."""
 
 from importlib.resources import files
 from typing import Any
@@ -17,9 +17,8 @@ from starlette.types import Scope
 
 from outpace import __version__
 from outpace.methods.catalog import methods
-from outpace.serve.answers import ClientGone, Deadline, answer
+from outpace.serve.answers import ChatForm, ClientGone, CompletionForm, Deadline, answer
 from outpace.serve.errors import ApiError, ErrorAnswer
-from outpace.serve.forms import ChatForm, CompletionForm
 from outpace.serve.prepare import prepared
 from outpace.serve.requests import ChatRequest, CompletionRequest
 from outpace.serve.service import Service
@@ -32,7 +31,7 @@ def create_app(service: Service) -> FastAPI:
     app.state.service = service
     _add_answers(app, service)
     _add_facts(app, service)
-    _add_signs_of_life(app, service)
+    _add_probes(app, service)
     _add_errors(app, service)
     add_playground(app)
     describe(app)
@@ -41,56 +40,48 @@ def create_app(service: Service) -> FastAPI:
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
+    async def answered(request: Request, kind: type[ChatRequest] | type[CompletionRequest]) -> Response:
+        service.check_capacity(1)  # before anything is read, encoded or compiled for it
+        deadline = Deadline(service.settings.timeout)
+        data = await request.body()
+        with service.reading():
+            async with deadline.enforced():
+                body, order = await prepared(service, kind, data)
+        entry = request.scope["state"]["entry"]
+        entry |= {
+            "decoded_by": order.method,
+            "prompt_tokens": sum(map(len, order.prompts)),
+            "stream": bool(body.stream),
+        }
+        if service.settings.log_prompts:
+            entry["body"] = body.model_dump(exclude_unset=True)
+        has_logprobs = body.ranked is not None
+        form = (
+            ChatForm(service.pieces, has_logprobs, body.may_call)
+            if isinstance(body, ChatRequest)
+            else CompletionForm(service.pieces, has_logprobs)
+        )
+        return await answer(request, service, body, order, form, deadline)
+
     @app.post("/v1/chat/completions", openapi_extra=takes(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         """An answer to a conversation."""
-        service.check_room(1)  # before anything is read, encoded or compiled for it
-        deadline = Deadline(service.settings.timeout)
-        data = await request.body()
-        with service.reading():
-            async with deadline.kept():
-                body, order = await prepared(service, ChatRequest, data)
-        _note(request, service, body, order)
-        form = ChatForm(service.pieces, body.ranked is not None, body.may_call)
-        return await answer(request, service, body, order, form, deadline)
+        return await answered(request, ChatRequest)
 
     @app.post("/v1/completions", openapi_extra=takes(CompletionRequest))
     async def completions(request: Request) -> Response:
-        """What follows a text."""
-        service.check_room(1)
-        deadline = Deadline(service.settings.timeout)
-        data = await request.body()
-        with service.reading():
-            async with deadline.kept():
-                body, order = await prepared(service, CompletionRequest, data)
-        _note(request, service, body, order)
-        form = CompletionForm(service.pieces, body.ranked is not None)
-        return await answer(request, service, body, order, form, deadline)
-
-
-def _note(request: Request, service: Service, body: Any, order: Any) -> None:
-    """What the log tells of a request."""
-    told = request.scope["state"]["told"]
-    told |= {"decoded_by": order.method, "prompt_tokens": sum(map(len, order.prompts)), "stream": bool(body.stream)}
-    if service.settings.log_prompts:
-        told["body"] = body.model_dump(exclude_unset=True)
+        """The continuation of a text."""
+        return await answered(request, CompletionRequest)
 
 
 def _add_facts(app: FastAPI, service: Service) -> None:
     def described(name: str) -> dict[str, Any]:
-        most = service.model.target.max_length
-        return {
-            "id": name,
-            "object": "model",
-            "created": service.created,
-            "owned_by": "outpace",
-            "root": service.model.name,
-            "max_model_len": most,
-        }
+        about = {"id": name, "object": "model", "created": service.created, "owned_by": "outpace"}
+        return about | {"root": service.model.name, "max_model_len": service.model.target.max_length}
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        """The models, which is one, by all its names."""
+        """The model, by all its names."""
         return {"object": "list", "data": [described(name) for name in service.settings.names]}
 
     @app.get("/v1/models/{name:path}")
@@ -110,7 +101,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/outpace/info")
     async def info() -> dict[str, Any]:
-        """What runs here."""
+        """Version, model and method of this server."""
         model = service.model
         return {
             "version": __version__,
@@ -123,13 +114,12 @@ def _add_facts(app: FastAPI, service: Service) -> None:
         }
 
 
-def _add_signs_of_life(app: FastAPI, service: Service) -> None:
+def _add_probes(app: FastAPI, service: Service) -> None:
     @app.get("/health", response_class=PlainTextResponse)
     async def health() -> Response:
         """200 while the server lives."""
-        return PlainTextResponse(
-            "ok" if service.is_healthy else "the engine has stopped", 200 if service.is_healthy else 503
-        )
+        is_healthy = service.is_healthy
+        return PlainTextResponse("ok" if is_healthy else "the engine has stopped", 200 if is_healthy else 503)
 
     @app.get("/ready", response_class=PlainTextResponse)
     async def ready() -> Response:
@@ -145,9 +135,9 @@ def _add_signs_of_life(app: FastAPI, service: Service) -> None:
 def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
-        # Messages of 4xx repeat what was sent, of which the log must not tell.
-        said = error.body.message if error.status >= 500 or service.settings.log_prompts else error.body.code
-        request.scope["state"]["told"] |= {"error": said, "param": error.body.param}
+        # Messages of 4xx repeat the request, which must not be logged.
+        text = error.body.message if error.status >= 500 or service.settings.log_prompts else error.body.code
+        request.scope["state"]["entry"] |= {"error": text, "param": error.body.param}
         return JSONResponse(error.as_dict(), error.status, error.headers)
 
     @app.exception_handler(HTTPException)
@@ -158,8 +148,8 @@ def _add_errors(app: FastAPI, service: Service) -> None:
     @app.exception_handler(ClientDisconnect)
     @app.exception_handler(ClientGone)
     async def client_gone(request: Request, error: Exception) -> Response:
-        request.scope["state"]["told"] |= {"error": "the client went away"}
-        return Response(status_code=499)  # nginx's; nobody reads it, and the log tells
+        request.scope["state"]["entry"] |= {"error": "the client went away"}
+        return Response(status_code=499)  # nginx's, for the log
 
 
 REFERENCE = "#/components/schemas/{model}"
@@ -178,16 +168,16 @@ ERRORS = {
 
 
 def takes(kind: type[BaseModel]) -> dict[str, Any]:
-    """The part of an endpoint's description that says what its body is."""
+    """The part of an endpoint's description about its body and its answers."""
     content = {"application/json": {"schema": {"$ref": REFERENCE.format(model=kind.__name__)}}}
     event = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
     answers = {"application/json": {"schema": {"type": "object"}}, "text/event-stream": {"schema": event}}
-    said = {"200": {"description": "the answer; a stream of events with stream=true", "content": answers}}
-    return {"requestBody": {"required": True, "content": content}, "responses": said}
+    done = {"200": {"description": "the answer; a stream of events with stream=true", "content": answers}}
+    return {"requestBody": {"required": True, "content": content}, "responses": done}
 
 
 def describe(app: FastAPI) -> None:
-    """Make the app's OpenAPI file tell of bodies and errors."""
+    """Add bodies and errors to the app's OpenAPI file, as bodies are parsed by this package."""
 
     def made() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -201,7 +191,7 @@ def describe(app: FastAPI) -> None:
                     operation["responses"].pop("422", None)
                     if path.startswith("/v1/"):
                         operation["responses"] |= {
-                            str(status): {"description": said, "content": error} for status, said in ERRORS.items()
+                            str(status): {"description": text, "content": error} for status, text in ERRORS.items()
                         }
             app.openapi_schema = schema
         return app.openapi_schema

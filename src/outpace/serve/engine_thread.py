@@ -1,4 +1,4 @@
-"""The one thread that makes the engine's steps."""
+"""The thread that makes the engine's steps, and the queue of each request's events."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -10,14 +10,13 @@ from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 
 News = tuple[int, StepEvent | Sample | Exception]
-"""The index of a choice; what it gained in a step, or the last there is of it: its answer, or why there is none."""
+"""The index of a choice, with an event, or with its result or error, which is the last."""
 
 
 class Inbox:
-    """News of one HTTP request, from the engine's thread to the event loop that made it.
+    """Events of one HTTP request, from the engine's thread to the event loop that made it.
 
-    It cannot grow beyond the answer, which has at most `max_tokens` tokens: who reads slowly, or never, holds up nobody
-    and holds that much memory.
+    It holds at most one answer of `max_tokens` tokens, so that a client that reads slowly delays no other.
     """
 
     def __init__(self) -> None:
@@ -25,21 +24,14 @@ class Inbox:
         self._news: asyncio.Queue[News] = asyncio.Queue()
 
     def put(self, news: Sequence[News]) -> None:
-        """Pass on news, from any thread. Those for a loop that has closed are dropped."""
+        """Pass on events, from any thread. Those for a loop that has closed are dropped."""
         try:
             self._loop.call_soon_threadsafe(self._take, news)
-        except RuntimeError:  # the server has gone; nobody reads any more
+        except RuntimeError:  # the server has ended
             return
 
     async def get(self, deadline: float) -> News:
-        """The next.
-
-        Args:
-            deadline: as the loop's clock shows it.
-
-        Raises:
-            TimeoutError: it is past: who reads a little at a time holds a place no longer than others.
-        """
+        """The next event; `TimeoutError` after the deadline, also for a client that reads a little at a time."""
         if self._loop.time() >= deadline:
             raise TimeoutError
         if not self._news.empty():
@@ -53,17 +45,11 @@ class Inbox:
 
 
 class Job:
-    """The samples of one prompt.
-
-    Args:
-        sessions: of the engine, in order of their samples.
-        first_choice: index of the first sample among the choices of the request.
-        inbox: where news go.
-    """
+    """The samples of one prompt; `first_choice` is the index of the first among the choices of the request."""
 
     def __init__(self, sessions: Sequence[Session], first_choice: int, inbox: Inbox) -> None:
         self.sessions, self.first_choice, self.inbox = list(sessions), first_choice, inbox
-        self.told = [0] * len(self.sessions)  # events that were passed on; the engine's thread counts
+        self.sent = [0] * len(self.sessions)  # events that were passed on, counted by the engine's thread
         self.has_ended = [False] * len(self.sessions)
 
     def cancel(self) -> None:
@@ -73,7 +59,7 @@ class Job:
 
 
 class Watcher(Protocol):
-    """Who counts what happens. Called in the engine's thread."""
+    """Counts events. Called in the engine's thread."""
 
     def placed(self, session: Session) -> None: ...
 
@@ -83,15 +69,10 @@ class Watcher(Protocol):
 
 
 class EngineThread:
-    """Makes steps as long as there are jobs, and tells each of what it gained.
+    """Makes steps as long as there are jobs, and sends each job its events.
 
-    An exception out of a step is somebody's fault. Each request is then advanced alone: those whose own step fails get
-    the error, the others go on.
-
-    Args:
-        engine: that nobody else steps.
-        watcher: of its requests.
-        on_fault: told of every exception out of a step.
+    After an exception in a step each request is advanced alone: those whose own step fails get the error, the others
+    continue. `on_fault` gets every such exception.
     """
 
     def __init__(self, engine: Engine, watcher: Watcher, on_fault: Callable[[Exception], None]) -> None:
@@ -110,7 +91,7 @@ class EngineThread:
         return self._thread.is_alive()
 
     def sessions(self) -> list[Session]:
-        """Those that have not ended, as far as the thread has told."""
+        """Sessions that have not ended, as far as the thread has sent their events."""
         with self._changed:
             jobs = [*self._jobs, *self._new]
         return [session for job in jobs for session in job.sessions if not session.has_ended]
@@ -173,8 +154,8 @@ class EngineThread:
                 continue
             fault = self._faults.pop(session, None)
             is_over = session.has_ended or fault is not None  # before events are read: they may not grow afterwards
-            for event in session.events[job.told[index] :]:
-                job.told[index] += 1
+            for event in session.events[job.sent[index] :]:
+                job.sent[index] += 1
                 self._watcher.stepped(session, event)
                 news.append((job.first_choice + index, event))
             if is_over:

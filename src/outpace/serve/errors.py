@@ -1,4 +1,4 @@
-"""What goes wrong, in OpenAI's error format."""
+"""Errors in OpenAI's format."""
 
 import re
 from collections.abc import Mapping
@@ -19,13 +19,9 @@ OWN_FIELDS = ("method", "budget", "verification")
 
 
 class ErrorBody(BaseModel):
-    """What went wrong.
+    """Message with field, value and remedy; the field of the request, if one is at fault; a short name for programs.
 
-    Attributes:
-        message: field, value and remedy.
-        type: "invalid_request_error", "authentication_error", "rate_limit_error", "timeout_error" or "server_error".
-        param: the field of the request that is at fault, None if it is no field.
-        code: a short name, for programs.
+    The type is invalid_request_error, authentication_error, rate_limit_error, timeout_error or server_error.
     """
 
     message: str
@@ -41,14 +37,7 @@ class ErrorAnswer(BaseModel):
 
 
 class ApiError(Exception):
-    """An answer other than 200.
-
-    Args:
-        status: of HTTP.
-        message, param, code: as in `ErrorBody`.
-        kind: `ErrorBody.type`.
-        headers: of the answer.
-    """
+    """An answer other than 200; `kind` is `ErrorBody.type`."""
 
     def __init__(
         self,
@@ -74,7 +63,7 @@ def refused(param: str, message: str, code: str | None = None) -> ApiError:
 
 
 def in_its_words(message: str) -> str:
-    """An error of the engine by the API's names of fields; what is quoted stays as it was given."""
+    """A message of the engine with the API's names of fields; quoted text stays as it is."""
     return _QUOTED_OR_OWN.sub(lambda found: PUBLIC_NAMES.get(found[0], found[0]), message)
 
 
@@ -87,20 +76,18 @@ def from_engine(error: BaseException) -> ApiError:
         name = named[1] if named else None
         param = PUBLIC_NAMES.get(name or "", name)
         return ApiError(400, in_its_words(str(error)), f"outpace.{param}" if param in OWN_FIELDS else param)
-    said = str(error) if isinstance(error, OutpaceError) else type(error).__name__
-    return ApiError(500, f"the engine failed on this request: {said}", code="engine_fault", kind="server_error")
+    text = str(error) if isinstance(error, OutpaceError) else type(error).__name__
+    return ApiError(500, f"the engine failed on this request: {text}", code="engine_fault", kind="server_error")
 
 
 def from_validation(error: ValidationError, body: Any) -> ApiError:
-    """The answer to a body that does not follow the schema: the complaint about the deepest field.
+    """The answer to a body that does not follow the schema: pydantic's complaint about the deepest field.
 
-    Args:
-        error: of pydantic.
-        body: what was given, to tell names of fields from names of a union's members; None if it was no JSON.
+    The body distinguishes names of fields from names of a union's members; it is None if it was not JSON.
     """
     if error.error_count() > MOST_FAULTS:
-        said = f"the body has {error.error_count():,} faults: compare it with /openapi.json"
-        return ApiError(400, said, code="invalid_body")
+        text = f"the body has {error.error_count():,} faults: compare it with /openapi.json"
+        return ApiError(400, text, code="invalid_body")
     complaints = [(_path(item["loc"], body, str(item["type"])), item) for item in error.errors()]
     if complaints[0][1]["type"] == "json_invalid":
         return ApiError(400, f"the body is not JSON in UTF-8: {complaints[0][1]['msg']}", code="invalid_json")
@@ -113,10 +100,10 @@ def from_validation(error: ValidationError, body: Any) -> ApiError:
         return ApiError(400, f"{param}: unknown or not supported; leave it out", param, code="unknown_field")
     if kind == "missing":
         return ApiError(400, f"{param}: is missing", param, code="missing_field")
-    said = " or ".join(dict.fromkeys(_message(item) for item in same))
-    if not path and (named := re.match(r"(\w+): ", said)):
-        return ApiError(400, said, named[1])
-    return ApiError(400, f"{param or 'the body'}={shown(same[0]['input'])}: {said}", param or None)
+    text = " or ".join(dict.fromkeys(_message(item) for item in same))
+    if not path and (named := re.match(r"(\w+): ", text)):
+        return ApiError(400, text, named[1])
+    return ApiError(400, f"{param or 'the body'}={shown(same[0]['input'])}: {text}", param or None)
 
 
 def _message(item: Mapping[str, Any]) -> str:

@@ -20,11 +20,16 @@ Body = TypeVar("Body", bound=SharedFields)
 MOST_ENTRIES = 1 << 15
 """Entries of a body's lists and objects, beside one for each token of the context. pydantic holds the interpreter, and
 with it the event loop, for 0.1 to 0.5 us per entry; messages have five entries and more than four tokens each."""
+SAME_NAMES = (
+    *("top_p", "min_p", "seed", "n", "stop", "logit_bias", "bad_words", "ignore_eos"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
+)
+"""Fields of requests that `SamplingParams` has under the same name."""
 _MARKS = np.isin(np.arange(256), list(b",:[{"))
 
 
 async def prepared(service: Service, kind: type[Body], data: bytes) -> tuple[Body, Order]:
-    """A request's body and what it asks of the engine, worked out beside the event loop.
+    """A request's body and the engine's input, made outside the event loop.
 
     Raises:
         ApiError: it cannot be read, or something in it cannot be honoured.
@@ -38,19 +43,14 @@ async def prepared(service: Service, kind: type[Body], data: bytes) -> tuple[Bod
 
 
 def parsed(kind: type[Body], data: bytes, most: int) -> Body:
-    """A request's body.
-
-    Args:
-        kind: what it must be.
-        data: as it was sent.
-        most: entries of its lists and objects.
+    """A request's body, of at most so many list entries and fields.
 
     Raises:
-        ApiError: it has more, is no JSON, or does not follow the schema.
+        ApiError: it has more, is not JSON, or does not follow the schema.
     """
     if len(data) > most and (count := _entries(data)) > most:
-        said = f"the body has {count:,} list entries and fields, and this server reads {most:,}: send fewer at a time"
-        raise ApiError(400, said, code="body_too_large")
+        text = f"the body has {count:,} list entries and fields, and this server reads {most:,}: send fewer at a time"
+        raise ApiError(400, text, code="body_too_large")
     try:
         return kind.model_validate_json(data)
     except ValidationError as error:
@@ -69,16 +69,12 @@ def _entries(data: bytes) -> int:
     if b"\\" in data:
         others = np.flatnonzero(text != ord("\\"))
         before = others[np.searchsorted(others, quotes) - 1]
-        quotes = quotes[(quotes - before) % 2 == 1]  # behind an odd number of backslashes it ends no string
+        quotes = quotes[(quotes - before) % 2 == 1]  # after an odd number of backslashes it ends no string
     return int(np.count_nonzero(np.searchsorted(quotes, np.flatnonzero(_MARKS[text])) % 2 == 0))
 
 
 def ordered(service: Service, body: SharedFields) -> Order:
-    """What the engine is asked.
-
-    Raises:
-        ApiError: something cannot be honoured.
-    """
+    """The engine's input; `ApiError` where a field cannot be honoured."""
     model = service.model
     if body.model not in service.settings.names:
         known = ", ".join(service.settings.names)
@@ -115,7 +111,7 @@ def _prompts(model: Model, body: SharedFields) -> list[list[int]]:
 
 
 def _check_characters(model: Model, characters: int, param: str) -> None:
-    """Refuse what cannot fit before it is encoded, which takes seconds per megabyte, while others wait."""
+    """Refuse texts that cannot fit before they are encoded, which takes seconds per megabyte."""
     most = model.target.max_length
     if characters > most * model.codec.longest_token:
         raise refused(
@@ -126,10 +122,7 @@ def _check_characters(model: Model, characters: int, param: str) -> None:
 
 
 def _encoded_chat(model: Model, body: ChatRequest, messages: list[dict[str, Any]]) -> list[int]:
-    """Ids of a conversation. What the template would pass over is refused.
-
-    Tools that may not be called are not told of.
-    """
+    """Ids of a conversation, with its tools if they may be called. Fields that the template ignores are refused."""
     codec = model.codec
     try:
         plain = codec.encode_chat(messages)
@@ -173,7 +166,7 @@ def _limit(body: SharedFields, prompts: list[list[int]], most: int) -> int:
     if longest + limit > most:
         raise refused(
             name,
-            f"{limit} tokens behind a prompt of {longest}, and they have {most} together: ask for at most "
+            f"{limit} tokens after a prompt of {longest}, and they have {most} together: ask for at most "
             f"{most - longest}",
             code="context_length_exceeded",
         )
@@ -181,22 +174,11 @@ def _limit(body: SharedFields, prompts: list[list[int]], most: int) -> int:
 
 
 def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
-    given: dict[str, Any] = {
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+    given: dict[str, Any] = {name: getattr(body, name) for name in SAME_NAMES} | {
+        "temperature": body.temperature_or_default,
         "top_k": None if body.top_k == -1 else body.top_k,
-        "top_p": body.top_p,
-        "min_p": body.min_p,
-        "seed": body.seed,
-        "n": body.n,
-        "stop": body.stop,
         "verification": body.options.verification,
-        "repetition_penalty": body.repetition_penalty,
-        "presence_penalty": body.presence_penalty,
-        "frequency_penalty": body.frequency_penalty,
-        "logit_bias": body.logit_bias,
-        "bad_words": body.bad_words,
         "min_new_tokens": body.min_tokens,
-        "ignore_eos": body.ignore_eos,
         "logprobs": body.ranked,
         "trace": body.options.trace,
     }
@@ -212,7 +194,7 @@ def _params(model: Model, body: SharedFields, limit: int) -> SamplingParams:
     param, grammar = found
     try:
         params = replace(params, grammar=grammar)
-        model.engine.constraint(params)  # compiled here, beside the engine's steps, and kept
+        model.engine.constraint(params)  # compiled here, outside the engine's steps, and cached
     except InvalidRequest as error:
         raise ApiError(400, f"{param}: {in_its_words(str(error))}", param) from error
     return params

@@ -156,6 +156,11 @@ class SharedFields(Strict):
         return self.outpace or OutpaceOptions()
 
     @property
+    def temperature_or_default(self) -> float:
+        default: float = type(self).model_fields["temperature"].default
+        return default if self.temperature is None else self.temperature
+
+    @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return bool(self.stream_options and self.stream_options.include_usage)

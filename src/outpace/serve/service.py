@@ -1,4 +1,4 @@
-"""What lives as long as the server: the model, its engine's thread, who may come in, and what is counted."""
+"""The state of a server: the model, the engine's thread, the queue and the metrics."""
 
 import asyncio
 import time
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-from outpace.api import Model
-from outpace.arguments import resolved
+from outpace.api import Model, resolved
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.lib.errors import InvalidRequest
@@ -22,16 +21,12 @@ from outpace.serve.metrics import Metrics
 from outpace.serve.settings import ServeSettings
 
 OF_FILES = ("corpus", "ngrams", "vocabulary", "warm")
-"""Options that name files of the machine, which no stranger may have read."""
+"""Options that name files of the server, which requests must not read."""
 
 
 class MethodNames:
-    """The methods of a server's requests.
-
-    Args:
-        model: whose default may do anything.
-        limit: different methods that are kept, each with what it learned and the memory of its slots.
-    """
+    """The methods that requests name: at most `limit` different ones, and none whose options name files, but for the
+    server's own default."""
 
     def __init__(self, model: Model, limit: int) -> None:
         self._model, self._limit = model, limit
@@ -79,14 +74,7 @@ def _check_files(name: str, spec: MethodSpec) -> None:
 
 @dataclass(frozen=True)
 class Order:
-    """What a request asks of the engine.
-
-    Attributes:
-        prompts: ids of each.
-        params: of all.
-        method: by name, canonical.
-        proposer, budget: as for `Engine.add`.
-    """
+    """The engine's input for a request."""
 
     prompts: Sequence[Sequence[int]]
     params: SamplingParams
@@ -100,12 +88,7 @@ class Order:
 
 
 class Service:
-    """The model behind the endpoints. It is there from the start; the model comes when it is loaded.
-
-    Args:
-        settings: of the server.
-        log: a structlog logger.
-    """
+    """The state of a server: its model, once it is loaded, the engine's thread, the queue and the metrics."""
 
     def __init__(self, settings: ServeSettings, log: Any) -> None:
         self.settings, self.log = settings, log
@@ -200,7 +183,7 @@ class Service:
         Raises:
             ApiError: the queue is full, or the engine refuses a prompt or an option.
         """
-        self.check_room(order.samples)
+        self.check_capacity(order.samples)
         self._admitted += order.samples
         inbox, jobs = Inbox(), []  # type: Inbox, list[Job]
         began = time.monotonic()
@@ -220,7 +203,7 @@ class Service:
         Raises:
             ApiError: there are more.
         """
-        self.check_room(1, self._read)
+        self.check_capacity(1, self._read)
         self._read += 1
         try:
             yield
@@ -247,7 +230,7 @@ class Service:
         for job in jobs:
             thread.watch(job)
 
-    def check_room(self, samples: int, others: int = 0) -> None:
+    def check_capacity(self, samples: int, others: int = 0) -> None:
         """Refuse what the queue has no place for, beside others that are about to be admitted."""
         limit = self.model.target.max_slots + self.settings.max_queue
         if samples > limit:

@@ -41,8 +41,8 @@ class Shield:
         headers, began = Headers(scope=scope), perf_counter()
         given = headers.get("x-request-id", "")
         request_id = given if REQUEST_ID.fullmatch(given) else token_hex(8)
-        told: dict[str, Any] = {}
-        scope.setdefault("state", {})["told"] = told
+        entry: dict[str, Any] = {}
+        scope.setdefault("state", {})["entry"] = entry
         status = 0
 
         async def answer(message: Message) -> None:
@@ -63,7 +63,7 @@ class Shield:
             else:
                 await self._app(scope, _Limited(receive, self._settings).receive, answer)
         except NotRead:  # what is left unsaid makes uvicorn close the connection
-            told["error"] = f"the client did not read for {self._settings.send_timeout:g} s"
+            entry["error"] = f"the client did not read for {self._settings.send_timeout:g} s"
         except Exception as error:
             self._log.error("unforeseen", request_id=request_id, error=repr(error), exc_info=error)
             if status:  # the answer has begun: uvicorn closes the connection where it breaks off
@@ -78,7 +78,7 @@ class Shield:
                 path=scope["path"],
                 status=status,
                 ms=round((perf_counter() - began) * 1e3, 1),
-                **told,
+                **entry,
             )
 
     def _refusal(self, scope: Scope, headers: Headers) -> ApiError | None:

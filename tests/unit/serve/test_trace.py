@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from outpace.core.events import StepEvent
-from outpace.serve.forms import Trace
+from outpace.serve.answers import Trace
 from tests.unit.serve.served import Served
 
 ORIGINS = {"drafted", "retrieved", "matched", "forced", "bonus"}
@@ -27,7 +27,7 @@ def step(tokens: bytes, text: str) -> StepEvent:
 
 def texts(*events: StepEvent) -> list[list[str]]:
     trace = Trace(BytePieces(), frozenset({0}))  # type: ignore[arg-type]
-    return [[token["text"] for token in trace.told(event)["tokens"]] for event in events]
+    return [[token["text"] for token in trace.describe(event)["tokens"]] for event in events]
 
 
 def test_a_character_belongs_to_the_token_that_completes_it() -> None:
