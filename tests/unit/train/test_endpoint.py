@@ -1,12 +1,9 @@
 """Answers over HTTP: a real server in front of a tiny model, well-behaved and otherwise."""
 
-import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable
 from pathlib import Path
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 from typing import Any
 
 import pytest
@@ -18,6 +15,7 @@ from outpace.data.workload import WorkItem
 from outpace.endpoint import client
 from outpace.lib.errors import ModelError
 from outpace.train.answers import EndpointAnswerer, EngineAnswerer, regenerate
+from tests.unit.endpoint.fake import Reply, serving
 from tests.unit.models.tiny import save_tiny_model
 
 ITEMS = [
@@ -27,7 +25,6 @@ ITEMS = [
 ]
 PARAMS = SamplingParams(max_new_tokens=9, temperature=0.9, top_k=50, seed=4)
 ABOUT = {"vocab_size": 264}
-Reply = tuple[int, Any]
 
 
 @pytest.fixture(scope="module")
@@ -39,34 +36,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "FIRST_PAUSE_S", 0.0)
-
-
-@contextmanager
-def serving(answer: Callable[[str, dict[str, Any]], Reply]) -> Iterator[str]:
-    """A server that says what `answer` makes of a path and a body; its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            status, said = answer(self.path, body)
-            content = said if isinstance(said, bytes) else json.dumps(said).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def honest(model: outpace.Model, with_ids: bool) -> Callable[[str, dict[str, Any]], Reply]:
@@ -84,7 +53,7 @@ def honest(model: outpace.Model, with_ids: bool) -> Callable[[str, dict[str, Any
         choice |= {"message": {"role": "assistant", "content": made.text}} if is_chat else {"text": made.text}
         if with_ids and body.get("return_token_ids"):
             choice["token_ids"] = list(made.token_ids)
-        return 200, {"object": "chat.completion", "choices": [choice]}
+        return Reply([{"object": "chat.completion", "choices": [choice]}])
 
     return answer
 
@@ -97,8 +66,8 @@ def test_a_server_that_returns_ids_answers_as_the_engine(model: outpace.Model, t
     """Guards against options, turns or seeds that a request does not carry."""
     engine = AnswerStore(tmp_path / "engine", ABOUT)
     expected = {one.id: one for one in regenerate(ITEMS, engine, EngineAnswerer(model, PARAMS))}
-    with serving(honest(model, with_ids=True)) as url:
-        answerer = answerer_of(url, model)
+    with serving(honest(model, with_ids=True)) as seen:
+        answerer = answerer_of(seen.url, model)
         made = {one.id: one for one in regenerate(ITEMS, AnswerStore(tmp_path / "http", ABOUT), answerer)}
     assert made == expected
     assert answerer.encoded == 0
@@ -110,11 +79,11 @@ def test_text_is_encoded_where_there_are_no_ids(model: outpace.Model, tmp_path: 
 
     def answer(path: str, body: dict[str, Any]) -> Reply:
         text, reason = said[body["messages"][0]["content"]]
-        return 200, {"choices": [{"message": {"content": text}, "finish_reason": reason}]}
+        return Reply([{"choices": [{"message": {"content": text}, "finish_reason": reason}]}])
 
     items = [WorkItem(name, "d", (name,)) for name in said]
-    with serving(answer) as url:
-        answerer = answerer_of(url, model)
+    with serving(answer) as seen:
+        answerer = answerer_of(seen.url, model)
         made = {one.id: one.answers for one in regenerate(items, AnswerStore(tmp_path, ABOUT), answerer)}
     text = tuple(model.codec.encode("hello"))
     assert made == {"ends": ((*text, model.target.eos_token_ids[0]),), "goes on": (text,)}
@@ -128,14 +97,14 @@ def test_a_server_that_stops_half_way_loses_nothing(model: outpace.Model, tmp_pa
 
     def failing(path: str, body: dict[str, Any]) -> Reply:
         left[0] -= 1
-        return answer(path, body) if left[0] >= 0 else (503, b"overloaded")
+        return answer(path, body) if left[0] >= 0 else Reply([b"overloaded"], 503)
 
-    with serving(failing) as url, pytest.raises(ModelError, match=r"HTTP 503.*same command again"):
-        list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), answerer_of(url, model, 1)))
+    with serving(failing) as seen, pytest.raises(ModelError, match=r"HTTP 503.*same command again"):
+        list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), answerer_of(seen.url, model, 1)))
     stored = [one.id for one in read_answers(tmp_path)]
     assert stored == ["one"]
-    with serving(answer) as url:
-        rest = list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), answerer_of(url, model)))
+    with serving(answer) as seen:
+        rest = list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), answerer_of(seen.url, model)))
     assert {one.id for one in rest} == {"talk", "raw"}
 
 
@@ -146,36 +115,36 @@ def test_a_moment_of_trouble_is_waited_out(model: outpace.Model, tmp_path: Path)
 
     def moody(path: str, body: dict[str, Any]) -> Reply:
         asked[0] += 1
-        return (429, b"slow down") if asked[0] % 2 else answer(path, body)
+        return Reply([b"slow down"], 429) if asked[0] % 2 else answer(path, body)
 
-    with serving(moody) as url:
-        made = list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), answerer_of(url, model, 1)))
+    with serving(moody) as seen:
+        made = list(regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), answerer_of(seen.url, model, 1)))
     assert len(made) == len(ITEMS)
 
 
 @pytest.mark.parametrize(
     ("reply", "said"),
     [
-        ((404, {"error": "no such model"}), r"HTTP 404: no such model; is this the base"),
-        ((400, {"error": "no option min_p"}), r"refuses every prompt: turn 1: HTTP 400.*min_p"),
-        ((200, b"<html>welcome</html>"), "no OpenAI-compatible answer.*welcome"),
-        ((200, {"choices": []}), "no OpenAI-compatible answer"),
-        ((200, {"choices": [{"message": {"content": None}}]}), "no OpenAI-compatible answer"),
-        ((200, ["choices"]), "no OpenAI-compatible answer"),
+        (Reply([{"error": "no such model"}], 404), r"HTTP 404: no such model; is this the base"),
+        (Reply([{"error": "no option min_p"}], 400), r"refuses every prompt: turn 1: HTTP 400.*min_p"),
+        (Reply([b"<html>welcome</html>"], 200), "no OpenAI-compatible answer.*welcome"),
+        (Reply([{"choices": []}], 200), "no OpenAI-compatible answer"),
+        (Reply([{"choices": [{"message": {"content": None}}]}], 200), "no OpenAI-compatible answer"),
+        (Reply([["choices"]], 200), "no OpenAI-compatible answer"),
     ],
 )
 def test_other_answers_are_errors(reply: Reply, said: str, model: outpace.Model, tmp_path: Path) -> None:
     """Guards against a traceback, or an empty answer stored, where the address is not that of a model."""
-    with serving(lambda path, body: reply) as url, pytest.raises(ModelError, match=said):
-        list(regenerate(ITEMS[:1], AnswerStore(tmp_path, ABOUT), answerer_of(url, model)))
+    with serving(lambda path, body: reply) as seen, pytest.raises(ModelError, match=said):
+        list(regenerate(ITEMS[:1], AnswerStore(tmp_path, ABOUT), answerer_of(seen.url, model)))
 
 
 def test_nobody_there_is_an_error(model: outpace.Model, tmp_path: Path) -> None:
     """Guards against a traceback of the HTTP library for a wrong port."""
-    with serving(lambda path, body: (500, b"")) as url:
+    with serving(lambda path, body: Reply([b""], 500)) as seen:
         pass
     with pytest.raises(ModelError, match=r"endpoint='http://127.*same command again"):
-        list(regenerate(ITEMS[:1], AnswerStore(tmp_path, ABOUT), answerer_of(url, model)))
+        list(regenerate(ITEMS[:1], AnswerStore(tmp_path, ABOUT), answerer_of(seen.url, model)))
 
 
 def test_one_refused_prompt_does_not_end_the_run(model: outpace.Model, tmp_path: Path) -> None:
@@ -185,10 +154,10 @@ def test_one_refused_prompt_does_not_end_the_run(model: outpace.Model, tmp_path:
     def strict(path: str, body: dict[str, Any]) -> Reply:
         said = body["messages" if path.endswith("chat/completions") else "prompt"]
         is_late = isinstance(said, list) and len(said) > 1
-        return (400, {"error": "too long"}) if said == "def f(" or is_late else answer(path, body)
+        return Reply([{"error": "too long"}], 400) if said == "def f(" or is_late else answer(path, body)
 
-    with serving(strict) as url:
-        answerer = answerer_of(url, model)
+    with serving(strict) as seen:
+        answerer = answerer_of(seen.url, model)
         made = {one.id: one.answers for one in regenerate(ITEMS, AnswerStore(tmp_path, ABOUT), answerer)}
     assert made.keys() == {"one", "talk"}
     assert len(made["talk"]) == 1
@@ -203,12 +172,12 @@ def test_an_error_does_not_wait_for_the_others(model: outpace.Model) -> None:
     def answer(path: str, body: dict[str, Any]) -> Reply:
         asked.append(str(body.get("messages", body.get("prompt"))))
         if "First?" not in asked[-1]:
-            return 401, {"error": {"message": "no"}}
+            return Reply([{"error": {"message": "no"}}], 401)
         is_over.wait(60)
-        return 200, {"choices": [{"finish_reason": "length", "message": {"content": "well"}}]}
+        return Reply([{"choices": [{"finish_reason": "length", "message": {"content": "well"}}]}])
 
-    with serving(answer) as url:
-        answerer = EndpointAnswerer(url, "tiny", model.codec, (), PARAMS, concurrency=3)
+    with serving(answer) as seen:
+        answerer = EndpointAnswerer(seen.url, "tiny", model.codec, (), PARAMS, concurrency=3)
         started = time.perf_counter()
         try:
             with pytest.raises(ModelError, match="API key"):

@@ -1,12 +1,25 @@
 """Settings: a recipe, a file over it, options over both, and nothing that is silently ignored."""
 
+import ast
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from pydantic import Field
 
-from outpace.drafters.training.settings import Section, TrainSettings, assemble
+import outpace
+from outpace.cli.train import train_app
+from outpace.drafters.kinds import KINDS
+from outpace.drafters.training.settings import (
+    DataSettings,
+    RegenerateSettings,
+    Section,
+    TrainingSettings,
+    TrainSettings,
+    assemble,
+    training_of,
+)
 from outpace.lib.errors import InvalidRequest
 
 
@@ -86,3 +99,33 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("# nothing yet\n")
     assert settings(file).model_dump() == settings().model_dump()
+
+
+def test_no_default_of_training_is_written_twice() -> None:
+    """Guards against an option of a command or a function with its own default, as `outpace train regenerate` had: 192
+    tokens and 16 conversations, where a run's own regeneration had 512 and 32."""
+    sections: list[Any] = [DataSettings, RegenerateSettings, TrainingSettings]
+    for kind in KINDS:
+        sections += [training_of(kind).net, training_of(kind).objective]
+    names = {name for section in sections for name in section.model_fields}
+    source = Path(outpace.__file__).parent
+    files = [source / "cli" / "train.py", *(source / "train").glob("*.py"), *source.glob("drafters/*/objective.py")]
+    written = []
+    for path in (*files, *(source / "drafters" / "training").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                arguments = [*node.args.posonlyargs, *node.args.args][::-1]
+                pairs = [*zip(arguments, node.args.defaults[::-1]), *zip(node.args.kwonlyargs, node.args.kw_defaults)]
+                written += [
+                    f"{path.name}: {node.name}({argument.arg}={default.value!r})"
+                    for argument, default in pairs
+                    if argument.arg in names and isinstance(default, ast.Constant) and default.value is not None
+                ]
+    targets = {f"train.py: {name}(dtype='auto')" for name in ("run", "capture", "transitions", "regenerate")}
+    assert set(written) == targets, "of the target's weights, not of the drafter's files"
+    group = typer.main.get_command(train_app)
+    for command, section in (("regenerate", RegenerateSettings), ("transitions", DataSettings)):
+        options = {one.name: one.default for one in group.get_command(None, command).params}  # type: ignore[attr-defined,arg-type]
+        shared = options.keys() & section.model_fields.keys()
+        assert shared == (set(section.model_fields) if command == "regenerate" else {"max_length"})
+        assert all(options[name] == section.model_fields[name].default for name in shared)

@@ -179,11 +179,11 @@ class LossVocabulary:
     Args:
         ranked: [K] ids in ascending order; None for all.
         vocab_size: of the target.
-        sampled: other ids drawn per step.
+        drawn: other ids per step.
     """
 
-    def __init__(self, ranked: Tensor | None = None, vocab_size: int = 0, sampled: int = 0) -> None:
-        self.ranked, self._size, self._sampled = ranked, vocab_size, sampled
+    def __init__(self, ranked: Tensor | None = None, vocab_size: int = 0, drawn: int = 0) -> None:
+        self.ranked, self._size, self._drawn = ranked, vocab_size, drawn
         if ranked is not None:
             places = torch.full((vocab_size,), -1, device=ranked.device)
             self._places = places.index_copy(0, ranked, torch.arange(len(ranked), device=ranked.device))
@@ -212,13 +212,13 @@ class LossVocabulary:
 
     def of(self, ranked: Tensor) -> "LossVocabulary":
         """The same with other ids [K], ascending."""
-        return LossVocabulary(ranked, self._size, self._sampled)
+        return LossVocabulary(ranked, self._size, self._drawn)
 
     def draw(self, seed: int) -> Compared:
         """What the loss of a step with this seed compares."""
         if self.ranked is None:
             return Compared()
-        count = self._sampled
+        count = self._drawn
         generator = torch.Generator().manual_seed(seed)
         drawn = self._others[torch.randperm(len(self._others), generator=generator)[:count].to(self._others.device)]
         shift = torch.zeros(len(self.ranked) + count, device=self.ranked.device)

@@ -11,8 +11,12 @@ import torch
 from torch import Tensor
 
 from outpace.data import answers as parts
+from outpace.drafters.training.batch import TrainingSample
 from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.train import features
+from outpace.train.data import SampleSet
 from outpace.train.features import DTYPES, FeatureStore
+from tests.unit.drafters.training import tiny
 
 ABOUT: dict[str, Any] = {"target": "tiny", "taps": [0, 2, 3], "width": 12, "dtype": "bfloat16"}
 ERRORS = {"bfloat16": 2**-8, "float16": 2**-11, "float8_e4m3fn": 2**-4}  # half a step, relative
@@ -197,3 +201,24 @@ def test_a_full_disk_loses_nothing_that_was_stored(tmp_path: Path, monkeypatch: 
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "about.json", "part-00000.safetensors", "part-00001.safetensors"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [256, 3])
+def test_the_likeliest_ids_after_every_token(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against positions off by one, probabilities of a part of the vocabulary, and sequences that see each
+    other."""
+    monkeypatch.setattr(features, "ROWS", rows)
+    target = tiny.frozen()
+    draws = torch.Generator().manual_seed(3)
+    texts = [torch.randint(0, tiny.VOCAB, (length,), generator=draws) for length in (9, 1, 14)]
+    samples = SampleSet(TrainingSample(f"p{at}/0", ids, torch.arange(len(ids)) >= 1) for at, ids in enumerate(texts))
+    found = list(features.expected(samples, target))
+    states = {}
+    for at, (ids, (seen, top, probs)) in enumerate(zip(texts, found, strict=True)):
+        assert torch.equal(seen, ids)
+        states[f"p{at}/0"] = hidden = target.features(ids[None], [len(ids)], (target.layers,))[0]
+        wanted = target.logits(hidden).float().softmax(dim=-1).topk(16)
+        assert torch.equal(top, wanted.indices)
+        assert torch.allclose(probs, wanted.values, atol=1e-6)
+    again = list(features.expected(samples, target, states.__getitem__))
+    assert all(torch.equal(one[1], other[1]) for one, other in zip(found, again, strict=True))
