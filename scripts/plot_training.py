@@ -1,9 +1,9 @@
-"""Training runs side by side, as in Domino's figure 4: losses over steps, and tokens per step on held-out answers.
+"""Compare training runs, as in Domino's figure 4: losses over steps, and tokens per step on held-out answers.
 
     pip install -e '.[plots]'
     python scripts/plot_training.py docs/figures/ablation --run curriculum=runs/c0,runs/c1 --run teacher-forcing=runs/t0
 
-writes OUT.json, the numbers drawn, and OUT.png. Several runs of a name are seeds: a line each, in one colour.
+writes OUT.json, the numbers, and OUT.png. Several runs of a name are seeds: a line each, in one colour.
 """
 
 import json
@@ -33,7 +33,7 @@ def main(
 
 
 def read(folder: Path) -> dict[str, list[tuple[float, float]]]:
-    """Curves of a run: the base's loss, that of what is drafted, and tokens per step."""
+    """Curves of a run: the losses of base and final logits, and tokens per step."""
     lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "loss" in line]
     return {
@@ -46,7 +46,7 @@ def read(folder: Path) -> dict[str, list[tuple[float, float]]]:
 
 
 def smooth(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Means of about PIECES stretches; steps of few sequences are noisy."""
+    """Means of about PIECES intervals, as losses of small steps are noisy."""
     size = max(1, len(points) // PIECES)
     stretches = [points[start : start + size] for start in range(0, len(points), size)]
     return [(one[-1][0], round(sum(value for _, value in one) / len(one), 4)) for one in stretches if len(one) == size]

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Regenerate and train on a machine without network, in calls of under ten minutes, each of which goes on where the last
-# one stopped. Needs an interpreter with torch, transformers and this package's other needs; nothing is downloaded.
+# Regenerate and train on a machine without network, in calls of under ten minutes, each of which resumes the last one.
+# Needs an interpreter with this package's dependencies; nothing is downloaded.
 #
-#   scripts/train_on_gpu.sh split FILE DIR                 cut a model file into pieces under 60 MB, to be sent one by one
-#   scripts/train_on_gpu.sh join DIR FILE                  put the pieces together again, checked
+#   scripts/train_on_gpu.sh split FILE DIR                 split a model file into pieces under 60 MB
+#   scripts/train_on_gpu.sh join DIR FILE                  join the pieces and check the file
 #   scripts/train_on_gpu.sh run METHOD MODEL PROMPTS WORK OUT [SECTION.FIELD=VALUE ...]
 #
-# run: MODEL is a folder or GGUF file; WORK keeps answers and states between calls and stays on the machine; OUT receives,
-# in files under 16 MB, what is worth taking away: answers.tar.*, drafter.tar.* (cat them together, then tar -x), log.jsonl
+# run: MODEL is a folder or GGUF file; WORK keeps answers and states between calls; OUT gets the results, in files under
+# 16 MB: answers.tar.*, drafter.tar.* (cat them together, then tar -x), log.jsonl
 # and provenance.json. The last line of output is JSON: "stage" is "answers", "training" or "done"; call again until done.
 # Environment: PYTHON (python3), SECONDS_PER_CALL (540), PROCESSES (1; more train on as many GPUs), ANSWER_BATCH (256).
 set -euo pipefail
@@ -32,7 +32,7 @@ join_file() { # DIR FILE
 
 left() { echo $((deadline - $(date +%s))); }
 
-# Interrupted rather than killed at the deadline, so that what was made is stored. 124: time is up.
+# Interrupted rather than killed at the deadline, so that finished work is stored. 124: time is up.
 limited() {
   [ "$(left)" -gt 20 ] || return 124
   timeout --signal=INT --kill-after=30 "$(left)" "$@"

@@ -87,17 +87,17 @@ def train_command(method: str, title: str) -> Callable[..., None]:
         from outpace.drafters.training.settings import settings_of
         from outpace.train.run import Run
 
-        chosen, names = settings_of(method, config, settings or ()), tuple(prompts)
+        chosen = settings_of(method, config, settings or ())
         job = Run(
             method,
             target,
-            names,
+            tuple(prompts),
             answers=answers,
-            features=features,
             out=path_of(out),
             device=device,
             dtype=dtype,
             settings=chosen,
+            features=features,
             start=start,
         )
         if dry_run:
@@ -179,10 +179,8 @@ def capture(
     from outpace.drafters.training.settings import settings_of
     from outpace.train.run import Run, capture_features
 
-    chosen, names = settings_of(method, config, settings or ()), tuple(prompts)
-    job = Run(
-        method, target, names, answers, features=None, out=path_of(out), device=device, dtype=dtype, settings=chosen
-    )
+    chosen, where = settings_of(method, config, settings or ()), path_of(out)
+    job = Run(method, target, tuple(prompts), answers, out=where, device=device, dtype=dtype, settings=chosen)
     total = 0
 
     def count() -> None:

@@ -1,4 +1,4 @@
-"""Prompts to measure on: JSON lines with an id, a dataset name and one or more turns."""
+"""Prompts from JSON lines with an id, a dataset name and one or more turns."""
 
 import hashlib
 import json
@@ -21,8 +21,8 @@ class WorkItem:
 
     Attributes:
         id, dataset: names for records.
-        turns: what the user says, turn by turn.
-        raw: plain continuation instead of a chat.
+        turns: the user's messages.
+        raw: whether the text is continued, instead of a chat.
     """
 
     id: str
@@ -31,10 +31,10 @@ class WorkItem:
     raw: bool = False
 
     def prompt(self, turn: int, answers: list[str]) -> Any:
-        """The prompt of a turn, given the answers to the turns before it."""
+        """The prompt of a turn, given the answers to earlier turns."""
         if self.raw:
-            said = [text for pair in zip(self.turns, answers) for text in pair]
-            return "".join([*said, self.turns[turn]])
+            before = [text for pair in zip(self.turns, answers) for text in pair]
+            return "".join([*before, self.turns[turn]])
         messages = []
         for asked, answered in zip(self.turns, answers):
             messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": answered}]
@@ -42,11 +42,11 @@ class WorkItem:
 
 
 def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
-    """Read "FILE" or "FILE:LIMIT"; "builtin" and "builtin:LIMIT" name a few prompts of this package's own.
+    """Read "FILE" or "FILE:LIMIT"; "builtin" and "builtin:LIMIT" are a few prompts of this package.
 
     Args:
         spec: what to read.
-        limit: where `spec` names none; None for all.
+        limit: if `spec` has none; None for all.
 
     Raises:
         InvalidRequest: no such file, no prompts, or a malformed line, which is named.
@@ -76,11 +76,10 @@ def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
 def read_workloads(
     specs: list[str], max_turns: int | None = None, limit: int | None = None, may_be_empty: bool = False
 ) -> tuple[WorkItem, ...]:
-    """Several workloads one after the other, conversations cut to `max_turns`, with `limit` items of those that do not
-    say how many. A race or a certificate over nothing says nothing, so limits of 0 are refused unless they may be.
+    """Several workloads, conversations cut to `max_turns`, with `limit` items of those that name no limit.
 
     Raises:
-        InvalidRequest: see `read_workload`; or no turn or no prompt would be left.
+        InvalidRequest: as `read_workload`; no turn is left; no prompt is left, unless `may_be_empty`.
     """
     if max_turns is not None and max_turns < 1:
         raise InvalidRequest(f"max_turns={max_turns}: must be at least 1")
@@ -91,17 +90,17 @@ def read_workloads(
 
 
 def fingerprint(items: Sequence[WorkItem]) -> str:
-    """How many prompts there are, and a short name of what they say."""
+    """The number of prompts, and a short hash of them."""
     digest = hashlib.sha256(json.dumps([asdict(item) for item in items]).encode())
     return f"{len(items)} prompts, sha256 {digest.hexdigest()[:16]}"
 
 
 def in_groups(items: Sequence[WorkItem], size: int) -> list[Sequence[WorkItem]]:
-    """Items in groups of `size` for decoding together, the last one maybe smaller.
+    """Items in groups of `size` to decode together; the last one may be smaller.
 
     Raises:
-        InvalidRequest: a size below 1, or a group whose conversations differ in length: some would go on without the
-            others, in a batch of another size.
+        InvalidRequest: a size below 1, or a group whose conversations differ in length, so that later turns would be
+            decoded in smaller batches.
     """
     if size < 1:
         raise InvalidRequest(f"batch_size={size}: must be at least 1")

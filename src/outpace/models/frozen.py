@@ -1,4 +1,4 @@
-"""A target as drafters are trained on it: its embedding and head as they are, and hidden states of whole sequences."""
+"""A target for training drafters: its embedding and head, and hidden states of whole sequences."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,10 +10,10 @@ from outpace.models.packed import PackedModel, Part
 
 
 class FrozenTarget:
-    """A target whose weights stay what they are, while gradients may flow through its head.
+    """A target whose weights stay as they are, while gradients may flow through its head.
 
     Args:
-        model: loaded as for drafting; a call takes its slots, whatever they hold.
+        model: loaded as for drafting; calls overwrite its slots.
     """
 
     def __init__(self, model: PackedModel) -> None:
@@ -46,7 +46,7 @@ class FrozenTarget:
         return embedded
 
     def logits(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
-        """Logits [..., V] of hidden states [..., H] that the head reads; gradients reach the hidden states.
+        """Logits [..., V] of hidden states [..., H], which gradients reach.
 
         Args:
             hidden: in any dtype.
@@ -55,7 +55,7 @@ class FrozenTarget:
         return self._model.head.differentiable(hidden, ids)
 
     def drafting_head(self, ids: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """What scores hidden states [R, H] as drafting ranks them, [R, V] in float32: top candidates are not rounded.
+        """A function that scores hidden states [R, H] as in drafting: [R, V] in float32, the best ones not rounded.
 
         Args:
             ids: [K] the only ids to draft; None for all.
@@ -64,12 +64,12 @@ class FrozenTarget:
         return lambda hidden: head.scores(hidden.to(self.dtype))
 
     def features(self, ids: Tensor, lengths: Sequence[int], taps: Sequence[int]) -> Tensor:
-        """Hidden states of whole sequences, side by side in the order of the taps.
+        """Hidden states of whole sequences, concatenated in the order of the taps.
 
         Args:
             ids: [N, T], padded at the end.
-            lengths: N true lengths; what stands behind them is never run.
-            taps: indices into `hidden_states`; the number of layers stands for what the head reads.
+            lengths: N true lengths; padding is not computed.
+            taps: indices into `hidden_states`; the number of layers means the input of the head.
 
         Returns:
             [N, T, taps * H] in the target's dtype; zeros at padding.

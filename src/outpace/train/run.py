@@ -52,10 +52,10 @@ class Run:
         target: folder, GGUF file, pulled name or hub id.
         prompts: workload specs; with `answers`, those that were answered.
         answers: folder of regenerated answers; None makes them first, in the run's folder.
-        features: folder of captured features; None computes them during training.
         out: folder of the run.
         device, dtype: of the target; "auto" or a name.
         settings: everything else.
+        features: folder of captured features; None computes them during training.
         start: folder or hub id of a drafter to start from; None for new weights.
     """
 
@@ -63,11 +63,11 @@ class Run:
     target: str
     prompts: tuple[str, ...]
     answers: str | None
-    features: str | None
     out: Path
     device: str
     dtype: str
     settings: TrainSettings
+    features: str | None = None
     start: str | None = None
 
 
