@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.drafting import BaseProposer
 from outpace.core.params import Grammar, SamplingParams
-from outpace.core.protocols import DraftRequest, Proposer
+from outpace.core.protocols import BaseProposer, DraftRequest, Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
@@ -100,7 +99,8 @@ def test_plain_decoding_is_the_definition() -> None:
 
 
 def decode_rows(target: Any, ids: Sequence[int]) -> torch.Tensor:
-    """[N, V] logits behind each id."""
+    """[N, V] logits after each id."""
+    world().engine.forget_prefixes()  # slot 0 is overwritten
     target.rewind_slot(0, 0)
     (tree,) = [DraftTree.chain(torch.tensor(ids))]
     (outputs,) = target.forward([0], [tree], [()])

@@ -8,17 +8,17 @@ from functools import lru_cache
 from typing import Any, Literal
 
 NodeOrigin = Literal["pending", "drafted", "retrieved", "matched", "forced"]
-"""Who named a node: nobody, it is the pending token; a draft model or head; what the target ranked high before, in a
-matrix or a pool of n-grams; what followed the same words before; a grammar."""
+"""The origin of a node: the pending token; a draft model or head; earlier top-k ids of the target, in a matrix or a
+pool of n-grams; text that followed the same words before; a grammar."""
 Origin = NodeOrigin | Literal["bonus"]
-"""Who named an emitted token: who named its node, or, "bonus", nobody but the target itself."""
+"""The origin of an emitted token: that of its node, or "bonus" for the target's own."""
 ORIGINS: tuple[NodeOrigin, ...] = ("pending", "drafted", "retrieved", "matched", "forced")
 """By number, as the compiled kernels write them (growth.h)."""
 
 
 @lru_cache(maxsize=4096)
 def origins_of(origin: NodeOrigin, nodes: int) -> tuple[NodeOrigin, ...]:
-    """[N] origins of a tree that one source named, the pending token included."""
+    """[N] origins of a tree with one source, the pending token included."""
     return ("pending", *(origin,) * (nodes - 1))
 
 
@@ -46,9 +46,9 @@ class RoundTrace:
     Attributes:
         tokens: [N] ids; node 0 is the pending token.
         parents: [N] parent of each node, -1 for node 0.
-        origins: [N] who named each node.
+        origins: [N] of each node.
         path: accepted nodes from node 0 on; the answer may end before the last of them.
-        next_token: the target's own token behind the path.
+        next_token: the target's own token after the path.
     """
 
     tokens: tuple[int, ...]
@@ -59,7 +59,7 @@ class RoundTrace:
 
     @property
     def token_origins(self) -> tuple[Origin, ...]:
-        """Of the tokens that the round decided, in order."""
+        """Of the tokens of the round, in order."""
         named: list[Origin] = [self.origins[node] for node in self.path[1:]]
         return (*named, "bonus")
 
@@ -73,8 +73,8 @@ class StepEvent:
         tokens: ids emitted in this step, in order.
         text: text that became certain in this step; empty when the engine has no detokenizer.
         finish_reason: "stop", "length", "cancelled" or "error" when the request ended with this step.
-        logprobs: one entry per token if the request asked for log-probabilities, else None.
-        rounds: that decided the tokens, if the request asked for a trace; none decided the first token of an answer.
+        logprobs: one entry per token if requested, else None.
+        rounds: that decided the tokens, if a trace was requested; the first token of an answer has none.
     """
 
     request_id: int
@@ -87,7 +87,7 @@ class StepEvent:
 
     @property
     def origins(self) -> tuple[Origin, ...]:
-        """Who named each token, if the request asked for a trace."""
+        """Of each token; all "bonus" without a trace."""
         named = [origin for one in self.rounds for origin in one.token_origins]
         own: list[Origin] = ["bonus"]
         return tuple((named or own * len(self.tokens))[: len(self.tokens)])
@@ -95,35 +95,32 @@ class StepEvent:
 
 @dataclass
 class RequestMetrics:
-    """Counters of one request. Times are wall milliseconds of the steps it took part in, shared steps counted whole.
+    """Counters of one request. Times are wall milliseconds of the steps it took part in; shared steps count whole.
 
-    They are the host's: what a GPU is still computing counts where the host next waits for it. A round is its phases,
-    draft, forward, verify, commit and observe, one after the other; `decode_ms` also has what lies between rounds,
-    other requests' prompts among it.
+    They are the host's: what a GPU still computes counts where the host next waits for it. A round consists of its
+    phases draft, forward, verify, commit and observe; `decode_ms` also has the time between rounds, such as other
+    requests' prompts.
 
     Attributes:
         prompt_tokens, new_tokens: counts; new_tokens includes an EOS id.
-        reused_tokens: prompt tokens whose KV was there already, from the turn before or from another
-            request that begins with them.
+        reused_tokens: prompt tokens that were cached, from the turn before or from another request.
         steps: target passes after prefill.
-        plain_steps: those whose tree had no drafts, because there were none or none was worth its time.
-        drafted: drafted nodes verified (the pending token is not a draft).
-        draft_passes: forward passes of a draft model, prompts not counted.
+        plain_steps: those without drafts, because there were none or none paid for its time.
+        drafted: drafted nodes verified, without pending tokens.
+        draft_passes: forward passes of a draft model, without prompts.
         accepted: drafted tokens that were emitted.
         retrieved, accepted_retrieved: those of both that were retrieved into slots that drafting left free.
         forced, accepted_forced: those of both that a grammar forced.
-        accepted_by_origin: the accepted ones by who named them, those who named none left out; the other tokens of the
-            answer are the target's own.
+        accepted_by_origin: the accepted ones by origin; the other tokens of the answer are the target's own.
         accepted_per_depth: entry d counts the steps whose draft at depth d + 1 was emitted.
         ttft_ms: admission to first token. decode_ms: first token to last token.
-        draft_ms: building trees, with the passes of whatever drafts and what it had to catch up on before.
+        draft_ms: building trees, with the passes of draft models and what they had to catch up on.
         graft_ms: the part of draft_ms in which retrieval was prepared and merged into trees.
         grammar_ms: the part of draft_ms and verify_ms that the request's grammar took, its first token's included.
         forward_ms: the target's passes. verify_ms: choosing tokens and walking trees.
         commit_ms: moving KV rows, log-probabilities, stopping, detokenizing.
-        observe_ms: what proposers do with verified trees: matrices refreshed, windows and histories moved on, rows of
-            a draft model committed, features kept for the next draft; DFlash and Domino turn theirs into context
-            here, which is a product per layer and no bookkeeping.
+        observe_ms: learning from verified trees: matrices, histories, rows of a draft model, features for the next
+            draft; DFlash and Domino compute their context here, a product per layer.
     """
 
     prompt_tokens: int = 0
@@ -174,7 +171,7 @@ class Sample:
         finish_reason: "stop", "length", "cancelled" or "error".
         stop_reason: the EOS id or the stop string that ended it, else None.
         seed: the seed in use, also when the request named none.
-        logprobs: one entry per id if the request asked for log-probabilities, else None.
+        logprobs: one entry per id if requested, else None.
     """
 
     token_ids: tuple[int, ...]
@@ -188,7 +185,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Generation:
-    """The answer to one prompt: n samples. The shortcuts speak of the first."""
+    """The answer to one prompt: n samples. The shortcuts are of the first."""
 
     prompt_ids: tuple[int, ...]
     samples: tuple[Sample, ...]

@@ -39,8 +39,8 @@ class Grammar:
 
     @staticmethod
     def json_schema(schema: dict[str, Any] | bool | str) -> "Grammar":
-        """JSON that a schema validates: properties in the schema's order, one space behind commas and colons and none
-        elsewhere, so that as much as possible is forced. A schema's own `x-guidance` says otherwise.
+        """JSON that a schema validates: properties in the schema's order, one space after commas and colons and none
+        elsewhere, so that as much as possible is forced. A schema's own `x-guidance` overrides that.
 
         Args:
             schema: as an object or as its JSON text.
@@ -105,8 +105,8 @@ def _shown(text: str) -> str:
 
 
 class Constraint(Protocol):
-    """What one request may say: its grammar, at any place of any path. It follows whatever ids it is asked about, so
-    that it is right after any exception, and it fails for its request alone: then it allows nothing more.
+    """The grammar of one request, at any node of any path. It matches the ids of each call, so that it is right after
+    any exception. It fails for its request alone: then it allows nothing more.
 
     Attributes:
         error: why it failed; None if it did not.
@@ -114,11 +114,11 @@ class Constraint(Protocol):
 
     error: str | None
 
-    def allows(self, said: Sequence[int], token: int) -> bool:
+    def allows(self, generated: Sequence[int], token: int) -> bool:
         """Whether a token may follow generated ids. Cheaper than `mask`."""
 
-    def mask(self, said: Sequence[int], vocab_size: int) -> "Tensor | None":
-        """[V] bool, on the host, the tokens that may follow generated ids; None behind an EOS id, where all may."""
+    def mask(self, generated: Sequence[int], vocab_size: int) -> "Tensor | None":
+        """[V] bool, on the host, the tokens that may follow generated ids; None after an EOS id, where all may."""
 
 
 MAX_SEED = 2**63 - 1
@@ -308,7 +308,7 @@ class SamplingParams:
 
     @property
     def is_rejection(self) -> bool:
-        """Whether chance of its own, not the target's keyed draw, accepts a draft: rejection at temperature > 0."""
+        """Whether drafts are accepted by rejection sampling instead of the target's keyed draw."""
         return self.verification == "rejection" and not self.is_greedy
 
     @property
@@ -318,8 +318,7 @@ class SamplingParams:
 
     @property
     def has_processors(self) -> bool:
-        """Whether options other than temperature and truncation change the distribution, most of them along the
-        history."""
+        """Whether options other than temperature and truncation change the distribution."""
         return bool(
             self.repetition_penalty != 1.0
             or self.presence_penalty

@@ -1,4 +1,4 @@
-"""The contracts between packages: what a target, a proposer and a verifier exchange."""
+"""The contracts between target, proposer and verifier, and checks of what methods return."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,22 +14,19 @@ from outpace.lib.checks import is_int, shown
 from outpace.lib.errors import MethodError
 
 NO_TOKEN = -1
-"""Instead of an id: none stands before a text's first, and none can be drawn where a request's options leave none to
-choose. No node holds it, so every walk ends there."""
+"""Stands for a missing id: before a text's first, and where a request's options leave no token to choose."""
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a source wants to see of the target beside the committed ids.
+    """Outputs of the target that a method reads, and how it is budgeted.
 
     Attributes:
         top_k: ids of the k largest logits at every verified node and prompt position; 0 for none.
         taps: hidden states at every verified node and prompt position, numbered as transformers' `hidden_states`: 0 is
-            the embeddings, i the output of layer i - 1 before the final norm; the number of layers stands for what the
-            LM head reads, after that norm.
-        prices: nodes that a tree may have at most where rounds have prices of time (`DraftRequest.prices`); 0 asks for
-            none.
-        whole_trees: it learns from nodes that can never be accepted: none is cut for a grammar.
+            the embeddings, i the output of layer i - 1; the number of layers stands for the output of the final norm.
+        prices: nodes of a tree at most where rounds have prices of time (`DraftRequest.prices`); 0 follows none.
+        whole_trees: it learns from nodes that cannot be accepted, so that none is cut for a grammar.
     """
 
     top_k: int = 0
@@ -46,7 +43,7 @@ class NodeOutputs:
         logits: [R, V] in the target's compute dtype.
         top_ids: [R, k] ids of the largest logits, best first.
         top_logits: [R, k] float32 logits of `top_ids`, computed in float32 whatever the compute dtype.
-        features: [R, taps * H] tapped hidden states side by side, None if none were asked for.
+        features: [R, taps * H] tapped hidden states, concatenated; None without taps.
     """
 
     logits: Tensor
@@ -66,7 +63,7 @@ class Chunk:
     Attributes:
         slot: the request's slot.
         tokens: [C] int64.
-        want_top: also return the top ids at every position, for sources that learn from the prompt.
+        want_top: also return the top ids at every position, for methods that learn from the prompt.
         is_last: also return the outputs at the last position, from which the first token is drawn.
         taps: hidden states to return at every position.
     """
@@ -90,12 +87,11 @@ class ChunkOutput:
 
 @dataclass(frozen=True, eq=False)
 class PromptChunk:
-    """A run of prompt ids as the target saw it: what a proposer is shown of a prompt.
+    """A run of prompt ids with the target's outputs, as a proposer gets it.
 
     Attributes:
         tokens: [C] int64.
-        top_ids: [C, k] if the proposer needs them, and they are worth their time.
-        features: [C, taps * H] if the proposer needs them.
+        top_ids, features: [C, k] and [C, taps * H], if the proposer needs them; no top ids where drafting does not pay.
         before: the id before the first of them; NO_TOKEN at the beginning of a prompt.
     """
 
@@ -108,9 +104,8 @@ class PromptChunk:
 class Target(Protocol):
     """A model with a slot per request. Positions of a tree's nodes are committed length + depth.
 
-    Slots are numbered from 0. Which of them are in use is the engine's business: a request begins in a slot that was
-    rewound to 0, whatever another one has left there, and a step that an exception cut short is taken back by rewinding
-    its slots to what they held before.
+    Slots are numbered from 0. A request begins in a slot that was rewound to 0, and a step that an exception cut short
+    is rolled back by rewinding its slots.
 
     Attributes:
         vocab_size: V.
@@ -125,10 +120,10 @@ class Target(Protocol):
     eos_token_ids: tuple[int, ...]
 
     def rewind_slot(self, slot: int, length: int) -> None:
-        """Forget what a slot holds behind its first `length` committed tokens."""
+        """Discard all but the first `length` committed tokens of a slot."""
 
     def copy_slot(self, source: int, goal: int, length: int) -> None:
-        """Let a slot hold the first `length` committed tokens of another, or of itself, and nothing else."""
+        """Fill a slot with the first `length` committed tokens of another, or of itself, and nothing else."""
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]: ...
 
@@ -158,7 +153,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Stream:
-    """What the choice of a request's next tokens depends on beside the logits.
+    """What the choice of a request's next tokens depends on, except for the logits.
 
     Attributes:
         params: sampling parameters.
@@ -167,7 +162,7 @@ class Stream:
         prompt_length: how many of `ids` are the prompt.
         eos_token_ids: the request's EOS ids, its own or the model's, also when it ignores them: they end it unless
             `params.ignore_eos`, and cannot be chosen before `params.min_new_tokens`.
-        constraint: what may be said; None for anything.
+        constraint: of its grammar; None without one.
     """
 
     params: SamplingParams
@@ -180,12 +175,12 @@ class Stream:
 
     @property
     def generated(self) -> Sequence[int]:
-        """The ids that are no prompt."""
+        """The ids after the prompt."""
         return self.ids[self.prompt_length :]
 
     @property
     def ending_ids(self) -> tuple[int, ...]:
-        """Ids behind which nothing can be said: they end the request, or, before `min_new_tokens`, cannot be chosen."""
+        """Ids that nothing can follow: they end the request or, before `min_new_tokens`, cannot be chosen."""
         return () if self.params.ignore_eos else self.eos_token_ids
 
     @property
@@ -201,14 +196,14 @@ class Stream:
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """One request's wish for a tree.
+    """A request for a tree.
 
     Attributes:
         stream: its ids, the last one pending, and the randomness of its next tokens.
-        budget: drafted nodes at most; what one request leaves of it, a proposer may give to others of the same round.
+        budget: drafted nodes at most; a proposer may move unused ones to other requests of the same round.
         max_depth: depth of a drafted node at most.
-        prices: of the round, where the proposer needs them, no budget was given, and nothing but time can depend on
-            them; else None.
+        prices: of the round, where the proposer needs them, no budget was given, and the answer cannot depend on them;
+            else None.
     """
 
     stream: Stream
@@ -223,11 +218,10 @@ class DraftRequest:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """One verified tree, told to the proposer: retrieval learns from rejected nodes too.
+    """One verified tree, from which proposers learn; also from its rejected nodes.
 
     Attributes:
-        tree, verdict, outputs: what was proposed, but for nodes below a token that ends the request, what became of it,
-            and the target's answer at its nodes.
+        tree, verdict, outputs: the tree that was verified, its verdict, and the target's outputs at its nodes.
         before: the id before the pending token; NO_TOKEN without one.
     """
 
@@ -237,34 +231,28 @@ class Observation:
     before: int = NO_TOKEN
 
 
-class Proposer(Protocol):
-    """Answers "which tree?" for a batch of requests.
+class RequestStates(Protocol):
+    """What proposers, sources and retrievers have in common: a state for each request, and what they learn.
 
-    `open` makes the state that the engine keeps for a request in a slot of the target. A drafter with keys and values
-    of its own has them in its slot of the same number, which it empties first. `close` says that a request has ended;
-    nothing has to be given back, and requests that nobody waits for any more end without it. `reset` forgets what was
-    learned across requests.
+    `open` makes the state for a request in a slot of the target. A drafter with keys and values of its own has them in
+    its slot of the same number, which it empties first. `reset` forgets what was learned across requests.
 
-    `rewind` says that only the first `length` ids still hold: a conversation goes on from there, or an exception has
-    cut a step short. It may have come between any two lines of `prefill`, `propose`, `observe` or `rewind` itself, and
-    afterwards the state must be sound, though it may know less. What was learned across requests may stay.
+    `rewind` discards all but the first `length` ids: a conversation continues from there, or an exception has cut a
+    step short. It may have come between any two lines of `prefill`, `propose`, `observe` or `rewind` itself; afterwards
+    the state must be valid, though it may know less. What was learned across requests may stay.
 
-    `fork` is `open` for a request that begins with `length` ids which are not shown to it: their keys and values were
-    taken over from another request. `state` is that one's, which may have ended and been closed since, or have gone on
-    elsewhere; it is only read, unless its slot is this one and it is used up. None stands for a request of another
-    proposer. `can_fork` says whether it can be done: from a state of its own, or from None. No request that was opened
-    `alone` forks or is forked from.
+    `fork` is `open` for a request whose first `length` ids are not passed to `prefill`: their keys and values were
+    copied from the request of `state`, which may have ended or continued; it is only read, unless it has the same slot.
+    None stands for a request of another proposer. `can_fork` returns whether that works from an own state, or None.
 
-    The trees of a request that was opened `alone` depend on nothing but its own ids and parameters: not on what others
-    said before or say beside it. So it is where rejection decides, for there the tree has a say in what is said.
+    A request that was opened `alone` is neither forked nor forked from, and its trees depend on nothing but its own ids
+    and parameters, since under rejection they affect the answer.
 
     Attributes:
-        needs: what it wants of the target.
-        budget: drafted nodes per tree unless a request asks for another number.
+        needs: outputs of the target that it reads.
     """
 
     needs: Needs
-    budget: int
 
     def open(self, slot: int, alone: bool = False) -> Any: ...
 
@@ -272,46 +260,85 @@ class Proposer(Protocol):
 
     def fork(self, state: Any, slot: int, length: int) -> Any: ...
 
-    def close(self, state: Any) -> None: ...
-
     def rewind(self, state: Any, length: int) -> None: ...
 
     def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None: ...
-
-    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]: ...
 
     def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None: ...
 
     def reset(self) -> None: ...
 
 
-class Detokenizer(Protocol):
-    """Turns ids into text one by one.
+class Proposer(RequestStates, Protocol):
+    """Proposes a tree for each request of a batch.
 
-    `push` returns the text that became certain, maybe empty: a token can end inside a character. `flush` returns
-    what is still open at the end.
+    `close` marks the end of a request. Nothing must be returned there, and requests that were dropped end without it.
+
+    Attributes:
+        budget: drafted nodes per tree unless a request has its own budget.
     """
+
+    budget: int
+
+    def close(self, state: Any) -> None: ...
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]: ...
+
+
+class Stateless:
+    """`RequestStates` without any state."""
+
+    needs = Needs()
+
+    def open(self, slot: int, alone: bool = False) -> Any:
+        return None
+
+    def can_fork(self, own: bool) -> bool:
+        """A method that reads no prompts can be forked; others override this."""
+        return type(self).prefill is Stateless.prefill
+
+    def fork(self, state: Any, slot: int, length: int) -> Any:
+        return self.open(slot)
+
+    def rewind(self, state: Any, length: int) -> None:
+        pass
+
+    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None:
+        pass
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
+        pass
+
+    def reset(self) -> None:
+        pass
+
+
+class BaseProposer(Stateless):
+    """A `Proposer` without state, to be completed by `propose`."""
+
+    budget = 8
+
+    def close(self, state: Any) -> None:
+        pass
+
+    def propose(self, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        raise NotImplementedError(f"{type(self).__name__} has no propose()")
+
+
+class Detokenizer(Protocol):
+    """Turns ids into text: `push` returns what became certain with an id, `flush` the rest at the end."""
 
     def push(self, token: int) -> str: ...
 
     def flush(self) -> str: ...
 
 
-OF_BOTH = ("open", "can_fork", "fork", "rewind", "prefill", "observe", "reset")
-PROPOSER = (*OF_BOTH, "close", "propose")
-SOURCE = (*OF_BOTH, "begin", "expand")
+_STATES = ("open", "can_fork", "fork", "rewind", "prefill", "observe", "reset")
+PROPOSER, SOURCE = (*_STATES, "close", "propose"), (*_STATES, "begin", "expand")
 
 
 def check_proposer(name: str, proposer: Any) -> None:
-    """Refuse an object that cannot be used as a `Proposer`.
-
-    Args:
-        name: of the method, for the error.
-        proposer: what it built, or an object that was given instead of a name.
-
-    Raises:
-        MethodError: an attribute or a method is missing, or has a value that cannot be used.
-    """
+    """Raise MethodError, with the method's name, for an object that cannot be used as a `Proposer`."""
     _check_members(name, proposer, PROPOSER, "BaseProposer")
     kind, budget = type(proposer).__name__, getattr(proposer, "budget", None)
     if budget is None or not is_int(budget) or not 0 <= budget < MAX_TREE_NODES:
@@ -326,11 +353,7 @@ def check_proposer(name: str, proposer: Any) -> None:
 
 
 def check_source(name: str, source: Any) -> None:
-    """Refuse an object that cannot be used as a `LevelSource`.
-
-    Raises:
-        MethodError: as `check_proposer`.
-    """
+    """Raise MethodError, with the method's name, for an object that cannot be used as a `LevelSource`."""
     _check_members(name, source, SOURCE, "BaseSource")
 
 
@@ -357,15 +380,11 @@ def _check_members(name: str, made: Any, methods: Sequence[str], base: str) -> N
 
 
 def proposed(proposer: Proposer, states: Sequence[Any], requests: Sequence[DraftRequest]) -> list[DraftTree]:
-    """What a proposer proposes: one tree for each request.
-
-    Raises:
-        MethodError: it is something else.
-    """
+    """Call a proposer; raises MethodError unless it returns one tree for each request."""
     name = type(proposer).__name__
     try:
         trees: Any = proposer.propose(states, requests)
-    except MethodError as error:  # of a tree that could not be made, or of a proposer inside this one
+    except MethodError as error:  # of a tree that could not be made, or of a nested proposer
         if str(error).startswith("method "):
             raise
         raise MethodError(f"method {name}: {error}") from error
@@ -389,12 +408,8 @@ def proposed(proposer: Proposer, states: Sequence[Any], requests: Sequence[Draft
 
 
 def check_sizes(proposer: Proposer, trees: Sequence[DraftTree], requests: Sequence[DraftRequest]) -> None:
-    """Refuse trees that are larger or deeper than requests allow.
-
-    Raises:
-        MethodError: one of them is.
-    """
-    # A proposer may move slots from one of its requests to another; it has no more than they have together.
+    """Raise MethodError for trees that are larger or deeper than requests allow."""
+    # A proposer may move slots between its requests, within the sum of their budgets.
     is_over = sum(len(tree) - 1 for tree in trees) > sum(request.budget for request in requests)
     for tree, request in zip(trees, requests, strict=True):
         nodes, depth = len(tree) - 1, tree.topology.max_depth
@@ -407,17 +422,13 @@ def check_sizes(proposer: Proposer, trees: Sequence[DraftTree], requests: Sequen
 
 
 def check_tree(proposer: Proposer, tree: DraftTree, tokens: Sequence[int], pending: int, vocab_size: int) -> None:
-    """Refuse a tree whose ids would change the answer, or that has ids or distributions of another vocabulary.
+    """Raise MethodError for a tree that would change the answer, or has ids or distributions of another vocabulary.
 
     Args:
-        proposer: whose tree it is.
-        tree: what it proposed.
+        proposer, tree: the tree and its proposer.
         tokens: of the tree, on the host.
         pending: the token that node 0 must be.
         vocab_size: of the target.
-
-    Raises:
-        MethodError: node 0 is another token, an id is outside the vocabulary, or a distribution has another length.
     """
     name = type(proposer).__name__
     if tokens[0] != pending:

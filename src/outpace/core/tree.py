@@ -14,7 +14,7 @@ from outpace.lib.errors import MethodError
 MAX_TREE_NODES = 512
 """Of one request, the pending token included."""
 NEW_NODE = -1
-"""Instead of the number that a node had when its tree was proposed: it was not there."""
+"""Number of a node that was added after its tree was proposed."""
 
 
 class Topology:
@@ -119,17 +119,16 @@ class DraftTree:
             one from what the ones before it leave, all of them before anything below that depth was decided. Children
             of a node that is missing are *point masses*: each token was chosen, not drawn. None if all are.
         draft_passes: forward passes of a draft model that it took.
-        retrieved: how many of its last nodes were retrieved into slots that drafting left free; no drafted node
-            stands behind or below them.
-        forced: how many of its last nodes, behind the retrieved ones, a grammar forces.
-        scores: [M] float32 on the host, cumulative keyed score of each of the first nodes, 0 for the first of all, or
-            the logarithm of how likely it is to be accepted; None if there are none.
-        pruned: how many of its last nodes were pruned, the best first: they are there for a retriever that retrieves
-            too little for their slots, and none is in a tree that is verified.
-        graft_ms: wall milliseconds that retrieving and merging took, for all trees proposed with it together.
-        numbers: the number that each node had when the tree was proposed, NEW_NODE for those that joined it later;
-            None if all have kept theirs.
-        origins: [N] who named each node; empty stands for "drafted".
+        retrieved: how many of its last nodes were retrieved into slots that drafting left free; no drafted node comes
+            after or below them.
+        forced: how many of its last nodes, after the retrieved ones, a grammar forces.
+        scores: [M] float32 on the host, cumulative keyed score of each of the first nodes, 0 for node 0, or the
+            logarithm of its acceptance probability; None if there are none.
+        pruned: how many of its last nodes were pruned, the best first: they fill slots for which a retriever finds too
+            little, and none is in a tree that is verified.
+        graft_ms: wall milliseconds of retrieving and merging, for all trees proposed with it together.
+        numbers: of each node when the tree was proposed, NEW_NODE for later ones; None if all have kept theirs.
+        origins: [N] of each node; empty stands for "drafted".
     """
 
     tokens: Tensor
@@ -179,7 +178,7 @@ class DraftTree:
         return len(self.topology.parents)
 
     def without_unsayable(self, ends: Collection[int], tokens: Sequence[int]) -> "DraftTree":
-        """The tree without the nodes below a drafted token that ends the request: nobody will ever say them.
+        """The tree without the nodes below a drafted token that ends the request: they cannot be generated.
 
         Args:
             ends: ids that end it.
@@ -215,7 +214,7 @@ class DraftTree:
         )
 
     def with_forced(self, tokens: Sequence[int], parents: Sequence[int]) -> "DraftTree":
-        """The tree with forced nodes behind all others.
+        """The tree with forced nodes after all others.
 
         Args:
             tokens, parents: of each.

@@ -1,4 +1,12 @@
-"""Which requests there are, which slot each of them gets, and how much of its prompt is cached there."""
+"""Which requests there are, which slot each of them gets, and how much of its prompt is cached.
+
+A common prefix of prompts is computed once. A request that gets a slot copies the longest prefix of its prompt that is
+cached: in the slot of a running request, of one that has ended and whose slot was not reused, or in a kept slot. A
+request whose prompt begins like one that is being written waits for that; this takes at most a step more than writing
+it, since all prompts are written at the same pace.
+
+Under rejection nothing is shared: what a method has learned from other requests would affect the answer.
+"""
 
 from collections.abc import Sequence
 from itertools import count
@@ -6,22 +14,23 @@ from time import perf_counter
 from weakref import ref
 
 from outpace.core.protocols import Target
-from outpace.engine.session import LEAST_SHARED, KeptSlot, Session, Written, shared
+from outpace.engine.session import KeptSlot, Session, Written, shared
+
+LEAST_SHARED = 16
+"""Shortest common prefix that pays for a copy, or a step of waiting."""
 
 
 class Roster:
-    """The requests of an engine that have not ended, and the slots kept for conversations.
+    """The requests of an engine that have not ended, and the contents of its slots.
 
-    Nobody gives a slot back: it is free when nobody is in it, and requests and kept slots that nobody holds any more
-    are forgotten. So none can be lost, whatever is interrupted.
-
-    What a request leaves in its slot is remembered until the slot is needed: at most one `Written` for each.
+    Slots are not given back: a slot is free when no request is in it. Requests and kept slots that the caller dropped
+    are forgotten, so that no slot can be lost, whatever is interrupted.
 
     Args:
         slots: how many there are.
 
     Attributes:
-        shares: whether it is remembered.
+        shares: whether the contents of free slots are kept for requests with a common prefix.
     """
 
     def __init__(self, slots: int) -> None:
@@ -29,60 +38,60 @@ class Roster:
         self._arrivals, self._most = count(), 0
         self._sessions: dict[int, ref[Session]] = {}  # by arrival; other threads may add to it at any time
         self._kept: list[ref[KeptSlot]] = []  # oldest first
-        self._left: dict[int, Written] = {}  # by slot, the one that was not used for longest first
+        self._left: dict[int, Written] = {}  # contents of free slots, least recently used first
 
     def add(self, sessions: Sequence[Session]) -> None:
-        if len(self._sessions) > self._most:  # where no step is made, nobody else forgets those that were dropped
+        if len(self._sessions) > self._most:  # where no step is made, dropped ones must be forgotten here
             self.prune()
             self._most = 2 * len(self._sessions) + 64
         self._sessions |= {next(self._arrivals): ref(session) for session in sessions}
 
     def running(self) -> list[Session]:
-        """The requests that have not ended, those that wait for a slot included, in order of arrival."""
+        """The requests that have not ended, waiting ones included, in order of arrival."""
         found = [reference() for reference in list(self._sessions.values())]
         return [session for session in found if session is not None and not session.has_ended]
 
     def prune(self) -> None:
-        """Forget requests that have ended, or that nobody waits for any more."""
+        """Forget requests that have ended or were dropped."""
         for arrival, reference in list(self._sessions.items()):
             session = reference()
             if session is None or session.has_ended:
                 self._sessions.pop(arrival, None)
 
     def kept(self) -> list[KeptSlot]:
-        """The kept slots that can be resumed. They are a cache: any of them may be given up at any time."""
+        """The kept slots that can be resumed. Any of them may be evicted at any time."""
         found = [reference() for reference in self._kept]
         return [kept for kept in found if kept is not None and kept.is_open]
 
     def keep(self, kept: KeptSlot) -> None:
-        """Keep a slot; nothing happens to one that is kept already."""
+        """Keep a slot; may be repeated."""
         others = [other for other in self.kept() if other is not kept]
         self._kept = [ref(other) for other in [*others, kept]]
 
     def release(self, kept: KeptSlot) -> None:
-        """Give up a kept slot; nothing happens to one that is not open."""
+        """Release a kept slot; does nothing if it is not open."""
         if kept.is_open:
             kept.is_open = False
             kept.proposer.close(kept.state)
             self.leave(Written(kept.slot, kept.ids, kept.proposer, kept.state))
 
     def leave(self, written: Written) -> None:
-        """Remember what is in a slot that will be free; nothing happens where that is not worth it."""
+        """Cache the contents of a free slot, as its most recently used."""
         if self.shares and len(written.ids) >= LEAST_SHARED:
             self._left.pop(written.slot, None)
             self._left[written.slot] = written
 
     def use(self, written: Written) -> None:
-        """Take note that something was taken over; nothing happens to what is not remembered."""
+        """Note that contents were copied; does nothing for those of slots in use."""
         if self._left.get(written.slot) is written:
             self.leave(written)
 
     def left(self) -> list[Written]:
-        """What requests that have ended left in free slots. Any of it may be given up at any time."""
+        """The contents of free slots. Any of them may be evicted at any time."""
         return list(self._left.values())
 
     def forget(self) -> None:
-        """Forget what was left."""
+        """Forget the contents of free slots."""
         self._left.clear()
 
     def room(self) -> int:
@@ -95,8 +104,7 @@ class Roster:
         return slots | {kept.slot for kept in self.kept()}
 
     def spare_slot(self, wanted: int | None = None) -> int | None:
-        """A slot that no request is in, if need be that of the oldest conversation; None if there is none. Whoever gets
-        it may write there.
+        """A slot that may be overwritten, if need be that of the oldest conversation; None if there is none.
 
         Args:
             wanted: taken if it is free.
@@ -126,7 +134,7 @@ class Admission:
         self._target, self._roster = target, roster
 
     def admit(self, sessions: Sequence[Session]) -> None:
-        """Find slots: those kept by the turn before, and others for who came first.
+        """Give slots to waiting requests: first those kept by the turn before, then others in order of arrival.
 
         Args:
             sessions: the requests that take part in the step.
@@ -135,7 +143,7 @@ class Admission:
         for session in waiting:
             if session.resume is not None:
                 self._resume(session, session.resume)
-        # Who waits for another's prompt is among those that there is room for, so that nobody overtakes it.
+        # A request that waits for another's prompt counts as admitted, so that none overtakes it.
         room = self._roster.room()
         for session in [session for session in waiting if session.slot is None][:room]:
             found, length = self._longest(session)
@@ -143,7 +151,7 @@ class Admission:
                 self._enter(session, found, length)
 
     def leave(self, session: Session) -> None:
-        """Remember what a request that has ended leaves in its slot, until that is needed."""
+        """Cache the slot's contents of a request that has ended."""
         if session.error is None and self._may_share(session):
             self._roster.leave(_written(session))
 
@@ -151,7 +159,7 @@ class Admission:
         return self._roster.shares and not session.params.is_rejection
 
     def _longest(self, session: Session) -> tuple[Written | None, int]:
-        """What holds most of a prompt's beginning, and how much of it that is; None where it is not worth a copy."""
+        """The slot with the longest prefix of a prompt, and its length; None where it does not pay for a copy."""
         best: tuple[Written | None, int] = None, 0
         if not self._may_share(session):
             return best
@@ -165,7 +173,7 @@ class Admission:
         return best
 
     def _is_coming(self, session: Session, length: int, sessions: Sequence[Session]) -> bool:
-        """Whether more of a prompt's beginning than `length` is just being written by another request of the step."""
+        """Whether another request of the step is writing more of a prompt's prefix than `length`."""
         return self._may_share(session) and any(
             other.slot is not None
             and other.is_filling
@@ -176,9 +184,9 @@ class Admission:
         )
 
     def _enter(self, session: Session, found: Written | None, length: int) -> None:
-        """Give a session a slot that holds the first `length` ids of its prompt, from what was found of them."""
+        """Give a session a slot that holds the first `length` ids of its prompt, copied from `found`."""
         proposer = session.proposer
-        # A prompt that goes on from all that was left does so there; else that may be wanted again.
+        # A prompt that continues all of the contents takes their slot; otherwise they may be needed again.
         goes_on = found is not None and found.proposer is proposer and len(found.ids) < length + LEAST_SHARED
         slot = self._roster.spare_slot(found.slot if found is not None and goes_on else None)
         assert slot is not None, "there is room"
@@ -191,15 +199,15 @@ class Admission:
             self._roster.use(found)
         session.prefilled = session.metrics.reused_tokens = length
         session.placed_at = perf_counter()
-        session.slot = slot  # last: from here on it is the session's
+        session.slot = slot  # last: it owns the slot from here on
 
     def _resume(self, session: Session, kept: KeptSlot) -> None:
-        """Go on in a kept slot, if it is still there and its state belongs to the session's proposer."""
-        # Under rejection, what a method learned in the turns before would have a say in what is said.
+        """Resume a kept slot, if it is still open and its state belongs to the session's proposer."""
+        # Under rejection, what a method learned in earlier turns would affect the answer.
         if kept.serves(session.proposer) and not session.params.is_rejection:
             session.prefilled = session.metrics.reused_tokens = kept.rewind(self._target, session.prompt_ids)
             session.state = kept.state
-            kept.is_open = False  # before the slot is the session's, so that it never has two owners
+            kept.is_open = False  # before the session owns the slot, so that it never has two owners
             session.placed_at = perf_counter()
             session.slot = kept.slot
         else:
@@ -208,5 +216,5 @@ class Admission:
 
 
 def _written(session: Session) -> Written:
-    assert session.slot is not None, "a request that waits has written nothing"
+    assert session.slot is not None, "a waiting request has written nothing"
     return Written(session.slot, session.ids[: session.written], session.proposer, session.state)

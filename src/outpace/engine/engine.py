@@ -23,30 +23,32 @@ from outpace.lib.checks import check_int, shown
 from outpace.lib.errors import InvalidRequest, StateLost
 from outpace.sampling.grammar import GrammarConstraint, Grammars
 
+T = TypeVar("T")
+
 
 class Turns:
-    """Lets one thread at a time work, and all look when it has.
+    """Lets one thread at a time work, and wakes all waiting ones when it is done.
 
-    A turn that is over is replaced by another before it is let go. So whoever waited for it sees that it is over and
-    looks at what has come of it, without competing with the thread that just worked and may want to go on at once.
+    A lock is replaced by a new one before it is released. Threads that waited for it therefore see that the turn is
+    over and check its results, without competing with the thread that worked and may continue at once.
     """
 
     def __init__(self) -> None:
         self._turn = RLock()
 
     def take(self, work: Callable[[], None]) -> bool:
-        """Do some work while no other thread does any. Where one is at it, wait until it is over, and do nothing.
+        """Do some work while no other thread works. Where one does, wait until it is done instead.
 
         Returns:
             Whether the work was done.
 
         Raises:
-            RuntimeError: this thread is at work already, and a signal handler has called.
+            RuntimeError: a signal handler has called in the thread that works.
         """
         turn = self._turn
         if turn._is_owned():  # type: ignore[attr-defined]
             raise RuntimeError("the engine is at work in this thread: in a signal handler call only stop() of a stream")
-        with turn:  # Ctrl-C cannot come between taking a lock so and guarding it
+        with turn:  # no signal can come between acquiring the lock and guarding it
             if turn is not self._turn:
                 return False
             work()
@@ -56,11 +58,11 @@ class Turns:
 
 @dataclass(eq=False)
 class _Step:
-    """A step that is being made, or was when an exception came.
+    """A step in progress, or one that an exception cut short.
 
     Attributes:
         sessions: whose slots and states it changes.
-        gains: what becomes of them; None while that is not all known.
+        gains: their changes; None until all are known.
     """
 
     sessions: Sequence[Session]
@@ -68,18 +70,18 @@ class _Step:
 
 
 class Steps:
-    """Makes steps.
+    """Makes atomic steps.
 
-    A step works beside its sessions, in `Gain`s; only slots of the target, states of proposers and stoppers change at
-    once. When all gains are known they are noted in one assignment, and the step has happened: `settle` enters them
-    into the sessions. Before that it has not: `settle` rewinds slots, states and stoppers to what the sessions say. An
-    exception may come anywhere, also out of `settle`, which can always be begun again.
+    A step collects the changes of its sessions in `Gain`s; only slots, proposers' states and stoppers change at once.
+    It is committed by one assignment when all gains are known; `settle` then enters them into the sessions. Before
+    that, `settle` rolls back slots, states and stoppers to match the sessions. An exception may come anywhere, also in
+    `settle`, which can be repeated.
 
     Args:
         target: the model.
         roster: the requests.
         prefill_chunk: prompt tokens written per request and step.
-        pricing: what prices rounds; None to price none.
+        pricing: plans rounds; None for methods' own budgets.
     """
 
     def __init__(self, target: Target, roster: Roster, prefill_chunk: int, pricing: Pricing | None = None) -> None:
@@ -92,8 +94,7 @@ class Steps:
         """Admit what fits, write one prompt chunk per new request, run one round for the others."""
         self._roster.prune()
         self._admission.admit(sessions)
-        running = [session for session in sessions if session.slot is not None]
-        gains = self._begin(running)
+        gains = self._begin([session for session in sessions if session.slot is not None])
         filling = [gain for gain in gains if gain.session.is_filling]
         decoding = [gain for gain in gains if not gain.session.is_filling]
         if filling:
@@ -104,17 +105,17 @@ class Steps:
         for gain in gains:
             if gain.error is not None:
                 gain.end(Stop("error"))
-        self._happen(gains)
+        self._commit(gains)
 
     def end(self, sessions: Sequence[Session]) -> None:
         """End requests that were cancelled."""
         gains = self._begin(sessions)
         for gain in gains:
             gain.end(Stop("cancelled"))
-        self._happen(gains)
+        self._commit(gains)
 
     def settle(self) -> None:
-        """Put in order what an exception may have left: of the last step all happens, or nothing has."""
+        """Complete the last step if it was committed, else roll it back."""
         step = self._step
         if step is None:
             return
@@ -129,18 +130,18 @@ class Steps:
         self._step = None
 
     def _begin(self, sessions: Sequence[Session]) -> list[Gain]:
-        self._step = _Step(sessions)  # from here on the step is taken back
+        self._step = _Step(sessions)  # from here on an exception rolls it back
         return [Gain(session) for session in sessions]
 
-    def _happen(self, gains: Sequence[Gain]) -> None:
+    def _commit(self, gains: Sequence[Gain]) -> None:
         for gain in gains:
             gain.leave_slot()
-        self._step = _Step((), gains)  # from here on it has happened
+        self._step = _Step((), gains)  # from here on it is completed
         self.settle()
 
     @torch.inference_mode()
     def _take_back(self, session: Session) -> Gain | None:
-        """Make everything what it was after the last step that happened; where that fails, the session's error."""
+        """Roll everything back to the last committed step; where that fails, the session's error."""
         try:
             if session.slot is not None:
                 self._target.rewind_slot(session.slot, session.written)
@@ -152,7 +153,7 @@ class Steps:
                 f"request {session.request_id}: an exception cut a step short, and what the request had reached could "
                 f"not be restored ({type(error).__name__}: {error}); send it again"
             )
-            # Without its traceback, whose frames hold all requests of the step: those that are dropped would run on.
+            # Without its traceback, whose frames would keep all requests of the step alive.
             error.__context__ = None
             lost.error.__cause__, lost.stop = error.with_traceback(None), Stop("error")
             return lost
@@ -168,23 +169,20 @@ class Steps:
                 session.proposer.close(state)
 
 
-T = TypeVar("T")
-
-
 class Engine:
     """Decodes any mix of requests over one target. Requests join and leave between steps.
 
-    A step is atomic (`Steps`): after an exception such as Ctrl-C all requests can go on as if it had not been, or get
-    an error that says so. Any thread may call (`Turns`): steps are made by the threads that wait for something, one at
-    a time, and advance everybody. A request is decoded as long as somebody holds its `Session`.
+    A step is atomic (`Steps`): after an exception such as Ctrl-C all requests can continue, or get an error. Any thread
+    may call (`Turns`): threads that wait for a request make the steps, one at a time, for all requests. A request is
+    decoded as long as its `Session` is referenced.
 
     Args:
         target: the model.
-        new_detokenizer: makes a detokenizer per request; None if the engine should not produce text.
-        prefill_chunk: prompt tokens written per request and step; a long prompt does not hold up the others.
-        costs: of passes, for methods that follow prices; None prices nothing, and they do without.
-        grammar_tokenizer: makes the model's tokenizer as grammars need it (llguidance's `LLTokenizer`), when the first
-            one comes; None refuses them.
+        new_detokenizer: makes a detokenizer per request; None produces no text.
+        prefill_chunk: prompt tokens written per request and step; a long prompt does not hold up other requests.
+        costs: of passes; None plans no rounds by prices.
+        grammar_tokenizer: makes the model's tokenizer for grammars (llguidance's `LLTokenizer`) on first use; None
+            refuses grammars.
     """
 
     def __init__(
@@ -210,12 +208,12 @@ class Engine:
 
     @property
     def free_slots(self) -> int:
-        """Slots in which there is neither a request nor a conversation between two turns."""
+        """Slots with neither a request nor a kept conversation."""
         return self.target.max_slots - len(self._roster.taken())
 
     @property
     def shares_prefixes(self) -> bool:
-        """Whether a common beginning of prompts is computed once (`Admission`). Set to False, as to measure, every
+        """Whether a common prefix of prompts is computed once (`Admission`). If False, as for measurements, every
         prompt is written whole; kept slots are resumed all the same."""
         return self._roster.shares
 
@@ -225,7 +223,7 @@ class Engine:
         self.forget_prefixes()
 
     def forget_prefixes(self) -> None:
-        """Forget what requests that have ended left in their slots; waits while other threads decode."""
+        """Clear the prefix cache; waits while other threads decode."""
         self.between_steps(lambda slot: self._roster.forget())
 
     def add(
@@ -243,36 +241,30 @@ class Engine:
             prompt_ids: token ids of the prompt.
             params: sampling parameters.
             proposer: the method.
-            budget: drafted nodes per round; None takes the proposer's, or what is worth its time if it asks for prices
-                or shares its rounds.
-            keep: leave the slot open when the request ends, as `session.kept`, for the next turn to resume; `release`
-                closes it. A slot that another request needs is taken from the oldest kept one, whose conversation is
-                then written afresh at its next turn. Rejection keeps and resumes none (`SamplingParams.verification`).
-            resume: the slot kept by the turn before, used up by this call. What it holds of the prompt's beginning is
+            budget: drafted nodes per round; None takes the proposer's, or what pays if it asks for prices or shares its
+                rounds.
+            keep: keep the slot when the request ends, as `session.kept`, for the next turn to resume; `release` closes
+                it. Requests that need a slot evict the oldest kept one, whose conversation is then written anew.
+                Rejection keeps and resumes none (`SamplingParams.verification`).
+            resume: the slot kept by the turn before, used up by this call. The prefix of the prompt that it holds is
                 not computed again; with another proposer, which has not seen it, the slot is released instead.
 
         Raises:
-            InvalidRequest: the prompt is empty, has ids outside the vocabulary, or leaves no room for a token; an
-                option names such ids, or needs a tokenizer; several samples of a conversation; a grammar that cannot
-                be compiled or satisfied. `resume` stays as it was.
+            InvalidRequest: the prompt is empty, has ids outside the vocabulary, or is too long; an option names such
+                ids, or needs a tokenizer; several samples of a conversation; a grammar that cannot be compiled or
+                satisfied. `resume` stays as it was.
             MethodError: the proposer lacks a method or an attribute.
         """
         check_proposer(type(proposer).__name__, proposer)
         prompt = self._checked_prompt(prompt_ids, params)
-        # Under rejection a tree has a say in what is said, so that it must not follow a clock.
+        # Under rejection the tree affects the answer, so that it must not follow a clock.
         has_prices = budget is None and self._has_prices and not params.is_rejection
         is_priced = has_prices and proposer.needs.prices > 0
         if budget is None:
             budget = proposer.needs.prices if is_priced else proposer.budget
         check_int("budget", budget, 0)
         eos = self.target.eos_token_ids if params.eos_token_ids is None else params.eos_token_ids
-        if params.stop and self._new_detokenizer is None:
-            raise InvalidRequest(f"stop={params.stop!r}: stop strings need a tokenizer; use eos_token_ids")
-        if params.bad_words:
-            raise InvalidRequest(f"bad_words={params.bad_words!r}: bad words need a tokenizer; use bad_words_ids")
-        params.check_vocabulary(self.target.vocab_size)
-        if params.n != 1 and (keep or resume is not None):
-            raise InvalidRequest(f"n={params.n}: a slot is kept for one sample")
+        self._check_params(params, keep or resume is not None)
         seed = secrets.randbelow(MAX_SEED) if params.seed is None else params.seed
         limit = min(params.max_new_tokens, self.target.max_length - len(prompt))
 
@@ -308,13 +300,13 @@ class Engine:
                 sessions.append(session)
             self._roster.add(sessions)
             return sessions
-        except BaseException:  # whose traceback may hold them for long
+        except BaseException:  # whose traceback may keep them alive
             for session in sessions:
                 session.is_cancelled = True
             raise
 
     def constraint(self, params: SamplingParams) -> GrammarConstraint | None:
-        """What a request with such parameters may say; None for anything.
+        """The grammar constraint of a request with such parameters; None without a grammar.
 
         Raises:
             InvalidRequest: as for `add`.
@@ -327,10 +319,9 @@ class Engine:
         return self._grammars.constraint(params.grammar, eos)
 
     def release(self, kept: KeptSlot) -> None:
-        """Close a kept slot that will not be resumed. Does nothing to one that is closed or in use again.
+        """Close a kept slot that will not be resumed; does nothing to one that is closed or in use again.
 
-        A step that another thread makes is waited for: what is left in the slot is noted for others, which must not
-        come when one of them is in it already.
+        Waits for a step of another thread, which may be resuming it.
         """
         while kept.is_open and not self._turns.take(lambda: self._roster.release(kept)):
             pass
@@ -338,32 +329,32 @@ class Engine:
     def step(self, only: Sequence[Session] | None = None) -> None:
         """Admit what fits, write one prompt chunk per new request, run one round for the others.
 
-        What a request gained is filed in its session's `events`, so that callers sharing the engine never take each
-        other's. Where another thread is making a step, that is waited for instead.
+        What a request gains is appended to its session's `events`. Where another thread is making a step, this waits
+        for that one instead.
 
         Args:
-            only: the requests to advance, to find out which one is at fault; None for all.
+            only: the requests to advance, to find out which one fails; None for all.
         """
         self._turns.take(lambda: self._advance(lambda: False, None, only))
 
     def run_until(self, is_done: Callable[[], bool], own: Sequence[Session]) -> None:
-        """Make steps, or wait for those of other threads, until something is so.
+        """Make steps, or wait for those of other threads, until a condition holds.
 
         Args:
-            is_done: asked between steps, maybe while another thread makes one.
-            own: the requests that the caller waits for. An exception in a step that has others' too may be due to
-                those: the step is then made again without them.
+            is_done: the condition, evaluated between steps, possibly while another thread makes one.
+            own: the requests that the caller waits for. After an exception in a step with others, which may have caused
+                it, the step is repeated without them.
         """
         while not is_done():
             self._turns.take(lambda: self._advance(is_done, own))
 
     def cancel(self, session: Session) -> None:
-        """End a session now, keeping what it has, and free its slot. Does nothing to one that has ended."""
+        """End a session now, keeping its tokens, and free its slot. Does nothing to one that has ended."""
         session.is_cancelled = True
         self.run_until(lambda: session.has_ended, [session])
 
     def between_steps(self, work: Callable[[int | None], T]) -> T:
-        """Do something with the target or with proposers while no step is under way; waits while other threads decode.
+        """Use the target or proposers while no step is under way; waits while other threads decode.
 
         Args:
             work: gets a slot that no request is in, None if there is none.
@@ -387,7 +378,7 @@ class Engine:
             StateLost: an exception interrupted it.
         """
         if session.error is not None:
-            # A new one each time: by its traceback the session would hold whoever asked, and all that they hold.
+            # A copy: through its traceback the session would keep its callers' frames alive.
             raise copy(session.error) from session.error.__cause__
         assert session.finish_reason is not None, "result() is for sessions that have ended"
         return Sample(
@@ -414,22 +405,31 @@ class Engine:
             )
         return prompt
 
+    def _check_params(self, params: SamplingParams, is_conversation: bool) -> None:
+        if params.stop and self._new_detokenizer is None:
+            raise InvalidRequest(f"stop={params.stop!r}: stop strings need a tokenizer; use eos_token_ids")
+        if params.bad_words:
+            raise InvalidRequest(f"bad_words={params.bad_words!r}: bad words need a tokenizer; use bad_words_ids")
+        params.check_vocabulary(self.target.vocab_size)
+        if params.n != 1 and is_conversation:
+            raise InvalidRequest(f"n={params.n}: a slot is kept for one sample")
+
     def _advance(
         self, is_done: Callable[[], bool], own: Sequence[Session] | None, only: Sequence[Session] | None = None
     ) -> None:
-        """One step of all requests, or of some, unless something is so already."""
+        """One step of all requests, or of some, unless the condition holds already."""
         self._steps.settle()
         if cancelled := [session for session in self._roster.running() if session.is_cancelled]:
             self._steps.end(cancelled)
         if is_done():
             return
-        everybody = [session for session in self._roster.running() if only is None or session in only]
+        sessions = [session for session in self._roster.running() if only is None or session in only]
         try:
-            self._steps.make(everybody)
+            self._steps.make(sessions)
         except Exception:
-            if own is None or all(session in own for session in everybody):
+            if own is None or all(session in own for session in sessions):
                 raise
-            self._steps.settle()  # the step may have happened, and have ended some of them
+            self._steps.settle()  # the step may have been committed, and have ended some of them
             if is_done():
                 return
             alone = [session for session in self._roster.running() if session in own]

@@ -1,7 +1,7 @@
-"""Trees under grammars: what a grammar forbids is cut, and what it forces takes the slots and those left free.
+"""Trees under grammars: forbidden nodes are cut, and forced text takes their slots and unused ones.
 
-One place for all methods. A forced text is rarely a forced token: after `{` each of `"`, `"n` and `"name` may be legal.
-So its usual tokens are drafted, below any node of the tree, and verification under the mask decides.
+A forced text is rarely a forced token: after `{` each of `"`, `"n` and `"name` may be legal. So its usual tokens are
+drafted, below any node of the tree and for all methods, and verification under the mask decides.
 """
 
 import math
@@ -14,12 +14,11 @@ from outpace.engine.session import Session
 from outpace.sampling.grammar import Forced
 
 CERTAIN, FORCED, LAST = 0.99, 0.9, 0.65
-"""How likely the next token of a forced text is said as the tokenizer writes it: where nothing else is allowed, where
-other cuts are, and for its last one, which may be one with what follows (measured: docs/results.md)."""
+"""Probability that the next token of a forced text is the tokenizer's: where no other is allowed, where other
+tokenizations are, and for its last one, which may merge with what follows (measured: docs/results.md)."""
 _FIRST, _NEXT = 0.6, 0.4
-"""Where drafts come without scores, how likely the first below a node is taken to be, and each one beside those before
-it."""
-_UNLIKELY = 0.02  # below such nodes nobody asks what is forced
+"""Assumed probability of drafts without scores: of the first below a node, and the ratio of each to the one before."""
+_UNLIKELY = 0.02  # below such nodes forced text is not looked for
 
 
 @dataclass(eq=False)
@@ -35,32 +34,15 @@ class _Chains:
     odds: list[float] = field(default_factory=list)
 
 
-def under_grammars(
-    trees: Sequence[DraftTree],
-    tokens: Sequence[list[int]],
-    sessions: Sequence[Session],
-    rooms: Sequence[int],
-    prices: Sequence[Prices | None],
-) -> tuple[list[DraftTree], list[list[int]]]:
-    """The trees as grammars want them, and their tokens on the host.
+def under_grammar(tree: DraftTree, tokens: list[int], session: Session, room: int, prices: Prices | None) -> DraftTree:
+    """A tree without forbidden nodes and with forced ones.
 
     Args:
-        trees, tokens: as proposed.
-        sessions: of each.
-        rooms: depth of a drafted node at most, of each.
-        prices: of time, of each.
+        tree, tokens: as proposed.
+        session: whose; it has a constraint.
+        room: depth of a drafted node at most.
+        prices: of time; None takes all forced nodes that fit.
     """
-    fitted, said = list(trees), list(tokens)
-    for index, session in enumerate(sessions):
-        if session.constraint is not None:
-            fitted[index] = _fitted(trees[index], tokens[index], session, rooms[index], prices[index])
-            if fitted[index] is not trees[index]:
-                said[index] = fitted[index].tokens.tolist()
-    return fitted, said
-
-
-def _fitted(tree: DraftTree, tokens: list[int], session: Session, room: int, prices: Prices | None) -> DraftTree:
-    """One tree."""
     constraint = session.constraint
     assert constraint is not None
     drafts = session.params.draft_forced and session.proposer.budget > 0
@@ -70,13 +52,13 @@ def _fitted(tree: DraftTree, tokens: list[int], session: Session, room: int, pri
     odds = _along(topology.parents, likely)
     asked = [drafts and one >= _UNLIKELY and topology.depths[node] < room for node, one in enumerate(odds)]
     allowed, below = constraint.explore(session.generated, topology, tokens, asked)
-    odds = _along(topology.parents, _beside(likely, tree, tokens, below))
+    odds = _along(topology.parents, _corrected(likely, tree, tokens, below))
     chains = _chains(tree, tokens, below, odds, room)
     drawn = tree.draft_probs or {}
     if session.proposer.needs.whole_trees:
         kept = list(range(len(tree)))
     else:
-        # A child that was drawn stays: its rejection is what makes the distribution right. Nothing stands below it.
+        # A child that was drawn stays, since its rejection corrects the distribution; nothing is kept below it.
         parents = topology.parents
         kept = [node for node, one in enumerate(allowed) if one or (parents[node] in drawn and allowed[parents[node]])]
     budget = min(max(session.budget, len(tree) - 1), MAX_TREE_NODES - 1)
@@ -85,7 +67,7 @@ def _fitted(tree: DraftTree, tokens: list[int], session: Session, room: int, pri
 
 
 def _shares(tree: DraftTree) -> list[float]:
-    """How likely each node is to be accepted where its parent is, as far as can be told."""
+    """Estimated probability that each node is accepted if its parent is."""
     scores = [] if tree.scores is None else tree.scores.tolist()
     shares, siblings = [1.0], dict[int, int]()
     for node, parent in enumerate(tree.topology.parents[1:], start=1):
@@ -96,17 +78,17 @@ def _shares(tree: DraftTree) -> list[float]:
 
 
 def _along(parents: Sequence[int], shares: Sequence[float]) -> list[float]:
-    """How likely each node is to be accepted."""
+    """Probability that each node is accepted."""
     odds = [1.0]
     for node, parent in enumerate(parents[1:], start=1):
         odds.append(odds[parent] * shares[node])
     return odds
 
 
-def _beside(
+def _corrected(
     shares: Sequence[float], tree: DraftTree, tokens: Sequence[int], below: Mapping[int, Forced]
 ) -> list[float]:
-    """The shares, now that it is known what is forced: what is drafted beside that is unlikely."""
+    """The shares, corrected for forced text: a draft that competes with it is unlikely."""
     known = list(shares)
     for node, text in below.items():
         for place, token in enumerate(text.tokens, start=1):
@@ -122,7 +104,7 @@ def _beside(
 def _chains(
     tree: DraftTree, tokens: Sequence[int], below: Mapping[int, Forced], odds: Sequence[float], room: int
 ) -> _Chains:
-    """What is forced below nodes and is not drafted there."""
+    """Forced text below nodes that is not drafted there."""
     chains, topology, drawn = _Chains(), tree.topology, tree.draft_probs or {}
     for node, text in sorted(below.items()):
         left = text.tokens
@@ -141,14 +123,14 @@ def _chains(
 
 
 def _share(text: Forced, place: int) -> float:
-    """How likely a token of a forced text is said where those before it were; places count from 1."""
+    """Probability of a token of a forced text if those before it were generated; places count from 1."""
     if place <= text.certain:
         return CERTAIN
     return LAST if place == len(text.tokens) else FORCED
 
 
 def _child(tree: DraftTree, tokens: Sequence[int], node: int, token: int) -> int | None:
-    """The node below a node that holds a token."""
+    """The child of a node that holds a token."""
     return next((child for child in tree.topology.children[node] if tokens[child] == token), None)
 
 
@@ -165,12 +147,12 @@ def _chosen(
 
     Args:
         tree: as proposed.
-        kept: its nodes that may stay.
+        kept: its nodes that are allowed.
         odds: of its nodes.
         chains: forced nodes.
         budget: nodes at most.
-        may_displace: whether forced nodes may take the slots of drafted ones, or only those that are left.
-        prices: of time; None takes all that there is room for.
+        may_displace: whether forced nodes may take the slots of drafted ones, or only unused ones.
+        prices: of time; None takes all that fit.
     """
     size = len(tree)
     new = range(size, size + len(chains.tokens))
@@ -181,7 +163,7 @@ def _chosen(
         ranked = [*kept[1:], *sorted(new, key=lambda node: -likely[node])]
     taken = {0}
     for node in ranked[:budget]:
-        # What is drafted was worth its time when the tree was grown.
+        # Drafted nodes have been priced when the tree was grown.
         if node < size or prices is None or likely[node] >= prices.least_gain(len(taken) - 1):
             taken.add(node)
     mine = [node for node in kept if node in taken]

@@ -1,4 +1,4 @@
-"""How close a decision was: the evidence that tells a rounding tie from a bug."""
+"""How close a decision between two tokens was: the evidence that distinguishes a rounding tie from a bug."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,10 +39,10 @@ class Margin:
 def margin_of(
     engine: Engine, ids: Sequence[int], params: SamplingParams, tokens: tuple[int, int], prompt_length: int
 ) -> Margin:
-    """`decision_margin` between the steps of an engine, in a slot that nobody needs.
+    """`decision_margin` between the steps of an engine, in a free slot.
 
     Raises:
-        InvalidRequest: there is none.
+        InvalidRequest: all slots are taken.
     """
 
     def compare(slot: int | None) -> Margin:
@@ -73,9 +73,9 @@ def decision_margin(
         params: of the request, whose first sample it is; no seed is seed 0.
         tokens: the two choices.
         prompt_length: how many of `ids` are the prompt, which penalties treat differently.
-        slot: of the target, in which no request is; what it holds is lost.
+        slot: of the target, without a request; it is overwritten.
         chunk: prompt tokens per pass.
-        constraint: what the request may say; None for anything.
+        constraint: of the request's grammar; None without one.
     """
     target.rewind_slot(slot, 0)
     last = None

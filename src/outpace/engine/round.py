@@ -6,7 +6,6 @@ from time import perf_counter
 
 import torch
 
-from outpace.budget.prices import Prices
 from outpace.core.events import RoundTrace, TokenLogprob
 from outpace.core.protocols import (
     NO_TOKEN,
@@ -23,7 +22,7 @@ from outpace.core.protocols import (
     proposed,
 )
 from outpace.core.tree import DraftTree, Topology
-from outpace.engine.forced import under_grammars
+from outpace.engine.forced import under_grammar
 from outpace.engine.pricing import Pricing, RoundPlan
 from outpace.engine.session import Gain, Session
 from outpace.kernels.draw import draw_natively, draws_natively
@@ -34,7 +33,7 @@ from outpace.sampling.verify import match, rejection
 
 
 class Phases:
-    """A clock for one round: each phase is timed where it stands, `with phase("forward"):`."""
+    """A clock for the phases of one round: `with phase("forward"):`."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -42,7 +41,7 @@ class Phases:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Time a phase. What lies between two phases counts to the second one."""
+        """Time a phase. Time between two phases counts to the second one."""
         yield
         now = perf_counter()
         self._seconds[name], self._last = now - self._last, now
@@ -52,12 +51,7 @@ class Phases:
         return sum(seconds for name, seconds in self._seconds.items() if not names or name in names) * 1e3
 
     def count(self, gains: Sequence[Gain], trees: Sequence[DraftTree]) -> None:
-        """Enter the round into the metrics of its requests.
-
-        Args:
-            gains: of the requests.
-            trees: that they verified.
-        """
+        """Add the round to the metrics of its requests, which verified these trees."""
         took = [(f"{name}_ms", seconds * 1e3) for name, seconds in self._seconds.items()]
         for gain, tree in zip(gains, trees, strict=True):
             metrics, drafted = gain.metrics, len(tree) - 1
@@ -85,28 +79,34 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
 
     Args:
         target: the model; each session has a slot in it and one pending token.
-        gains: of requests of any mix of methods, lengths, temperatures and tree sizes. One whose logits are not finite
-            on its path, or whose options leave no token there, gains an error and no tokens.
-        pricing: what prices rounds, for proposers that ask.
+        gains: of requests of any mix of methods, lengths, temperatures and tree sizes. A request whose logits are not
+            finite on its path, or whose options leave no token there, gains an error and no tokens.
+        pricing: plans the round; None for the requests' own budgets.
     """
     sessions = [gain.session for gain in gains]
+    slots = [_slot(session) for session in sessions]
     plan = RoundPlan([session.budget for session in sessions], [None] * len(sessions))
     if pricing is not None:
         plan = pricing.plan(target, sessions)
     phase = Phases()
     with phase("draft"):
-        trees, tokens = sayable(propose(target, sessions, plan.prices, plan.budgets), sessions, target.vocab_size)
-        if any(session.constraint is not None for session in sessions):
-            rooms = [room(target, session) for session in sessions]
-            trees, tokens = under_grammars(trees, tokens, sessions, rooms, plan.prices)
+        trees = propose(target, sessions, plan)
+        tokens = [tree.tokens.tolist() for tree in trees]
+        for index, (session, tree) in enumerate(zip(sessions, trees, strict=True)):
+            check_tree(session.proposer, tree, tokens[index], session.ids[-1], target.vocab_size)
+            kept = tree.without_unsayable(session.stream.ending_ids, tokens[index])
+            if session.constraint is not None:
+                said = tokens[index] if kept is tree else kept.tokens.tolist()
+                kept = under_grammar(kept, said, session, room(target, session), plan.prices[index])
+            if kept is not tree:
+                trees[index], tokens[index] = kept, kept.tokens.tolist()
     with phase("forward"):
         taps = [session.proposer.needs.taps for session in sessions]
-        outputs = target.forward([_slot(session) for session in sessions], trees, taps)
+        outputs = target.forward(slots, trees, taps)
     with phase("verify"):
         verdicts = keep_sound(gains, outputs, verify(sessions, trees, tokens, outputs), tokens)
     with phase("commit"):
-        paths = [verdict.path for verdict in verdicts.values()]
-        target.commit([_slot(sessions[index]) for index in verdicts], paths)
+        target.commit([slots[index] for index in verdicts], [verdict.path for verdict in verdicts.values()])
         for index, verdict in verdicts.items():
             session, tree = sessions[index], trees[index]
             gained = [*(tokens[index][node] for node in verdict.path[1:]), verdict.next_token]
@@ -116,7 +116,8 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
             scores = logprobs(session, outputs[index], verdict.path, gained)
             gains[index].emit(gained, scores, retrieved, forced, origins)
             if session.params.trace:
-                gains[index].rounds = (trace(tree, tokens[index], verdict),)
+                parents, walked = tree.topology.parents, (verdict.path, verdict.next_token)
+                gains[index].rounds = (RoundTrace(tuple(tokens[index]), parents, tree.origins, *walked),)
     with phase("observe"):
         observe(sessions, trees, outputs, verdicts)
     phase.count(gains, trees)
@@ -124,17 +125,15 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
         pricing.learn(sessions, plan, trees, verdicts, phase, [len(gain.tokens) for gain in gains])
 
 
-def propose(
-    target: Target, sessions: Sequence[Session], prices: Sequence[Prices | None], budgets: Sequence[int]
-) -> list[DraftTree]:
-    """One tree per session, asked of each proposer once for all its sessions."""
+def propose(target: Target, sessions: Sequence[Session], plan: RoundPlan) -> list[DraftTree]:
+    """One tree per session; each proposer is called once for all its sessions."""
     trees: dict[int, DraftTree] = {}
     for proposer, members in by_proposer(sessions).items():
         requests = []
         for index in members:
             session = sessions[index]
-            depth = room(target, session) if budgets[index] else 0
-            requests.append(DraftRequest(session.stream, budgets[index], depth, prices[index]))
+            depth = room(target, session) if plan.budgets[index] else 0
+            requests.append(DraftRequest(session.stream, plan.budgets[index], depth, plan.prices[index]))
         states = [sessions[index].state for index in members]
         own = proposed(proposer, states, requests)
         check_sizes(proposer, own, requests)
@@ -143,21 +142,8 @@ def propose(
 
 
 def room(target: Target, session: Session) -> int:
-    """How deep a draft may be: the bonus token comes on top, so the last token that fits is never a draft."""
+    """How deep a draft may be: the target's own token follows it, so the last token that fits is never a draft."""
     return max(min(session.remaining, target.max_length - len(session.ids)) - 1, 0)
-
-
-def sayable(
-    trees: Sequence[DraftTree], sessions: Sequence[Session], vocab_size: int
-) -> tuple[list[DraftTree], list[list[int]]]:
-    """The trees without what no request can ever say, whoever proposed it, and their tokens on the host."""
-    kept, tokens = [], []
-    for tree, session in zip(trees, sessions, strict=True):
-        said = tree.tokens.tolist()
-        check_tree(session.proposer, tree, said, session.ids[-1], vocab_size)
-        kept.append(tree.without_unsayable(session.stream.ending_ids, said))
-        tokens.append(said if kept[-1] is tree else kept[-1].tokens.tolist())
-    return kept, tokens
 
 
 def verify(
@@ -166,7 +152,7 @@ def verify(
     tokens: Sequence[list[int]],
     outputs: Sequence[NodeOutputs],
 ) -> list[Verdict]:
-    """A verdict for each session, by the rule its request asks for."""
+    """A verdict for each session, by the rule that its request names."""
     verdicts: dict[int, Verdict] = {}
     matched = [index for index, session in enumerate(sessions) if session.params.verification == "match"]
     if matched:
@@ -194,11 +180,11 @@ def keep_sound(
     verdicts: Sequence[Verdict],
     tokens: Sequence[Sequence[int]],
 ) -> dict[int, Verdict]:
-    """The verdicts whose path has finite logits and a token to go on with; the other sessions get an error.
+    """The verdicts whose path has finite logits and a next token; the other sessions get an error.
 
-    Only nodes on the path count: plain decoding would never have looked at the others. NaN and infinity sort first,
-    so the top logit tells. Where no token is left behind accepted drafts, the answer may have ended before: the last of
-    them is then what this round ends with, and the next one, if it comes, finds no token.
+    Only nodes on the path count: plain decoding would not have computed the others. NaN and infinity sort first, so
+    that the top logit is checked. Where no token is left after accepted drafts, the answer may have ended before: the
+    round then ends with the last of them, and the next round, if any, finds no token.
     """
     is_finite = bool(torch.isfinite(torch.cat([output.top_logits[:, 0] for output in outputs])).all())
     sound: dict[int, Verdict] = {}
@@ -232,14 +218,9 @@ def keep_sound(
 def logprobs(
     session: Session, outputs: NodeOutputs, path: Sequence[int], tokens: Sequence[int]
 ) -> Sequence[TokenLogprob]:
-    """Log-probabilities of the tokens chosen after the nodes of a path, if the session asked for them."""
+    """Log-probabilities of the tokens chosen after the nodes of a path, if requested."""
     count = session.params.logprobs
     return () if count is None else token_logprobs(outputs, path, tokens, count)
-
-
-def trace(tree: DraftTree, tokens: Sequence[int], verdict: Verdict) -> RoundTrace:
-    """What a request that asks is told of its round."""
-    return RoundTrace(tuple(tokens), tree.topology.parents, tree.origins, verdict.path, verdict.next_token)
 
 
 def observe(
@@ -248,15 +229,15 @@ def observe(
     outputs: Sequence[NodeOutputs],
     verdicts: dict[int, Verdict],
 ) -> None:
-    """Tell each proposer what became of its trees."""
+    """Let each proposer observe its verified trees."""
     for proposer, members in by_proposer(sessions).items():
-        told = [index for index in members if index in verdicts]
-        if told:
+        sound = [index for index in members if index in verdicts]
+        if sound:
             observations = [
                 Observation(trees[index], verdicts[index], outputs[index], sessions[index].stream.before)
-                for index in told
+                for index in sound
             ]
-            proposer.observe([sessions[index].state for index in told], observations)
+            proposer.observe([sessions[index].state for index in sound], observations)
 
 
 def by_proposer(sessions: Sequence[Session]) -> dict[Proposer, list[int]]:
@@ -273,14 +254,14 @@ def _slot(session: Session) -> int:
 
 
 def run_prefill(target: Target, gains: Sequence[Gain], size: int, is_crowded: bool = False) -> None:
-    """Write the next chunk of every prompt; a prompt that is written whole gains its first token.
+    """Write the next chunk of every prompt; a prompt that is complete gains its first token.
 
     Args:
         target: the model; each session has a slot in it.
-        gains: of requests whose prompts are not written yet.
+        gains: of requests whose prompts are not complete.
         size: tokens of a chunk at most.
-        is_crowded: drafting does not pay among so many requests. Methods that follow prices then learn nothing from the
-            target's best ids in a prompt, which are a product with the whole vocabulary at every position.
+        is_crowded: drafting does not pay for so many requests. Methods that follow prices then skip the target's top
+            ids in a prompt, which take a product with the whole vocabulary at every position.
     """
     sessions, chunks = [gain.session for gain in gains], []
     for gain in gains:

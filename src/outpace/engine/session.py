@@ -16,18 +16,18 @@ from outpace.sampling.grammar import GrammarConstraint
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a request ended: finish_reason "stop" or "length", and the EOS id or stop string behind a "stop"."""
+    """Why a request ended: its finish reason, and the EOS id or stop string of a "stop"."""
 
     finish_reason: str
     stop_reason: int | str | None = None
 
 
 class StopChecker:
-    """Follows one answer token by token and says where it ends.
+    """Follows one answer token by token and finds its end.
 
     Args:
         max_new_tokens: tokens that may be emitted.
-        eos_token_ids: ids that end the answer, none if it ignores them; the id itself is emitted, its text is not.
+        eos_token_ids: ids that end the answer; the id itself is emitted, its text is not.
         stop: strings that end the answer; the token completing one is emitted, the text is cut before it.
         detokenizer: needed for text and for stop strings.
     """
@@ -39,11 +39,9 @@ class StopChecker:
         stop: Sequence[str],
         detokenizer: Detokenizer | None,
     ) -> None:
-        self._left = max_new_tokens
-        self._eos_token_ids = tuple(eos_token_ids)
-        self._stop = tuple(stop)
+        self._left, self._eos_token_ids, self._stop = max_new_tokens, tuple(eos_token_ids), tuple(stop)
         self._detokenizer = detokenizer
-        self._held = ""  # text that may still turn out to begin a stop string
+        self._held = ""  # text that may still be the start of a stop string
         self.text = ""
 
     def take(self, tokens: Sequence[int]) -> tuple[list[int], str, Stop | None]:
@@ -53,8 +51,7 @@ class StopChecker:
             The tokens to keep, the text that became certain with them, and the end if it was reached.
         """
         kept: list[int] = []
-        released = ""
-        stop: Stop | None = None
+        released, stop = "", None
         for token in tokens:
             kept.append(token)
             self._left -= 1
@@ -67,57 +64,48 @@ class StopChecker:
 
     def _advance(self, token: int) -> tuple[str, Stop | None]:
         if token in self._eos_token_ids:
-            return self._close(), Stop("stop", token)
+            return self._flush(), Stop("stop", token)
         if self._detokenizer is not None:
             self._held += self._detokenizer.push(token)
-        cut = self._first_stop()
-        if cut is not None:
-            position, string = cut
+        found = [(self._held.find(string), string) for string in self._stop if string in self._held]
+        if found:
+            position, string = min(found, key=lambda item: item[0])
             text, self._held = self._held[:position], ""
             return text, Stop("stop", string)
         if self._left <= 0:
-            return self._close(), Stop("length")
-        keep = self._held_back()
-        text = self._held[: len(self._held) - keep]
-        self._held = self._held[len(text) :]
+            return self._flush(), Stop("length")
+        end = len(self._held) - self._undecided()
+        text, self._held = self._held[:end], self._held[end:]
         return text, None
 
     def close(self) -> str:
-        """Release the text held back, when the answer ends for a reason from outside."""
-        text = self._close()
+        """Release the held text, when the answer ends for another reason."""
+        text = self._flush()
         self.text += text
         return text
 
-    def _close(self) -> str:
+    def _flush(self) -> str:
         text, self._held = self._held, ""
         return text + (self._detokenizer.flush() if self._detokenizer is not None else "")
 
-    def _first_stop(self) -> tuple[int, str] | None:
-        found = [(self._held.find(string), string) for string in self._stop if string in self._held]
-        return min(found, key=lambda item: item[0]) if found else None
-
-    def _held_back(self) -> int:
-        """Length of the longest tail that could grow into a stop string."""
-        longest = 0
-        for string in self._stop:
-            for size in range(min(len(string) - 1, len(self._held)), longest, -1):
-                if self._held.endswith(string[:size]):
-                    longest = size
-                    break
-        return longest
-
-
-LEAST_SHARED = 16
-"""Ids of a common beginning that are worth a copy, or a step of waiting."""
+    def _undecided(self) -> int:
+        """Length of the longest tail that could become a stop string."""
+        sizes = (
+            size
+            for string in self._stop
+            for size in range(1, min(len(string), len(self._held) + 1))
+            if self._held.endswith(string[:size])
+        )
+        return max(sizes, default=0)
 
 
 @dataclass(eq=False)
 class Written:
-    """What is in a slot.
+    """The contents of a slot.
 
     Attributes:
         slot: the KV slot.
-        ids: the ids whose KV it holds, all of them also seen by the proposer; both may hold more behind them.
+        ids: whose KV it holds, all of them also seen by the proposer; both may hold more after them.
         proposer, state: the method of the request that wrote it, and its state for it.
     """
 
@@ -129,74 +117,64 @@ class Written:
 
 @dataclass(eq=False)
 class KeptSlot(Written):
-    """A slot whose request has ended, with what its next turn can use again.
+    """A slot whose request has ended, kept for the next turn of its conversation.
 
     Attributes:
-        is_open: false once it was resumed, released, or given up for a request that needed a slot.
+        is_open: false once it was resumed, released, or evicted for a request that needed a slot.
     """
 
     is_open: bool = True
 
     def serves(self, proposer: Proposer) -> bool:
-        """Whether a request with this method can go on in it: another has not seen what it holds."""
+        """Whether a request with this method can resume it: another method has not seen its contents."""
         return self.is_open and self.proposer is proposer
 
     def rewind(self, target: Target, prompt: Sequence[int]) -> int:
-        """Keep what a prompt of at least one id begins with.
-
-        Args:
-            target: whose slot it is.
-            prompt: the ids.
-
-        Returns:
-            How many ids of the prompt the slot holds.
-        """
+        """Keep only the common prefix with a prompt, and return its length."""
         length = shared(self.ids, prompt, self.proposer)
-        del self.ids[length:]  # before what they stand for, so that an interrupted rewind can be begun again
+        del self.ids[length:]  # before the slot, so that an interrupted rewind can be repeated
         target.rewind_slot(self.slot, length)
         self.proposer.rewind(self.state, length)
         return length
 
 
 def shared(ids: Sequence[int], prompt: Sequence[int], proposer: Proposer) -> int:
-    """How much of a prompt's beginning a request with this method can take over from where `ids` are written.
+    """Length of a prompt's prefix that a request with this method can take over from a slot that holds `ids`.
 
-    At least the prompt's last id is left to be written, for it is from there that the first token is drawn.
+    At least the prompt's last id is left to be written: the first token is drawn from its outputs.
     """
     known = min(len(ids), len(prompt) - 1)
     length = next(compress(count(), map(ne, ids, prompt[:known])), known)
-    # What is drafted from a feature depends on the token behind it too.
+    # What is drafted from a hidden state depends on the token after it too.
     return max(length - 1, 0) if proposer.needs.taps else length
 
 
 @dataclass(eq=False)
 class Session:
-    """Everything the engine knows about one sample of one request.
-
-    What it says here was reached by whole steps: a step works beside it (`engine/session.py`).
+    """One sample of one request. It changes only by whole steps, which collect their changes in a `Gain`.
 
     Attributes:
         request_id, sample_index: which request, which of its n samples.
         prompt_ids: the prompt.
-        params, seed: how tokens are chosen; the seed actually in use.
-        proposer: answers "which tree?" for this request.
+        params, seed: how tokens are chosen; the seed in use.
+        proposer: of its draft trees.
         budget: drafted nodes per round at most.
-        constraint: its grammar at work; None without one.
-        is_priced: its trees follow prices of time.
-        is_sized: its method follows none, but its budget does where it shares rounds with others.
-        new_stopper: makes what decides where the answer ends; it knows no EOS ids if the request ignores them.
+        new_stopper: makes the checker that ends the answer.
         eos_token_ids: the request's EOS ids, its own or the model's, ignored or not.
-        state: the proposer's per-request state.
-        slot: KV slot, None while waiting and after the end.
+        constraint: of its grammar; None without one.
+        is_priced: its trees follow prices of time.
+        is_sized: its trees do not, but its budget does where it shares rounds with other requests.
+        state: the proposer's, for this request.
+        slot: KV slot; None while waiting and after the end.
         prefilled: prompt tokens already written.
+        ids: prompt and generated ids. Once the prompt is written the last one is pending: its KV is not written.
         stopper: that has seen the generated ids.
-        ids: prompt and generated ids. Once the prompt is written the last one is the pending token, whose KV is not.
         admitted_at, placed_at, first_token_at: clock readings in seconds; 0 before there was a slot, a token.
-        finish_reason, stop_reason, error: how it ended; the first is set after everything else is as it will stay.
-        logprobs: one entry per generated id, if the request asked for log-probabilities.
-        keep: leave the slot open at the end, for the next turn of a conversation.
-        resume: the kept slot to go on in, until it has a slot.
-        kept: the slot left open.
+        finish_reason, stop_reason, error: how it ended; the first is set last.
+        logprobs: one entry per generated id, if requested.
+        keep: keep the slot at the end, for the next turn of a conversation.
+        resume: the kept slot to resume, until it has a slot.
+        kept: the slot that it kept.
         is_cancelled: it is to end before the next step.
         events: all of its events, oldest first.
     """
@@ -233,15 +211,15 @@ class Session:
     events: list[StepEvent] = field(default_factory=list)
 
     def __getattr__(self, name: str) -> Any:
-        """`ids` and `stopper` are made when they are first asked for: of thousands of samples few run at a time."""
+        """`ids` and `stopper` are made on first use: of thousands of samples few run at a time."""
         if name == "ids":
-            return self.__dict__.setdefault(name, list(self.prompt_ids))  # one, whichever threads ask
+            return self.__dict__.setdefault(name, list(self.prompt_ids))  # one list, whichever threads ask
         if name == "stopper":
             return self.__dict__.setdefault(name, self.new_stopper())
         raise AttributeError(f"{type(self).__name__} has no {name}")
 
     def restart_stopper(self) -> None:
-        """A stopper that has seen just what was generated, whatever the one before has seen."""
+        """Replace the stopper by one that has seen exactly the generated ids."""
         stopper = self.new_stopper()
         stopper.take(self.generated)
         self.stopper = stopper
@@ -256,12 +234,12 @@ class Session:
 
     @property
     def written(self) -> int:
-        """How many of `ids` have their KV in the slot: the prompt as far as it is filled, then all but the last."""
+        """How many of `ids` have their KV in the slot: the prompt as far as it is written, then all but the last."""
         return self.prefilled if self.is_filling else len(self.ids) - 1
 
     @property
     def length(self) -> int:
-        """Of `ids`, which are not made for it."""
+        """Of `ids`, without making them."""
         return len(vars(self).get("ids", self.prompt_ids))
 
     @property
@@ -275,8 +253,7 @@ class Session:
 
     @cached_property
     def stream(self) -> Stream:
-        """The randomness for a tree rooted at the pending token: its successor goes to position len(ids). It follows
-        the ids as they grow."""
+        """The randomness for a tree whose root is the pending token. It follows the ids as they grow."""
         return Stream(
             self.params,
             self.seed,
@@ -289,18 +266,18 @@ class Session:
 
 
 class Gain:
-    """One session's share of a step. Nothing of the session changes before `enter`, but for its stopper.
+    """What a step changes of one session. The session itself, except for its stopper, changes only in `enter`.
 
     Attributes:
-        session: whose.
-        metrics: the session's, counted on.
+        session: the session.
+        metrics: the session's, updated.
         prefilled: prompt tokens written after the step.
         tokens, logprobs: that it gained.
-        rounds: that decided them, if the request asked for a trace.
+        rounds: the traced round, if requested.
         text: that became certain.
         stop: how it ended, if it did.
         error: why it cannot go on.
-        kept: the slot that it leaves open.
+        kept: the slot that it keeps.
     """
 
     def __init__(self, session: Session) -> None:
@@ -324,14 +301,14 @@ class Gain:
         forced: int = 0,
         origins: Sequence[NodeOrigin] = (),
     ) -> None:
-        """Take in the tokens of a round, as far as the answer goes.
+        """Add the tokens of a round, up to the end of the answer.
 
         Args:
             tokens: accepted drafts and the target's own token.
-            scores: log-probabilities of them, none unless the request asked for them.
-            retrieved: how many of the drafts were retrieved, those behind the drafted ones.
-            forced: how many of the drafts a grammar forced, the last ones.
-            origins: who named each of the drafts.
+            scores: log-probabilities of them, if requested.
+            retrieved: how many of the drafts were retrieved; they follow the drafted ones.
+            forced: how many of the drafts a grammar forced; they come last.
+            origins: of each draft.
         """
         metrics = self.metrics
         self.tokens, self.text, self.stop = self.session.stopper.take(tokens)
@@ -344,7 +321,7 @@ class Gain:
         metrics.accepted_retrieved += min(max(accepted - own, 0), retrieved)
         metrics.accepted_forced += max(accepted - own - retrieved, 0)
         if accepted:
-            counts = dict(metrics.accepted_by_origin)  # a new one: the step may be taken back
+            counts = dict(metrics.accepted_by_origin)  # a copy: the step may be rolled back
             for origin in origins[:accepted]:
                 counts[origin] = counts.get(origin, 0) + 1
             metrics.accepted_by_origin = counts
@@ -355,7 +332,7 @@ class Gain:
             metrics.ttft_ms = (self._first_token_at - self.session.admitted_at) * 1e3
 
     def end(self, stop: Stop) -> None:
-        """End the session for a reason from outside."""
+        """End the session for another reason than its tokens."""
         self.text += self.session.stopper.close()
         self.stop = stop
 
@@ -364,20 +341,20 @@ class Gain:
         return (now - self._first_token_at) * 1e3
 
     def leave_slot(self) -> None:
-        """Keep the slot of a session that has ended and wants it: what is committed behind the ids that were said, as
-        by a round in which it stopped, is forgotten when it is resumed."""
+        """Keep the slot of a session that has ended, if requested. What is committed after its generated ids, as by a
+        round in which it stopped, is rewound when the slot is resumed."""
         session = self.session
         if self.stop is None or self.error is not None or not session.keep:
             return
         if session.slot is None:
-            self.kept = session.resume  # its turn never came
+            self.kept = session.resume  # it ended while waiting
             return
         is_filling = self.prefilled < len(session.prompt_ids)
         ids = session.ids[: self.prefilled] if is_filling else [*session.ids, *self.tokens][:-1]
         self.kept = KeptSlot(session.slot, ids, session.proposer, session.state)
 
     def enter(self) -> None:
-        """Write it into the session. May be done again: each line says what will be there, not what is added."""
+        """Write the changes into the session. It may be repeated: each line sets a final value."""
         session = self.session
         if self.tokens:
             session.ids[self._from :] = self.tokens
@@ -400,4 +377,4 @@ class Gain:
             session.events[self._announced :] = [event]
         if self.stop is not None:
             session.stop_reason = self.stop.stop_reason
-            session.finish_reason = reason  # last: whoever waits for the end may read everything then
+            session.finish_reason = reason  # last: threads that wait for the end may then read everything

@@ -10,12 +10,11 @@ from outpace.engine.session import Session
 class TokenStream(Iterator[StepEvent]):
     """The events of one request. After the last one, `result` holds the whole answer.
 
-    An exception that comes out of it while the request is decoded loses nothing: it can be read on. A stream that
-    nobody holds any more ends its request.
+    After an exception the stream can be read on without loss. A stream that is dropped cancels its request.
 
     Args:
         engine, session: the request and where it runs.
-        on_end: called when the request has ended for whatever reason: once, unless it is interrupted.
+        on_end: called once when the request has ended, unless the call is interrupted.
     """
 
     def __init__(self, engine: Engine, session: Session, on_end: Callable[[Session], None] | None = None) -> None:
@@ -32,7 +31,7 @@ class TokenStream(Iterator[StepEvent]):
         try:
             self._taken = taken + 1
             return session.events[taken]
-        except BaseException:  # Ctrl-C at the last moment: it is still to be read
+        except BaseException:  # Ctrl-C at the last moment: the event is still to be read
             self._taken = taken
             raise
 
@@ -41,8 +40,8 @@ class TokenStream(Iterator[StepEvent]):
         self._session.is_cancelled = True
 
     def __del__(self) -> None:
-        if hasattr(self, "_session"):  # it is made whole
-            self._session.is_cancelled = True  # somebody else may hold it: a conversation does
+        if hasattr(self, "_session"):  # __init__ has completed
+            self._session.is_cancelled = True  # a conversation may still reference it
 
     def close(self) -> None:
         """Cancel the request if it is still running and free its slot.

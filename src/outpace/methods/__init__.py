@@ -4,8 +4,8 @@ A method gives an `Options` and a build function; what it builds is a `BasePropo
 that its options name (`shaped`). A shape decides level by level which candidates deserve a slot.
 """
 
-from outpace.core.drafting import BaseProposer, BaseSource, Candidates, Frontier, GrowingShape, Level, LevelSource
-from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
+from outpace.core.drafting import BaseSource, Candidates, Frontier, GrowingShape, Level, LevelSource
+from outpace.core.protocols import BaseProposer, DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.method import Method

@@ -62,7 +62,7 @@ Rows = Sequence[tuple[NodeOutputs, int]]
 
 @dataclass(frozen=True)
 class FastDraw:
-    """Another way to draw where a request asks for nothing but a temperature.
+    """A faster way to draw for requests whose only option is a temperature.
 
     Attributes:
         serves: whether it draws from a request's outputs.
@@ -128,8 +128,8 @@ class BatchDraw:
             assert token is not None
             return token
         path = path_tokens(self._topologies[index], self._tokens[index], node)
-        said = [*stream.generated, *path]
-        if token == NO_TOKEN or (token is not None and stream.constraint.allows(said, token)):
+        generated = [*stream.generated, *path]
+        if token == NO_TOKEN or (token is not None and stream.constraint.allows(generated, token)):
             return token
         row = masked(self._outputs[index].scores(node), stream, path)
         return NO_TOKEN if row is None else draw_keyed([row], [stream], self._positions([query]), [path])[0]

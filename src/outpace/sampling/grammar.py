@@ -1,7 +1,7 @@
-"""Grammars at work: compiled once for a tokenizer, followed along any path, asked what they allow and what they force.
+"""Grammars, compiled once for a tokenizer and matched along any path: allowed tokens and forced text.
 
-The grammars themselves are llguidance's. It computes the tokens that may follow in some microseconds, and takes tokens
-back, so that one matcher serves all paths of a tree.
+llguidance does the matching. It computes masks in microseconds and rolls tokens back, so that one matcher serves all
+paths of a tree.
 """
 
 import json
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _COMPILED = 64  # grammars that are kept
-_CANONICAL = 4096  # forced texts whose tokens are kept
-_MOST_CHARACTERS = 200_000  # of a grammar, and of all that are kept
-_MOST_OF_A_REGEX = 20_000  # what it takes grows with the square: 20 MB at this length, 450 MB at 90,000
+_CANONICAL = 4096  # forced texts whose tokens are cached
+_MOST_CHARACTERS = 200_000  # of a grammar, and of all that are cached
+_MOST_OF_A_REGEX = 20_000  # memory grows with the square: 20 MB at this length, 450 MB at 90,000
 _ONE_AT_A_TIME = Lock()
 _STACK = 1 << 30  # bytes, of which only those in use take memory: llguidance calls itself for each rule of a chain
 _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
 class Forced(NamedTuple):
-    """What must follow a node, as the tokenizer writes it.
+    """Text that must follow a node, as the tokenizer encodes it.
 
     Attributes:
         tokens: of the text.
-        certain: how many of them are the only ones that the mask allows. Those behind may in the answer be cut in other
-            ways, and the last one may be one with what follows.
+        certain: how many of them are the only ones that the mask allows. The answer may tokenize the rest otherwise,
+            and merge the last one with what follows.
     """
 
     tokens: tuple[int, ...]
@@ -47,7 +47,7 @@ class Forced(NamedTuple):
 
 
 class Grammars:
-    """The grammars of one model, compiled when a request first asks for them.
+    """The grammars of one model, compiled when first used.
 
     Args:
         new_tokenizer: the model's tokenizer as llguidance needs it; called once. InvalidRequest where there is none.
@@ -61,7 +61,7 @@ class Grammars:
         self._tokens: Callable[[bytes], tuple[int, ...]] = lambda text: ()
 
     def constraint(self, grammar: Grammar, eos_token_ids: Sequence[int]) -> "GrammarConstraint":
-        """What one request may say. Any thread may ask, while the engine is at work.
+        """The constraint of one request. Thread-safe.
 
         Args:
             grammar: the request's.
@@ -93,16 +93,16 @@ class Grammars:
 
 
 class GrammarConstraint:
-    """A grammar along one request's ids, and along the paths behind them: `core.grammar.Constraint`.
+    """A grammar matched along one request's ids and along the paths after them: `core.params.Constraint`.
 
-    Each question names all generated ids. What they share with those of the last question is kept, and the rest taken
-    back or read: so nothing has to be undone after a walk or a step that an exception cut short.
+    Each call passes all generated ids. Their common prefix with those of the last call is kept; the matcher rolls back
+    or consumes the rest. So nothing has to be undone after a walk or a step that an exception cut short.
 
     Args:
         matcher: at the beginning of the grammar.
         special: ids that end a text for the tokenizer.
         eos_token_ids: ids that end the request.
-        tokens: as which the tokenizer writes a text.
+        tokens: encodes a text.
     """
 
     def __init__(
@@ -115,24 +115,24 @@ class GrammarConstraint:
         self._fresh, self._special, self._tokens = matcher, list(special), tokens
         self._eos = frozenset(eos_token_ids)
         self._matcher = matcher.deep_copy()
-        self._said: list[int] | None = []  # what the matcher has read; None where an exception may have come between
+        self._consumed: list[int] | None = []  # by the matcher; None while that is uncertain
         self._seconds = 0.0
         self.error: str | None = None
 
-    def allows(self, said: Sequence[int], token: int) -> bool:
+    def allows(self, generated: Sequence[int], token: int) -> bool:
         started = perf_counter()
-        if said and said[-1] in self._eos:
+        if generated and generated[-1] in self._eos:
             return True
-        matcher = self._follow(said)
+        matcher = self._follow(generated)
         allowed = matcher is not None and self._may_follow(matcher, token, _only(matcher))
         self._seconds += perf_counter() - started
         return allowed
 
-    def mask(self, said: Sequence[int], vocab_size: int) -> Tensor | None:
+    def mask(self, generated: Sequence[int], vocab_size: int) -> Tensor | None:
         started = perf_counter()
-        if said and said[-1] in self._eos:
+        if generated and generated[-1] in self._eos:
             return None
-        matcher = self._follow(said)
+        matcher = self._follow(generated)
         allowed = torch.zeros(vocab_size, dtype=torch.bool)
         if matcher is not None:
             bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
@@ -146,32 +146,32 @@ class GrammarConstraint:
         return allowed
 
     def explore(
-        self, said: Sequence[int], topology: Topology, tokens: Sequence[int], asked: Sequence[bool]
+        self, generated: Sequence[int], topology: Topology, tokens: Sequence[int], wanted: Sequence[bool]
     ) -> tuple[list[bool], Mapping[int, Forced]]:
-        """What the grammar says of a drafted tree.
+        """Allowed nodes of a drafted tree, and forced text below them.
 
         Args:
-            said: generated ids; the last one is node 0, if there are any.
+            generated: ids; the last one is node 0, if there are any.
             topology, tokens: the tree.
-            asked: for each node, whether to ask what is forced below it.
+            wanted: nodes below which forced text is looked for.
 
         Returns:
-            For each node whether it may be said, and what is forced below those that were asked about and may be.
+            For each node whether it is allowed, and the forced text below the wanted ones that are.
         """
         started = perf_counter()
         allowed, forced = [True] + [False] * (len(topology) - 1), dict[int, Forced]()
-        matcher = self._follow(said)
+        matcher = self._follow(generated)
         if matcher is not None:
-            self._said = None
-            self._descend(matcher, 0, topology.children, tokens, asked, allowed=allowed, forced=forced)
+            self._consumed = None
+            self._descend(matcher, 0, topology.children, tokens, wanted, allowed=allowed, forced=forced)
             if self._is_sound(matcher):
-                self._said = list(said)
+                self._consumed = list(generated)
         self._seconds += perf_counter() - started
         return allowed, forced
 
-    def forced_text(self, said: Sequence[int]) -> bytes:
-        """What must follow generated ids, whatever the model: often not a whole number of tokens."""
-        matcher = self._follow(said)
+    def forced_text(self, generated: Sequence[int]) -> bytes:
+        """Text that must follow generated ids; often not a whole number of tokens."""
+        matcher = self._follow(generated)
         return b"" if matcher is None else bytes(matcher.compute_ff_bytes())
 
     def take_ms(self) -> float:
@@ -185,11 +185,11 @@ class GrammarConstraint:
         top: int,
         children: Sequence[Sequence[int]],
         tokens: Sequence[int],
-        asked: Sequence[bool],
+        wanted: Sequence[bool],
         allowed: list[bool],
         forced: dict[int, Forced],
     ) -> None:
-        """`explore` a tree from one of its nodes on; the matcher stands there, before and after."""
+        """`explore` a tree from one of its nodes on; the matcher is at that node before and after."""
         pending = [(top, False)]
         while pending:
             node, is_done = pending.pop()
@@ -201,12 +201,12 @@ class GrammarConstraint:
                     continue
                 pending.append((node, True))
             only = _only(matcher)
-            if asked[node] and (text := matcher.compute_ff_bytes()):
+            if wanted[node] and (text := matcher.compute_ff_bytes()):
                 chain = self._tokens(text)
                 forced[node] = Forced(chain if chain[: len(only)] == only else only, len(only))
             for child in children[node]:
                 allowed[child] = self._may_follow(matcher, tokens[child], only)
-                if allowed[child] and (children[child] or asked[child]):
+                if allowed[child] and (children[child] or wanted[child]):
                     pending.append((child, False))
 
     def _may_follow(self, matcher: "LLMatcher", token: int, only: tuple[int, ...]) -> bool:
@@ -216,10 +216,10 @@ class GrammarConstraint:
             return token == only[0]
         return token not in self._special and matcher.validate_tokens([token]) == 1
 
-    def _follow(self, said: Sequence[int]) -> "LLMatcher | None":
-        """The matcher behind generated ids; None where it has failed on them."""
-        known, ids = self._said, list(said)
-        self._said = None
+    def _follow(self, generated: Sequence[int]) -> "LLMatcher | None":
+        """The matcher after generated ids; None where it has failed on them."""
+        known, ids = self._consumed, list(generated)
+        self._consumed = None
         if known is None:
             self._matcher, known, self.error = self._fresh.deep_copy(), [], None
         shared = len(known)
@@ -231,26 +231,25 @@ class GrammarConstraint:
             self._matcher.consume_tokens(ids[shared:])
         if not self._is_sound(self._matcher):
             return None
-        self._said = ids
+        self._consumed = ids
         return self._matcher
 
     def _is_sound(self, matcher: "LLMatcher") -> bool:
-        """Whether the matcher can go on; else the reason is noted, and the next question begins afresh."""
+        """Whether the matcher works; if not, keep the reason, and start anew at the next call."""
         if not matcher.is_error():
             return True
-        self._said, self.error = None, _reason(matcher)
+        self._consumed, self.error = None, _reason(matcher)
         return False
 
 
 def _only(matcher: "LLMatcher") -> tuple[int, ...]:
-    """The next tokens where there is no choice: of a forced text its usual ones, as far as they do not depend on what
-    follows it. The mask then allows the first of them alone."""
+    """The usual tokens of a forced text, as far as what follows cannot change them; the mask allows only the first."""
     return tuple(matcher.compute_ff_tokens()) if matcher.compute_ff_bytes() else ()
 
 
 def _in_deep_stack(work: "Callable[[], LLMatcher]") -> "LLMatcher":
-    """Do something in a thread whose stack a grammar of the largest size cannot fill; one caller in the process at a
-    time, for sizes of stacks are the process's. In a usual one a chain of some 2,000 rules ends the process."""
+    """Work in a thread whose stack the largest grammar cannot overflow; one caller at a time, since the stack size is a
+    setting of the process. With the usual size a chain of about 2,000 rules kills the process."""
     with _ONE_AT_A_TIME:
         before = stack_size(_STACK)
         try:
@@ -277,12 +276,12 @@ def _compile(grammar: Grammar, tokenizer: "LLTokenizer") -> "LLMatcher":
         raise InvalidRequest(f"grammar={grammar}: {_reason(matcher)}; change that part of it")
     probe = matcher.deep_copy()
     if not probe.is_accepting() and (not any(probe.compute_bitmask()) or probe.is_error()):
-        raise InvalidRequest(f"grammar={grammar}: nothing that this model can say satisfies it; relax it")
+        raise InvalidRequest(f"grammar={grammar}: no text that this model can generate satisfies it; relax it")
     return matcher
 
 
 def _source(grammar: Grammar) -> str:
-    """A grammar as llguidance reads it."""
+    """A grammar in llguidance's format."""
     from llguidance import LLMatcher
 
     if grammar.kind == "regex":
@@ -294,6 +293,6 @@ def _source(grammar: Grammar) -> str:
 
 
 def _reason(matcher: "LLMatcher") -> str:
-    """Why it failed, without the states that follow."""
+    """Why a matcher failed, without its states."""
     text = matcher.get_error().split("\n<state>")[0]
     return " ".join(text.split())[:500]

@@ -11,15 +11,15 @@ from outpace.core.protocols import NodeOutputs
 def token_logprobs(
     outputs: NodeOutputs, nodes: Sequence[int], tokens: Sequence[int], count: int
 ) -> tuple[TokenLogprob, ...]:
-    """What the model thought of each token, before temperature, truncation and every other option.
+    """Log-probability of each token, before temperature, truncation and every other option.
 
     That is vLLM's default, `logprobs_mode="raw_logprobs"`.
 
     Args:
-        outputs: the target's answers at the nodes of one request.
+        outputs: the target's, at the nodes of one request.
         nodes: the node after which each token was chosen.
         tokens: the tokens, one per node.
-        count: how many of the most likely tokens to report beside each; fewer if fewer are possible.
+        count: most likely tokens to report with each; fewer if fewer are possible.
     """
     log_probs = torch.log_softmax(torch.stack([outputs.scores(node) for node in nodes]), dim=-1)  # [P, V]
     chosen = log_probs.gather(-1, torch.tensor(tokens, device=log_probs.device)[:, None])  # [P, 1]

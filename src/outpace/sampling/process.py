@@ -1,4 +1,4 @@
-"""The options that change logits by what was said before: penalties, biases, bans.
+"""Options that change logits by the ids before them: penalties, biases, bans.
 
 transformers' own processors are not used. `RepetitionPenaltyLogitsProcessor` is the same rule and has no companion for
 presence and frequency. `NoBadWordsLogitsProcessor` lets a sequence through when the history is exactly one token
@@ -18,7 +18,7 @@ from outpace.core.protocols import Stream
 
 @dataclass(frozen=True)
 class History:
-    """What was said before one token, along the path that leads to it.
+    """The ids before one token, along the path that leads to it.
 
     Attributes:
         prompt_ids: the prompt.
@@ -85,8 +85,8 @@ def _penalise(row: Tensor, params: SamplingParams, history: History) -> None:
         scores = row[seen]
         row[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
     if (params.frequency_penalty or params.presence_penalty) and history.output_ids:
-        said = torch.tensor(history.output_ids, device=row.device)
-        counts = torch.bincount(said, minlength=len(row)).to(row.dtype)  # [V]
+        seen = torch.tensor(history.output_ids, device=row.device)
+        counts = torch.bincount(seen, minlength=len(row)).to(row.dtype)  # [V]
         row -= params.frequency_penalty * counts
         row -= params.presence_penalty * (counts > 0).to(row.dtype)
 

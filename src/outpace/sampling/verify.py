@@ -64,13 +64,13 @@ def rejection(
     norm(max(p - q, 0)), and q, for the next child, what x leaves of it (recursive rejection sampling of siblings drawn
     without replacement, arXiv 2402.14160; one child is the classic rule of Leviathan et al. 2023). A
     point-mass draft is the case q = 1 at its token: accept with p(x), else drop x from p. The emitted distribution
-    equals the target's for any q that the tokens were really drawn from. Where q was empty before all children were
-    drawn, the others stand for nothing and are passed over.
+    equals the target's for any q that the tokens were drawn from. Where q was empty before all children were drawn, the
+    others are skipped.
 
     Args:
         tree: the proposal; `tree.draft_probs` at a node is the q of its children.
         tokens: ids of the nodes, on the host.
-        target_probs: the target's warped distribution [V] at a node; asked only for nodes on the path.
+        target_probs: the target's warped distribution [V] at a node; called only for nodes on the path.
         categorical: draws a token.
         bernoulli: decides an acceptance; independent of `categorical`, or the residual is biased.
 

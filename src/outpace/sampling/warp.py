@@ -40,7 +40,7 @@ def warp(
 
 def _processed(logits: Tensor, params: SamplingParams, histories: Sequence[History] | None) -> Tensor:
     if params.has_processors and histories is None:
-        raise ValueError("these options depend on what was said before: give one history per row")
+        raise ValueError("these options depend on earlier ids: give one history per row")
     return process(logits, params, histories or ())
 
 

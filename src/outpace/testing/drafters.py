@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from outpace.core.drafting import BaseProposer
-from outpace.core.protocols import DraftRequest, Needs, Observation
+from outpace.core.protocols import BaseProposer, DraftRequest, Needs, Observation
 from outpace.core.tree import DraftTree, Topology
 
 

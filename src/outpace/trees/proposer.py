@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import BaseProposer, Frontier, LevelSource, StaticShape
+from outpace.core.drafting import Frontier, LevelSource, StaticShape
 from outpace.core.events import NodeOrigin, origins_of
-from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
+from outpace.core.protocols import BaseProposer, DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
 
 

@@ -12,7 +12,7 @@ from outpace.core.params import Grammar, SamplingParams
 from outpace.core.protocols import Needs
 from outpace.core.tree import NEW_NODE, DraftTree, Topology
 from outpace.engine.engine import Engine
-from outpace.engine.forced import under_grammars
+from outpace.engine.forced import under_grammar
 from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
@@ -42,9 +42,8 @@ def fitted(
     tree: DraftTree, one: Session, room: int = 20, prices: Prices | None = None
 ) -> tuple[DraftTree, list[tuple[int, int]]]:
     """The tree, and its nodes as (token, parent)."""
-    trees, tokens = under_grammars([tree], [tree.tokens.tolist()], [one], [room], [prices])
-    assert trees[0].tokens.tolist() == tokens[0]
-    return trees[0], list(zip(tokens[0], trees[0].topology.parents, strict=True))
+    cut = under_grammar(tree, tree.tokens.tolist(), one, room, prices)
+    return cut, list(zip(cut.tokens.tolist(), cut.topology.parents, strict=True))
 
 
 def tree_of(tokens: list[int], parents: list[int], **fields: Any) -> DraftTree:
@@ -187,7 +186,7 @@ def test_a_matcher_that_fails_ends_its_request_alone() -> None:
     engine.step()
     assert failing.constraint is not None
     failing.constraint._fresh.consume_token(9)  # in error, and so is whatever is begun afresh
-    failing.constraint._said = None
+    failing.constraint._consumed = None
     while not engine.is_idle:
         engine.step()
     with pytest.raises(InvalidRequest, match="too much for the grammar library"):

@@ -11,8 +11,9 @@ from torch import Tensor
 from outpace.cache.slots import SlotKV
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, ChunkOutput
+from outpace.engine.admission import LEAST_SHARED
 from outpace.engine.engine import Engine
-from outpace.engine.session import LEAST_SHARED, Session
+from outpace.engine.session import Session
 from outpace.sampling.noise import noise_key, uniform
 from outpace.testing import ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft

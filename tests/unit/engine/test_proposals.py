@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core.drafting import BaseProposer
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import DraftRequest, Needs
+from outpace.core.protocols import BaseProposer, DraftRequest, Needs
 from outpace.core.tree import DraftTree, Topology
 from outpace.lib.errors import MethodError
 from outpace.testing import decode

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from outpace.api import Model
-from outpace.core.drafting import BaseProposer
-from outpace.core.protocols import DraftRequest
+from outpace.core.protocols import BaseProposer, DraftRequest
 from outpace.core.tree import DraftTree
 from outpace.methods.catalog import parse_method
 from tests.unit.serve.served import NAME, serving, tiny_model

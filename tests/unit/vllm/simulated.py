@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import BaseProposer
-from outpace.core.protocols import NO_TOKEN, DraftRequest, Needs, Observation, PromptChunk
+from outpace.core.protocols import NO_TOKEN, BaseProposer, DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import DraftTree
 from outpace.vllm.capture import TargetPass
 from outpace.vllm.rounds import Rounds

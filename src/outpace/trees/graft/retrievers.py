@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import UNKNOWN, RetrievalPlan, Retrieved, Retriever, Stateless
+from outpace.core.drafting import UNKNOWN, RetrievalPlan, Retrieved, Retriever
 from outpace.core.events import origins_of
-from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
+from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Stateless
 from outpace.core.tree import Topology
 from outpace.trees.retrieval.suffix import TextMatch
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix, by_matrix

@@ -27,9 +27,8 @@ from functools import lru_cache
 
 import torch
 
-from outpace.core.drafting import BaseProposer
 from outpace.core.events import origins_of
-from outpace.core.protocols import DraftRequest, Needs, Observation
+from outpace.core.protocols import BaseProposer, DraftRequest, Needs, Observation
 from outpace.core.tree import DraftTree, Topology
 
 LEVEL = 5

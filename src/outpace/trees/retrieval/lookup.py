@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outpace.core.drafting import BaseProposer
-from outpace.core.protocols import DraftRequest, Needs
+from outpace.core.protocols import BaseProposer, DraftRequest, Needs
 from outpace.core.tree import DraftTree
 
 MAX_NGRAM = 3

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from outpace.budget.prices import best_chain
-from outpace.core.drafting import BaseProposer
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NO_TOKEN, DraftRequest, NodeOutputs, Observation, Stream, Verdict
+from outpace.core.protocols import NO_TOKEN, BaseProposer, DraftRequest, NodeOutputs, Observation, Stream, Verdict
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.testing.drafters import AdversaryDrafter
