@@ -23,7 +23,7 @@ from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.engine.engine import Engine
 from outpace.gpu.capture import VARIABLE
-from outpace.models.packed import Part
+from outpace.models.packed import PassPart
 from outpace.models.target import TransformersTarget
 from outpace.sampling.verify import match
 from outpace.testing import decode
@@ -141,7 +141,9 @@ class Latency:
         """A pass with its head and the best ids, over tables that are made beforehand."""
         shape = Topology.chain(rows)
         tokens = torch.zeros(rows, dtype=torch.int64)
-        parts = [Part(slot, tokens, shape.depth_tensor, shape.ancestor_mask) for slot in range(len(target.kv.lengths))]
+        parts = [
+            PassPart(slot, tokens, shape.depth_tensor, shape.ancestor_mask) for slot in range(len(target.kv.lengths))
+        ]
         segments, positions = target._segments(parts)
         cache = PassCache(segments, TilePlan.of(segments, target.exact))
         ids = torch.zeros(rows * len(parts), dtype=torch.int64, device=self._device)

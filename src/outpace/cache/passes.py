@@ -66,7 +66,7 @@ class _Range:
         return (self.segments[-1].slot - self.segments[0].slot + 1) * (self.end - self.first)
 
 
-class Group:
+class SlotGroup:
     """One-row segments in a range of slots, attended in one product over the range's storage, without a copy of it.
 
     Args:
@@ -121,7 +121,7 @@ class Plan:
         alone: the others.
     """
 
-    groups: list[Group]
+    groups: list[SlotGroup]
     alone: list[Segment]
 
     @classmethod
@@ -145,7 +145,7 @@ class Plan:
                 ranges.append(new)
         alone += [one.segments[0] for one in ranges if len(one.segments) == 1]
         groups = [
-            Group(one.segments, [sights[segment.start][0] for segment in one.segments])
+            SlotGroup(one.segments, [sights[segment.start][0] for segment in one.segments])
             for one in ranges
             if len(one.segments) > 1
         ]

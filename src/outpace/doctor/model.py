@@ -18,7 +18,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.models.exactness import Exactness
 from outpace.models.layers.experts import PackedExperts
 from outpace.models.layers.linear import PackedLinear
-from outpace.models.packed import Part
+from outpace.models.packed import PassPart
 from outpace.models.target import TransformersTarget
 
 ROWS, CONTEXT, SECONDS = 16, 64, 2.0
@@ -263,8 +263,8 @@ def pass_remedies(target: TransformersTarget, problems: Sequence[str]) -> tuple[
     return ("use --quantize int8" if target.quantize == "none" else alone), alone
 
 
-def _part(slot: int, shape: Topology, ids: Tensor, is_prompt: bool = False) -> Part:
-    return Part(slot, ids[: len(shape)], shape.depth_tensor, shape.ancestor_mask, is_prompt=is_prompt)
+def _part(slot: int, shape: Topology, ids: Tensor, is_prompt: bool = False) -> PassPart:
+    return PassPart(slot, ids[: len(shape)], shape.depth_tensor, shape.ancestor_mask, is_prompt=is_prompt)
 
 
 def _row(layer: nn.Module) -> Tensor:

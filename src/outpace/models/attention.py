@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from outpace.cache.attention_settings import AttentionSettings
-from outpace.cache.passes import Group, PassCache
+from outpace.cache.passes import PassCache, SlotGroup
 from outpace.cache.slots import Segment, in_blocks
 from outpace.gpu.tree_attention import attend_plan
 from outpace.kernels import attention as kernel_attention
@@ -113,7 +113,7 @@ def _attend_on_cpu(query: Tensor, segment: Segment, settings: AttentionSettings)
     return output.view(heads, count, head_dim).transpose(0, 1).to(query.dtype)  # [N, H, D]
 
 
-def _attend_together(query: Tensor, group: Group, settings: AttentionSettings) -> Tensor:
+def _attend_together(query: Tensor, group: SlotGroup, settings: AttentionSettings) -> Tensor:
     """[R, H, D] attention of a group's rows, each with the bits that `_attend_on_cpu` gives it.
 
     The products with keys treat all rows and keys alike, and what a row does not see weighs exactly nothing in its

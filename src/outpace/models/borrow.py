@@ -1,4 +1,4 @@
-"""A target over a model that belongs to somebody else: it shares the weights and changes nothing."""
+"""A target over a model of the caller's: it shares the weights and leaves the model unchanged."""
 
 import copy
 from itertools import chain
@@ -18,8 +18,8 @@ from outpace.models.target import TransformersTarget
 def borrow_target(model: PreTrainedModel, max_length: int, max_slots: int, pack: bool = False) -> TransformersTarget:
     """A target on a copy of the model's modules that shares its parameters and buffers.
 
-    The model itself, its attention implementation included, is never touched, not even while the target runs. The copy
-    takes milliseconds; make a new one after weights or modules have changed.
+    The model itself, its attention implementation included, is never changed. The copy takes milliseconds; make a new
+    one after weights or modules have changed.
 
     Args:
         model: a causal LM on one device, its layers stock or wrapped (adapters).
@@ -33,11 +33,11 @@ def borrow_target(model: PreTrainedModel, max_length: int, max_slots: int, pack:
         InvalidRequest: the model is in training mode and has dropout.
     """
     with torch.no_grad():
-        return TransformersTarget(borrow(model), max_length, max_slots, (), pack)
+        return TransformersTarget(_shared_copy(model), max_length, max_slots, (), pack)
 
 
 def borrow_draft_model(model: PreTrainedModel, target: PackedModel) -> DraftModel:
-    """A draft model on a copy of somebody else's modules, with as many slots as the target.
+    """A draft model on a copy of a model's modules, with as many slots as the target.
 
     Raises:
         UnsupportedModel, InvalidRequest: as `borrow_target`.
@@ -45,17 +45,16 @@ def borrow_draft_model(model: PreTrainedModel, target: PackedModel) -> DraftMode
     limit = min(model.config.get_text_config().max_position_embeddings, target.max_length)
     warn_if_shorter(type(model).__name__, limit, target.max_length)
     with torch.no_grad():
-        return draft_model_of(borrow(model), limit, target.max_slots, pack=False)
+        return draft_model_of(_shared_copy(model), limit, target.max_slots, pack=False)
 
 
-def borrow(model: PreTrainedModel) -> PreTrainedModel:
-    """The copy that `borrow_target` speaks of."""
+def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
     name = type(model).__name__
     check_supported(model.config)
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) != 1 or "meta" in {device.type for device in devices}:
         where = ", ".join(sorted(map(str, devices)))
-        raise UnsupportedModel(f"{name}: its parameters are on {where}; it must lie on one device as a whole")
+        raise UnsupportedModel(f"{name}: its parameters are on {where}; all of it must be on one device")
     if model.training and _has_dropout(model):
         raise InvalidRequest(f"{name} is in training mode and has dropout: call model.eval() first")
     head = model.get_output_embeddings()
@@ -65,7 +64,7 @@ def borrow(model: PreTrainedModel) -> PreTrainedModel:
         )
     decoder: nn.Module = model.get_decoder()
     for path, module in decoder.named_modules():
-        if "forward" in vars(module):  # such a function belongs to the original's modules, past our copy
+        if "forward" in vars(module):  # it would run the original's modules instead of the copy's
             raise UnsupportedModel(
                 f"{name}: the forward of its {path or 'decoder'} has been replaced (offloading hooks, torch.compile)"
             )

@@ -1,4 +1,4 @@
-"""Models that draft: a small causal LM, or the target's own first layers."""
+"""Draft models: a causal LM, the target's first layers, or a decoder on the target's embedding and head (bare)."""
 
 import copy
 import json
@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
-from transformers.utils.hub import cached_file
 
 from outpace.lib.checkpoint import WEIGHTS, opened, write_checkpoint
 from outpace.lib.checks import as_count
@@ -22,25 +21,31 @@ from outpace.models.head import LmHead, SubsetHead
 from outpace.models.layers.linear import layers_for
 from outpace.models.layers.prepare import prepare, prepare_decoder
 from outpace.models.loading.checkpoint import read_model
-from outpace.models.loading.config import EMBEDDING, TARGETS, VOCABULARY, check_sizes, is_bare, read_config
+from outpace.models.loading.config import (
+    EMBEDDING,
+    TARGETS,
+    VOCABULARY,
+    check_sizes,
+    find_file,
+    is_bare,
+    read_config,
+)
 from outpace.models.loading.registry import first_line, resolve
-from outpace.models.packed import PackedModel, Part, first_layers
+from outpace.models.packed import PackedModel, PassPart, first_layers
 from outpace.models.tokenizer import TextCodec, read_tokenizer
 
 EARLY_EXIT = "early-exit"
-
-
 EARLY_EXIT_SHARE = 2 / 3
 
 
 @dataclass(frozen=True, eq=False)
-class Growth:
-    """One request's share of a draft pass.
+class DraftRows:
+    """One request's part of a draft pass.
 
     Attributes:
-        slot: the request's slot in the draft model.
+        slot: of the request in the draft model.
         tokens: [N] int64 fresh rows.
-        offsets: [S + N] positions of scratch and fresh rows behind the committed ones.
+        offsets: [S + N] positions of scratch and fresh rows after the committed ones.
         visible: [N, S + N] bool; None if all.
         scratch: S.
         wanted: how many of the last rows to score.
@@ -55,7 +60,7 @@ class Growth:
 
 
 class DraftModel(PackedModel):
-    """A causal LM with slots of its own, which writes the levels of a tree as scratch behind each request's ids.
+    """A causal LM with its own slots, which computes the levels of a tree as scratch rows after each request's ids.
 
     Attributes:
         passes, rows: forward passes and rows computed so far, prompts included.
@@ -65,13 +70,13 @@ class DraftModel(PackedModel):
         self, decoder: nn.Module, head: LmHead, config: PretrainedConfig, max_length: int, max_slots: int
     ) -> None:
         weight = next(decoder.parameters())
-        # Nobody compares a draft's bits with anything, so sums in float32 will do.
+        # Drafts need not be bit-exact: sums in float32 are precise enough.
         dtype = torch.promote_types(weight.dtype, torch.float32) if weight.device.type == "cpu" else weight.dtype
         super().__init__(decoder, head, config, max_length, max_slots, key_dtype=dtype, value_dtype=dtype)
         self.passes = self.rows = 0
 
     def plain_tensors(self) -> dict[str, Tensor]:
-        """Its tensors by name but for linear layers, which may be packed: embedding, norms, head."""
+        """Its embedding, norms and head by name: the tensors that are never packed."""
         found = {
             f"{name}.weight": module.weight
             for name, module in self.decoder.named_modules()
@@ -84,14 +89,17 @@ class DraftModel(PackedModel):
         return self.kv.lengths[slot]
 
     def fill(self, slots: Sequence[int], tokens: Sequence[Tensor]) -> None:
-        """Write and commit runs of ids, one per slot."""
-        parts = [self._chain(slot, ids) for slot, ids in zip(slots, tokens, strict=True)]
+        """Append and commit ids, one sequence per slot."""
+        parts = []
+        for slot, ids in zip(slots, tokens, strict=True):
+            causal = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
+            parts.append(PassPart(slot, self._known(ids), torch.arange(len(ids)), causal, is_prompt=True))
         self._pass(parts, captured=False)
         for slot, ids in zip(slots, tokens, strict=True):
             self.kv.commit([slot], [range(len(ids))])
 
     @torch.inference_mode()
-    def grow(self, growths: Sequence[Growth], head: SubsetHead | None = None) -> Tensor:
+    def grow(self, growths: Sequence[DraftRows], head: SubsetHead | None = None) -> Tensor:
         """Float32 logits of the wanted rows of all requests, [W, V], from one pass. Nothing is committed.
 
         Args:
@@ -99,62 +107,36 @@ class DraftModel(PackedModel):
             head: scores some ids only, [W, K]; None for the model's own head.
         """
         parts = [
-            Part(growth.slot, self._known(growth.tokens), growth.offsets, growth.visible, growth.scratch, True)
+            PassPart(growth.slot, self._known(growth.tokens), growth.offsets, growth.visible, growth.scratch, True)
             for growth in growths
         ]
-        hidden = self._pass(parts)
-        sizes = [len(growth.tokens) for growth in growths]
-        last = [
-            rows[-growth.wanted :] for rows, growth in zip(hidden.split(sizes), growths, strict=True)
-        ]  # [wanted, H] each
+        hidden = self._pass(parts).split([len(growth.tokens) for growth in growths])
+        last = [rows[-growth.wanted :] for rows, growth in zip(hidden, growths, strict=True)]  # [wanted, H] each
         return (head or self.head).own_scores(torch.cat(last))
 
-    def _pass(self, parts: Sequence[Part], captured: bool = True) -> Tensor:
+    def _pass(self, parts: Sequence[PassPart], captured: bool = True) -> Tensor:
         self.passes += 1
         self.rows += sum(len(part.tokens) for part in parts)
         return self.run(parts, captured)
 
-    def _chain(self, slot: int, tokens: Tensor) -> Part:
-        count = len(tokens)
-        causal = torch.ones(count, count, dtype=torch.bool).tril()
-        return Part(slot, self._known(tokens), torch.arange(count), causal, is_prompt=True)
-
     def _known(self, tokens: Tensor) -> Tensor:
-        """The target may have padded more ids onto its vocabulary; whatever stands for them costs drafts only."""
+        """Clamp ids that only the target's padded vocabulary has; a wrong id can only make drafts worse."""
         return tokens.clamp(max=self.config.vocab_size - 1)
-
-
-def early_exit(target: PackedModel, layers: int | None = None) -> DraftModel:
-    """The target's own first layers with its norm and head, sharing every weight (Draft & Verify without training).
-
-    Args:
-        target: the model; its modules are shared, not copied.
-        layers: how many of its layers; None takes two thirds.
-
-    Raises:
-        InvalidRequest: not between 1 and one less than the target's layers.
-    """
-    total = target.config.num_hidden_layers
-    layers = max(1, round(total * EARLY_EXIT_SHARE)) if layers is None else layers
-    if not 1 <= layers < total:
-        raise InvalidRequest(f"drafter='early-exit:{layers}': the target has {total} layers; take 1 to {total - 1}")
-    decoder, config = first_layers(target.decoder, target.config, layers)
-    return DraftModel(decoder, target.head, config, target.max_length, target.max_slots)
 
 
 def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> DraftModel:
     """The draft model for a target.
 
     Args:
-        name: "early-exit" or "early-exit:LAYERS" for the target's own first layers, which None means too; else a
+        name: "early-exit" or "early-exit:LAYERS" for the target's own first layers, None for the former; else a
             folder, GGUF file, pulled name or hub id.
         target: the target; the draft model gets its dtype, device, slots and limit of tokens.
         codec: the target's tokenizer.
 
     Raises:
-        ModelError: the drafter cannot be found or read, has another vocabulary, or was made on another's embedding.
+        ModelError: the drafter cannot be read, has another vocabulary, or was made for another target's embedding.
         UnsupportedModel: its architecture cannot roll back.
-        InvalidRequest: an early exit that does not exist.
+        InvalidRequest: an early exit at a layer that does not exist.
     """
     kind, _, layers = (name or EARLY_EXIT).partition(":")
     if kind == EARLY_EXIT:
@@ -168,15 +150,33 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
     check_supported(config)
     limit = min(config.max_position_embeddings, target.max_length)
     if is_bare(config, name):
-        bare = read_bare(source.path, config, target, codec, name)
+        bare = _read_bare(source.path, config, target, codec, name)
         decoder = prepare_decoder(bare, layers_for(bare.dtype, bare.device))
         draft = DraftModel(decoder, target.head, config, limit, target.max_slots)
     else:
-        check_same_vocabulary(codec, read_tokenizer(source), name)
+        _check_same_vocabulary(codec, read_tokenizer(source), name)
         model = read_model(source, whole, target.dtype, target.device, ATTENTION_NAME)
         draft = draft_model_of(model, limit, target.max_slots)
     warn_if_shorter(name, limit, target.max_length)
     return draft
+
+
+def early_exit(target: PackedModel, layers: int | None = None) -> DraftModel:
+    """The target's own first layers with its norm and head, sharing every weight (Draft & Verify without training).
+
+    Args:
+        target: whose modules are shared.
+        layers: how many of its layers; None for two thirds.
+
+    Raises:
+        InvalidRequest: not between 1 and one less than the target's layers.
+    """
+    total = target.config.num_hidden_layers
+    layers = max(1, round(total * EARLY_EXIT_SHARE)) if layers is None else layers
+    if not 1 <= layers < total:
+        raise InvalidRequest(f"drafter='early-exit:{layers}': the target has {total} layers; take 1 to {total - 1}")
+    decoder, config = first_layers(target.decoder, target.config, layers)
+    return DraftModel(decoder, target.head, config, target.max_length, target.max_slots)
 
 
 def draft_model_of(model: PreTrainedModel, max_length: int, max_slots: int, pack: bool = True) -> DraftModel:
@@ -185,29 +185,8 @@ def draft_model_of(model: PreTrainedModel, max_length: int, max_slots: int, pack
     return DraftModel(decoder, head, model.config.get_text_config(), max_length, max_slots)
 
 
-def check_same_vocabulary(target: TextCodec, draft: TextCodec, name: str) -> None:
-    """A draft id must mean the same to both models. Either may have more ids behind the other's last: padding of an
-    embedding, or tokens that only one of them added.
-
-    Raises:
-        ModelError: the tokenizers give an id different texts.
-    """
-    wanted, found = (
-        {number: text for text, number in codec.tokenizer.get_vocab().items()} for codec in (target, draft)
-    )
-    shared = range(min(max(wanted), max(found)) + 1)
-    differing = [number for number in shared if wanted.get(number) != found.get(number)]
-    if differing:
-        first = differing[0]
-        raise ModelError(
-            f"drafter={name!r}: its vocabulary is not the target's: id {first} is {found.get(first)!r} there and "
-            f"{wanted.get(first)!r} in the target, {len(differing)} of {len(shared)} ids differ; use a drafter with "
-            "the target's tokenizer"
-        )
-
-
 def warn_if_shorter(name: str, limit: int, max_length: int) -> None:
-    """Tell that drafting ends before the context does: a request that grows longer goes on undrafted."""
+    """Warn if a draft model has fewer positions than requests may have: beyond them, nothing is drafted."""
     if limit < max_length:
         warnings.warn(
             f"drafter={name!r} has positions for {limit} tokens and requests may have {max_length}: beyond {limit} "
@@ -217,7 +196,7 @@ def warn_if_shorter(name: str, limit: int, max_length: int) -> None:
 
 
 def build_bare(config: PretrainedConfig, dtype: torch.dtype, attention: str, seed: int) -> PreTrainedModel:
-    """A decoder whose place for an embedding is empty, its weights drawn by its family's own rules.
+    """A decoder without an embedding, its weights initialised by its family's rules.
 
     Args:
         config: of the draft model, with the size of the target's vocabulary.
@@ -226,9 +205,9 @@ def build_bare(config: PretrainedConfig, dtype: torch.dtype, attention: str, see
         seed: of the weights.
     """
     sizes = copy.deepcopy(config)
-    sizes.vocab_size, sizes.pad_token_id = 1, None  # an embedding is made to be thrown away
+    sizes.vocab_size, sizes.pad_token_id = 1, None  # the embedding is discarded
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # of the CPU alone, where the model is made
+        torch.default_generator.manual_seed(seed)  # the CPU's alone, where the model is made
         decoder: PreTrainedModel = AutoModel.from_config(sizes, dtype=dtype, attn_implementation=attention)
     decoder.set_input_embeddings(None)  # type: ignore[arg-type]
     decoder.config.vocab_size = config.vocab_size
@@ -236,12 +215,12 @@ def build_bare(config: PretrainedConfig, dtype: torch.dtype, attention: str, see
 
 
 def write_bare(decoder: PreTrainedModel, folder: Path, codec: TextCodec, dtype: torch.dtype) -> None:
-    """Write a decoder as `read_bare` reads it; its tokenizer is the target's, of which a fingerprint is kept.
+    """Write a decoder of `build_bare` in the format that `load_drafter` reads.
 
     Args:
         decoder: of `build_bare`.
         folder: without a checkpoint.
-        codec: the target's tokenizer.
+        codec: the target's tokenizer, of which a fingerprint is written.
         dtype: of the file.
 
     Raises:
@@ -254,30 +233,29 @@ def write_bare(decoder: PreTrainedModel, folder: Path, codec: TextCodec, dtype: 
     write_checkpoint(folder, fields, {name: weight.to(dtype) for name, weight in decoder.state_dict().items()})
 
 
-def read_bare(path: str, config: PretrainedConfig, target: PackedModel, codec: TextCodec, name: str) -> PreTrainedModel:
-    """A written decoder on its target's embedding, which is shared, in the target's dtype and on its device.
-
-    Args:
-        path: folder or hub id.
-        config: of the draft model.
-        target: whose embedding it gets.
-        codec: the target's tokenizer.
-        name: what the drafter was asked for by, for errors.
-
-    Raises:
-        ModelError: made for another target; a file that is missing or damaged, or tensors that do not fit the config.
-    """
-    _check_target(config, target, codec, name)
-    try:
-        file = cached_file(path, WEIGHTS)
-    except OSError as error:
-        raise ModelError(f"{name}: holds no {WEIGHTS}; train or copy it again ({error})") from error
-    assert file is not None, "it raises where it finds nothing"
-    with opened(Path(file)) as weights:
+def _read_bare(
+    path: str, config: PretrainedConfig, target: PackedModel, codec: TextCodec, name: str
+) -> PreTrainedModel:
+    """A written decoder on its target's embedding, in the target's dtype and on its device."""
+    needed = {
+        "hidden_size": target.config.hidden_size,
+        "vocab_size": target.vocab_size,
+        VOCABULARY: codec.vocabulary_fingerprint(),
+    }
+    for field, value in needed.items():
+        if (made_for := getattr(config, field, None)) != value:
+            raise ModelError(
+                f"drafter={name!r}: uses its target's embedding and was made for one with {field}={made_for!r}; this "
+                f"target has {value!r}; load the target it was trained for"
+            )
+    file = find_file(path, WEIGHTS)
+    if file is None:
+        raise ModelError(f"{name}: holds no {WEIGHTS}; train or copy it again")
+    with opened(file) as weights:
         tensors: dict[str, Tensor] = {key: weights.get_tensor(key) for key in weights.keys()}  # noqa: SIM118
     check_sizes(config, max((size for one in tensors.values() for size in one.shape), default=0), name)
     try:
-        with torch.device("meta"):  # before memory is asked for: a damaged config may want any amount
+        with torch.device("meta"):  # before memory is allocated: a damaged config may ask for any amount
             check_fit(build_bare(config, target.dtype, ATTENTION_NAME, 0), tensors, name)
         decoder = build_bare(config, target.dtype, ATTENTION_NAME, 0)
     except ModelError:
@@ -290,12 +268,17 @@ def read_bare(path: str, config: PretrainedConfig, target: PackedModel, codec: T
     return decoder
 
 
-def _check_target(config: PretrainedConfig, target: PackedModel, codec: TextCodec, name: str) -> None:
-    sizes = {"hidden_size": target.config.hidden_size, "vocab_size": target.vocab_size}
-    made_for = {size: getattr(config, size) for size in sizes} | {VOCABULARY: getattr(config, VOCABULARY, None)}
-    for field, value in (sizes | {VOCABULARY: codec.vocabulary_fingerprint()}).items():
-        if made_for[field] != value:
-            raise ModelError(
-                f"drafter={name!r}: uses its target's embedding and was made for one with "
-                f"{field}={made_for[field]!r}; this target has {value!r}; load the target it was trained for"
-            )
+def _check_same_vocabulary(target: TextCodec, draft: TextCodec, name: str) -> None:
+    """Ids must mean the same in both models. Either may have more ids at the end: padding, or added tokens."""
+    wanted, found = (
+        {number: text for text, number in codec.tokenizer.get_vocab().items()} for codec in (target, draft)
+    )
+    shared = range(min(max(wanted), max(found)) + 1)
+    differing = [number for number in shared if wanted.get(number) != found.get(number)]
+    if differing:
+        first = differing[0]
+        raise ModelError(
+            f"drafter={name!r}: its vocabulary is not the target's: id {first} is {found.get(first)!r} there and "
+            f"{wanted.get(first)!r} in the target, {len(differing)} of {len(shared)} ids differ; use a drafter with "
+            "the target's tokenizer"
+        )

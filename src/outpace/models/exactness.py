@@ -1,7 +1,8 @@
-"""Whether a token's numbers depend on the rows computed beside it: asked of this machine when a model loads.
+"""Measure, when a model loads, whether its passes are batch-invariant on this machine.
 
-Libraries of kernels promise nothing about it, and it differs by CPU, number of threads and shape of layers. The answer
-holds for the number of threads at load.
+Kernel libraries do not guarantee it, and it depends on the CPU, the number of threads and the shapes of layers. Each
+probe computes a row alone and together with others, and describes the first difference. The result holds for the number
+of threads at load.
 """
 
 import copy
@@ -16,7 +17,6 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from outpace.cache.slots import in_blocks
-from outpace.core.protocols import NodeOutputs
 from outpace.core.tree import Topology
 from outpace.kernels.attention import has_kernels
 from outpace.kernels.linear import KernelLinear
@@ -24,19 +24,31 @@ from outpace.lib.errors import InvalidRequest
 from outpace.lib.stages import stage
 from outpace.models.attention import products
 from outpace.models.layers.linear import PackedLinear
-from outpace.models.packed import PackedModel, Part, first_layers, layers_of
+from outpace.models.packed import PackedModel, PassPart, first_layers, layers_of
 from outpace.models.target import TransformersTarget
+
+# Numbers of rows of a product, as batches and trees have them, on both sides of where kernels change.
+_ROWS = (2, 3, 5, 8, 17, 33, 64)
+_ROWS_OF_WIDEST = (2, 17)  # an LM head costs as much as several layers
+_WIDEST = 2**15
+# Tree nodes and context lengths of attention scores, around blocks of rows and keys and where threads split them.
+_NODES = (1, 6, 33)
+_LENGTHS = (1, 20, 99, 150, 300)
+# A pass: sizes of its trees, length of the prompt, and of the path that is also decoded token by token.
+_TREES = (9, 61)
+_PROMPT, _PATH = 18, 3
+_SLOTS = 3
 
 
 @dataclass(frozen=True)
 class Exactness:
-    """What differences between a method's tokens and plain decoding's can be.
+    """How a method's tokens can differ from plain decoding's.
 
     Attributes:
-        kind: "bitwise": a row keeps its bits whatever stands beside it, and there are none; "rounding": it may not,
-            and where two tokens are as good as equal the other one may be said (a tie).
-        reason: what told, in words.
-        milliseconds: what the probe took; 0 where nothing had to be probed.
+        kind: "bitwise": passes are batch-invariant, and tokens are equal; "rounding": they may not be, and where two
+            tokens have almost the same score the other one may be generated (a tie).
+        reason: what the probe found.
+        milliseconds: that the probe took; 0 if there was nothing to probe.
     """
 
     kind: Literal["bitwise", "rounding"]
@@ -48,112 +60,73 @@ class Exactness:
         return self.kind == "bitwise"
 
     def __str__(self) -> str:
-        """In a sentence for who reads an answer: what it means, and how it was found."""
-        meant = "every method's tokens are plain decoding's on this machine"
+        """A sentence for users: what it means, and why."""
+        meaning = "every method's tokens are plain decoding's on this machine"
         if not self.is_bitwise:
-            meant += ", but where two tokens score as good as equal and rounding may choose the other one"
-        return f"exactness: {self.kind} - {meant}; found at load: {self.reason}"
+            meaning += ", except where two tokens have almost the same score and rounding may choose the other one"
+        return f"exactness: {self.kind} - {meaning}; found at load: {self.reason}"
 
 
 @stage("measuring")
 @torch.inference_mode()
 def probe(target: TransformersTarget) -> Exactness:
-    """Compare rows alone with the same rows in company: products of the model's shapes, scores, and short passes.
+    """Compare rows computed alone and with others: products of the model's shapes, attention scores, short passes.
 
-    It costs about as much as a prompt of 20 tokens.
-
-    Args:
-        target: none of its slots are touched.
+    It costs about as much as a prompt of 20 tokens and uses none of the target's slots.
 
     Raises:
-        InvalidRequest: exact mode was asked of a CPU that computes otherwise.
+        InvalidRequest: exact mode on a CPU whose passes are not batch-invariant.
     """
     width = _name(target.dtype)
     if target.rounded_to != target.dtype:
         width += f", weights rounded to {_name(target.rounded_to)}, which this CPU has no instructions for"
-    if target.tiled and not target.exact:
-        return Exactness("rounding", f"kernels of a GPU sum in an order that depends on the rows beside ({width})")
     if target.tiled:
-        return _probe_passes(target, width)
-    found = _probe_layers(target, width)
+        if not target.exact:
+            return Exactness("rounding", f"kernels of a GPU sum in an order that depends on the other rows ({width})")
+        bitwise = "exact mode: passes gave every row the same bits alone and with others"
+        return _result(differing_passes(target), width, bitwise, "in exact mode ")
+    found = _probe_cpu(target, width)
     if not target.wants_exact:
         return found
     if not found.is_bitwise:
         raise InvalidRequest(
             f"exact=True: a CPU has no other way to compute, and on this one {found.reason}; leave it out, or take "
-            "dtype='float32' or 'bfloat16' and have a C++ compiler at hand"
+            "dtype='float32' or 'bfloat16' and install a C++ compiler"
         )
     return replace(found, reason=f"{found.reason}; exact=True changes nothing on a CPU")
 
 
-def _probe_layers(target: TransformersTarget, width: str) -> Exactness:
-    """What a CPU computes as ever."""
+def _probe_cpu(target: TransformersTarget, width: str) -> Exactness:
     layers = list(chain(target.decoder.modules(), target.head.layer.modules()))
-    stock = next((layer for layer in layers if type(layer) in (nn.Linear, Conv1D)), None)
-    if stock is not None:
-        return Exactness("rounding", f"products of layers that are not packed depend on the rows beside ({width})")
-    started = perf_counter()
+    if any(type(layer) in (nn.Linear, Conv1D) for layer in layers):
+        return Exactness("rounding", f"products of layers that are not packed depend on the other rows ({width})")
     packed = [layer for layer in layers if isinstance(layer, PackedLinear | KernelLinear)]
     _, _, groups, _, head_dim = target.kv.keys.shape
-    # Compiled kernels sum a row's keys in their logical order; passes tell whether they do.
     heads = target.config.num_attention_heads
+    # Compiled kernels sum a row's keys in logical order; the passes show whether they do.
     scores = iter(()) if has_kernels(target.kv) else differing_scores(heads, groups, head_dim)
-    fault = next(chain(differing_products(packed), scores, differing_passes(target)), None)
-    milliseconds = (perf_counter() - started) * 1e3
-    if fault is not None:
-        return Exactness("rounding", f"{fault} ({width})", milliseconds)
-    found = "products, attention and passes gave every row the same bits alone and among others"
-    return Exactness("bitwise", f"{found} ({width})", milliseconds)
+    faults = chain(differing_products(packed), scores, differing_passes(target))
+    return _result(faults, width, "products, attention and passes gave every row the same bits alone and with others")
 
 
-def _probe_passes(target: TransformersTarget, width: str) -> Exactness:
-    """Exact mode, of which passes alone can tell."""
+def _result(faults: Iterator[str], width: str, bitwise: str, prefix: str = "") -> Exactness:
     started = perf_counter()
-    fault = next(differing_passes(target), None)
+    fault = next(faults, None)
     milliseconds = (perf_counter() - started) * 1e3
     if fault is not None:
-        return Exactness("rounding", f"exact mode was asked for, but {fault} ({width})", milliseconds)
-    return Exactness(
-        "bitwise", f"exact mode: passes gave every row the same bits alone and among others ({width})", milliseconds
-    )
+        return Exactness("rounding", f"{prefix}{fault} ({width})", milliseconds)
+    return Exactness("bitwise", f"{bitwise} ({width})", milliseconds)
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# Rows of a product: few, as batches and trees have them, at both sides of where kernels and their blocks change.
-_ROWS = (2, 3, 5, 8, 17, 33, 64)
-
-
-_ROWS_OF_WIDEST = (2, 17)  # an LM head costs as much as several layers
-
-
-_WIDEST = 2**15
-
-
-# Nodes, and lengths of contexts, of scores: around blocks of rows and keys and where threads cut them.
-_NODES = (1, 6, 33)
-
-
-_LENGTHS = (1, 20, 99, 150, 300)
-
-
-# A pass's trees, its prompt and the path in them that is also decoded token by token.
-_TREES = (9, 61)
-
-
-_PROMPT, _PATH = 18, 3
-
-
-_SLOTS = 3
-
-
 def differing_products(layers: Iterable[PackedLinear | KernelLinear]) -> Iterator[str]:
-    """Products, one of each shape, that give a row other bits among others than alone.
+    """Products, one per shape, in which a row has other bits with others than alone.
 
-    Rounding to bfloat16 would hide most differences. A bias in float32 that takes away nearly all of the result leaves
-    the last bits of its sum, in which another order shows: two rounds take 18 of bfloat16's 24, one all of float32's.
+    Rounding to bfloat16 would hide most differences. A float32 bias that cancels nearly all of the result leaves the
+    last bits of the sum, which show its order: two rounds cancel 18 of bfloat16's 24 bits, one all of float32's.
     """
     generator = torch.Generator().manual_seed(0)
     shapes = {(layer.outputs, layer.inputs): layer for layer in layers if isinstance(layer, PackedLinear)}
@@ -171,8 +144,7 @@ def differing_products(layers: Iterable[PackedLinear | KernelLinear]) -> Iterato
 
 
 def differing_scores(heads: int, groups: int, head_dim: int) -> Iterator[str]:
-    """Products of queries with keys, in float32, whose bits depend on the other queries, the other keys, or their
-    places."""
+    """Products of queries and keys in float32 whose bits depend on the other queries, the other keys or positions."""
     generator = torch.Generator().manual_seed(0)
     longest, moved = max(_LENGTHS), 7
     keys = torch.randn(groups, in_blocks(longest + moved), head_dim, generator=generator)
@@ -184,13 +156,13 @@ def differing_scores(heads: int, groups: int, head_dim: int) -> Iterator[str]:
             for first in (0, moved):
                 part = products(rows[:, :count], keys[:, first:], length)
                 if not torch.equal(part, whole[:, :count, first : first + length]):
-                    yield f"attention scores of {nodes} tokens over {length} keys depend on what stands beside them"
+                    yield f"attention scores of {nodes} tokens over {length} keys depend on the other rows"
                     return
 
 
 def differing_passes(target: TransformersTarget) -> Iterator[str]:
-    """Passes through the first layers, as many as it takes to have one of every kind, in which a token has other
-    hidden states, keys, values or logits than decoded alone."""
+    """Passes in which a token has other hidden states, keys, values or logits than decoded alone. They use the first
+    layers, up to one of each kind."""
     decoder, config = first_layers(target.decoder, target.config, _until_every_kind(target.decoder))
     longest, kv = min(target.max_length, _PROMPT + max(_TREES)), target.kv
     model = PackedModel(
@@ -212,10 +184,10 @@ def differing_passes(target: TransformersTarget) -> Iterator[str]:
     prompt = _written(model, slot, range(_PROMPT))
     model.run(prompts)
     if not torch.equal(_written(model, slot, range(_PROMPT)), prompt):
-        yield "a prompt has other bits beside other prompts than alone"
+        yield "a prompt has other bits with other prompts than alone"
     for part in prompts:
         model.commit([part.slot], [range(len(part.tokens))])
-    alone = torch.cat([_one_by_one(model, slot, token) for token in ids[:_PATH]])  # [P, H]
+    alone = torch.cat([_decoded(model, slot, token) for token in ids[:_PATH]])  # [P, H]
     model.rewind_slot(slot, _PROMPT)
     written = _written(model, slot, range(_PATH))
     for size in _TREES:
@@ -223,9 +195,11 @@ def differing_passes(target: TransformersTarget) -> Iterator[str]:
         hidden = model.run([_tree(slot, size, places, ids)])
         if not torch.equal(hidden[list(places)], alone) or not torch.equal(_written(model, slot, places), written):
             yield f"a token has other bits in a pass of {size} rows than alone"
-    one, beside = model.head(alone[:1]), model.head(alone)
-    if not all(torch.equal(left[0], right[0]) for left, right in zip(_numbers(one), _numbers(beside), strict=True)):
-        yield "the LM head gives a row other bits among others than alone"
+    one, several = model.head(alone[:1]), model.head(alone)
+    if not all(
+        torch.equal(getattr(one, name)[0], getattr(several, name)[0]) for name in ("logits", "top_ids", "top_logits")
+    ):
+        yield "the LM head gives a row other bits with others than alone"
     singles = [_chain(each, ids[:1]) for each in slots[:2]]
     together = model.run([*singles, _tree(slots[2], min(_TREES), (0, 4, 8), ids)])
     if not torch.equal(together[0], alone[0]):
@@ -233,13 +207,13 @@ def differing_passes(target: TransformersTarget) -> Iterator[str]:
 
 
 def _until_every_kind(decoder: nn.Module) -> int:
-    """How many first layers have one of every kind that the decoder has."""
+    """How many first layers include one of each kind of the decoder."""
     kinds = [_kind(layer) for layer in layers_of(decoder)[1]]
     return 1 + max(kinds.index(kind) for kind in kinds)
 
 
 def _kind(layer: nn.Module) -> list[object]:
-    """What a layer is made of: its modules, the shapes of its products, and its settings but for its number."""
+    """A layer's modules, the shapes of its products, and its settings but for its index."""
     kind: list[object] = []
     for module in layer.modules():
         kind.append(type(module))
@@ -251,20 +225,20 @@ def _kind(layer: nn.Module) -> list[object]:
     return kind
 
 
-def _chain(slot: int, tokens: Tensor) -> Part:
-    """A prompt's chunk; of one token, what plain decoding passes."""
+def _chain(slot: int, tokens: Tensor) -> PassPart:
+    """A prompt's chunk; of one token, a pass of plain decoding."""
     shape = Topology.chain(len(tokens))
-    return Part(slot, tokens, shape.depth_tensor, shape.ancestor_mask, is_prompt=len(tokens) > 1)
+    return PassPart(slot, tokens, shape.depth_tensor, shape.ancestor_mask, is_prompt=len(tokens) > 1)
 
 
-def _one_by_one(model: PackedModel, slot: int, token: Tensor) -> Tensor:
-    """[1, H] of a token decoded as plain decoding does."""
+def _decoded(model: PackedModel, slot: int, token: Tensor) -> Tensor:
+    """[1, H] of a token by plain decoding."""
     hidden = model.run([_chain(slot, token[None])])
     model.commit([slot], [[0]])
     return hidden
 
 
-def _tree(slot: int, size: int, places: Sequence[int], ids: Tensor) -> Part:
+def _tree(slot: int, size: int, places: Sequence[int], ids: Tensor) -> PassPart:
     """A tree whose path through `places` has the first ids, with other nodes between them."""
     parents = [-1, *((node - 1) // 2 for node in range(1, size))]
     tokens = ids.roll(_PATH)[:size].clone()
@@ -272,14 +246,10 @@ def _tree(slot: int, size: int, places: Sequence[int], ids: Tensor) -> Part:
         tokens[node] = ids[depth]
         parents[node] = places[depth - 1] if depth else -1
     shape = Topology.of(parents)
-    return Part(slot, tokens, shape.depth_tensor, shape.ancestor_mask)
+    return PassPart(slot, tokens, shape.depth_tensor, shape.ancestor_mask)
 
 
 def _written(model: PackedModel, slot: int, places: Sequence[int]) -> Tensor:
-    """Keys and values of rows behind the committed ones, as float64 [2, layers, kv_heads, P, head_dim]."""
+    """Keys and values of rows after the committed ones, as float64 [2, layers, kv_heads, P, head_dim]."""
     rows = [model.kv.lengths[slot] + place for place in places]
     return torch.stack([storage[:, slot][:, :, rows].double() for storage in (model.kv.keys, model.kv.values)])
-
-
-def _numbers(outputs: NodeOutputs) -> tuple[Tensor, Tensor, Tensor]:
-    return outputs.logits, outputs.top_ids, outputs.top_logits

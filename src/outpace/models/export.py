@@ -1,19 +1,18 @@
-"""A model as a folder that other libraries read, made from the weights that this one loads."""
+"""Write a model as a folder that other libraries read, from the weights that this one loads."""
 
 import copy
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers.utils.hub import cached_file
+from transformers import PretrainedConfig
 
 from outpace.lib.errors import ModelError
 from outpace.models.loading.checkpoint import read_model
-from outpace.models.loading.config import EMBEDDING, VOCABULARY, is_bare, read_config
+from outpace.models.loading.config import EMBEDDING, VOCABULARY, find_file, is_bare, read_config
 from outpace.models.loading.registry import Source, resolve
 from outpace.models.tokenizer import read_tokenizer
 
@@ -22,42 +21,38 @@ TENSORS = "model.safetensors"
 
 
 def export(model: str, folder: Path) -> Path:
-    """A folder as transformers reads it, its weights rounded to bfloat16 as ours are; made once.
+    """A folder in transformers' format, with weights in bfloat16; written once.
 
     Args:
         model: as for `outpace.load`.
-        folder: where exports lie.
+        folder: of all exports.
 
     Raises:
         ModelError: as `outpace.load`.
     """
     source = resolve(model)
-    made = folder / "hf"
-    said = _identity(source)
-    if is_ready(made, said):
+    made, identity = folder / "hf", _identity(source)
+    if _is_ready(made, identity):
         return made
     loaded = read_model(source, read_config(source), torch.bfloat16, torch.device("cpu"), "sdpa")
     weights = {name: weight.to(torch.bfloat16).contiguous() for name, weight in loaded.state_dict().items()}
-    config = loaded.config
-    if config.tie_word_embeddings:
+    if loaded.config.tie_word_embeddings:
         weights.pop("lm_head.weight", None)
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
-    write_folder(made, config, weights)
+    _write(made, loaded.config, weights)
     if loaded.generation_config is not None:
         loaded.generation_config.save_pretrained(made)
     read_tokenizer(source).tokenizer.save_pretrained(made)
-    (made / READY).write_text(json.dumps(said))
+    (made / READY).write_text(json.dumps(identity))
     return made
 
 
 def export_draft(draft: str, target: Path, folder: Path) -> Path:
-    """A draft model as a folder that stock transformers reads: one without an embedding gets the target's.
+    """A draft model in transformers' format; one without an embedding gets the target's.
 
     Args:
         draft: folder or hub id.
         target: of `export`.
-        folder: where exports lie.
+        folder: of all exports.
 
     Raises:
         ModelError: nothing readable under that name.
@@ -67,45 +62,43 @@ def export_draft(draft: str, target: Path, folder: Path) -> Path:
     if not is_bare(config, draft):
         return export(draft, folder / "draft")
     made = folder / "draft" / "hf"
-    said = _identity(source) | {"target": json.loads((target / READY).read_text())["model"]}
-    if is_ready(made, said):
+    identity = _identity(source) | {"target": json.loads((target / READY).read_text())["model"]}
+    if _is_ready(made, identity):
         return made
-    try:
-        own = load_file(str(cached_file(str(source.path), TENSORS)))
-    except OSError as error:
-        raise ModelError(f"drafter={draft!r}: no {TENSORS} there: {error}") from error
+    file = find_file(source.path, TENSORS)
+    if file is None:
+        raise ModelError(f"drafter={draft!r}: no {TENSORS} there; train or copy it again")
     given = load_file(target / TENSORS)
-    weights = {f"model.{name}": tensor for name, tensor in own.items()}
-    # It reads the target's embedding and speaks through its head, which may be the same.
+    weights = {f"model.{name}": tensor for name, tensor in load_file(file).items()}
+    # It uses the target's embedding and head, which may be the same tensor.
     borrowed = ("model.embed_tokens.weight", "lm_head.weight")
     weights |= {name: given[name] for name in borrowed if name in given}
     config.tie_word_embeddings, config.architectures = "lm_head.weight" not in given, None
-    shutil.rmtree(made, ignore_errors=True)
-    made.mkdir(parents=True)
-    write_folder(made, config, weights)
-    (made / READY).write_text(json.dumps(said))
+    _write(made, config, weights)
+    (made / READY).write_text(json.dumps(identity))
     return made
 
 
-def write_folder(folder: Path, config: Any, weights: dict[str, Tensor]) -> None:
-    """Config and weights as transformers reads them."""
+def _write(folder: Path, config: PretrainedConfig, weights: dict[str, Tensor]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     plain = copy.deepcopy(config)
-    for ours in ("quantization_config", EMBEDDING, VOCABULARY):  # neither is true of this file
+    for ours in ("quantization_config", EMBEDDING, VOCABULARY):  # not true of these weights
         vars(plain).pop(ours, None)
     plain.dtype = torch.bfloat16
     plain.save_pretrained(folder)
     save_file(weights, folder / TENSORS, metadata={"format": "pt"})
 
 
-def is_ready(folder: Path, said: dict[str, str]) -> bool:
-    """Whether an export was finished, and of the same model."""
+def _is_ready(folder: Path, identity: dict[str, str]) -> bool:
+    """Whether an export is complete, and of the same model."""
     record = folder / READY
-    return record.is_file() and json.loads(record.read_text()) == said
+    return record.is_file() and json.loads(record.read_text()) == identity
 
 
 def _identity(source: Source) -> dict[str, str]:
-    """What an export is of: a file or folder, and when it last changed; a hub id as it is."""
-    where = Path(source.path, source.options.get("gguf_file", ""))
-    files = [where, *where.glob("*")] if where.is_dir() else [where]
+    """The exported model: a file or folder and its time of change, or a hub id."""
+    path = Path(source.path, source.options.get("gguf_file", ""))
+    files = [path, *path.glob("*")] if path.is_dir() else [path]
     changed = max((one.stat().st_mtime_ns for one in files if one.exists()), default=0)
-    return {"model": str(where), "changed": str(changed)}
+    return {"model": str(path), "changed": str(changed)}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core.tree import Topology
-from outpace.models.packed import PackedModel, Part
+from outpace.models.packed import PackedModel, PassPart
 
 
 class FrozenTarget:
@@ -90,6 +90,6 @@ class FrozenTarget:
         return rows
 
 
-def _whole(slot: int, ids: Tensor) -> Part:
+def _whole(slot: int, ids: Tensor) -> PassPart:
     shape = Topology.chain(len(ids))
-    return Part(slot, ids, shape.depth_tensor, shape.ancestor_mask, is_prompt=True)
+    return PassPart(slot, ids, shape.depth_tensor, shape.ancestor_mask, is_prompt=True)

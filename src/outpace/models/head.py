@@ -1,4 +1,4 @@
-"""The LM head: logits in the compute dtype, top candidates re-scored in float32."""
+"""The LM head: logits in the compute dtype, top candidates scored again in float32."""
 
 from weakref import WeakValueDictionary
 
@@ -10,26 +10,32 @@ from outpace.kernels.linear import KernelLinear
 from outpace.kernels.topk import largest
 from outpace.models.layers.linear import Make
 
+EXACT_ROWS = 128
+"""Rows of every product in exact mode. A GPU computes this many in about the time it takes to read its weights."""
 TOP_CANDIDATES = 16
+_ROWS_AT_ONCE = 64  # a long prompt's logits would take gigabytes
 
 
-_ROWS_AT_ONCE = 64  # a full prompt's logits would take gigabytes
+def padded(rows: Tensor, count: int = EXACT_ROWS) -> Tensor:
+    """[count, ...] of [R, ...], zeros added at the end."""
+    missing = count - len(rows)
+    return nn.functional.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing)) if missing else rows
 
 
 class LmHead:
     """Scores hidden states against the vocabulary.
 
-    bfloat16 logits near 20 are multiples of 0.125, so rounding alone often decides between the best two. The best
-    few are therefore computed again in float32 from the same hidden state, for about 7 % of the head's time at one row.
+    bfloat16 logits near 20 are multiples of 0.125, so rounding often decides between the best two. The top candidates
+    are therefore computed again in float32 from the same hidden state, for about 7 % of the head's time at one row.
 
     Args:
         layer: the model's output embedding.
         softcap: c of c * tanh(logits / c), which some families apply (`models.families.logit_softcap`); None for none.
-        make: packs a linear layer; None computes with the layer itself.
+        make: builds the linear layer; None keeps the model's own.
 
     Attributes:
-        layer: what multiplies.
-        fixed_rows: rows of every product, filled up with zeros (`models.packed`); None for as many as there are.
+        layer: the linear layer.
+        fixed_rows: rows of every product, padded with zeros, in exact mode; None for as many as there are.
     """
 
     def __init__(self, layer: nn.Linear, softcap: float | None = None, make: Make | None = None) -> None:
@@ -38,7 +44,7 @@ class LmHead:
         self._bias = None if layer.bias is None else layer.bias.detach()
         self.layer: nn.Module = layer if make is None else make(self._weight, self._bias)
         self.vocab_size = self._weight.shape[0]
-        self.ids: Tensor | None = None  # those that `own_scores` scores, all of them
+        self.ids: Tensor | None = None  # as in SubsetHead; None for all
         self.fixed_rows: int | None = None
 
     @property
@@ -65,7 +71,7 @@ class LmHead:
             top_logits, top_ids = largest(logits, min(TOP_CANDIDATES, self.vocab_size))  # [R, k]
             return NodeOutputs(self._capped(logits), top_ids, self._capped(top_logits))
         logits = self.layer(hidden)  # [R, V]
-        # Before the cap, which keeps the order but makes ties of logits that differ.
+        # Before the cap, which can round different logits to the same value.
         top_logits, top_ids = logits.topk(min(TOP_CANDIDATES, self.vocab_size), dim=-1)  # [R, k]
         if logits.dtype in (torch.bfloat16, torch.float16):
             rows = self._weight[top_ids].float()  # [R, k, H]
@@ -80,12 +86,12 @@ class LmHead:
     def scores(self, hidden: Tensor) -> Tensor:
         """[R, V] float32 logits at hidden states [R, H], exact in float32 for the top candidates."""
         if isinstance(self.layer, KernelLinear):
-            return self._capped(self.layer.wide(hidden))  # as it was summed, in float32
+            return self._capped(self.layer.wide(hidden))
         outputs = self(hidden)
         return outputs.logits.float().scatter_(1, outputs.top_ids, outputs.top_logits)
 
     def own_scores(self, hidden: Tensor) -> Tensor:
-        """As `scores`: this head has every id."""
+        """As `scores`; the counterpart of `SubsetHead.own_scores`."""
         return self.scores(hidden)
 
     def differentiable(self, hidden: Tensor, ids: Tensor | None = None) -> Tensor:
@@ -96,13 +102,13 @@ class LmHead:
         return self._capped(nn.functional.linear(hidden.to(weight.dtype), weight, bias))
 
     def restricted(self, ids: Tensor) -> "SubsetHead":
-        """A head that scores only `ids` [K], the same for all who ask for them."""
+        """A head that scores only `ids` [K]; the same object for the same ids."""
         return subset_head(
             self._weight, ids, ids, vocab_size=self.vocab_size, bias=self._bias, softcap=self._softcap, make=self._make
         )
 
     def top_ids(self, hidden: Tensor) -> Tensor:
-        """[R, k] ids of the largest logits at hidden states [R, H], block by block."""
+        """[R, k] ids of the largest logits at hidden states [R, H], computed in blocks."""
         return torch.cat([self(block).top_ids for block in hidden.split(_ROWS_AT_ONCE)])
 
     def _capped(self, logits: Tensor) -> Tensor:
@@ -110,14 +116,12 @@ class LmHead:
 
 
 class SubsetHead:
-    """A head that does not have all of the target's ids, in the target's ids: a drafter's own, or some rows of one, as
-    rare tokens cost as much as frequent ones (FR-Spec, arXiv 2502.14856).
-
-    Of some rows it holds copies, never of the whole weight.
+    """A head over a part of the target's vocabulary: a drafter's own head, or some rows of one, because rare tokens
+    cost as much as frequent ones (FR-Spec, arXiv 2502.14856). It copies the rows it uses.
 
     Args:
         weight: [Vd, H] of the whole head.
-        rows: [K] int64, which of its rows; None for all, in their order.
+        rows: [K] int64, the rows used; None for all.
         ids: [K] int64, the target's id of each.
         vocab_size: V of the target.
         bias: [Vd] or None.
@@ -134,7 +138,7 @@ class SubsetHead:
         softcap: float | None = None,
         make: Make | None = None,
     ) -> None:
-        whole = weight
+        self._whole = weight  # kept alive: its address identifies it in `subset_head`
         if rows is not None:
             weight, bias = weight[rows.to(weight.device)], None if bias is None else bias[rows.to(weight.device)]
         layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
@@ -143,7 +147,6 @@ class SubsetHead:
             layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
         self.ids, self.vocab_size = ids.to(weight.device), vocab_size
         self._head = LmHead(layer, softcap, make)
-        self._whole = whole  # so that as long as this head is there no other weight has its address
 
     @torch.inference_mode()
     def scores(self, hidden: Tensor) -> Tensor:
@@ -169,25 +172,15 @@ def subset_head(
     softcap: float | None = None,
     make: Make | None = None,
 ) -> SubsetHead:
-    """A `SubsetHead`, the same object for the same arguments as long as anybody has it: methods that differ in their
-    budgets alone share it. A weight that was changed since is another one."""
-    if weight.is_meta:  # without numbers there is no telling which is which
+    """A `SubsetHead`, shared by all callers with the same arguments while one of them keeps it: methods that differ in
+    their budgets alone use one head. A weight that was changed in between is another one."""
+    if weight.is_meta:  # without data there is nothing to compare
         return SubsetHead(weight, rows, ids, vocab_size, bias=bias, softcap=softcap, make=make)
     numbers = [None if one is None else one.cpu().numpy().tobytes() for one in (rows, ids)]
     version = 0 if weight.is_inference() else weight._version
-    place = weight.device, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, version
-    key = (*place, *numbers, vocab_size, None if bias is None else bias.data_ptr(), softcap, make is None)
+    storage = weight.device, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, version
+    key = (*storage, *numbers, vocab_size, None if bias is None else bias.data_ptr(), softcap, make is None)
     found = _SUBSETS.get(key)
     if found is None:
         found = _SUBSETS[key] = SubsetHead(weight, rows, ids, vocab_size, bias=bias, softcap=softcap, make=make)
     return found
-
-
-EXACT_ROWS = 128
-"""A GPU reads its weights in about the time in which it computes this many rows with them."""
-
-
-def padded(rows: Tensor, count: int = EXACT_ROWS) -> Tensor:
-    """[count, ...] of [R, ...], with zeros behind."""
-    missing = count - len(rows)
-    return nn.functional.pad(rows, (0, 0) * (rows.ndim - 1) + (0, missing)) if missing else rows

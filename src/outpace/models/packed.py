@@ -1,4 +1,4 @@
-"""A decoder on slots: rows of many requests in one packed pass, each request behind its own keys and values."""
+"""Run a decoder over packed rows of many requests, each attending to the keys and values of its own slot."""
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,20 +26,20 @@ from outpace.models.head import EXACT_ROWS, LmHead, padded
 from outpace.models.layers.experts import has_experts
 from outpace.models.native import NativeDecoder
 
-_COMPARED = 12  # rows of the pass that tells whether the kernels compute what a decoder's modules do
+_COMPARED = 12  # rows of the pass that compares compiled kernels with the decoder's modules
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
-    """One request's share of a pass: N fresh rows, which may see S scratch rows that earlier passes left behind.
+class PassPart:
+    """One request's part of a pass: N fresh rows, which may see S scratch rows of earlier passes.
 
     Attributes:
-        slot: where its keys and values lie.
+        slot: of its keys and values.
         tokens: [N] int64.
         offsets: [S + N] logical positions of the scratch and the fresh rows, counted from the committed length.
         visible: [N, S + N] bool, which of those each fresh row sees; None if all.
         scratch: S.
-        is_prompt: a prefill chunk, whose numbers every method shares.
+        is_prompt: a prefill chunk, which every method computes alike.
     """
 
     slot: int
@@ -51,12 +51,12 @@ class Part:
 
 
 def layers_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
-    """A decoder's stack of layers and its name there."""
+    """A decoder's stack of layers, and its attribute name."""
     return next((name, child) for name, child in decoder.named_children() if isinstance(child, nn.ModuleList))
 
 
 def first_layers(decoder: nn.Module, config: PretrainedConfig, count: int) -> tuple[nn.Module, PretrainedConfig]:
-    """A decoder of another's first layers and its final norm, and its config; every weight is shared."""
+    """A decoder made of another's first layers and final norm, and its config; all weights are shared."""
     config = copy.copy(config)
     config.num_hidden_layers = count
     decoder = copy.copy(decoder)
@@ -73,8 +73,8 @@ def tapped(decoder: nn.Module, taps: Iterable[int]) -> Iterator[dict[int, Tensor
 
     Args:
         decoder: a transformers decoder.
-        taps: 0 for what goes into the first layer, i for what comes out of layer i - 1; the number of layers stands
-            for what the LM head reads, the last layer's output after the final norm.
+        taps: 0 for the input of the first layer, i for the output of layer i - 1; the number of layers for the input
+            of the LM head, after the final norm.
 
     Raises:
         InvalidRequest: a tap that the decoder does not have.
@@ -99,14 +99,14 @@ def tapped(decoder: nn.Module, taps: Iterable[int]) -> Iterator[dict[int, Tensor
 
 
 def check_tap(tap: int, layers: int) -> None:
-    """Refuse a hidden state that there is not.
+    """Check the number of a hidden state.
 
     Raises:
         InvalidRequest: not from 0 to the number of layers.
     """
     if not 0 <= tap <= layers:
         raise InvalidRequest(
-            f"tap {tap}: the target has hidden states 0 to {layers}, the last one what its LM head reads"
+            f"tap {tap}: the target has hidden states 0 to {layers}, the last one is the input of its LM head"
         )
 
 
@@ -119,12 +119,14 @@ class PackedModel:
         config: the decoder's text configuration.
         max_length: tokens of one request.
         max_slots: requests at a time.
-        key_dtype, value_dtype: in which keys and values are kept.
-        tiled: one call per layer attends for all requests; by default on everything but a CPU.
-        exact: tiled passes of fixed shapes, whose sums do not depend on what stands beside a row.
+        key_dtype, value_dtype: of the stored keys and values.
+        tiled: one attention call per layer for all requests; None for everywhere but on a CPU.
+        exact: tiled passes of fixed shapes, which are batch-invariant.
 
     Attributes:
         captures: tiled passes run over static buffers, on CUDA as graphs.
+        native: the decoder run by compiled kernels; None where its own modules run.
+        computed_by: which of the two runs, and why.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class PackedModel:
         weight = next(decoder.parameters())
         self.device, self.dtype = weight.device, weight.dtype
         self.tiled, self.exact = self.device.type != "cpu" if tiled is None else tiled, exact
-        assert self.tiled or not exact, "a CPU has no exact mode: its passes are exact, or cannot be made so"
+        assert self.tiled or not exact, "exact mode is for tiled passes"
         head.fixed_rows = EXACT_ROWS if exact else head.fixed_rows
         self.vocab_size = head.vocab_size
         heads = config.num_attention_heads
@@ -158,7 +160,7 @@ class PackedModel:
             value_dtype=value_dtype,
             device=self.device,
         )
-        # How many rows an expert gets is read on the host.
+        # The number of rows per expert is read on the host, which a graph cannot do.
         self.captures = self.tiled and captures_on(self.device) and not has_experts(decoder)
         self._captured: dict[tuple[int, ...], CapturedPass] = {}  # by taps
         self.native, self.computed_by = self._derive()
@@ -169,45 +171,51 @@ class PackedModel:
         return cast(nn.Embedding, self.decoder.get_input_embeddings())  # type: ignore[operator]
 
     def rewind_slot(self, slot: int, length: int) -> None:
-        """Forget what a slot holds from `length` on."""
+        """Drop a slot's rows from `length` on."""
         self.kv.truncate(slot, length)
 
     @torch.inference_mode()
     def copy_slot(self, source: int, goal: int, length: int) -> None:
-        """Let a slot hold the first `length` committed rows of another, or of itself; fewer where there are fewer."""
+        """Replace a slot's rows by the first `length` committed rows of a slot, or as many as there are."""
         self.kv.copy(source, goal, length)
 
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self.kv.commit(slots, paths)
 
     @torch.inference_mode()
-    def run(self, parts: Sequence[Part], captured: bool = True) -> Tensor:
+    def run(self, parts: Sequence[PassPart], captured: bool = True) -> Tensor:
         """[T, H] final hidden states of the parts' fresh rows, packed; their keys and values become scratch rows.
 
         Args:
-            parts: requests' shares.
-            captured: as a graph, where passes are; prompts, whose lengths hardly recur, are better off without.
+            parts: of the requests.
+            captured: use CUDA graphs, if any; not for prompts, whose lengths rarely recur.
         """
         return self.run_tapped(parts, (), captured)[0]
 
     @torch.inference_mode()
     def run_tapped(
-        self, parts: Sequence[Part], taps: Iterable[int], captured: bool = True
+        self, parts: Sequence[PassPart], taps: Iterable[int], captured: bool = True
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """As `run`, with the hidden states [T, H] at `taps`, numbered as transformers' `hidden_states`."""
+        """As `run`, with the hidden states [T, H] at `taps` (`tapped`)."""
         if not self.exact:
             return self._run_once(parts, taps, captured)
-        taps, pieces = tuple(taps), list(pieces_of(parts))
-        counts = [sum(len(part.tokens) for part in piece) for piece in pieces]
-        return joined([self._run_once(piece, taps, captured) for piece in pieces], counts)
+        taps, hidden, features = tuple(taps), [], []
+        for piece in pieces_of(parts):
+            count = sum(len(part.tokens) for part in piece)
+            rows, tapped = self._run_once(piece, taps, captured)
+            hidden.append(rows[:count])  # without padding
+            features.append({tap: states[:count] for tap, states in tapped.items()})
+        return torch.cat(hidden), {tap: torch.cat([one[tap] for one in features]) for tap in features[0]}
 
-    def _run_once(self, parts: Sequence[Part], taps: Iterable[int], captured: bool) -> tuple[Tensor, dict[int, Tensor]]:
-        """One pass; in exact mode rows of padding may come back too."""
+    def _run_once(
+        self, parts: Sequence[PassPart], taps: Iterable[int], captured: bool
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """One pass; in exact mode the result may end with padding."""
         segments, positions = self._segments(parts)
         ids = torch.cat([part.tokens.to(self.device) for part in parts])
         if self.tiled:
             return self._run_tiled(Tables.of(segments, self.exact), ids, taps, captured)
-        positions = self._within_reach(positions).to(self.device)
+        positions = self._clamped(positions).to(self.device)
         if self.native is not None:
             return self.native.run(ids, positions, segments, self.kv, self._known_taps(taps))
         return self._run_modules(ids, positions, PassCache(segments), taps)
@@ -215,7 +223,7 @@ class PackedModel:
     def _run_tiled(
         self, tables: Tables, ids: Tensor, taps: Iterable[int], captured: bool
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """A pass whose requests are attended in one call per layer; over static buffers, if one holds it."""
+        """A pass with one attention call per layer; over static buffers if it fits one."""
         wanted = tuple(sorted(self._known_taps(taps)))
         if captured and self.captures:
             if wanted not in self._captured:
@@ -228,27 +236,25 @@ class PackedModel:
         return hidden, dict(zip(wanted, features, strict=True))
 
     def _run_plan(self, plans: Sequence[TilePlan], ids: Tensor, taps: Sequence[int]) -> tuple[Tensor, ...]:
-        """Hidden states and those at taps, [T, H] each, of a pass that has one plan."""
+        """Final hidden states and those at taps, [T, H] each."""
         (plan,) = plans
-        positions = self._within_reach(plan.rows[:, 2].long())
+        positions = self._clamped(plan.rows[:, 2].long())
         if self.exact:
             ids, positions = padded(ids), padded(positions)
         hidden, features = self._run_modules(ids, positions, PassCache((), plan, self.kv), taps)
         return hidden, *(features[tap] for tap in taps)
 
-    def _within_reach(self, positions: Tensor) -> Tensor:
-        """A tree may reach beyond the last token a request can have, where a table of learned positions ends. Nothing
-        there is ever emitted or seen by a node that is."""
+    def _clamped(self, positions: Tensor) -> Tensor:
+        """Positions within a table of learned positions. Tree nodes beyond the longest request are never accepted."""
         return positions.clamp(max=self.max_length - 1)
 
-    def _segments(self, parts: Sequence[Part]) -> tuple[list[Segment], Tensor]:
+    def _segments(self, parts: Sequence[PassPart]) -> tuple[list[Segment], Tensor]:
         """The parts' segments, and the positions [T] of their rows."""
         segments, positions, start = [], [], 0
         for part in parts:
             # The position of a row is the committed length plus its depth, never its index in the tree.
             where = part.offsets + self.kv.lengths[part.slot]
-            sight = where, part.visible
-            segments.append(Segment(self.kv, part.slot, start, *sight, scratch=part.scratch, is_prompt=part.is_prompt))
+            segments.append(Segment(self.kv, part.slot, start, where, part.visible, part.is_prompt, part.scratch))
             positions.append(where[part.scratch :])
             start += len(part.tokens)
         return segments, torch.cat(positions)
@@ -290,7 +296,7 @@ class PackedModel:
         count = min(_COMPARED, self.max_length)
         ids = torch.arange(count) * 7 % self.config.vocab_size
         chain = Topology.chain(count)
-        segments, positions = self._segments([Part(0, ids, chain.depth_tensor, chain.ancestor_mask)])
+        segments, positions = self._segments([PassPart(0, ids, chain.depth_tensor, chain.ancestor_mask)])
         taps = range(len(layers_of(self.decoder)[1]) + 1)
         cache = PassCache(segments)
         _, expected = self._run_modules(ids, positions, cache, taps)
@@ -303,41 +309,29 @@ class PackedModel:
         return native
 
 
-def pieces_of(parts: Sequence[Part], rows: int = EXACT_ROWS) -> Iterator[list[Part]]:
-    """Parts of passes of at most `rows` rows, in their order."""
-    piece: list[Part] = []
-    room = rows
+def pieces_of(parts: Sequence[PassPart], rows: int = EXACT_ROWS) -> Iterator[list[PassPart]]:
+    """Split parts into passes of at most `rows` rows, in order."""
+    piece: list[PassPart] = []
+    free = rows
     for part in parts:
         start, count = 0, len(part.tokens)
         while start < count:
-            end = min(count, start + room)
+            end = min(count, start + free)
             piece.append(_cut(part, start, end))
-            room -= end - start
+            free -= end - start
             start = end
-            if room == 0:
+            if free == 0:
                 yield piece
-                piece, room = [], rows
+                piece, free = [], rows
     if piece:
         yield piece
 
 
-def joined(
-    found: Sequence[tuple[Tensor, dict[int, Tensor]]], counts: Sequence[int]
-) -> tuple[Tensor, dict[int, Tensor]]:
-    """Hidden states and taps of several passes as if of one, without what was padded."""
-    hidden = torch.cat([rows[:count] for (rows, _), count in zip(found, counts, strict=True)])
-    taps = {
-        tap: torch.cat([features[tap][:count] for (_, features), count in zip(found, counts, strict=True)])
-        for tap in found[0][1]
-    }
-    return hidden, taps
-
-
-def _cut(part: Part, start: int, end: int) -> Part:
-    """Rows of a part from one to another, which see nothing behind themselves."""
+def _cut(part: PassPart, start: int, end: int) -> PassPart:
+    """Rows `start` to `end` of a part; the rows before them become scratch rows of an earlier pass."""
     if (start, end) == (0, len(part.tokens)):
         return part
-    assert part.visible is not None, "rows that all see each other cannot be computed one after the other"
+    assert part.visible is not None, "rows that all see each other cannot be split"
     seen = part.scratch + end
     assert not part.visible[start:end, seen:].any(), "no row sees a later one"
     return replace(

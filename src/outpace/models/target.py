@@ -1,4 +1,4 @@
-"""The target: an unmodified transformers model, run on packed trees over slot KV."""
+"""The target: an unmodified transformers model that runs packed draft trees over slots of keys and values."""
 
 from collections.abc import Sequence
 
@@ -12,23 +12,22 @@ from outpace.gpu.capture import HEAD_ROWS, Captured
 from outpace.kernels.build import loaded_kernels
 from outpace.models.head import EXACT_ROWS
 from outpace.models.layers.prepare import prepare
-from outpace.models.packed import PackedModel, Part
+from outpace.models.packed import PackedModel, PassPart
 
 
 class TransformersTarget(PackedModel):
     """Runs trees and prompt chunks of many requests in one packed pass [1, T].
 
     Args:
-        model: a causal LM whose attention implementation is `models.attention.ATTENTION_NAME`, checked by
-            `models.families`. Its linear layers are replaced by packed ones where the CPU has them.
+        model: a causal LM whose attention implementation is `models.attention.ATTENTION_NAME`, accepted by
+            `models.families`. Its layers are replaced by packed ones where the CPU has them.
         max_length: tokens of one request, prompt and answer together.
         max_slots: requests at a time.
         eos_token_ids: ids that end a request by default.
-        pack: false leaves the model's layers as they are.
-        rounded_to: the dtype that the weights had before they were widened to what the model computes in; None for
-            the same.
+        pack: false keeps the model's layers.
+        rounded_to: the dtype that the weights were rounded to before they were widened; None for the model's.
         quantize: "none" or "int8".
-        tiled, exact: as of `PackedModel`; a CPU takes note of `exact` and computes as ever.
+        tiled, exact: as in `PackedModel`; on a CPU `exact` changes nothing but what `models.exactness` requires.
     """
 
     def __init__(
@@ -48,16 +47,16 @@ class TransformersTarget(PackedModel):
         decoder, head = prepare(model, pack, rounded_to, quantize)
         on_cpu = model.device.type == "cpu" and not tiled
         compiled = on_cpu and loaded_kernels() is not None and model.dtype in (torch.float32, torch.bfloat16)
+        # Without compiled kernels, attention on a CPU sums in float64; storing float64 saves a conversion per pass.
+        is_wide = on_cpu and not compiled
         super().__init__(
             decoder,
             head,
             model.config.get_text_config(),
             max_length,
             max_slots,
-            # Without compiled kernels, attention on a CPU sums in float64: storing what it reads saves a conversion per
-            # layer and pass.
-            key_dtype=torch.promote_types(model.dtype, torch.float32) if on_cpu and not compiled else model.dtype,
-            value_dtype=torch.float64 if on_cpu and not compiled else model.dtype,
+            key_dtype=torch.promote_types(model.dtype, torch.float32) if is_wide else model.dtype,
+            value_dtype=torch.float64 if is_wide else model.dtype,
             tiled=tiled,
             exact=exact and not on_cpu,
         )
@@ -65,30 +64,26 @@ class TransformersTarget(PackedModel):
         self._captured_head = Captured(self._head_outputs, buckets, self.device)
 
     def copy_slot(self, source: int, goal: int, length: int) -> None:
-        """Let a slot hold the first `length` committed tokens of another, or of itself, and nothing else."""
-        assert self.kv.lengths[source] >= length, f"slot {source} was written to behind the engine's back"
+        """Replace a slot's content by the first `length` committed tokens of another, or of itself."""
+        assert self.kv.lengths[source] >= length, f"slot {source} has fewer than {length} committed tokens"
         super().copy_slot(source, goal, length)
 
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
-        """Write prompt chunks behind what their slots hold.
+        """Append prompt chunks to their slots.
 
         Args:
             chunks: at most one per slot.
 
         Returns:
-            Top ids of all positions where wanted, the last position's outputs where it is the last chunk.
+            Per chunk the top ids of all positions if wanted, and the last position's outputs for a prompt's last chunk.
         """
-        shapes = [Topology.chain(len(chunk.tokens)) for chunk in chunks]
-        parts = [
-            Part(chunk.slot, chunk.tokens, shape.depth_tensor, shape.ancestor_mask, is_prompt=True)
-            for chunk, shape in zip(chunks, shapes, strict=True)
-        ]
+        parts = [_part(chunk.slot, chunk.tokens, Topology.chain(len(chunk.tokens)), is_prompt=True) for chunk in chunks]
         hidden, tapped = self.run_tapped(parts, [tap for chunk in chunks for tap in chunk.taps], captured=False)
         outputs, start = [], 0
-        for chunk, rows in zip(chunks, hidden.split([len(shape) for shape in shapes]), strict=True):
+        for chunk, rows in zip(chunks, hidden.split([len(chunk.tokens) for chunk in chunks]), strict=True):
             self.kv.commit([chunk.slot], [range(len(chunk.tokens))])
             top_ids = self.head.top_ids(rows) if chunk.want_top else None
-            features = _side_by_side(tapped, chunk.taps, slice(start, start + len(rows)))
+            features = _concatenated(tapped, chunk.taps, slice(start, start + len(rows)))
             outputs.append(ChunkOutput(top_ids, self.head(rows[-1:]) if chunk.is_last else None, features))
             start += len(rows)
         return outputs
@@ -101,18 +96,15 @@ class TransformersTarget(PackedModel):
         Args:
             slots: one slot per tree.
             trees: at most MAX_TREE_NODES nodes each.
-            taps: per tree, the hidden states to return as features; none if left out.
+            taps: per tree, the hidden states to return as features; empty for none.
         """
-        parts = [
-            Part(slot, tree.tokens, tree.topology.depth_tensor, tree.topology.ancestor_mask)
-            for slot, tree in zip(slots, trees, strict=True)
-        ]
+        parts = [_part(slot, tree.tokens, tree.topology) for slot, tree in zip(slots, trees, strict=True)]
         hidden, tapped = self.run_tapped(parts, [tap for wanted in taps for tap in wanted])
-        packed = self._scored(hidden)
+        packed = NodeOutputs(*self._captured_head(hidden)) if self.captures else self.head(hidden)
         outputs, start = [], 0
         for tree, wanted in zip(trees, taps or [()] * len(trees), strict=True):
             rows = slice(start, start + len(tree))
-            features = _side_by_side(tapped, wanted, rows)
+            features = _concatenated(tapped, wanted, rows)
             outputs.append(NodeOutputs(packed.logits[rows], packed.top_ids[rows], packed.top_logits[rows], features))
             start += len(tree)
         return outputs
@@ -121,10 +113,10 @@ class TransformersTarget(PackedModel):
         outputs = self.head(hidden)
         return outputs.logits, outputs.top_ids, outputs.top_logits
 
-    def _scored(self, hidden: Tensor) -> NodeOutputs:
-        """The head's outputs at hidden states [R, H], where passes are captured as a graph of its own."""
-        return NodeOutputs(*self._captured_head(hidden)) if self.captures else self.head(hidden)
+
+def _part(slot: int, tokens: Tensor, shape: Topology, is_prompt: bool = False) -> PassPart:
+    return PassPart(slot, tokens, shape.depth_tensor, shape.ancestor_mask, is_prompt=is_prompt)
 
 
-def _side_by_side(tapped: dict[int, Tensor], taps: Sequence[int], rows: slice) -> Tensor | None:
+def _concatenated(tapped: dict[int, Tensor], taps: Sequence[int], rows: slice) -> Tensor | None:
     return torch.cat([tapped[tap][rows] for tap in taps], dim=-1) if taps else None

@@ -1,16 +1,14 @@
-"""Text in and out of ids: chat templates, encoding, decoding token by token."""
+"""A model's tokenizer: reading it, chat templates, encoding, streaming decoding, and the bytes of single tokens."""
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tokenizers.decoders import DecodeStream
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from outpace.lib.checks import check_text, shown
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -19,9 +17,25 @@ from outpace.models.loading.registry import Source
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
-import re
 
 ChatMessage = dict[str, Any]
+
+_SAMPLE = 'So {"Größe": [1, -2.5e3], "日本": "☃ 🎈"}\n\tand on.'
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
+
+
+@stage("building the tokenizer")
+def read_tokenizer(source: Source) -> "TextCodec":
+    """Read the tokenizer of a model.
+
+    Raises:
+        ModelError: there is none.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.path, trust_remote_code=False, **source.options)
+    except Exception as error:
+        raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {error}") from error
+    return TextCodec(tokenizer, source.name)
 
 
 class TextCodec:
@@ -39,36 +53,35 @@ class TextCodec:
         self.name = name
 
     def template_fingerprint(self) -> str | None:
-        """A short name of the chat template, on which answers depend; None without one."""
+        """A hash of the chat template; None without one."""
         template = self.tokenizer.chat_template
-        return hashlib.sha256(json.dumps(template).encode()).hexdigest()[:16] if template else None
+        return _fingerprint(template) if template else None
 
     def vocabulary_fingerprint(self) -> str:
-        """A short name of what each id stands for."""
-        vocabulary = sorted((number, token) for token, number in self.tokenizer.get_vocab().items())
-        return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
+        """A hash of the token of each id."""
+        return _fingerprint(sorted((number, token) for token, number in self.tokenizer.get_vocab().items()))
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of a text that one token stands for at most."""
+        """Characters of the longest token."""
         return max(map(len, self.tokenizer.get_vocab()))
 
     def encode(self, text: str) -> list[int]:
-        """Ids of plain text, with the special tokens the tokenizer adds by itself.
+        """Ids of plain text, with the special tokens that the tokenizer adds.
 
         Raises:
-            InvalidRequest: it is no text.
+            InvalidRequest: not a text.
         """
         check_text("prompt", text)
         return list(self.tokenizer(text)["input_ids"])
 
     def encode_word(self, word: str) -> list[tuple[int, ...]]:
-        """Ids of a word as it stands at the start of a text and after a space, each spelling once.
+        """Ids of a word at the start of a text and after a space, each spelling once.
 
         Raises:
-            InvalidRequest: the tokenizer makes no tokens of it.
+            InvalidRequest: the tokenizer has no tokens for it.
         """
-        bare = word.lstrip() or word  # a word that is white space itself stays what it is
+        bare = word.lstrip() or word  # white space alone is kept
         spellings = dict.fromkeys(
             tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (bare, " " + bare)
         )
@@ -77,10 +90,10 @@ class TextCodec:
         return list(spellings)
 
     def encode_chat(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]] | None = None) -> list[int]:
-        """Ids of a conversation up to the point where the assistant speaks.
+        """Ids of a conversation, up to where the assistant's answer begins.
 
         Args:
-            messages: what was said.
+            messages: of the conversation.
             tools: that the assistant may call, as JSON schemas; None for none.
 
         Raises:
@@ -102,7 +115,7 @@ class TextCodec:
         return list(rendered["input_ids"])
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens left out."""
+        """Text of ids, without special tokens."""
         text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return str(text)
 
@@ -110,30 +123,33 @@ class TextCodec:
         return StreamDetokenizer(self)
 
 
+def _fingerprint(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
 def _checked_message(message: Any) -> dict[str, Any]:
-    """A message with text as its content, parts of text a line each. A template would write whatever it is given, and
-    "None" for what is missing."""
+    """A message with text content, parts joined by line breaks. Templates render any value, a missing one as "None"."""
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
         raise InvalidRequest(f"chat message {shown(message)}: must be a dict with 'role' and 'content'")
     role, content = message["role"], message["content"]
     check_text("role", role)
     if isinstance(content, list) and content and all(_is_text_part(part) for part in content):
-        content = "\n".join(part["text"] for part in content)  # as vLLM, and the server
+        content = "\n".join(part["text"] for part in content)  # as vLLM and our server do
     if content is not None or not message.get("tool_calls"):
         check_text("content", content)
     return {**message, "content": content}
 
 
 def _is_text_part(part: Any) -> bool:
-    """OpenAI's form of a part."""
+    """OpenAI's format."""
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 class StreamDetokenizer:
     """Decodes one answer id by id; the pieces add up to `TextCodec.decode` of all its ids.
 
-    But where bytes that were shown as text turn out to be none, as a tokenizer with a fallback to bytes may say of a
-    run of them: then the text goes on behind as many characters.
+    The exception: a tokenizer with byte fallback may decide later that bytes already emitted as text were not valid
+    text. Then the text continues after as many characters.
     """
 
     def __init__(self, codec: TextCodec) -> None:
@@ -152,7 +168,7 @@ class StreamDetokenizer:
         if self._stream is not None:
             try:
                 return self._stream.step(self._codec.tokenizer.backend_tokenizer, token) or ""
-            except Exception as error:  # tokenizers has no kind of its own for it
+            except Exception as error:  # tokenizers raises plain exceptions
                 if not str(error).startswith("Invalid prefix"):
                     raise
                 self._stream = None
@@ -160,80 +176,10 @@ class StreamDetokenizer:
         return "" if text.endswith("\ufffd") else text[self._released :]
 
     def flush(self) -> str:
-        """The rest, when the answer ends inside a character."""
+        """The rest, if the answer ends inside a character."""
         rest = self._codec.decode(self._ids)[self._released :]
         self._released += len(rest)
         return rest
-
-
-@stage("building the tokenizer")
-def read_tokenizer(source: Source) -> TextCodec:
-    """Read the tokenizer that belongs to a model.
-
-    Raises:
-        ModelError: there is none.
-    """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.path, trust_remote_code=False, **source.options)
-    except Exception as error:
-        raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {error}") from error
-    return TextCodec(tokenizer, source.name)
-
-
-_SPELLED = 'So {"Größe": [1, -2.5e3], "日本": "☃ 🎈"}\n\tand on.'
-
-
-def grammar_tokenizer(codec: TextCodec, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
-    """The tokenizer for llguidance. It takes about half a second.
-
-    Args:
-        codec: the tokenizer.
-        vocab_size: ids of the model, of which the tokenizer may know fewer.
-        eos_token_ids: of the model.
-
-    Raises:
-        InvalidRequest: the bytes of its tokens cannot be told.
-    """
-    from llguidance import LLTokenizer
-
-    backend = codec.tokenizer.backend_tokenizer
-    content = json.loads(backend.to_str())
-    content["padding"] = content["truncation"] = None
-    content["decoder"] = _byte_level(content.get("decoder"))
-    try:
-        size = max(vocab_size, backend.get_vocab_size())
-        found = LLTokenizer(json.dumps(content), n_vocab=size, eos_token=list(eos_token_ids) or None)
-    except Exception as error:
-        raise InvalidRequest(f"grammar: {_refusal(codec)}: {error}") from error
-    ids = codec.tokenizer(_SPELLED, add_special_tokens=False)["input_ids"]
-    if found.decode_bytes(ids).strip() != _SPELLED.encode():
-        raise InvalidRequest(f"grammar: {_refusal(codec)}")
-    return found
-
-
-def _byte_level(decoder: Any) -> Any:
-    """A decoder of bytes as such. Where it was read from a GGUF file, steps for other tokenizers stand before it, which
-    do nothing there and hide it."""
-    steps = decoder.get("decoders", []) if isinstance(decoder, dict) else []
-    return next((step for step in steps if step["type"] == "ByteLevel"), decoder)
-
-
-def _refusal(codec: TextCodec) -> str:
-    return (
-        f"the tokenizer of {codec.name} does not tell which bytes its tokens stand for; leave the grammar out, or load "
-        "the model with its tokenizer.json"
-    )
-
-
-_BYTE = re.compile(r"<0x([0-9A-F]{2})>")
-
-
-def _byte_of_character() -> dict[str, int]:
-    """The characters by which byte-level vocabularies write bytes: printable ones for themselves, the others shifted
-    to code points from 256 on, in order (GPT-2's vocabulary, arXiv 1909.03341)."""
-    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    shifted = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + rank): byte for rank, byte in enumerate(shifted)}
 
 
 class Pieces:
@@ -250,7 +196,7 @@ class Pieces:
         self._is_byte_level = "ByteLevel" in str(self._tokenizer.backend_tokenizer.decoder)
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes of a token; of a special one those of its name, of one without a name none."""
+        """The bytes of a token: a special one's name, nothing for an id without a token."""
         if token in self._added:
             return self._added[token].encode()
         piece: Any = self._tokenizer.convert_ids_to_tokens(token)
@@ -263,9 +209,52 @@ class Pieces:
         return str(piece).replace("▁", " ").encode()
 
     def text_of(self, token: int) -> str:
-        """Its text; bytes that are no character by themselves are written as \\xE4, as OpenAI does."""
-        said = self.bytes_of(token)
+        """Its text; bytes that are part of a character are written as \\xE4, as OpenAI does."""
+        content = self.bytes_of(token)
         try:
-            return said.decode()
+            return content.decode()
         except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in said)
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in content)
+
+
+def _byte_of_character() -> dict[str, int]:
+    """The characters by which byte-level vocabularies write bytes: printable ones as they are, the others shifted to
+    code points from 256 on, in order (GPT-2's vocabulary, arXiv 1909.03341)."""
+    plain = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    shifted = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(256 + rank): byte for rank, byte in enumerate(shifted)}
+
+
+def grammar_tokenizer(codec: TextCodec, vocab_size: int, eos_token_ids: Sequence[int]) -> "LLTokenizer":
+    """The tokenizer for llguidance; building it takes about half a second.
+
+    Args:
+        codec: the tokenizer.
+        vocab_size: ids of the model; the tokenizer may have fewer.
+        eos_token_ids: of the model.
+
+    Raises:
+        InvalidRequest: the bytes of its tokens are not known.
+    """
+    from llguidance import LLTokenizer
+
+    refusal = (
+        f"grammar: the tokenizer of {codec.name} does not tell which bytes its tokens stand for; leave the grammar "
+        "out, or load the model with its tokenizer.json"
+    )
+    backend = codec.tokenizer.backend_tokenizer
+    content = json.loads(backend.to_str())
+    content["padding"] = content["truncation"] = None
+    # Tokenizers from GGUF files have other decoding steps first, which have no effect and hide the byte-level one.
+    steps = content["decoder"].get("decoders", []) if isinstance(content.get("decoder"), dict) else []
+    byte_level = next((step for step in steps if step["type"] == "ByteLevel"), None)
+    content["decoder"] = byte_level or content.get("decoder")
+    try:
+        size = max(vocab_size, backend.get_vocab_size())
+        found = LLTokenizer(json.dumps(content), n_vocab=size, eos_token=list(eos_token_ids) or None)
+    except Exception as error:
+        raise InvalidRequest(f"{refusal}: {error}") from error
+    ids = codec.tokenizer(_SAMPLE, add_special_tokens=False)["input_ids"]
+    if found.decode_bytes(ids).strip() != _SAMPLE.encode():
+        raise InvalidRequest(refusal)
+    return found

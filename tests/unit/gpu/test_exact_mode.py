@@ -17,7 +17,7 @@ from outpace.models.attention import ATTENTION_NAME
 from outpace.models.exactness import Exactness, probe
 from outpace.models.head import EXACT_ROWS, padded
 from outpace.models.loading import precision
-from outpace.models.packed import Part, pieces_of
+from outpace.models.packed import PassPart, pieces_of
 from outpace.models.target import TransformersTarget
 from tests.unit.gpu.worlds import DEVICE, empty_slots, plain_attention, random_parents, random_world
 from tests.unit.models.tiny import decode_one_by_one, open_with, path_tokens, random_ids, stock_model, tiny_config
@@ -96,7 +96,7 @@ def test_long_passes_are_cut_where_fixed_shapes_end() -> None:
     """Guards against rows lost or doubled at the cuts, and rows that no longer see what an earlier piece wrote."""
     shapes = [Topology.chain(1), Topology.of(random_parents(200, random.Random(1))), Topology.chain(90)]
     parts = [
-        Part(slot, torch.arange(len(shape)), shape.depth_tensor, shape.ancestor_mask)
+        PassPart(slot, torch.arange(len(shape)), shape.depth_tensor, shape.ancestor_mask)
         for slot, shape in enumerate(shapes)
     ]
     pieces = list(pieces_of(parts, 64))
@@ -146,7 +146,7 @@ def test_exact_mode_is_refused_where_it_could_not_be_had(monkeypatch: pytest.Mon
     model = stock_model(tiny_config("llama"), ATTENTION_NAME, torch.float32)
     with pytest.raises(InvalidRequest, match="exact=True: a CPU"):
         probe(TransformersTarget(model, 256, 4, (), pack=False, exact=True))
-    monkeypatch.setattr(exactness, "_probe_layers", lambda *args: Exactness("bitwise", "asked"))
+    monkeypatch.setattr(exactness, "_probe_cpu", lambda *args: Exactness("bitwise", "asked"))
     assert "changes nothing" in str(probe(TransformersTarget(model, 256, 4, (), pack=False, exact=True)))
     monkeypatch.setattr(precision, "runs_triton", lambda device: False)
     precision.check_exact(torch.device("cpu"))

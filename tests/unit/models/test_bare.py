@@ -14,7 +14,7 @@ import outpace
 from outpace.drafters.draft_lm.net import BareLM, SmallSizes, copy_layers, make_bare, small_config
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import ModelError
-from outpace.models.draft import DraftModel, Growth, load_drafter
+from outpace.models.draft import DraftModel, DraftRows, load_drafter
 from outpace.models.frozen import FrozenTarget
 from outpace.models.loading.load import load_vocabulary_facts
 from outpace.models.target import TransformersTarget
@@ -45,7 +45,7 @@ def written(folder: Path, target: TransformersTarget, dtype: torch.dtype = torch
 
 
 def logits_of(draft: DraftModel) -> torch.Tensor:
-    return draft.grow([Growth(0, IDS[0], torch.arange(20), torch.ones(20, 20).tril().bool(), 0, 20)])
+    return draft.grow([DraftRows(0, IDS[0], torch.arange(20), torch.ones(20, 20).tril().bool(), 0, 20)])
 
 
 @pytest.mark.parametrize("family", FAMILIES)

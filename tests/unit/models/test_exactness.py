@@ -247,7 +247,7 @@ def test_what_is_not_packed_is_not_called_exact() -> None:
     on_gpu: Any = SimpleNamespace(tiled=True, exact=False, dtype=half, rounded_to=half)
     said = str(probe(on_gpu))
     assert said.startswith("exactness: rounding - ")
-    assert "but where two tokens score as good as equal" in said
+    assert "except where two tokens have almost the same score" in said
     assert "found at load: kernels of a GPU" in said
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from outpace.drafters.draft_lm.net import SmallSizes, copy_layers, make_small, small_config
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.models.draft import Growth, load_drafter
+from outpace.models.draft import DraftRows, load_drafter
 from outpace.models.tokenizer import TextCodec
 from tests.unit.models.tiny import (
     FAMILIES,
@@ -115,7 +115,7 @@ def test_what_is_written_drafts(family: str, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "new" / "draft" / "config.json").read_text())["dtype"] == "bfloat16"
     assert all(weight.dtype == torch.float32 for weight in small.parameters()), "training goes on"
     draft = load_drafter(str(tmp_path / "new" / "draft"), target, CODEC)
-    found = draft.grow([Growth(0, IDS[0], torch.arange(20), torch.ones(20, 20).tril().bool(), 0, 20)])
+    found = draft.grow([DraftRows(0, IDS[0], torch.arange(20), torch.ones(20, 20).tril().bool(), 0, 20)])
     with torch.no_grad():
         for weight in small.parameters():
             weight.copy_(weight.bfloat16())

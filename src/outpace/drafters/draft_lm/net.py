@@ -91,7 +91,7 @@ class SmallLM(nn.Module):
 
 
 class BareLM(SmallLM):
-    """A decoder (`bare.build_bare`) that uses the embedding and head of a target of the same width.
+    """A decoder (`models.draft.build_bare`) that uses the embedding and head of a target of the same width.
 
     Neither is part of the module, so they are not trained and not saved.
     """

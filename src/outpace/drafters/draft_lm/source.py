@@ -10,7 +10,7 @@ from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.best import best_ids
 from outpace.drafters.scratch import Scratch
-from outpace.models.draft import DraftModel, Growth
+from outpace.models.draft import DraftModel, DraftRows
 from outpace.sampling.scores import Pool
 
 
@@ -134,18 +134,18 @@ class DraftLM(BaseSource):
         for state, _ in drafted:
             state.scratch.plant(0)  # its rows are kept or gone
 
-    def _catch_up(self, state: DraftState) -> Growth:
+    def _catch_up(self, state: DraftState) -> DraftRows:
         """The ids without rows, the pending token last."""
         assert state.request is not None, "begin() comes before expand()"
         tokens = torch.tensor(state.request.ids[self.model.length(state.slot) :])
         count = len(tokens)
         visible = torch.ones(count, count, dtype=torch.bool).tril()
-        return Growth(state.slot, tokens, torch.arange(count), visible, scratch=0, wanted=1)
+        return DraftRows(state.slot, tokens, torch.arange(count), visible, scratch=0, wanted=1)
 
 
-def _extend(state: DraftState, tokens: Tensor, above: Sequence[int], start: int) -> Growth:
+def _extend(state: DraftState, tokens: Tensor, above: Sequence[int], start: int) -> DraftRows:
     """A level of nodes behind the levels above it."""
     before, count = len(state.scratch), len(tokens)
     visible = state.scratch.extend(tokens, above, start)
     # The pending token is committed, so depth 1 stands right behind the committed rows.
-    return Growth(state.slot, tokens, torch.tensor(state.scratch.depths) - 1, visible, before, wanted=count)
+    return DraftRows(state.slot, tokens, torch.tensor(state.scratch.depths) - 1, visible, before, wanted=count)

@@ -1,7 +1,7 @@
-"""Mixtures of experts whose result for a row does not depend on the rows beside it, swapped in at load.
+"""Batch-invariant mixtures of experts.
 
-Stock experts multiply all rows of an expert at once with kernels that choose their order of summation by the number of
-rows, so a token's bits would depend on how many of its neighbours were sent to the same expert.
+Stock experts multiply all rows of an expert at once, with kernels that choose the order of summation by the number of
+rows. A token's bits would depend on how many other tokens use the same expert.
 """
 
 import torch
@@ -16,11 +16,11 @@ def has_experts(decoder: nn.Module) -> bool:
 
 
 class PackedExperts(nn.Module):
-    """Gated experts as packed linear layers; a row's shares are added up in the order of its own ranking.
+    """Gated experts made of packed linear layers; a row's expert outputs are summed in the order of its ranking.
 
     Args:
         stock: experts with stacked weights gate_up_proj [E, 2I, H] and down_proj [E, H, I] and no biases.
-        make: packs one linear layer.
+        make: builds a linear layer.
     """
 
     def __init__(self, stock: nn.Module, make: Make) -> None:
@@ -37,19 +37,19 @@ class PackedExperts(nn.Module):
             gate, up = self.gate_up[expert](hidden[row]).chunk(2, dim=-1)
             shares[row, rank] = self.down[expert](self.activation(gate) * up)  # type: ignore[operator]
         mixed = torch.zeros_like(hidden, dtype=torch.float32)
-        for place in range(experts.shape[1]):
-            mixed += shares[:, place].float() * weights[:, place, None].float()
+        for column in range(experts.shape[1]):
+            mixed += shares[:, column].float() * weights[:, column, None].float()
         return mixed.to(hidden.dtype)
 
 
 class PackedRouter(nn.Module):
-    """A stock router behind a packed product.
+    """A router whose scores are computed by a packed product.
 
-    What the router does with its scores stays its own code: it multiplies them by the identity, which is exact.
+    The stock router still ranks and normalises the scores: it multiplies them by the identity, which is exact.
 
     Args:
         stock: a router that multiplies by its weight [E, H]; its weight is replaced.
-        make: packs one linear layer.
+        make: builds a linear layer.
     """
 
     def __init__(self, stock: nn.Module, make: Make) -> None:
@@ -67,7 +67,7 @@ class PackedRouter(nn.Module):
 
 
 def pack_experts(module: nn.Module, make: Make) -> None:
-    """Replace the experts and routers of Qwen3-MoE below `module` by packed forms, of layers that `make` packs."""
+    """Replace the experts and routers of Qwen3-MoE below `module`, in place."""
     for name, child in module.named_children():
         if type(child).__name__ == "Qwen3MoeExperts":
             setattr(module, name, PackedExperts(child, make))

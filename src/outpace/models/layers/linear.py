@@ -1,8 +1,7 @@
-"""Linear layers with weights laid out for the CPU's matrix kernels, swapped in at load as quantisers do.
+"""Choose and build the linear layers that replace a model's own: for compiled kernels, for oneDNN, or none.
 
-Two gains, both measured (docs/log.md): a decoding pass of few rows takes a third of the time, and row i of the
-result does not depend on how many rows share the pass. The second is what keeps a 1-row pass and a 9-row pass on the
-same tokens. Neither stock kernels nor these promise it: `models.exactness` asks them.
+Both kinds are faster for the few rows of a decoding pass (a third of the time, docs/log.md) and mostly
+batch-invariant: a row's result does not depend on the number of rows in the pass. `models.exactness` measures it.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,18 +18,48 @@ from outpace.lib.stages import advance
 Make = Callable[[Tensor, Tensor | None], nn.Module]
 """(weight [out, in], bias [out] or None) -> a frozen linear layer."""
 
-
 # Layers of one parent that read the same input: one product instead of two or three.
 SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
-
-# The kernel for exactly one row adds up wider inputs in blocks of 1024, the others do not: bits would differ.
+# oneDNN's kernel for exactly one row sums wider inputs in blocks of 1024 and the others do not: bits would differ.
 _WIDEST_SINGLE_ROW = 1024
-
-
-# With AMX, products of 2 to 32 rows go to one kernel; for others some may be taken that sum in another order.
-# Pieces cost up to twice the time of a whole of 64 rows or more, and a third of what it costs without AMX.
+# With AMX, one kernel serves products of 2 to 32 rows; larger ones may sum in another order. Splitting 64 rows or more
+# takes up to twice the time of one product, a third of the time without AMX.
 _MOST_ROWS_OF_TILES = 32
+
+
+def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether this CPU and this build of torch have packed products for the dtype."""
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
+        return False
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bfloat16())
+
+
+def frozen_layers(dtype: torch.dtype, rounded_to: torch.dtype | None = None, quantize: str = "none") -> Make:
+    """The function that builds frozen linear layers on this machine: for compiled kernels if there are, else oneDNN.
+
+    Args:
+        dtype: that products are computed in.
+        rounded_to: that the weights were rounded to; None for the same.
+        quantize: "none" or "int8".
+    """
+    has_kernels, kind = loaded_kernels() is not None, kind_of(dtype, rounded_to, quantize)
+
+    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
+        layer = KernelLinear(weight, bias, kind) if has_kernels else PackedLinear(weight, bias)
+        advance(weight.numel())
+        return layer
+
+    return make
+
+
+def layers_for(
+    dtype: torch.dtype, device: torch.device, rounded_to: torch.dtype | None = None, quantize: str = "none"
+) -> Make | None:
+    """As `frozen_layers`; None where the model's own layers are kept."""
+    return frozen_layers(dtype, rounded_to, quantize) if can_pack(dtype, device) else None
 
 
 class PackedLinear(nn.Module):
@@ -67,14 +96,14 @@ class PackedLinear(nn.Module):
 
 
 class SiblingLinear(nn.Module):
-    """One of several layers that read the same input, computed together by whichever is called first.
+    """One of several layers with the same input; the first one called computes them all.
 
-    The others' shares travel on the input tensor itself, so that nothing is kept on a module between calls.
+    The other outputs are attached to the input tensor, so modules keep no state between calls.
 
     Args:
         together: the layers' weights stacked.
         sizes: outputs of each layer.
-        index: which of them this one is.
+        index: of this layer.
     """
 
     def __init__(self, together: nn.Module, sizes: Sequence[int], index: int) -> None:
@@ -90,28 +119,19 @@ class SiblingLinear(nn.Module):
         return share
 
 
-def can_pack(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether this build and CPU have the packed kernels for the dtype, and instructions for its products."""
-    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
-        return False
-    if not hasattr(torch.ops.mkldnn, "_reorder_linear_weight"):
-        return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and multiplies_bfloat16())
-
-
 def pack_linears(
     module: nn.Module,
     siblings: Sequence[Sequence[str]] = SIBLINGS,
     kept: Sequence[str] = (),
     make: Make = PackedLinear,
 ) -> None:
-    """Replace linear layers below `module` by their packed form.
+    """Replace the linear layers below `module`, in place.
 
     Args:
-        module: is changed.
+        module: whose layers are replaced.
         siblings: names of layers that are computed together.
-        kept: names of children that stay as they are, with all below them.
-        make: packs one of them.
+        kept: names of children that keep their layers.
+        make: builds a replacement.
     """
     for names in siblings:
         layers = [getattr(module, name, None) for name in names]
@@ -133,27 +153,7 @@ def _pack_siblings(module: nn.Module, layers: dict[str, nn.Linear], make: Make) 
     if any(bias is None for bias in biases) != all(bias is None for bias in biases):
         return
     weight = torch.cat([layer.weight.detach() for layer in layers.values()])
-    bias = None if biases[0] is None else torch.cat([bias.detach() for bias in biases])
-    together = make(weight, bias)
+    together = make(weight, None if biases[0] is None else torch.cat([bias.detach() for bias in biases]))
     sizes = [layer.out_features for layer in layers.values()]
     for index, name in enumerate(layers):
         setattr(module, name, SiblingLinear(together, sizes, index))
-
-
-def frozen_layers(dtype: torch.dtype, rounded_to: torch.dtype | None = None, quantize: str = "none") -> Make:
-    """What makes frozen linear layers on this machine: for the compiled kernels where they are, else for oneDNN."""
-    has_kernels, kind = loaded_kernels() is not None, kind_of(dtype, rounded_to, quantize)
-
-    def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
-        layer = KernelLinear(weight, bias, kind) if has_kernels else PackedLinear(weight, bias)
-        advance(weight.numel())
-        return layer
-
-    return make
-
-
-def layers_for(
-    dtype: torch.dtype, device: torch.device, rounded_to: torch.dtype | None = None, quantize: str = "none"
-) -> Make | None:
-    """As `frozen_layers`; None where products have no better form than their own."""
-    return frozen_layers(dtype, rounded_to, quantize) if can_pack(dtype, device) else None

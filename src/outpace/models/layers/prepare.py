@@ -1,4 +1,4 @@
-"""RMS normalisation as one fused operation instead of six, swapped in at load beside the packed linear layers."""
+"""Replace a model's layers by faster and batch-invariant ones, and read the original weights back from them."""
 
 import inspect
 
@@ -15,9 +15,92 @@ from outpace.models.head import LmHead
 from outpace.models.layers.experts import PackedExperts, PackedRouter, pack_experts
 from outpace.models.layers.linear import Make, PackedLinear, SiblingLinear, layers_for, pack_linears
 
+# Twice the lanes of the widest vector, in bfloat16: a multiple of it is computed in whole vectors.
+_LANES = 64
+# Up to this many numbers, no activation of torch uses several threads; GELU is the first to do so.
+_UNSHARED = 2**14
+_ACTIVATIONS = tuple(
+    kind
+    for kind in (entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values())
+    if inspect.isclass(kind)
+)
+
+
+def prepare(
+    model: PreTrainedModel, pack: bool = True, rounded_to: torch.dtype | None = None, quantize: str = "none"
+) -> tuple[nn.Module, LmHead]:
+    """A model's decoder and head, with the layers replaced for which the CPU has better kernels.
+
+    Args:
+        model: a causal LM; its decoder's layers are replaced in place.
+        pack: false keeps its layers.
+        rounded_to: the dtype that the weights were rounded to.
+        quantize: "none" or "int8".
+    """
+    make = layers_for(model.dtype, model.device, rounded_to, quantize) if pack else None
+    layers = [layer for layer in model.modules() if not isinstance(layer, nn.Embedding)]
+    matrices = sum(one.numel() for layer in layers for one in layer.parameters(recurse=False) if one.ndim > 1)
+    with stage("packing weights", matrices):
+        head = LmHead(model.get_output_embeddings(), logit_softcap(model.config), make)
+        return prepare_decoder(model, make), head
+
+
+def prepare_decoder(model: PreTrainedModel, make: Make | None) -> nn.Module:
+    """As `prepare`, of a model whose head is not used.
+
+    Args:
+        model: whose layers are replaced in place.
+        make: builds a linear layer; None keeps the model's own.
+    """
+    decoder: nn.Module = model.get_decoder()
+    if make is not None:
+        pack_experts(decoder, make)
+        pack_linears(decoder, make=make)
+        pack_activations(decoder)
+        fuse_norms(decoder)
+    elif model.dtype == torch.float64:
+        model.set_experts_implementation("eager")  # the default's grouped products do not exist in float64
+    return decoder
+
+
+class RowwiseActivation(nn.Module):
+    """A batch-invariant activation over the last dimension.
+
+    A vectorised loop computes its last few numbers with another formula, which may round differently. So rows are
+    computed in pieces that one thread computes in whole vectors.
+
+    Args:
+        stock: an elementwise activation.
+    """
+
+    def __init__(self, stock: nn.Module) -> None:
+        super().__init__()
+        self.stock = stock
+
+    def forward(self, rows: Tensor) -> Tensor:
+        width = rows.shape[-1]
+        count = rows.numel() // width
+        # Rows that are not contiguous have a loop each.
+        ends_whole = width % _LANES == 0 or not rows.is_contiguous()
+        together = max(_UNSHARED // width, 1) if ends_whole else 1
+        if count <= together or (ends_whole and torch.get_num_threads() == 1):
+            out: Tensor = self.stock(rows)
+            return out
+        pieces = rows.reshape(count, width).split(together)
+        return torch.cat([self.stock(piece) for piece in pieces]).view(rows.shape)
+
+
+def pack_activations(module: nn.Module) -> None:
+    """Replace the activations below `module`, in place."""
+    for name, child in module.named_children():
+        if type(child) in _ACTIVATIONS:
+            setattr(module, name, RowwiseActivation(child))
+        else:
+            pack_activations(child)
+
 
 class FusedRMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, rounded once.
+    """x / rms(x) * weight over the last dimension in one operation, rounded once.
 
     Args:
         weight: [H].
@@ -33,7 +116,7 @@ class FusedRMSNorm(nn.Module):
 
 
 def fuse_norms(module: nn.Module) -> None:
-    """Replace every plain RMS norm below `module`; norms of another formula, such as Gemma's 1 + weight, stay."""
+    """Replace the plain RMS norms below `module`, in place; norms of another formula, such as Gemma's, stay."""
     for name, child in module.named_children():
         if type(child).__name__.endswith("RMSNorm") and hasattr(child, "variance_epsilon"):
             fused = FusedRMSNorm(child.weight, child.variance_epsilon)  # type: ignore[arg-type]
@@ -45,110 +128,20 @@ def fuse_norms(module: nn.Module) -> None:
 
 @torch.inference_mode()
 def _agree(stock: nn.Module, fused: FusedRMSNorm) -> bool:
-    """Whether two norms compute the same: names tell a formula only until a release of transformers changes it."""
+    """Whether two norms compute the same: a class name does not guarantee its formula across transformers releases."""
     weight = fused.weight
     rows = torch.linspace(-1.5, 2.0, 2 * weight.numel(), device=weight.device).view(2, -1)
     rows[1] *= fused.eps**0.5  # small enough for eps to matter
     rows = rows.to(weight.dtype)
-    tolerance = 4 * torch.finfo(weight.dtype).eps
-    return torch.allclose(stock(rows), fused(rows), rtol=tolerance, atol=0)
-
-
-# Twice the lanes of the widest vector, in bfloat16: rows of a multiple leave no rest.
-_LANES = 64
-
-
-# Most numbers that no activation of torch shares among threads; GELU does from fewer on than the others.
-_UNSHARED = 2**14
-
-
-_KNOWN = tuple(
-    kind
-    for kind in (entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values())
-    if inspect.isclass(kind)
-)
-
-
-class RowwiseActivation(nn.Module):
-    """An activation over the last dimension, in pieces of rows that one thread computes in whole vectors.
-
-    Args:
-        stock: an elementwise activation.
-    """
-
-    def __init__(self, stock: nn.Module) -> None:
-        super().__init__()
-        self.stock = stock
-
-    def forward(self, rows: Tensor) -> Tensor:
-        width = rows.shape[-1]
-        count = rows.numel() // width
-        # Rows that do not follow each other in memory have a loop each.
-        ends_whole = width % _LANES == 0 or not rows.is_contiguous()
-        together = max(_UNSHARED // width, 1) if ends_whole else 1
-        if count <= together or (ends_whole and torch.get_num_threads() == 1):
-            out: Tensor = self.stock(rows)
-            return out
-        pieces = rows.reshape(count, width).split(together)
-        return torch.cat([self.stock(piece) for piece in pieces]).view(rows.shape)
-
-
-def pack_activations(module: nn.Module) -> None:
-    """Replace the activations below `module`."""
-    for name, child in module.named_children():
-        if type(child) in _KNOWN:
-            setattr(module, name, RowwiseActivation(child))
-        else:
-            pack_activations(child)
-
-
-def prepare(
-    model: PreTrainedModel, pack: bool = True, rounded_to: torch.dtype | None = None, quantize: str = "none"
-) -> tuple[nn.Module, LmHead]:
-    """A model's decoder and head, with the layers replaced that the CPU has better kernels for.
-
-    Args:
-        model: a causal LM; its decoder's layers are replaced in place.
-        pack: false leaves them as they are.
-        rounded_to: the dtype that the weights were rounded to before.
-        quantize: "none" or "int8", in which every product is then computed.
-    """
-    make = layers_for(model.dtype, model.device, rounded_to, quantize) if pack else None
-    with stage("packing weights", _matrices(model)):
-        head = LmHead(model.get_output_embeddings(), logit_softcap(model.config), make)
-        return prepare_decoder(model, make), head
-
-
-def _matrices(model: nn.Module) -> int:
-    """Weights of all layers that are packed, about: those of every matrix but an embedding's."""
-    layers = [layer for layer in model.modules() if not isinstance(layer, nn.Embedding)]
-    return sum(one.numel() for layer in layers for one in layer.parameters(recurse=False) if one.ndim > 1)
-
-
-def prepare_decoder(model: PreTrainedModel, make: Make | None) -> nn.Module:
-    """As `prepare`, of a model whose head, if it has one, is not used.
-
-    Args:
-        model: is changed.
-        make: packs a linear layer; None leaves them as they are.
-    """
-    decoder: nn.Module = model.get_decoder()
-    if make is not None:
-        pack_experts(decoder, make)
-        pack_linears(decoder, make=make)
-        pack_activations(decoder)
-        fuse_norms(decoder)
-    elif model.dtype == torch.float64:
-        model.set_experts_implementation("eager")  # the default's grouped products do not exist in float64
-    return decoder
+    return torch.allclose(stock(rows), fused(rows), rtol=4 * torch.finfo(weight.dtype).eps, atol=0)
 
 
 def stock_weights(layer: nn.Module, stock: nn.Module) -> dict[str, Tensor]:
     """A layer's own weights under the names and in the shapes of its stock form, bit for bit.
 
     Args:
-        layer: of a decoder, packed or not.
-        stock: what stands in its place in a model that was never packed.
+        layer: of a decoder, replaced or not.
+        stock: the same layer of a model whose layers were not replaced.
     """
     if isinstance(layer, PackedLinear | KernelLinear):
         weight = _unpacked(layer)
@@ -172,7 +165,7 @@ def _named(weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
 
 
 def _unpacked(layer: nn.Module) -> Tensor:
-    """[out, in]: reordering is exact, so what comes back is what was packed."""
+    """[out, in]: reordering is exact, so it can be reversed."""
     if isinstance(layer, KernelLinear):
         return layer.unpacked()
     assert isinstance(layer, PackedLinear)

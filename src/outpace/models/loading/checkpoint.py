@@ -1,4 +1,8 @@
-"""From a name to a target: resolve, read, check, choose dtype and device."""
+"""Read a checkpoint's tensors into a model, after checking from the files' headers that they fit its config.
+
+Transformers fills missing tensors with random numbers and ignores the rest, with a warning. Here its loader first runs
+over tensors without data, so that names are matched by its rules; whatever it reports is an error.
+"""
 
 import logging
 import re
@@ -25,19 +29,26 @@ from outpace.lib.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, opened, weight
 from outpace.lib.errors import ModelError
 from outpace.lib.stages import advance, is_loading, restart, stage
 from outpace.lib.torch_file import read_torch
-from outpace.models.loading.config import check_sizes
+from outpace.models.loading.config import check_sizes, find_file
 from outpace.models.loading.precision import compute_dtype
-from outpace.models.loading.registry import Source, find_file, first_line
+from outpace.models.loading.registry import Source, first_line
+
+_TORCH_INDEX = "pytorch_model.bin.index.json"
+# Tables that models compute, which old checkpoints contain or list.
+_TABLES = re.compile(
+    r"(^|\.)(rotary_emb(_local)?\.((original_)?inv_freq|(cos|sin)_cached)|(attn|attention)\.(masked_)?bias|position_ids)$"
+)
+_FLOATS = ("F64", "F32", "BF16", "F16", "torch.float64", "torch.float32", "torch.bfloat16", "torch.float16")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d{1,9})\.(.+)")
+_MOST_NAMED = 12
+# A GGUF file names its tensors differently, so weights are counted; beyond this factor the config is refused.
+_MOST_EXCESS = 2
+_SILENT = Lock()
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a header says of a tensor.
-
-    Attributes:
-        shape: its sizes.
-        dtype: as its format calls it, such as "F32" or "torch.float32".
-    """
+class TensorInfo:
+    """A tensor by its file's header: its shape, and its dtype as the format writes it ("F32", "torch.float32")."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -47,23 +58,23 @@ class Held:
 def read_model(
     source: Source, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str
 ) -> PreTrainedModel:
-    """Read weights in a dtype without running any code of the checkpoint's; the model is in its `compute_dtype`.
+    """Read weights rounded to `dtype` without running code of the checkpoint; the model is in its `compute_dtype`.
 
     Args:
-        source, config: of the weights, and what `read_config` says of it.
+        source, config: of the weights, from `resolve` and `read_config`.
         dtype, device: of the model.
         attention: name of the implementation.
 
     Raises:
-        ModelError: nothing readable under that name, or weights that are not those of its config.
+        ModelError: nothing readable under that name, or weights that do not fit the config.
     """
     options = source.options | {"attn_implementation": attention, "trust_remote_code": False}
     try:
         if source.header is None:
-            check_complete(config, held_by(source.path, source.name), source.name)
+            _check_tensors(config, read_headers(source.path, source.name), source.name)
         else:
-            check_count(config, source.header.elements, source.name)
-        with counted_bars():
+            _check_count(config, source.header.elements, source.name)
+        with _counted_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source.path, config=config, dtype=dtype, output_loading_info=True, **options
             )
@@ -72,167 +83,14 @@ def read_model(
     except Exception as error:
         raise ModelError(f"{source.name}: cannot be loaded: {first_line(error)}") from error
     model: PreTrainedModel = loaded[0]
-    refuse_incomplete(loaded[1], source.name)
+    _refuse(_reported(loaded[1]), source.name)
     model.to(device, compute_dtype(dtype, device))  # type: ignore[arg-type]
-    refuse_infinite(model, source.name)
+    _refuse_infinite(model, source.name)
     model.eval()
     return model
 
 
-_FLOATS = ("F64", "F32", "BF16", "F16", "torch.float64", "torch.float32", "torch.bfloat16", "torch.float16")
-
-
-_EXPERT = re.compile(r"(.*\.experts)\.(\d{1,9})\.(.+)")
-
-
-_MOST_NAMED = 12
-
-
-_SILENT = Lock()
-
-
-# A GGUF file's tensors have other names, so their weights are counted: within this, what is missing is told by name.
-_SLACK = 2
-
-
-def check_complete(config: PretrainedConfig, held: Mapping[str, Held], name: str) -> None:
-    """Refuse a checkpoint whose tensors are not those of its model: buffers, tied weights and known tables aside.
-
-    Args:
-        config: of the model.
-        held: its tensors.
-        name: of the checkpoint, for errors.
-
-    Raises:
-        ModelError: tensors that are missing, left over, of other sizes or no floats; all of them are named.
-    """
-    weights = {key: one for key, one in held.items() if not TABLES.search(key)}
-    check_sizes(config, max((max(one.shape, default=1) for one in weights.values()), default=0), name)
-    kinds = {key: one.dtype for key, one in weights.items() if one.dtype not in _FLOATS}
-    complaints = [f"{key} holds {dtype}, not floats" for key, dtype in kinds.items()]
-    _refuse(_expert_complaints(weights, getattr(config.get_text_config(), "num_experts", None)), name)
-    tensors = {key: torch.empty(one.shape, device="meta") for key, one in weights.items()}
-    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
-    with _silence():
-        _, report = family.from_pretrained(
-            None,
-            config=config,
-            state_dict=tensors,
-            device_map="meta",
-            dtype=torch.float32,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-    refuse_incomplete(report, name, complaints)
-
-
-def refuse_incomplete(report: Mapping[str, Any], name: str, complaints: Sequence[str] = ()) -> None:
-    """Refuse what transformers' loader reports.
-
-    Args:
-        report: of `from_pretrained` with `output_loading_info`.
-        name: of the checkpoint, for errors.
-        complaints: more of them.
-
-    Raises:
-        ModelError: there are any; the first dozen is named.
-    """
-    said = [*complaints, *(f"missing {key}" for key in report["missing_keys"])]
-    said += [f"unexpected {key}" for key in report["unexpected_keys"] if not TABLES.search(key)]
-    for key, have, want in report["mismatched_keys"]:
-        said.append(f"{key} has shape {list(have)}, its config says {list(want)}")
-    _refuse([*said, *map(str, report["error_msgs"])], name)
-
-
-def _refuse(complaints: Sequence[str], name: str) -> None:
-    said = sorted(complaints)
-    if said:
-        more = f"; and {len(said) - _MOST_NAMED} more" if len(said) > _MOST_NAMED else ""
-        raise ModelError(
-            f"{name}: its weights do not fit its config: {'; '.join(said[:_MOST_NAMED])}{more}; download it again, "
-            "correct its config, or remove what is left over from the file"
-        )
-
-
-def refuse_infinite(model: nn.Module, name: str) -> None:
-    """Refuse weights that are no numbers, by one sum over each: a hundredth of the time of loading.
-
-    Args:
-        model: as it was read.
-        name: of the checkpoint, for errors.
-
-    Raises:
-        ModelError: naming the first dozen.
-    """
-    # A sum in float16 has the range of float16; the others are as wide as their weights, and faster as they are.
-    wide = {torch.float16: torch.float32}
-    sums = {key: one.detach().sum(dtype=wide.get(one.dtype)).float() for key, one in model.named_parameters()}
-    if sums and not bool(torch.stack([one.cpu() for one in sums.values()]).isfinite().all()):
-        wrong = [key for key, one in sums.items() if not bool(one.isfinite())]
-        raise ModelError(
-            f"{name}: has weights that are NaN or infinite in {next(iter(model.parameters())).dtype}: "
-            f"{', '.join(wrong[:_MOST_NAMED])}; download it again, or load with dtype='float32'"
-        )
-
-
-def check_count(config: PretrainedConfig, elements: Mapping[str, int], name: str) -> None:
-    """Refuse a config that asks for far more weights than a file holds.
-
-    Args:
-        config: of the model.
-        elements: weights of each tensor of the file.
-        name: of the checkpoint, for errors.
-
-    Raises:
-        ModelError: it does. What is missing of fewer is told by name when they are read.
-    """
-    check_sizes(config, max(elements.values()), name)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    wanted = sum(weight.numel() for weight in model.parameters())
-    there = sum(elements.values())
-    if wanted > _SLACK * there:
-        raise ModelError(f"{name}: its config asks for {wanted} weights and the file holds {there}; download it again")
-
-
-def _expert_complaints(names: Iterable[str], count: int | None) -> list[str]:
-    """Experts that are missing or beyond the last: the loader stacks those that there are, whatever their numbers."""
-    found: dict[tuple[str, str], set[int]] = {}
-    for match in filter(None, map(_EXPERT.match, names)):
-        found.setdefault((match[1], match[3]), set()).add(int(match[2]))
-    wanted = set(range(count or 0))
-    return [
-        f"{first}.*.{last} is there for experts {sorted(numbers)[:_MOST_NAMED]}, its config has {count}"
-        for (first, last), numbers in found.items()
-        if numbers != wanted
-    ]
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    """What transformers would print of a run over tensors without numbers."""
-    with _SILENT:  # the library has one verbosity for all threads
-        said, draws = library.get_verbosity(), library.is_progress_bar_enabled()
-        library.set_verbosity(logging.CRITICAL)
-        library.disable_progress_bar()
-        try:
-            yield
-        finally:
-            library.set_verbosity(said)
-            if draws:
-                library.enable_progress_bar()
-
-
-TORCH_INDEX = "pytorch_model.bin.index.json"
-
-
-# What old checkpoints hold beside weights, or list: tables that models work out by themselves.
-TABLES = re.compile(
-    r"(^|\.)(rotary_emb(_local)?\.((original_)?inv_freq|(cos|sin)_cached)|(attn|attention)\.(masked_)?bias|position_ids)$"
-)
-
-
-def held_by(path: str, name: str) -> dict[str, Held]:
+def read_headers(path: str, name: str) -> dict[str, TensorInfo]:
     """The tensors of a checkpoint, in the files that transformers would read.
 
     Args:
@@ -240,24 +98,23 @@ def held_by(path: str, name: str) -> dict[str, Held]:
         name: of the checkpoint, for errors.
 
     Raises:
-        ModelError: no weights there; a file that is damaged, or declares more than it holds; a tensor in two files, or
-            in none that an index names.
+        ModelError: no weights; a damaged file; a tensor in two files, or listed in the index and in no file.
     """
     listed, files = _files(path, name)
-    held: dict[str, Held] = {}
+    found: dict[str, TensorInfo] = {}
     for file in files:
-        for key, one in _read(file).items():
-            if key in held:
+        for key, info in _read_header(file).items():
+            if key in found:
                 raise ModelError(f"{file}: holds {key}, and so does another shard; download it again")
-            held[key] = one
-    if absent := sorted(key for key in listed - held.keys() if not TABLES.search(key)):
+            found[key] = info
+    if absent := sorted(key for key in listed - found.keys() if not _TABLES.search(key)):
         raise ModelError(f"{name}: its index lists {', '.join(absent)}, which no shard holds; download it again")
-    return held
+    return found
 
 
 def _files(path: str, name: str) -> tuple[set[str], list[Path]]:
-    """The names that an index lists, and all files."""
-    for whole, index in ((WEIGHTS, INDEX), (TORCH_WEIGHTS, TORCH_INDEX)):
+    """The tensor names in the index, if there is one, and all weight files."""
+    for whole, index in ((WEIGHTS, INDEX), (TORCH_WEIGHTS, _TORCH_INDEX)):
         if (file := find_file(path, whole)) is not None:
             return set(), [file]
         if (file := find_file(path, index)) is not None:
@@ -269,16 +126,109 @@ def _files(path: str, name: str) -> tuple[set[str], list[Path]]:
     raise ModelError(f"{name}: no {WEIGHTS}, {INDEX} or {TORCH_WEIGHTS} there; save the weights as safetensors")
 
 
-def _read(file: Path) -> dict[str, Held]:
+def _read_header(file: Path) -> dict[str, TensorInfo]:
     if file.suffix != ".safetensors":
-        return {key: Held(tuple(one.shape), str(one.dtype)) for key, one in read_torch(file).items()}
+        return {key: TensorInfo(tuple(one.shape), str(one.dtype)) for key, one in read_torch(file).items()}
     with opened(file) as content:
         parts = {key: content.get_slice(key) for key in content.keys()}  # noqa: SIM118
-        return {key: Held(tuple(one.get_shape()), one.get_dtype()) for key, one in parts.items()}
+        return {key: TensorInfo(tuple(one.get_shape()), one.get_dtype()) for key, one in parts.items()}
+
+
+def _check_tensors(config: PretrainedConfig, found: Mapping[str, TensorInfo], name: str) -> None:
+    """Refuse tensors that are missing, left over, of another shape or not floats; the errors name all of them."""
+    weights = {key: info for key, info in found.items() if not _TABLES.search(key)}
+    check_sizes(config, max((max(info.shape, default=1) for info in weights.values()), default=0), name)
+    _refuse(_expert_complaints(weights, getattr(config.get_text_config(), "num_experts", None)), name)
+    kinds = {key: info.dtype for key, info in weights.items() if info.dtype not in _FLOATS}
+    tensors = {key: torch.empty(info.shape, device="meta") for key, info in weights.items()}
+    family: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    with _silence():
+        _, report = family.from_pretrained(
+            None,
+            config=config,
+            state_dict=tensors,
+            device_map="meta",
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    _refuse([*(f"{key} holds {dtype}, not floats" for key, dtype in kinds.items()), *_reported(report)], name)
+
+
+def _check_count(config: PretrainedConfig, elements: Mapping[str, int], name: str) -> None:
+    """Refuse a config that describes far more weights than a GGUF file has, before they are allocated."""
+    check_sizes(config, max(elements.values()), name)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    wanted, there = sum(weight.numel() for weight in model.parameters()), sum(elements.values())
+    if wanted > _MOST_EXCESS * there:
+        raise ModelError(f"{name}: its config asks for {wanted} weights and the file holds {there}; download it again")
+
+
+def _expert_complaints(names: Iterable[str], count: int | None) -> list[str]:
+    """Experts that are missing or beyond the last: transformers stacks those in the file, whatever their numbers."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for match in filter(None, map(_EXPERT.match, names)):
+        found.setdefault((match[1], match[3]), set()).add(int(match[2]))
+    return [
+        f"{first}.*.{last} is there for experts {sorted(numbers)[:_MOST_NAMED]}, its config has {count}"
+        for (first, last), numbers in found.items()
+        if numbers != set(range(count or 0))
+    ]
+
+
+def _reported(report: Mapping[str, Any]) -> list[str]:
+    """What transformers' loader reports with `output_loading_info`, but for known tables."""
+    return [
+        *(f"missing {key}" for key in report["missing_keys"]),
+        *(f"unexpected {key}" for key in report["unexpected_keys"] if not _TABLES.search(key)),
+        *(
+            f"{key} has shape {list(have)}, its config says {list(want)}"
+            for key, have, want in report["mismatched_keys"]
+        ),
+        *map(str, report["error_msgs"]),
+    ]
+
+
+def _refuse(complaints: Sequence[str], name: str) -> None:
+    if complaints:
+        more = f"; and {len(complaints) - _MOST_NAMED} more" if len(complaints) > _MOST_NAMED else ""
+        raise ModelError(
+            f"{name}: its weights do not fit its config: {'; '.join(sorted(complaints)[:_MOST_NAMED])}{more}; download "
+            "it again, correct its config, or remove what is left over from the file"
+        )
+
+
+def _refuse_infinite(model: nn.Module, name: str) -> None:
+    """Refuse weights that are NaN or infinite, by one sum over each: 1 % of the time of loading."""
+    # float16 is summed in float32, because a sum in float16 can overflow; the others have the range of float32.
+    wide = {torch.float16: torch.float32}
+    sums = {key: one.detach().sum(dtype=wide.get(one.dtype)).float() for key, one in model.named_parameters()}
+    if sums and not bool(torch.stack([one.cpu() for one in sums.values()]).isfinite().all()):
+        wrong = [key for key, one in sums.items() if not bool(one.isfinite())]
+        raise ModelError(
+            f"{name}: has weights that are NaN or infinite in {next(iter(model.parameters())).dtype}: "
+            f"{', '.join(wrong[:_MOST_NAMED])}; download it again, or load with dtype='float32'"
+        )
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Suppress the messages and progress bars of transformers."""
+    with _SILENT:  # verbosity is a global of the library
+        verbosity, had_bars = library.get_verbosity(), library.is_progress_bar_enabled()
+        library.set_verbosity(logging.CRITICAL)
+        library.disable_progress_bar()
+        try:
+            yield
+        finally:
+            library.set_verbosity(verbosity)
+            if had_bars:
+                library.enable_progress_bar()
 
 
 class _Counted(EmptyTqdm):  # type: ignore[misc]  # transformers has no types for it
-    """An iterable in place of a bar."""
+    """An iterable in place of a progress bar: each item is a tensor of the current stage of loading."""
 
     def __init__(self, items: Collection[Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(items)  # type: ignore[no-untyped-call]
@@ -292,14 +242,14 @@ class _Counted(EmptyTqdm):  # type: ignore[misc]  # transformers has no types fo
 
 
 def _bar(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The library's own bar where this thread loads nothing by this package, or where it iterates over nothing."""
+    """The library's own bar where this thread is not loading a model of ours, or where nothing is iterated."""
     is_counted = is_loading() and args and isinstance(args[0], Collection)
     return _Counted(*args) if is_counted else factory(*args, **kwargs)
 
 
 @contextmanager
-def counted_bars() -> Iterator[None]:
-    """Count tensors that transformers reads. Its reader of GGUF files has a bar that no hook reaches."""
+def _counted_bars() -> Iterator[None]:
+    """Count the tensors that transformers reads. Its GGUF reader has a bar that no hook reaches."""
     gguf: Any = modeling_gguf_pytorch_utils
     before, stock = set_tqdm_hook(_bar), gguf.tqdm
     gguf.tqdm = lambda *args, **kwargs: _bar(stock, args, kwargs)

@@ -1,8 +1,8 @@
-"""The header of a GGUF file, read within the bounds of the file before any library builds something of it.
+"""Read the header of a GGUF file, checking every count against the file's size before a library allocates memory.
 
-Layout, version 2 and 3 (github.com/ggml-org/ggml, docs/gguf.md): "GGUF", a version, the numbers of tensors and of
-values; values, each a key, a type and what it holds; tensors, each a name, sizes, a type and a place; then, aligned,
-their numbers. All counts are 64 bits wide, so a few bytes can announce more than any memory holds.
+Layout, version 2 and 3 (github.com/ggml-org/ggml, docs/gguf.md): "GGUF", the version, the numbers of tensors and of
+values; values (key, type, content); tensors (name, shape, type, offset); then, aligned, the tensors' data. All counts
+have 64 bits, so a damaged file can announce more than any memory holds.
 """
 
 import mmap
@@ -24,14 +24,14 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING, _ARRAY = 8, 9
 
 
-# What the smallest value and the smallest tensor take: lengths of names, types, sizes and places.
+# Bytes of the smallest value and of the smallest tensor.
 _LEAST_VALUE, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8
 
 
-_MOST_SIZES = 4  # of a tensor, in ggml
+_MOST_DIMENSIONS = 4
 
 
-# Libraries keep an object for each entry of an array: a vocabulary of a million ids with ranks, kinds and merges.
+# Libraries build an object per array entry. Enough for a vocabulary of a million ids with scores, types and merges.
 _MOST_ENTRIES = 2**22
 
 
@@ -43,23 +43,17 @@ _INTEGERS = {kind for kind in GGMLQuantizationType if kind.name in ("I8", "I16",
 
 @dataclass(frozen=True)
 class Header:
-    """What a GGUF file says of itself.
-
-    Attributes:
-        values: numbers and texts by key; of arrays, their lengths.
-        elements: how many weights each tensor has.
-    """
+    """A GGUF file's numbers and texts by key (of arrays, their lengths), and the number of weights of each tensor."""
 
     values: dict[str, object]
     elements: dict[str, int]
 
 
 def read_header(path: Path) -> Header:
-    """The header of a file, of which each count is held against what the file can hold.
+    """Read and check a header.
 
     Raises:
-        ModelError: another kind of file, one cut off, in parts or for other machines, or one that announces more than
-            it holds.
+        ModelError: not a GGUF file, cut off, one of several parts, big-endian, or with counts that exceed the file.
     """
     size = path.stat().st_size
     try:
@@ -72,13 +66,13 @@ def read_header(path: Path) -> Header:
 
 
 class _Cursor:
-    """A place in a file, that never leaves it."""
+    """A position in a file, which never leaves it."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content, self.size, self.place, self._entries = content, len(content), 0, 0
 
     def skip(self, count: int, what: str) -> int:
-        """Where the next bytes begin, which are passed over."""
+        """Move past `count` bytes; returns where they begin."""
         if count > self.size - self.place:
             raise ValueError(f"{what} would take {count} bytes, and {self.size - self.place} are left")
         begin, self.place = self.place, self.place + count
@@ -89,7 +83,7 @@ class _Cursor:
         return value
 
     def count(self, form: str, what: str, least: int) -> int:
-        """A number of things that take at least so many bytes each."""
+        """Read the number of items that take at least `least` bytes each."""
         count = int(self.number(form, what))
         if count * least > self.size - self.place:
             raise ValueError(f"{count} {what} are announced, and {self.size - self.place} bytes are left")
@@ -101,13 +95,13 @@ class _Cursor:
         return self._content[begin : begin + length].decode("utf-8")
 
     def value(self, kind: int, key: str) -> object:
-        """A number, a text, or the length of an array, which is passed over."""
+        """A number, a text, or the length of an array, whose entries are skipped."""
         if kind in _SCALARS:
             return self.number(_SCALARS[kind], key)
         if kind == _STRING:
             return self.text(key)
         if kind != _ARRAY:
-            raise ValueError(f"{key} is of type {kind}, which is none")
+            raise ValueError(f"{key} is of type {kind}, which does not exist")
         inner = int(self.number("<I", key))
         if inner not in _SCALARS and inner != _STRING:
             raise ValueError(f"{key} is an array of type {inner}, which cannot be read")
@@ -150,26 +144,26 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: object) -> dict[str, i
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"general.alignment={alignment!r} must be a power of two")
     elements: dict[str, int] = {}
-    end = 0  # of the tensors so far: each begins at the next aligned place behind the one before
+    end = 0  # of the tensors so far: each begins at the next aligned offset
     for _ in range(count):
         name = cursor.text("a tensor's name")
         if name in elements:
             raise ValueError(f"tensor {name} is there twice")
         sizes = cursor.count("<I", f"sizes of {name}", 8)
-        if not 1 <= sizes <= _MOST_SIZES:
-            raise ValueError(f"tensor {name} has {sizes} sizes; 1 to {_MOST_SIZES} are known")
+        if not 1 <= sizes <= _MOST_DIMENSIONS:
+            raise ValueError(f"tensor {name} has {sizes} sizes; 1 to {_MOST_DIMENSIONS} are known")
         shape = [int(cursor.number("<Q", name)) for _ in range(sizes)]
         kind = GGMLQuantizationType(int(cursor.number("<I", name)))
         place = int(cursor.number("<Q", name))
         block, width = GGML_QUANT_SIZES[kind]
         if kind in _INTEGERS or prod(shape) < 1 or shape[0] % block:
-            raise ValueError(f"tensor {name} is {kind.name} {shape[::-1]}, which are no weights")
+            raise ValueError(f"tensor {name} is {kind.name} {shape[::-1]}, which are not weights")
         if place != _aligned(end, alignment):
             raise ValueError(f"tensor {name} is at {place}, and those before it end at {end}")
         elements[name], end = prod(shape), place + prod(shape) // block * width
     left = cursor.size - _aligned(cursor.place, alignment) - end
     if not 0 <= left < alignment:
-        raise ValueError(f"behind its header {cursor.size - cursor.place} bytes are left, and its tensors take {end}")
+        raise ValueError(f"after its header {cursor.size - cursor.place} bytes are left, and its tensors take {end}")
     return elements
 
 

@@ -1,9 +1,6 @@
-"""From a name to a target: resolve, read, check, choose dtype and device."""
+"""Load a target and its tokenizer by name."""
 
-from transformers import (
-    GenerationConfig,
-    PretrainedConfig,
-)
+from transformers import GenerationConfig, PretrainedConfig
 
 from outpace.lib.checks import is_int
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -36,11 +33,12 @@ def load_target(
         max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
         max_num_seqs: requests at a time.
         quantize: "none", or "int8" on a CPU.
-        exact: passes of fixed shapes, on a GPU; see `models.exactness` for CPUs.
+        exact: passes of fixed shapes on a GPU; on a CPU an error where they are not bit-exact anyway.
 
     Raises:
-        ModelError, UnsupportedModel, InvalidRequest: see `resolve`, `refuse_bare`, `check_supported` and the options'
-            checks.
+        ModelError: nothing readable under that name.
+        UnsupportedModel: an architecture that cannot be decoded losslessly.
+        InvalidRequest: an option out of range, or not available on this machine.
     """
     if max_num_seqs < 1:
         raise InvalidRequest(f"max_num_seqs={max_num_seqs}: must be at least 1")
@@ -88,6 +86,6 @@ def _eos_token_ids(generation: GenerationConfig | None, config: PretrainedConfig
         if ids is not None:
             listed = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
             if all(is_int(one) and one >= -1 for one in listed):
-                return tuple(one for one in listed if one >= 0)  # transformers' -1 ends nothing
+                return tuple(one for one in listed if one >= 0)  # transformers writes -1 for none
             raise ModelError(f"{codec.name}: eos_token_id={ids!r}: must be ids; correct its generation_config.json")
     return ()

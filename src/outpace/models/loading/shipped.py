@@ -1,4 +1,4 @@
-"""Trained drafters that ship with the project, by name: TARGET/KIND, where TARGET is a built-in model."""
+"""Trained drafters that ship with the project, named TARGET/KIND, where TARGET is a built-in model."""
 
 from dataclasses import dataclass
 from math import prod
@@ -11,60 +11,51 @@ from outpace.lib.paths import path_of
 from outpace.models.loading import registry
 
 TRANSITIONS = "transitions/transitions.safetensors"
-"""In a target's folder, beside its drafters: a warm-up's file."""
+"""Transition counts, in a target's folder."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a drafter weighs.
-
-    Attributes:
-        parameters: numbers that were trained; tables of ids do not count.
-        megabytes: of all files of its folder, in units of 10**6 bytes.
-    """
+    """Trained parameters of a drafter (without tables of ids), and megabytes (10**6 bytes) of its files."""
 
     parameters: int
     megabytes: float
 
 
 def shipped_folder() -> Path:
-    """Where they lie: inside an installed package, else at the top of the source tree."""
+    """The folder of all shipped drafters: inside an installed package, else at the top of the source tree."""
     package = Path(__file__).parents[2]
     installed = package / "shipped"
     return installed if installed.is_dir() else package.parents[1] / "drafters"
 
 
 def shipped() -> dict[str, Path]:
-    """Names and folders of all of them."""
+    """Names and folders of all shipped drafters."""
     found = sorted(path.parent for path in shipped_folder().glob("*/*/config.json"))
     return {f"{folder.parent.name}/{folder.name}": folder for folder in found}
 
 
 def shipped_for(target: str) -> dict[str, Path]:
-    """Kinds and folders of the drafters that were trained for a target.
-
-    Args:
-        target: the name it is loaded by. A pulled name stands for weights that were checked; a folder or file can hold
-            any others, and gets none.
-    """
+    """Kinds and folders of the drafters that were trained for a built-in target; none for a folder, a file or a hub id,
+    whose weights may be others."""
     if not _is_built_in(target):
         return {}
     return {name.partition("/")[2]: folder for name, folder in shipped().items() if name.partition("/")[0] == target}
 
 
 def shipped_transitions(target: str) -> Path | None:
-    """The file of transitions that ships for a target, loaded as for `shipped_for`; None if there is none."""
+    """The file of transition counts that ships for a built-in target; None if there is none."""
     file = shipped_folder() / target / TRANSITIONS
     return file if _is_built_in(target) and file.is_file() else None
 
 
 def _is_built_in(target: str) -> bool:
-    """Whether a name stands for a built-in model's weights; a local folder of that name goes first."""
+    """Whether a name means a built-in model; a local folder of that name takes precedence."""
     return not path_of(target).is_dir() and target in registry.BUILT_IN
 
 
 def find_drafter(name: str) -> str:
-    """The folder of a shipped drafter; any other name as it is. A local folder of that name goes first.
+    """The folder of a shipped drafter; any other name unchanged. A local folder of that name takes precedence.
 
     Raises:
         ModelError: a built-in target's name with a kind that does not ship for it.
@@ -80,12 +71,12 @@ def find_drafter(name: str) -> str:
 
 
 def shipped_names() -> str:
-    """What ships, as the end of an error."""
+    """The shipped drafters, for the end of an error message."""
     return f"shipped are {', '.join(shipped())}" if shipped() else "no drafter ships with this installation"
 
 
 def size_of(folder: Path) -> Size:
-    """What a drafter weighs, by the headers of its weights.
+    """Size of a drafter, from the headers of its weights.
 
     Raises:
         ModelError: a file that cannot be read.

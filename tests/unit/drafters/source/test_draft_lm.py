@@ -15,8 +15,8 @@ from outpace.core.drafting import Frontier
 from outpace.core.protocols import NodeOutputs, Observation, PromptChunk, Verdict
 from outpace.drafters.draft_lm.source import DraftLM
 from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
-from outpace.models.draft import Growth, early_exit
-from outpace.models.packed import PackedModel, Part
+from outpace.models.draft import DraftRows, early_exit
+from outpace.models.packed import PackedModel, PassPart
 from outpace.testing.requests import draft_request
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
@@ -75,7 +75,7 @@ def counted(pair: Model, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     rows: list[int] = []
     run = PackedModel.run_tapped
 
-    def count(self: PackedModel, parts: Sequence[Part], taps: Any, captured: bool = True) -> Any:
+    def count(self: PackedModel, parts: Sequence[PassPart], taps: Any, captured: bool = True) -> Any:
         if self is pair.drafters.language_model():
             rows.append(sum(len(part.tokens) for part in parts))
         return run(self, parts, taps, captured)
@@ -218,7 +218,7 @@ def test_early_exit_is_the_targets_first_layers(family: str) -> None:
     assert (draft.config.num_hidden_layers, target.config.num_hidden_layers) == (2, 3)
     own = {id(weight) for weight in target.decoder.parameters()}
     assert all(id(weight) in own for weight in draft.decoder.parameters())
-    logits = draft.grow([Growth(slot, torch.tensor([1, 2]), torch.tensor([0, 0]), torch.eye(2).bool(), 0, 2)])
+    logits = draft.grow([DraftRows(slot, torch.tensor([1, 2]), torch.tensor([0, 0]), torch.eye(2).bool(), 0, 2)])
     assert torch.isfinite(logits).all()
 
 
