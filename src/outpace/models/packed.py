@@ -254,7 +254,8 @@ class PackedModel:
         for part in parts:
             # The position of a row is the committed length plus its depth, never its index in the tree.
             where = part.offsets + self.kv.lengths[part.slot]
-            segments.append(Segment(self.kv, part.slot, start, where, part.visible, part.is_prompt, part.scratch))
+            segment = Segment(self.kv, part.slot, start, where, part.visible, part.is_prompt, scratch=part.scratch)
+            segments.append(segment)
             positions.append(where[part.scratch :])
             start += len(part.tokens)
         return segments, torch.cat(positions)
