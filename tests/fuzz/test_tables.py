@@ -17,8 +17,7 @@ from outpace.budget.costs import ROWS, PassCosts
 from outpace.core.drafting import Gates
 from outpace.data.workload import read_workload
 from outpace.drafters.dart.ngrams import count_ngrams, save_ngrams
-from outpace.drafters.fingerprint import fingerprint
-from outpace.drafters.load import load_net
+from outpace.drafters.load import fingerprint, load_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.methods.profile import read_profile
 from outpace.trees.retrieval.samd import save_corpus

@@ -37,7 +37,7 @@ def warmup(
     from outpace.bench.runner import warm_up
     from outpace.data.workload import read_workloads
     from outpace.lib.table_file import new_file
-    from outpace.methods.learned import matrix_of
+    from outpace.methods.proposer_store import matrix_of
     from outpace.trees.graft.calibration import gates_open
     from outpace.trees.retrieval.transition_matrix import TransitionMatrix
     from outpace.trees.retrieval.warm_file import save_matrix

@@ -29,7 +29,7 @@ def read_sizes(fields: Fields, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
         source = "hidden_size / num_attention_heads" if fields.get("head_dim") is None else "head_dim"
         raise ModelError(
             f"{fields.where}: {source} is {found['head_dim']}, so {heads} heads have {rows} rows, but q_proj has "
-            f"{query.shape[0]}; if the weights are right, it should say head_dim={query.shape[0] // heads}"
+            f"{query.shape[0]}; if the weights are right, it should state head_dim={query.shape[0] // heads}"
         )
     check_activation(fields)
     if fields.get("mlp_bias"):
@@ -47,9 +47,9 @@ def check_features(taps: tuple[int, ...] | None, width: int, tensors: Mapping[st
     """
     count, fc = 3 if taps is None else len(taps), tensors.get("fc.weight")
     if fc is not None and fc.dim() == 2 and fc.shape[1] != count * width:
-        told = "no layer ids are stated, which means 3 features" if taps is None else f"the layer ids are {taps}"
+        stated = "no layer ids are stated, which means 3 features" if taps is None else f"the layer ids are {taps}"
         raise ModelError(
-            f"{where}: fc has {fc.shape[1]} columns, but {told} of target_hidden_size={width}: {count * width}"
+            f"{where}: fc has {fc.shape[1]} columns, but {stated} of target_hidden_size={width}: {count * width}"
         )
 
 

@@ -124,7 +124,7 @@ class Rotary(nn.Module):
         elif kind in ("linear", "llama3", "yarn"):
             parameters = {**(scaling or {}), "rope_type": kind, "rope_theta": theta}
             settings: dict[str, Any] = {"head_dim": head_dim, "max_position_embeddings": max_positions}
-            settings |= {"hidden_size": head_dim, "num_attention_heads": 1}  # yarn reads them even beside a head_dim
+            settings |= {"hidden_size": head_dim, "num_attention_heads": 1}  # yarn reads them even with a head_dim
             frequencies, self.factor = _scaled(kind, settings, parameters)
         else:
             raise ModelError(

@@ -1,11 +1,14 @@
-"""A drafter net by the folder or hub id of its checkpoint, told apart by its config."""
+"""Drafters by the folder or hub id of their checkpoint, and a fingerprint of what was read."""
 
+import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from huggingface_hub import snapshot_download
-from torch import nn
+from torch import Tensor, nn
 
 from outpace.drafters.kinds import kind_of_config, kinds
 from outpace.lib.checkpoint import INDEX, MEDUSA_TORCH_WEIGHTS, TORCH_WEIGHTS, Checkpoint, read_checkpoint
@@ -20,7 +23,7 @@ def is_net(name: str) -> bool:
     try:
         config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except (OSError, ValueError, RecursionError):
-        return False  # whoever reads it will say so
+        return False  # reading it raises the error
     return isinstance(config, dict) and kind_of_config(config) is not None
 
 
@@ -73,3 +76,32 @@ def read_net(checkpoint: Checkpoint) -> nn.Module:
             f"are {known}"
         )
     return kind.read(checkpoint)
+
+
+SAMPLED = 64
+"""Values of each tensor, evenly apart: training moves them all, and reading all of them would take seconds."""
+
+
+def fingerprint(net: nn.Module) -> str:
+    """The net's kind, and a hash of its config and of a sample of every tensor.
+
+    Layouts, file names and wider dtypes of the same values do not matter; a rounding does.
+
+    Args:
+        net: as it was read, in its file's dtype and with its own linear layers: packed ones hide their weights.
+
+    Returns:
+        As in "Eagle3Net-0f3a5c7e9b1d".
+    """
+    config: Any = net.config
+    return fingerprint_of(type(net).__name__, config.model_dump_json(exclude_defaults=True), net.state_dict())
+
+
+def fingerprint_of(kind: str, config: str, tensors: Mapping[str, Tensor]) -> str:
+    """The same of whatever has a kind, a config and tensors."""
+    digest = hashlib.sha256(config.encode())
+    for name, weight in sorted(tensors.items()):
+        flat = weight.detach().reshape(-1)
+        sample = flat[:: max(1, len(flat) // SAMPLED)].to("cpu", torch.float64)
+        digest.update(f"{name}{list(weight.shape)}".encode() + sample.numpy().tobytes())
+    return f"{kind}-{digest.hexdigest()[:12]}"

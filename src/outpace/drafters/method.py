@@ -55,7 +55,7 @@ class Method:
 
     @property
     def needs(self) -> str:
-        """What it needs beside the target, in words."""
+        """What it needs besides the target, in words."""
         if self.remark is not None:
             return self.remark
         if self.drafter is None:

@@ -11,19 +11,19 @@ from outpace.trees.shapes.table import shapes
 
 
 class ModelOptions(RetrievalOptions):
-    """Options of whatever drafts with a model: a language model or a trained net. The settings of its shape stand
-    beside its own."""
+    """Options of whatever drafts with a model: a language model or a trained net. The settings of its shape are among
+    its options."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     only: ClassVar[tuple[str, ...]] = ()
     """The shapes it takes, if not all general ones."""
     also: ClassVar[tuple[str, ...]] = ()
-    """Shapes it takes beside the general ones."""
+    """Shapes it takes besides the general ones."""
     settings_of: ClassVar[Mapping[str, type[BaseModel]]] = {}
     """Settings of a shape, where they are not the shape's own."""
 
-    shape: str = Field(default="chain", description="how the tree grows; its settings stand beside it")
+    shape: str = Field(default="chain", description="how the tree grows; its settings are options too")
     noise: bool = Field(
         default=True,
         description="true: at temperature > 0 draft with the random numbers that the target will draw with (under "
@@ -78,7 +78,7 @@ class ModelOptions(RetrievalOptions):
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether its shape reads what keyed scores are worth."""
+        """Whether its shape reads acceptance rates of keyed scores."""
         return self._compares and self.noise and self.calibration != "off"
 
     @property

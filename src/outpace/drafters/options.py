@@ -1,4 +1,4 @@
-"""Options: what a method can be told, typed, checked and described in one place."""
+"""Options of methods: typed, checked and described in one place."""
 
 from collections.abc import Mapping
 from numbers import Real
@@ -60,7 +60,7 @@ class RetrievalOptions(MatrixOptions, Options):
 
     retrieve: Literal["none", "matrix", "suffix", "both"] = Field(
         default="none",
-        description="what fills the slots that the draft leaves free: matrix, what the target ranked high behind the "
+        description="what fills the slots that the draft leaves free: matrix, what the target ranked high after the "
         "same token before; suffix, what followed the longest match in the request's own text; both; none",
     )
     place: Literal["root", "tail"] = Field(
@@ -159,7 +159,7 @@ def described(kind: type[BaseModel]) -> list[tuple[str, str, Any, str]]:
 
 
 def written(default: Any) -> str:
-    """A value as it is written behind --method; "not set" for a default that is left open."""
+    """A value as it is written after --method; "not set" for a default that is left open."""
     if isinstance(default, tuple | list):
         return "/".join(map(str, default))
     return "not set" if default is None else str(default).lower() if isinstance(default, bool) else str(default)

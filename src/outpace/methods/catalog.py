@@ -1,4 +1,4 @@
-"""The methods by name, and what a text such as "recycle:budget=8" says of them.
+"""The methods by name, and the parsing of texts such as "recycle:budget=8".
 
 A method of our own is one file and one line here; one of another package is one file and one line there, an entry point
 of the group "outpace.methods" that names a `Method`.
@@ -22,15 +22,14 @@ from outpace.drafters.options import Options, checked_value, first_complaint, wr
 from outpace.lib.checks import check_text, shown
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.plugins import plugins
-from outpace.methods import samd, union, without_model
+from outpace.methods import retrieval, union
 from outpace.methods.drafter_store import DrafterStore
 from outpace.methods.presets import OPTION, preset_options
-from outpace.methods.retrievers import with_retrieval
+from outpace.methods.retrieval import with_retrieval
 from outpace.models.loading.shipped import shipped_for
 
 BUILT_IN: dict[str, Method] = {
-    **without_model.METHODS,
-    **samd.METHODS,
+    **retrieval.METHODS,
     **{name: method for kind in KINDS.values() for name, method in kind.methods.items()},
     **union.METHODS,
 }
@@ -56,8 +55,8 @@ class MethodSpec:
 
     def __str__(self) -> str:
         given = {name: value for name, value in self.options if name in self.options.model_fields_set}
-        said = ",".join(f"{name}={None if value is None else written(value)}" for name, value in given.items())
-        return f"{self.name}:{said}" if said else self.name
+        options = ",".join(f"{name}={None if value is None else written(value)}" for name, value in given.items())
+        return f"{self.name}:{options}" if options else self.name
 
     @property
     def budget(self) -> int | None:
@@ -111,12 +110,12 @@ def parse_method(text: str) -> MethodSpec:
     known = _known(kind, shape)
     given: dict[str, str] = {}
     for option, equals, value in items:
+        item = option + equals + value
         if not equals or option not in (*known, OPTION):
             near = [f"did you mean {one}? " for one in get_close_matches(option, known, n=1)]
             takes = f"takes {', '.join(known)} (name:option=value)"
-            said = option + equals + value
             raise InvalidRequest(
-                f"method={shown(text)}: {''.join(near)}{name} {takes}, not {shown(said)}{_shapes_with(kind, option)}"
+                f"method={shown(text)}: {''.join(near)}{name} {takes}, not {shown(item)}{_shapes_with(kind, option)}"
             )
         if option in given:
             raise InvalidRequest(f"method={shown(text)}: {option} is given twice")
@@ -125,8 +124,8 @@ def parse_method(text: str) -> MethodSpec:
 
 
 def method(name: str, /, **options: Any) -> MethodSpec:
-    """A method with typed options, as in `method("domino", shape="beam", budget=15)`: what a text can say of it, and
-    what an editor can complete.
+    """A method with typed options, as in `method("domino", shape="beam", budget=15)`: as a text,
+    but typed, so that an editor can complete it.
 
     Raises:
         InvalidRequest: unknown method or option, or a bad value.
@@ -146,8 +145,8 @@ def _known(kind: type[Options], shape: Any) -> list[str]:
 
 
 def _checked(what: str, name: str, given: Mapping[str, Any]) -> MethodSpec:
-    """A method with what its options say, and behind them what the preset says that they name. Of a preset, settings of
-    the shape do not hold for another one that has none of that name."""
+    """A method with its options and the preset that they name; options override the preset. Settings of the preset's
+    shape are left out for another shape that does not have them."""
     kind, own = methods()[name].options, {option: value for option, value in given.items() if option != OPTION}
     preset = preset_options(what, name, given[OPTION]) if OPTION in given else {}
     known = _known(kind, own.get("shape"))
@@ -190,8 +189,8 @@ def default_method(target: str, drafters: DrafterStore, passes_are_cheap: bool =
     Args:
         target: the name it is loaded by.
         drafters: of the target.
-        passes_are_cheap: the target's passes are one call to compiled kernels, beside which a small model's drafter
-            costs more than it brings (docs/results.md).
+        passes_are_cheap: the target's passes are one call to compiled kernels; a small model's drafter then costs more
+            than it gains (docs/results.md).
     """
     if drafters.named_kind is not None:
         return kinds()[drafters.named_kind].default_method

@@ -6,9 +6,8 @@ from pathlib import Path
 from torch import nn
 
 from outpace.drafters.build_context import BuildContext
-from outpace.drafters.fingerprint import fingerprint, fingerprint_of
 from outpace.drafters.kinds import kind_of, kinds
-from outpace.drafters.load import is_net, load_net, locate
+from outpace.drafters.load import fingerprint, fingerprint_of, is_net, load_net, locate
 from outpace.drafters.method import LANGUAGE_MODEL, said_of
 from outpace.drafters.packing import pack_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME
@@ -54,7 +53,7 @@ class DrafterStore:
         self._named = None if drafter is None else _place_of(drafter)
         self._model: DraftModel | None = None
         self._nets: dict[str, tuple[nn.Module, str]] = {}
-        if self._named is not None:  # a wrong name is told now, not at the first request
+        if self._named is not None:  # a wrong name fails now, not at the first request
             self._read(self._named) if _is_net(self._named) else self.language_model()
 
     @property

@@ -7,8 +7,8 @@ already. What holds for all rows:
 - The budget is stated, so that nothing but the tree decides: without one it follows prices in batches.
 - `vocabulary=all`: drafters that ship bring a ranked vocabulary, which is FR-Spec's idea.
 - `noise=false`: at temperature > 0 the authors' trees are made of the likeliest tokens. At 0 both do the same.
-- EAGLE's names of a tree are translated as `shaping.beam.BeamConfig` says.
-- Warm files are none of the constants: where a paper warms up, name `warm=FILE` beside the preset.
+- EAGLE's names of a tree are translated as in `BeamConfig`.
+- Warm files are none of the constants: where a paper warms up, add `warm=FILE` to the preset.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ _LIKELIEST: dict[str, Any] = {"vocabulary": "all", "noise": False}
 
 PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "paper": {
-        # Prompt lookup: a chain of 10 behind the last 3, 2 or 1 tokens.
+        # Prompt lookup: a chain of 10 after the last 3, 2 or 1 tokens.
         "lookup": {"budget": 10},
         # Token Recycling (arXiv 2408.08696): a static tree of 80 nodes; the matrix starts empty, as by default.
         "recycle": {"budget": 80},
@@ -43,7 +43,7 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         # SVIP (arXiv 2411.18462): h = 0.3 and at most 40 tokens. Its chains are drawn, hence the default noise.
         "svip": {"budget": 40, "vocabulary": "all"},
         # EAGLE's (60, 7, 10), which is Domino's "EAGLE-3 (60)" (table 1); its "(16)" is budget=15. Graft's C.3 gives
-        # EAGLE-3 "depth 8, top-k = 10, and total candidate budget 60", and does not say whether the root counts: for
+        # EAGLE-3 "depth 8, top-k = 10, and total candidate budget 60", and leaves open whether the root counts: for
         # its rows add budget=60,depth=9, so that EAGLE-3, ECHO and Graft have one tree.
         "eagle3": {"budget": 59, "depth": 8, **_LIKELIEST},
         # FR-Spec (arXiv 2502.14856): EAGLE-2's tree of 60 and 6 drafting steps, which is ambiguous: 6 levels are taken,
@@ -51,7 +51,7 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "fr-spec": {"budget": 59, "depth": 6, "noise": False},
         # DDD (arXiv 2409.00142): EAGLE-2's beam, at most 11 levels, judged at 5, 7 and 9; its threshold is not public.
         "ddd": {"budget": 59, "depth": 11, **_LIKELIEST},
-        # Graft, C.3, as said of "eagle3". ECHO's own gates are not public: their depths are Graft's.
+        # Graft, C.3, as for "eagle3". ECHO's own gates are not public: their depths are Graft's.
         "echo": {"budget": 60, "depth": 9, **_LIKELIEST},
         # Graft, 3.2, A.1 and C.3: 60 candidates, of which 8, 24 or 40 are drafted where checkpoint d0, d1 or d5 ends
         # the draft. "Depth 8" (C.3) and templates of 9 levels (table 7) agree in EAGLE's count only: depth=9. Gates are
@@ -60,16 +60,16 @@ PRESETS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "graft": {"budget": 60, "depth": 9, **_LIKELIEST},
         # DART (arXiv 2601.19278): 60 nodes of its search; name ngrams=FILE for its n-grams.
         "dart": {"budget": 60, **_LIKELIEST},
-        # Medusa: the tree of 63 nodes. Its typical acceptance changes what is said, and is left out.
+        # Medusa: the tree of 63 nodes. Its typical acceptance changes the output, and is left out.
         "medusa": {"budget": 63, **_LIKELIEST},
         # DFlash: the block, of 16 in Domino's and Graft's tables, is the drafter's, so that no budget is stated here.
         "dflash": {**_LIKELIEST},
         # Domino, 4.1: all ids are corrected, and the block [x_t, MASK, ...] drafts B - 1 tokens; the authors' code
-        # drafts B with shifted labels, which is every_position=true. How it drafts at T = 1 the paper does not say; the
-        # runtime of section 4.3 takes the likeliest behind the first token.
+        # drafts B with shifted labels, which is every_position=true. How it drafts at T = 1 the paper leaves open; the
+        # runtime of section 4.3 takes the most likely after the first token.
         "domino": {"every_position": False, "pool": 0, **_LIKELIEST},
-        # Graft, appendix F: a chain cut in doubt, retrieval at its tail, no more rows than the block. It gives no
-        # number for the cut: min_prob is the default, which is ours.
+        # Graft, appendix F: a chain cut where it is uncertain, retrieval at its tail, no more rows than the block.
+        # It gives no number for the cut: min_prob is the default, which is ours.
         "graft-dflash": {"shape": "cut", "place": "tail", **_LIKELIEST},
     },
 }

@@ -19,7 +19,7 @@ from outpace.models.tokenizer import TextCodec
 
 
 class Figures(BaseModel):
-    """What was measured of the method that a profile names; docs/command-line.md says what they are."""
+    """What was measured of the method that a profile names; see docs/command-line.md."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,7 +39,7 @@ class Profile(BaseModel):
         drafter: that was named for it; None for one that ships, or none.
         model: name that the model was loaded by.
         measured: of the method.
-        workload, prompts: files that were measured on, and a fingerprint of what they say.
+        workload, prompts: files that were measured on, and a fingerprint of their contents.
         max_new_tokens: of an answer.
         made, version: the day, and the version of this package.
         hardware, threads, dtype, quantize: that it was measured with; the file's name depends on them, too.
@@ -108,8 +108,8 @@ def read_profile(file: Path) -> Profile | None:
         return None
     except ValidationError as error:
         first = error.errors()[0]
-        field, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-        _ignored(file, f"{field}: {said}" if field else said)
+        field, message = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+        _ignored(file, f"{field}: {message}" if field else message)
     except (OSError, UnicodeDecodeError) as error:
         _ignored(file, str(error))
     return None

@@ -1,4 +1,4 @@
-"""The proposers of one model: each built once, found again as long as anybody has it, and a bounded number kept."""
+"""The proposers of one model: each built once, a bounded number kept, and what they have learned."""
 
 import ctypes
 import gc
@@ -8,14 +8,23 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from threading import Lock
+from typing import Any
 from weakref import WeakValueDictionary
 
 from outpace.core.protocols import Proposer
 from outpace.methods.catalog import MethodSpec, stored_proposer
 from outpace.methods.drafter_store import DrafterStore
+from outpace.trees.graft.proposer import GraftedProposer
+from outpace.trees.graft.retrievers import JoinedRetriever
+from outpace.trees.growing import GrowingProposer
+from outpace.trees.proposer import StaticProposer
+from outpace.trees.retrieval.samd import SamDecoding
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.shapes.dynatree import DynaTree
+from outpace.trees.union.proposer import Union
 
 MOST_KEPT = 16
-"""Proposers that are kept although nobody has them, those that were asked for last."""
+"""Unused proposers that are kept, the most recently used ones."""
 
 
 class ProposerStore:
@@ -55,7 +64,7 @@ class ProposerStore:
         return proposer
 
     def reset(self) -> None:
-        """Let go of those that nobody has; the others forget what they learned. No step may be under way."""
+        """Drop unused proposers; the others forget what they learned. No step may be running."""
         with self._building:
             dropped, self._recent = self._recent, OrderedDict()
         del dropped  # not under the lock
@@ -70,7 +79,7 @@ class ProposerStore:
 
 
 def _return_memory() -> None:
-    """Give memory that nobody has any more back to the system: glibc keeps most of what is freed in pieces of
+    """Return freed memory to the system: glibc keeps most of what is freed in pieces of
     megabytes. Proposers are in no reference cycle, so that none of them waits for the garbage collector."""
     if (trim := _trimmer()) is not None:
         trim(0)
@@ -80,3 +89,32 @@ def _return_memory() -> None:
 def _trimmer() -> Callable[[int], int] | None:
     """glibc's malloc_trim. Looked up once: every `CDLL` defines classes, which are reference cycles."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
+    """The transition matrix that a proposer keeps from request to request; None if it keeps none."""
+    reader: Any = None
+    if isinstance(proposer, GraftedProposer):
+        reader = proposer.retriever
+        reader = reader.retrievers[-1] if isinstance(reader, JoinedRetriever) else reader
+    elif isinstance(proposer, Union):
+        reader = proposer.matrix
+    elif isinstance(proposer, StaticProposer):
+        reader = proposer.source
+    return reader.matrix if isinstance(reader, MatrixLearner) and not reader.private else None
+
+
+def learns(proposer: Proposer, is_sampled: bool) -> bool:
+    """Whether what a proposer drafts depends on the requests it had before.
+
+    Args:
+        proposer: any.
+        is_sampled: whether requests are sampled: only these teach how often keyed scores are accepted.
+    """
+    if isinstance(proposer, SamDecoding):
+        return learns(proposer.other, is_sampled)
+    base = proposer.base if isinstance(proposer, GraftedProposer) else proposer
+    shape = base.shape if isinstance(base, GrowingProposer) else None
+    carries = isinstance(shape, DynaTree) and shape.config.history == "authors"
+    rates = is_sampled and isinstance(base, GrowingProposer) and base.acceptance is not None and not base.private
+    return carries or rates or matrix_of(proposer) is not None

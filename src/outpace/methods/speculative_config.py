@@ -11,7 +11,7 @@ from outpace.methods.catalog import methods, parse_method
 
 @dataclass(frozen=True)
 class Row:
-    """A method of vLLM's: its name here, and which keys it must have beside `method` and `num_speculative_tokens`."""
+    """A method of vLLM's: its name here, and which keys it must have besides `method` and `num_speculative_tokens`."""
 
     name: str
     keys: tuple[str, ...]
@@ -35,7 +35,7 @@ _DTYPE = "a drafter has the target's dtype and attention"
 _LENGTH = "drafters serve requests as long as the target's; use max_model_len of the target"
 _HUB = "name a downloaded folder of that revision as model"
 _ACCEPTANCE = "verification is an option of the request here (verification='match' or 'rejection'), and always lossless"
-_SYNTHETIC = "made-up acceptance changes what is said"
+_SYNTHETIC = "synthetic acceptance changes the output"
 _SUFFIX = "suffix decoding is not a method here"
 _SCHEDULE = "the budget does not depend on the batch size here"
 REASONS = {
@@ -78,7 +78,7 @@ def from_speculative_config(config: Any, **given: Any) -> tuple[str, str | None]
 
     Args:
         config: vLLM's JSON as an object; null counts as absent, as in vLLM.
-        **given: arguments of our own that say the same, such as method, drafter and budget; all must be None.
+        **given: arguments of our own with the same meaning, such as method, drafter and budget; all must be None.
 
     Raises:
         InvalidRequest: something given twice; a key, method or value that has no equal here, by name.
@@ -113,7 +113,7 @@ def from_speculative_config(config: Any, **given: Any) -> tuple[str, str | None]
         _check(key, _need(stated, key, f"method {method!r} needs it"))
     chain = "shape=chain," if "shape" in methods()[row.name].options.model_fields else ""
     text = f"{row.name}:{chain}budget={count}"
-    parse_method(text)  # now, so that a budget beyond ours is told before anything is loaded
+    parse_method(text)  # now, so that a budget beyond ours is refused before anything is loaded
     return text, stated.get("model")
 
 

@@ -1,4 +1,4 @@
-"""The union as a method: what drafts, what retrieves, and what a slot must be worth."""
+"""The union as a method: its drafter, its retrieval and its cost model."""
 
 from typing import Literal
 
@@ -21,12 +21,12 @@ from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import Union, UnionPlan
 
 DRAFTS = {"domino": DOMINO, "dflash": DFLASH, "eagle3": EAGLE3, "linear": LINEAR}
-MOST_PRICED = 31  # nodes of a tree on a CPU where prices say how many
+MOST_PRICED = 31  # nodes of a tree on a CPU where the cost model chooses the number
 _OF_DRAFT = ("draft_budget", "depth", "beam", "skip_draft_above", "vocabulary")
 
 
 class OutpaceOptions(MatrixOptions, Options):
-    """Options of the union. With matrix=private, requests learn for themselves what tokens are worth, too."""
+    """Options of the union. With matrix=private, requests learn acceptance rates for themselves, too."""
 
     draft: Literal["domino", "dflash", "eagle3", "linear", "none"] = Field(
         default="domino",
@@ -37,7 +37,7 @@ class OutpaceOptions(MatrixOptions, Options):
     beam: int = Field(default=10, ge=1, le=64, description="nodes of a level of its beam that are expanded")
     retrieve: Literal["none", "matrix", "suffix", "both"] = Field(
         default="both",
-        description="what names tokens beside the draft: matrix, what the target ranked high behind the same tokens "
+        description="what adds tokens to the draft: matrix, what the target ranked high after the same tokens "
         "before; suffix, what followed the longest match in the request's own text; both; none",
     )
     min_prob: float = Field(
@@ -56,7 +56,7 @@ class OutpaceOptions(MatrixOptions, Options):
     )
     priced: bool | None = Field(
         default=None,
-        description="true: a round takes the nodes, and the draft, that are worth the time they take here, as "
+        description="true: a round takes the nodes, and the draft, whose expected gain exceeds their cost here, as "
         "measured; false: always the whole budget; by default true, unless a budget is given",
     )
     noise: bool = Field(

@@ -16,9 +16,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM
 from vllm.platforms import current_platform
 
-from outpace.drafters.domino.files import HEAD, read_domino
+from outpace.drafters.domino.files import HEAD, IDS, read_domino
 from outpace.drafters.domino.net import DominoHead
-from outpace.drafters.domino.ranked_rows import IDS
 from outpace.lib.checkpoint import Checkpoint
 from outpace.vllm.corrections import corrected_chain
 from outpace.vllm.drafter import check_use, is_domino, read_drafter

@@ -20,14 +20,14 @@ from outpace.vllm.settings import KEY, check_drafts, linear_method
 PROPOSER = "outpace.vllm.proposer.Method"
 MODELS = {next(iter(kind.methods)): kind for kind in KINDS.values() if kind.vllm is not None}
 """Methods that vLLM runs itself. Domino is DFlash's with the model of our plugin."""
-PASSES = 3  # drafted tokens where each is a pass of the drafter, and no budget says how many
+PASSES = 3  # drafted tokens where each is a pass of the drafter, and no budget is given
 LONGEST = 8  # tokens of our proposers' chains, which end sooner by themselves
 LOOKUP = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # the lengths that prompt lookup tries here
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """What vLLM is told.
+    """Settings for vLLM.
 
     Attributes:
         config: for `--speculative-config`; None for none.
@@ -50,7 +50,7 @@ def speculation(
         model: the target, as for `outpace.load`.
         method: with its options; None for the chain of the drafter that is named or ships, else what needs none.
         drafter: folder, hub id or shipped name.
-        budget: drafted tokens per step, where the method does not say.
+        budget: drafted tokens per step, where the method states none.
         exports: a folder for models that vLLM cannot read as they are.
         workers: that share each layer.
 
@@ -144,7 +144,7 @@ def _check_shares(drafter: str, workers: int) -> None:
 
 
 def _length(spec: MethodSpec, drafter: str, tokens: int | None) -> int:
-    """Drafted tokens per step; of a block as many as it was trained for, if no budget says less."""
+    """Drafted tokens per step; of a block as many as it was trained for, unless a budget asks for fewer."""
     if MODELS[spec.name].vllm != "dflash":
         return tokens or PASSES
     config = _config_of(drafter)

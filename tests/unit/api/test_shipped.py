@@ -20,7 +20,7 @@ from outpace.drafters.load import load_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods import drafter_store
-from outpace.methods.learned import matrix_of
+from outpace.methods.proposer_store import matrix_of
 from outpace.models.loading.shipped import (
     find_drafter,
     shipped,

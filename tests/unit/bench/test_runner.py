@@ -19,7 +19,7 @@ from outpace.data.workload import WorkItem, in_groups
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest
 from outpace.methods import drafter_store
-from outpace.methods.learned import learns
+from outpace.methods.proposer_store import learns
 from outpace.testing import ToySource, blend
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.keyed_acceptance import KeyedAcceptance

@@ -18,11 +18,11 @@ class DartOptions(ModelOptions):
 
     also = ("search",)
     shape: str = Field(
-        default="search", description="how the tree grows, search being its authors'; its settings stand beside it"
+        default="search", description="how the tree grows, search being its authors'; its settings are options too"
     )
     ngrams: str | None = Field(
         default=None,
-        description="file of the n-grams that say what continues a path; made by `outpace count-ngrams`",
+        description="file of the n-grams that score continuations of a path; made by `outpace count-ngrams`",
     )
 
 

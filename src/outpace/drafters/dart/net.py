@@ -19,7 +19,7 @@ class DartConfig(FusionConfig):
     """Sizes of a DART drafter.
 
     Attributes:
-        draft_length: mask rows behind the last token; one more token than that is drafted.
+        draft_length: mask rows after the last token; one more token than that is drafted.
     """
 
     draft_length: int = Field(ge=1, le=1024)

@@ -52,7 +52,7 @@ def is_dflash(config: Mapping[str, Any]) -> bool:
 
 
 def read_dflash(checkpoint: Checkpoint) -> DFlashNet:
-    """A DFlash drafter from any of its public layouts, told apart by the config.
+    """A DFlash drafter from any of its public layouts, recognised by the config.
 
     Raises:
         ModelError: another kind of drafter; fields or tensors missing, unexpected or inconsistent.
@@ -113,7 +113,7 @@ def dflash_values(fields: Fields, more: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def _causal(inner: Fields, layer_types: Sequence[str]) -> bool:
-    """Whether sliding layers are causal inside the block: yes, unless `causal` says otherwise."""
+    """Whether sliding layers are causal inside the block: yes, unless `causal` is false."""
     causal = flag("causal", inner)
     if causal and "full_attention" in layer_types:
         raise ModelError(f"{inner.where}: causal=true, but full attention layers of a block are never causal here")

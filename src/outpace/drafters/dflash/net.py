@@ -40,7 +40,7 @@ class DFlashConfig(LayerConfig):
         layers: of the drafter itself.
         rms_eps: epsilon of all norms.
         target_hidden_size: must be `hidden_size`: the target's embedding feeds the block, and its LM head reads it.
-        target_layers: decoder layers of the target; None where a checkpoint does not say.
+        target_layers: decoder layers of the target; None where a checkpoint leaves it out.
         block_size: B, the anchor included.
         mask_token_id: of the token that stands for positions to be drafted.
         target_layer_ids: target layers, counted from 0, whose OUTPUTS are tapped, in the order of fc's columns.
@@ -203,7 +203,7 @@ class DFlashNet(nn.Module):
             positions: [T], absolute, the anchor's first.
             attend: gets queries, keys and values of these rows and adds those of the context. A row sees all context
                 before its anchor and all rows of its block, later ones too; `config.window` and `config.is_causal`
-                say what a layer wants instead.
+                describe layers that differ.
 
         Returns:
             [T, H], normed.

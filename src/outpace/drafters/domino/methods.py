@@ -28,7 +28,7 @@ class DominoOptions(ModelOptions):
     gate_table: bool = Field(
         default=False,
         description="on: what the causal head's GRU makes of each id's embedding is computed once at load and looked "
-        "up from then on; takes 3 numbers per id and unit of its state, which `outpace doctor` says in GB",
+        "up from then on; takes 3 numbers per id and unit of its state, which `outpace doctor` reports in GB",
     )
 
 

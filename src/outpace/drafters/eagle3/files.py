@@ -1,4 +1,4 @@
-"""Public layouts of EAGLE-3 checkpoints, told apart by config.json.
+"""Public layouts of EAGLE-3 checkpoints, recognised by config.json.
 
     who wrote it                  architectures               layer     rope_theta  numbers of layer ids
     EAGLE's authors               LlamaForCausalLM            midlayer  may lack    as below
@@ -54,7 +54,7 @@ def layout_of(checkpoint: Checkpoint) -> str:
     """Who wrote a checkpoint: one of the names above.
 
     Raises:
-        ModelError: nobody known, or another kind of drafter.
+        ModelError: an unknown layout, or another kind of drafter.
     """
     config = checkpoint.config
     if "speculators_model_type" in config:
@@ -79,7 +79,7 @@ def read_eagle3(checkpoint: Checkpoint, numbering: Numbering | None = None) -> E
 
     Args:
         checkpoint: as it was read.
-        numbering: how the file counts layer ids, if not as its place says: "inputs" index `hidden_states`, "outputs"
+        numbering: how the file counts layer ids, if not by its place: "inputs" index `hidden_states`, "outputs"
             are one less.
 
     Raises:
@@ -160,14 +160,14 @@ def _taps(top: Fields, eagle: Fields, numbering: Numbering | None) -> tuple[int,
 
 
 def _norm_output(top: Fields, eagle: Fields, layout: str) -> bool:
-    said = flag("norm_output", top, eagle)
+    stated = flag("norm_output", top, eagle)
     if layout != SPECFORGE:
-        return bool(said)
-    if said is False:
+        return bool(stated)
+    if stated is False:
         raise ModelError(
             f"{top.where}: norm_output=false in SpecForge's layout drops the norm before the head: not supported"
         )
-    return False  # SpecForge's true says that there is a norm before the head
+    return False  # SpecForge's true means that there is a norm before the head
 
 
 def _qk_norm(layer: Fields, tensors: Mapping[str, Tensor], layout: str) -> bool:
@@ -221,7 +221,7 @@ def eagle3_config(net: Eagle3Net, layout: Layout, verifier: str | None = None) -
     ]
     if refused:
         raise ModelError(
-            f"layout={layout!r} cannot say {', '.join(refused)} so that every engine hears it; use layout='speculators'"
+            f"layout={layout!r} cannot express {', '.join(refused)} for every engine; use layout='speculators'"
         )
     if config.taps is not None:
         shared["eagle_config"] = {"use_aux_hidden_state": True, IDS: [tap - 1 for tap in config.taps]}
@@ -257,12 +257,12 @@ def write_eagle3(net: Eagle3Net, folder: str | Path, layout: Layout, *, verifier
     Args:
         net: the drafter; all its weights must be numbers.
         folder: empty or new.
-        layout: "midlayer" as SpecForge writes it; "speculators", which can say every variant; "headless", which is
+        layout: "midlayer" as SpecForge writes it; "speculators", which can express every variant; "headless", which is
             "midlayer" for drafters that are scored by the target's head, and which this package and vLLM read.
         verifier: name of the target, which the speculators layout keeps.
 
     Raises:
-        ModelError: a weight is NaN, the layout cannot say a variant, no head, or the folder holds a checkpoint.
+        ModelError: a weight is NaN, the layout cannot express a variant, no head, or the folder holds a checkpoint.
     """
     write_checkpoint(folder, eagle3_config(net, layout, verifier), eagle3_tensors(net, layout))
 

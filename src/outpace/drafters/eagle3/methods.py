@@ -22,7 +22,7 @@ class EagleOptions(ModelOptions):
     Graft's paper gives EAGLE-3, ECHO and Graft one tree: off the CPU compare with budget=60,depth=9.
     """
 
-    shape: str = Field(default="beam", description="how the tree grows; its settings stand beside it")
+    shape: str = Field(default="beam", description="how the tree grows; its settings are options too")
 
 
 def _eagle3(

@@ -1,4 +1,4 @@
-"""Public layouts of Medusa checkpoints, told apart by their names of tensors.
+"""Public layouts of Medusa checkpoints, recognised by their names of tensors.
 
     who       blocks                       vocabulary layers           config.json
     authors   {head}.{layer}.linear.*      {head}.{layers}.weight      medusa_num_heads, medusa_num_layers
@@ -90,7 +90,7 @@ def _from_vllm(bare: Mapping[str, Tensor], fields: Fields) -> dict[str, Tensor]:
         if shared and ours == "lm_heads.0.weight":
             ours = "lm_head.weight"
         tensors[re.sub(r"^lm_heads\.(\d+)\.", r"heads.\1.lm_head.", ours)] = tensor
-    # A file may keep whole vocabulary layers beside the map that thins them out.
+    # A file may keep whole vocabulary layers together with the map that reduces them.
     kept = tensors.get("token_map")
     if kept is not None and kept.dtype == torch.int64 and kept.numel() and int(kept.min()) >= 0:
         for key, tensor in tensors.items():
@@ -138,7 +138,7 @@ def export_medusa(net: MedusaNet, layout: Layout) -> tuple[dict[str, Any], dict[
     """Config and tensors in a public layout: "authors" (also text-generation-inference), or "vllm".
 
     Raises:
-        ModelError: the layout cannot say a variant.
+        ModelError: the layout cannot express a variant.
     """
     config, state = net.config, dict(net.state_dict())
     if layout == "authors" and (config.head == "shared" or net.token_map is not None):

@@ -17,7 +17,7 @@ class MedusaOptions(ModelOptions):
 
     also = ("template",)
     shape: str = Field(
-        default="template", description="how the tree grows, template being its authors'; its settings stand beside it"
+        default="template", description="how the tree grows, template being its authors'; its settings are options too"
     )
 
 

@@ -49,6 +49,8 @@ class Priced(Beam):
 
     wants_prices = True
     config: PricedConfig
+    _passed_on: float
+    _exploration: Exploration
 
     def __init__(self, config: PricedConfig) -> None:
         super().__init__(config)

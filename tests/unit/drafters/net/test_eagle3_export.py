@@ -75,7 +75,7 @@ def test_the_speculators_file_states_norm_before_residual(tmp_path: Path) -> Non
 def test_a_variant_that_an_engine_would_skip_is_not_written(tmp_path: Path, flag: str) -> None:
     """Guards against a file that loads without complaint and drafts nonsense."""
     changes: dict[str, Any] = {flag: True}
-    with pytest.raises(ModelError, match=f"cannot say {flag}.*layout='speculators'"):
+    with pytest.raises(ModelError, match=f"cannot express {flag}.*layout='speculators'"):
         write_eagle3(eagle3_net(**changes), tmp_path, "midlayer")
     assert not list(tmp_path.iterdir())
 

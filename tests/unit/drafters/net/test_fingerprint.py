@@ -10,8 +10,7 @@ from torch import nn
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
-from outpace.drafters.fingerprint import fingerprint
-from outpace.drafters.load import load_net
+from outpace.drafters.load import fingerprint, load_net
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from tests.unit.drafters.net.block_nets import small_dflash, small_domino
 from tests.unit.drafters.source.learned import SIZES, random_net

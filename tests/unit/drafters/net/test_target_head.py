@@ -11,10 +11,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.drafters import load as load_module
-from outpace.drafters.convert import convert
+from outpace.drafters.convert import convert, read_head
 from outpace.drafters.load import load_net
 from outpace.drafters.medusa.files import write_medusa
-from outpace.drafters.target_head import read_head
 from outpace.lib.checkpoint import Checkpoint, write_checkpoint
 from outpace.lib.errors import InvalidRequest, ModelError
 from tests.unit.drafters.net.small import eagle3_net, rows

@@ -16,7 +16,7 @@ from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.methods.learned import matrix_of
+from outpace.methods.proposer_store import matrix_of
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request, no_draft_model
 from outpace.trees.graft.retrievers import MatrixRetriever

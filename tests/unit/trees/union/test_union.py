@@ -12,7 +12,7 @@ from outpace.core.protocols import DraftRequest, Needs, NodeOutputs, Observation
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.kernels.build import loaded_kernels
-from outpace.methods.learned import matrix_of
+from outpace.methods.proposer_store import matrix_of
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend, node_paths
