@@ -47,5 +47,5 @@ def grow_trees(layout: structs.Layout, trees: "ctypes.Array[structs.Growing]") -
 
 def learn_weights(rows: "ctypes.Array[structs.Learning]") -> None:
     """One Adagrad step for each accepted node of each row, in order. Python reference:
-    `trees.union.acceptance.AcceptanceModel.learn`."""
+    `trees.union.acceptance.AcceptanceModel`."""
     call("learn", rows, len(rows))

@@ -1,7 +1,8 @@
-// Attention of rows over their slot: committed rows in their order, then what each sees of the pass's own.
+// Attention of rows over their slot: committed rows in their order, then the rows of the pass that each sees.
+// Python reference: outpace.models.attention.attend_segments.
 //
-// A row's sums run over the keys it sees in the order of their logical positions, wherever they are stored and whatever
-// lies between: a token has the same bits in a tree, in a chain and alone.
+// A row's sums run over the keys it sees in the order of logical positions, wherever they are stored: a token has the
+// same bits in a tree, in a chain and alone.
 #pragma once
 #include <vector>
 

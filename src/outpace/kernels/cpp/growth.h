@@ -1,5 +1,5 @@
 // Best-first growth of the union's trees, and learning of the weights that price candidates.
-// Python reference: outpace.trees.union.best_first.grow and outpace.trees.union.acceptance.AcceptanceModel.learn.
+// Python reference: outpace.trees.union.reference.ReferenceGrower.
 #pragma once
 #include <cmath>
 #include <cstdint>
