@@ -15,8 +15,8 @@ from outpace.cache.tiles import TilePlan
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.dflash.net import DFlashNet
-from outpace.drafters.domino.gpu.rollout import Rollout, gate_table
-from outpace.drafters.domino.gpu.step import HeadWeights
+from outpace.drafters.domino.gpu.chains import Rollout
+from outpace.drafters.domino.gpu.head import HeadWeights, gate_table
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.domino.source import block_source
 from outpace.drafters.eagle3.net import Eagle3Net
@@ -199,7 +199,7 @@ class Latency:
         }
 
     def _rollout(self, batch: int) -> dict[str, Any]:
-        """Domino's head over all depths: a chain, a beam of 4, and a chain with the table of gates."""
+        """Domino's head over all depths: a chain, and a chain with the table of gates."""
         sizes, config = self._sizes, self._domino.config
         assert isinstance(self._domino, DominoNet)
         weights = HeadWeights.of(self._domino.head, None)
@@ -209,15 +209,12 @@ class Latency:
         hidden = torch.randn(batch, depths, sizes.hidden, device=self._device).to(self._dtype)
         base = torch.randn(batch, depths, sizes.vocab, device=self._device)
         pending = torch.zeros(batch, dtype=torch.int64, device=self._device)
-        keys = torch.zeros(batch, depths, 2, dtype=torch.int32, device=self._device)
-        inputs = hidden, base, pending, keys, torch.zeros(batch, device=self._device)
+        inputs = hidden, base, pending
         chain = Rollout(weights, embedding, corrected)
-        beam = Rollout(weights, embedding, corrected, 4)
         table = gate_table(weights.of_input, embedding, sizes.vocab)
-        looked_up = Rollout(weights, embedding, corrected, 1, table)
+        looked_up = Rollout(weights, embedding, corrected, table)
         return {
             "rollout_chain": self._clock.times(lambda: chain(*inputs)),
-            "rollout_beam_of_4": self._clock.times(lambda: beam(*inputs)),
             "rollout_chain_with_table": self._clock.times(lambda: looked_up(*inputs)),
             "table_gb": round(table.numel() * table.element_size() / 1e9, 3),
         }

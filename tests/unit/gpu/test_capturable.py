@@ -14,7 +14,7 @@ from outpace.cache.tiles import Tables
 from outpace.drafters import net_slots
 from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.eagle3.source import EagleSource
-from outpace.gpu.buckets import Bucket
+from outpace.gpu.captured_pass import Bucket
 from outpace.models import attention
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.target import TransformersTarget

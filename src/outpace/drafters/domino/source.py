@@ -12,7 +12,7 @@ from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
 from outpace.drafters.domino.gpu.chains import Chains
 from outpace.drafters.domino.gpu.head import TritonHead, triton_head
-from outpace.drafters.domino.gpu.rollout import gate_table as table_of_gates
+from outpace.drafters.domino.gpu.head import gate_table as table_of_gates
 from outpace.drafters.domino.kernel import compiled_head
 from outpace.drafters.domino.net import DominoNet
 from outpace.kernels.domino_head import CompiledHead, HeadRows, HeadStep, Picked

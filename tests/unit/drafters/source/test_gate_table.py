@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.drafters.domino.gpu.rollout import gate_table
+from outpace.drafters.domino.gpu.head import gate_table
 from outpace.methods.catalog import parse_method
 from tests.unit.drafters.source.learned import source_of
 from tests.unit.drafters.source.test_domino_cost import propose

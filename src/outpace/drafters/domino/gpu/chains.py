@@ -1,32 +1,32 @@
-"""Greedy chains of Domino: all depths drafted in one go, on CUDA as one graph, and handed out level by level.
+"""Greedy chains of Domino: all depths drafted in one call, on CUDA as one graph, and returned level by level.
 
-A tree that is grown one wide is the chain of its source's own best, so nothing that a shape decides is needed before
-the next depth can be drafted; what it cuts off was drafted in vain.
+A tree of width one is the chain of its source's best ids. No shape needs to decide before the next depth is drafted;
+tokens after a cut are drafted for nothing.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.core.drafting import Candidates
 from outpace.drafters.dflash.source import BlockState
-from outpace.drafters.domino.gpu.rollout import Rollout
-from outpace.drafters.domino.gpu.step import HeadWeights
+from outpace.drafters.domino.gpu.head import HeadWeights, StepRows, step
 from outpace.gpu.capture import Captured
 
 BUCKETS = (1, 2, 4, 8, 16, 32)
 """Requests of the rounds that are recorded; those between are padded, more are computed without a graph."""
 
 
-class Chains:
-    """Chains of requests whose largest logits decide.
+class Rollout:
+    """Drafts all depths of several requests without the host. Every shape follows from the inputs', so it can be
+    captured in a graph.
 
     Args:
         weights: of the causal head.
-        embed: the target's embedding.
+        embed: the target's embedding, ids [R] -> [R, H].
         corrected: per depth, whether the head corrects it.
-        table: `gate_table`, if products with embeddings are to be looked up.
+        table: `head.gate_table`, if products with embeddings are to be looked up.
     """
 
     def __init__(
@@ -36,7 +36,56 @@ class Chains:
         corrected: Sequence[bool],
         table: Tensor | None = None,
     ) -> None:
-        self.rollout = Captured(Rollout(weights, embed, corrected, table=table), BUCKETS, weights.of_state.device)
+        self._weights, self._embed, self._corrected, self._table = weights, embed, corrected, table
+
+    @torch.inference_mode()
+    def __call__(self, hidden: Tensor, base: Tensor, pending: Tensor) -> tuple[Tensor, Tensor]:
+        """A chain per request.
+
+        Args:
+            hidden: [R, D, H] outputs of the block positions that predict each depth.
+            base: [R, D, K] base logits.
+            pending: [R] the token that each block began with.
+
+        Returns:
+            Tokens [R, D] int64 and their log-probabilities [R, D] float32.
+        """
+        weights, count = self._weights, len(base)
+        of_hidden = nn.functional.linear(hidden.to(weights.of_hidden), weights.of_hidden)  # [R, D, r]
+        tokens, states = pending, base.new_zeros(count, weights.of_state.shape[1], dtype=torch.float32)
+        keys = torch.zeros(count, 2, dtype=torch.int32, device=base.device)
+        temperatures = base.new_zeros(count, dtype=torch.float32)
+        levels = []
+        for depth, is_corrected in enumerate(self._corrected):
+            low = of_hidden[:, depth] if is_corrected else None
+            rows = StepRows(states, self._gates(tokens), low, base[:, depth], keys, temperatures)
+            found = step(weights, rows, 1)
+            assert found.columns is not None
+            assert found.log_probs is not None
+            tokens = found.columns[:, 0] if weights.ids is None else weights.ids[found.columns[:, 0]]
+            states = found.states
+            levels.append((tokens, found.log_probs[:, 0]))
+        ids, log_probs = (torch.stack(each, dim=1) for each in zip(*levels, strict=True))
+        return ids, log_probs
+
+    def _gates(self, tokens: Tensor) -> Tensor:
+        """[R, 3G] of tokens [R]."""
+        if self._table is not None:
+            return self._table[tokens]
+        return nn.functional.linear(self._embed(tokens).to(self._weights.of_input), self._weights.of_input)
+
+
+class Chains:
+    """Chains of requests whose largest logits decide; arguments as of `Rollout`."""
+
+    def __init__(
+        self,
+        weights: HeadWeights,
+        embed: Callable[[Tensor], Tensor],
+        corrected: Sequence[bool],
+        table: Tensor | None = None,
+    ) -> None:
+        self.rollout = Captured(Rollout(weights, embed, corrected, table), BUCKETS, weights.of_state.device)
 
     def level(self, states: Sequence[BlockState], tokens: Tensor, is_first: bool) -> Candidates:
         """The next token of every chain.
@@ -47,20 +96,14 @@ class Chains:
             is_first: whether it is.
         """
         if is_first:
-            self._roll(states, tokens)
+            hidden = torch.stack([state.hidden for state in states])  # [R, D, H]
+            base = torch.stack([state.base for state in states])  # [R, D, K]
+            chains = self.rollout(hidden, base, tokens.to(base.device))
+            for state, *own in zip(states, *chains, strict=True):
+                state.rolled = own[0], own[1]
         found = []
         for state in states:
             assert state.rolled is not None, "chains begin at the first level"
             found.append(tuple(rows[state.depth] for rows in state.rolled))
         ids, scores = (torch.stack(each)[:, None] for each in zip(*found, strict=True))  # [R, 1]
         return Candidates(ids, scores, int(is_first))
-
-    def _roll(self, states: Sequence[BlockState], tokens: Tensor) -> None:
-        hidden = torch.stack([state.hidden for state in states])  # [R, D, H]
-        base = torch.stack([state.base for state in states])  # [R, D, K]
-        keys = torch.zeros(*base.shape[:2], 2, dtype=torch.int32, device=base.device)
-        pending = tokens.to(base.device)
-        ids, _, sums = self.rollout(hidden, base, pending, keys, base.new_zeros(len(base), dtype=torch.float32))
-        ids, scores = ids[..., 0], torch.diff(sums[..., 0], prepend=sums.new_zeros(len(sums), 1))
-        for state, own, own_scores in zip(states, ids, scores, strict=True):
-            state.rolled = own, own_scores

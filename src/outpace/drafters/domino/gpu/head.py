@@ -1,12 +1,168 @@
-"""Domino's causal head by Triton kernels, as `domino.kernel.compiled_head` on a CPU."""
+"""Domino's causal head for all rows of a level, by Triton kernels or by torch. Python reference: `DominoHead`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from outpace.drafters.domino.gpu.step import HeadWeights, StepRows, causal_state, step
 from outpace.drafters.domino.net import DominoHead
 from outpace.gpu.backend import runs_triton
 from outpace.kernels.domino_head import HeadRows, HeadStep, Picked
+from outpace.kernels.exact import NotCompiled, check_exact
+from outpace.sampling.noise import gumbel
+
+_LEAST, _MOST_ROWS = 16, 64  # rows of a program's products
+_NUMBERS, _BLOCK_BYTES = 4096, 128  # its results, rows times ids, and what it reads of a row at a time
+_STATE_BLOCK = 32  # units of a state per program, so that many programs read the weight
+
+
+@dataclass(frozen=True, eq=False)
+class HeadWeights:
+    """A causal head's weights as a step reads them.
+
+    Attributes:
+        of_input: [3G, H] of the GRU, for embeddings.
+        of_state: [3G, G] of the GRU, for states.
+        of_hidden, of_causal: [r, H] and [r, G], the two parts of W1.
+        vocabulary: [K, r], W2 or some rows of it.
+        ids: [K] which ids these rows are for; None for all in their order.
+    """
+
+    of_input: Tensor
+    of_state: Tensor
+    of_hidden: Tensor
+    of_causal: Tensor
+    vocabulary: Tensor
+    ids: Tensor | None
+
+    @classmethod
+    def of(cls, head: DominoHead, ids: Tensor | None) -> "HeadWeights":
+        """The weights of a head that is not packed."""
+        of_input, of_state = (weight.detach() for weight in head.gate_weights())
+        first = head.embed_proj[0].weight
+        assert isinstance(first, Tensor)
+        size = head.config.gru_hidden_dim
+        vocabulary = head.vocabulary_weight.detach()
+        return cls(
+            of_input.contiguous(),
+            of_state.contiguous(),
+            first[:, :-size].detach().contiguous(),
+            first[:, -size:].detach().contiguous(),
+            (vocabulary if ids is None else vocabulary[ids]).contiguous(),
+            ids,
+        )
+
+
+class StepRows(NamedTuple):
+    """Rows of a causal head that read one more token.
+
+    Attributes:
+        before: [F, G] float32 states before the token.
+        gates: [F, 3G] the product of the token's embedding with `HeadWeights.of_input`.
+        of_hidden: [F, r] the product of the block's outputs with `HeadWeights.of_hidden`; None where base logits stay.
+        base: [F, K] base logits.
+        keys: [F, 2] int32, of the noise of the draw that comes next.
+        temperatures: [F] float32 of the draw; 0 for the largest logit, without noise.
+    """
+
+    before: Tensor
+    gates: Tensor
+    of_hidden: Tensor | None
+    base: Tensor
+    keys: Tensor
+    temperatures: Tensor
+
+
+def step(weights: HeadWeights, rows: StepRows, width: int) -> HeadStep:
+    """One more token in each row, and the best ids for the next. No size but F depends on a tensor's values, so it can
+    be captured in a graph.
+
+    Args:
+        weights: of the head.
+        rows: of the level.
+        width: C, at most K.
+    """
+    compute = _by_kernels if runs_triton(rows.base.device) else by_torch
+    return compute(weights, rows, min(width, rows.base.shape[1]))
+
+
+def _by_kernels(weights: HeadWeights, rows: StepRows, width: int) -> HeadStep:
+    from outpace.drafters.domino.gpu import kernels
+
+    before, gates, base, keys, temperatures = (
+        each.contiguous() for each in (rows.before, rows.gates, rows.base, rows.keys, rows.temperatures)
+    )
+    of_hidden = None if rows.of_hidden is None else rows.of_hidden.contiguous()
+    count, size = before.shape
+    vocabulary, rank = weights.vocabulary.shape
+    block_rows = min(max(_LEAST, 1 << (count - 1).bit_length()), _MOST_ROWS)
+    row_blocks = -(-count // block_rows)
+    sizes = {"BLOCK_ROWS": block_rows, "BLOCK_INPUTS": _BLOCK_BYTES // weights.vocabulary.dtype.itemsize}
+    states = torch.empty_like(before)
+    kernels.gru_step[(-(-size // _STATE_BLOCK), row_blocks)](
+        *(gates, before, weights.of_state, states, count), SIZE=size, BLOCK=_STATE_BLOCK, **sizes
+    )
+    low = weights.vocabulary.new_empty(count, rank)
+    if of_hidden is not None:
+        kernels.low_rank[(-(-rank // _LEAST), row_blocks)](
+            *(of_hidden, states, weights.of_causal, low, count), RANK=rank, SIZE=size, BLOCK=_LEAST, **sizes
+        )
+    block = _NUMBERS // block_rows
+    tiles = -(-vocabulary // block)
+    best = base.new_empty(count, tiles, width, dtype=torch.float32)
+    columns = base.new_empty(count, tiles, width, dtype=torch.int64)
+    peaks, totals = (base.new_empty(count, tiles, dtype=torch.float32) for _ in range(2))
+    kernels.best_of_tiles[(tiles, row_blocks)](
+        *(base, low, weights.vocabulary, keys if weights.ids is None else weights.ids, keys, temperatures),
+        *(best, columns, peaks, totals, count),
+        VOCABULARY=vocabulary,
+        RANK=rank,
+        WIDTH=width,
+        TILES=tiles,
+        BLOCK=block,
+        **{"CORRECTED": of_hidden is not None, "MAPPED": weights.ids is not None, **sizes},
+    )
+    found, places = best.flatten(1).topk(width, dim=-1)
+    normaliser = torch.logsumexp(peaks + totals.log(), dim=-1, keepdim=True)
+    return HeadStep(states, None, found - normaliser, columns.flatten(1).gather(1, places))
+
+
+def by_torch(weights: HeadWeights, rows: StepRows, width: int) -> HeadStep:
+    """The same function in torch's operations: the reference of the kernels."""
+    _, _, _, base, keys, temperatures = rows
+    states, low = causal_state(weights, rows)
+    scores = base.float()
+    if low is not None:
+        scores = scores + nn.functional.linear(low, weights.vocabulary).float()
+    ids = torch.arange(base.shape[1], device=base.device) if weights.ids is None else weights.ids
+    noise = gumbel([(first, second) for first, second in keys.tolist()], ids)
+    warm = (temperatures > 0)[:, None]
+    scores = torch.where(warm, scores / torch.where(warm, temperatures[:, None], 1.0) + noise, scores)
+    log_probs, columns = torch.log_softmax(scores, dim=-1).topk(width, dim=-1)
+    return HeadStep(states, None, log_probs, columns)
+
+
+def causal_state(weights: HeadWeights, rows: StepRows) -> tuple[Tensor, Tensor | None]:
+    """New states [F, G] and the low-rank rows [F, r] that correct base logits, None where nothing does."""
+    before, gates, of_hidden = rows[:3]
+    reset, update, new = gates.float().chunk(3, dim=-1)
+    old = nn.functional.linear(before.to(weights.of_state), weights.of_state).float().chunk(3, dim=-1)
+    candidate = torch.tanh(new + torch.sigmoid(reset + old[0]) * old[2])
+    states = torch.lerp(candidate, before, torch.sigmoid(update + old[1]))
+    if of_hidden is None:
+        return states, None
+    summed = of_hidden.float() + nn.functional.linear(states.to(weights.of_causal), weights.of_causal).float()
+    return states, nn.functional.silu(summed).to(weights.vocabulary)
+
+
+@torch.inference_mode()
+def gate_table(of_input: Tensor, embed: Callable[[Tensor], Tensor], vocab_size: int) -> Tensor:
+    """[V, 3G] products of every id's embedding with the GRU's input weight [3G, H]: a row is read instead of computed.
+    For a vocabulary of 151,936 and G = 1,024 that is 0.93 GB in bfloat16."""
+    ids = torch.arange(vocab_size, device=of_input.device)
+    return torch.cat([nn.functional.linear(embed(some).to(of_input), of_input) for some in ids.split(8192)])
 
 
 class TritonHead:
@@ -25,7 +181,7 @@ class TritonHead:
         return of_state.new_zeros(1, of_state.shape[1], dtype=torch.float32)
 
     def correct(self, rows: HeadRows, best: int | None) -> HeadStep:
-        """One more token in each row, and what may come behind it.
+        """One more token in each row, and the candidates for the next.
 
         Args:
             rows: of several requests.
@@ -46,8 +202,7 @@ class TritonHead:
         noise = torch.tensor(keys, dtype=torch.int32), torch.tensor(temperatures)
         asked = StepRows(_gathered(rows.before), gates, of_hidden, base, *(each.to(base.device) for each in noise))
         if best is not None:
-            found = step(weights, asked, best)
-            return HeadStep(found.states, None, found.log_probs, found.columns)
+            return step(weights, asked, best)
         states, low = causal_state(weights, asked)
         logits = base.float()
         if low is not None:
@@ -58,13 +213,17 @@ class TritonHead:
 def triton_head(head: DominoHead, ids: Tensor | None) -> TritonHead | None:
     """The head over some ids [K], or all, by kernels; None where its own modules run it."""
     device = head.vocabulary_weight.device
+    try:
+        check_exact(head, (DominoHead,))
+    except NotCompiled:
+        return None
     if device.type != "cuda" or not runs_triton(device):
         return None
     return TritonHead(HeadWeights.of(head, ids))
 
 
 def _gathered(picked: Picked) -> Tensor:
-    """[F, ...] the rows that are meant."""
+    """[F, ...] the picked rows."""
     return torch.cat(
         [
             rows[numbers[0]].expand(len(numbers), -1) if len(set(numbers)) == 1 else rows[list(numbers)]

@@ -8,8 +8,7 @@ import torch
 from outpace.core.protocols import PromptChunk
 from outpace.drafters.domino.gpu import chains
 from outpace.drafters.domino.gpu.chains import Chains
-from outpace.drafters.domino.gpu.head import TritonHead
-from outpace.drafters.domino.gpu.step import HeadWeights
+from outpace.drafters.domino.gpu.head import HeadWeights, TritonHead
 from outpace.drafters.domino.source import DominoSource
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.target import TransformersTarget

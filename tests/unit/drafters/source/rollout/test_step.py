@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outpace.drafters.domino.gpu.head import TritonHead
-from outpace.drafters.domino.gpu.rollout import Rollout, gate_table
-from outpace.drafters.domino.gpu.step import HeadWeights, StepRows, by_torch, step
+from outpace.drafters.domino.gpu.chains import Rollout
+from outpace.drafters.domino.gpu.head import HeadWeights, StepRows, TritonHead, by_torch, gate_table, step
 from outpace.drafters.domino.net import DominoConfig, DominoHead
 from outpace.gpu.backend import runs_triton
 from outpace.gpu.capture import Captured
@@ -80,7 +79,7 @@ def test_a_step_is_that_of_torch(dtype: torch.dtype, count: int, width: int, cor
     torch.testing.assert_close(actual.states, expected.states, atol=bound, rtol=bound)
     torch.testing.assert_close(actual.log_probs, expected.log_probs, atol=bound, rtol=bound)
     if dtype == torch.float32:  # no two scores are near enough for rounding to exchange them
-        assert torch.equal(actual.columns, expected.columns)
+        assert torch.equal(actual.columns, expected.columns)  # type: ignore[arg-type]
 
 
 def test_a_step_is_that_of_the_net() -> None:
@@ -111,58 +110,37 @@ def test_a_step_is_that_of_the_net() -> None:
 
 
 def rollout_inputs(seed: int, requests: int, depths: int) -> tuple[Tensor, ...]:
-    generator, chance = torch.Generator().manual_seed(seed), random.Random(seed)
+    generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(requests, depths, HIDDEN, generator=generator)
     base = torch.randn(requests, depths, VOCABULARY, generator=generator)
     pending = torch.randint(VOCABULARY, (requests,), generator=generator)
-    keys = [[noise_key(chance.randrange(2**63), 0, depth) for depth in range(depths)] for _ in range(requests)]
-    warmth = torch.tensor([chance.choice([0.0, 1.0]) for _ in range(requests)])
-    made = (hidden, base, pending, torch.tensor(keys, dtype=torch.int32), warmth)
-    return tuple(each.to(DEVICE) for each in made)
+    return hidden.to(DEVICE), base.to(DEVICE), pending.to(DEVICE)
 
 
-@pytest.mark.parametrize("width", [1, 3])
-def test_a_rollout_is_the_tree_that_is_grown_level_by_level(width: int) -> None:
-    """Guards against states of other nodes than the parents', scores that do not add up along paths, and depths that
-    read another depth's logits or noise: a plain search over lists finds the same beam."""
+def test_a_rollout_is_the_chain_that_is_drafted_level_by_level() -> None:
+    """Guards against states of another request, and depths that read another depth's logits or token; and against
+    buffers with padding, or of an earlier call, that reach a result. On CUDA this replays graphs."""
     weights = random_weights(1, torch.float32)
     embedding = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(2)).to(DEVICE)
-    corrected, inputs = (False, True, True), rollout_inputs(3, 2, 3)
-    hidden, base, pending, keys, warmth = inputs
-    rolled = Rollout(weights, embedding.__getitem__, corrected, width)(*inputs)
-    table = gate_table(weights.of_input, embedding.__getitem__, VOCABULARY)
-    looked_up = Rollout(weights, embedding.__getitem__, corrected, width, table)(*inputs)
-    for one, other in zip(rolled, looked_up, strict=True):
-        torch.testing.assert_close(one, other)
-    for request in range(2):
-        frontier = [(0.0, int(pending[request]), torch.zeros(STATE, device=DEVICE), 0)]
-        for depth in range(3):
-            grown = []
-            for place, (score, token, state, _) in enumerate(frontier):
-                low = nn.functional.linear(hidden[request, depth], weights.of_hidden) if corrected[depth] else None
-                gates = nn.functional.linear(embedding[token], weights.of_input)
-                row = StepRows(
-                    state[None], gates[None], None if low is None else low[None], base[request, depth][None],
-                    keys[request, depth][None], warmth[request][None],
-                )  # fmt: skip
-                found = by_torch(weights, row, width)
-                for column, value in zip(found.columns[0].tolist(), found.log_probs[0].tolist(), strict=True):
-                    grown.append((score + value, column, found.states[0], place))
-            frontier = sorted(grown, key=lambda each: -each[0])[:width]
-            assert rolled[0][request, depth].tolist() == [token for _, token, _, _ in frontier]
-            assert rolled[1][request, depth].tolist() == [parent for _, _, _, parent in frontier]
-            expected = torch.tensor([score for score, _, _, _ in frontier], device=DEVICE)
-            torch.testing.assert_close(rolled[2][request, depth], expected, atol=1e-4, rtol=1e-4)
-
-
-def test_buckets_change_nothing() -> None:
-    """Guards against rows of padding, or of an earlier call, that reach a result, and against batches beyond the last
-    bucket. On CUDA this replays graphs."""
-    weights = random_weights(1, torch.float32)
-    embedding = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(2)).to(DEVICE)
-    rollout = Rollout(weights, embedding.__getitem__, (False, True), 2)
-    captured = Captured(rollout, (2, 4), DEVICE)
+    corrected, embed = (False, True, True), embedding.__getitem__
+    table = gate_table(weights.of_input, embed, VOCABULARY)
+    captured = Captured(Rollout(weights, embed, corrected), (2, 4), DEVICE)
     for seed, requests in enumerate((3, 1, 4, 2, 5)):
-        inputs = rollout_inputs(seed, requests, 2)
-        for actual, expected in zip(captured(*inputs), rollout(*inputs), strict=True):
+        hidden, base, pending = inputs = rollout_inputs(seed, requests, 3)
+        ids, log_probs = captured(*inputs)
+        for actual, expected in zip(Rollout(weights, embed, corrected, table)(*inputs), (ids, log_probs), strict=True):
             torch.testing.assert_close(actual, expected)
+        for request in range(requests):
+            token, state = pending[request], torch.zeros(1, STATE, device=DEVICE)
+            for depth in range(3):
+                low = (
+                    nn.functional.linear(hidden[request, depth], weights.of_hidden)[None] if corrected[depth] else None
+                )
+                gates = nn.functional.linear(embedding[token], weights.of_input)[None]
+                still = torch.zeros(1, 2, dtype=torch.int32, device=DEVICE), torch.zeros(1, device=DEVICE)
+                found = by_torch(weights, StepRows(state, gates, low, base[request, depth][None], *still), 1)
+                assert found.columns is not None
+                assert found.log_probs is not None
+                token, state = found.columns[0, 0], found.states
+                assert ids[request, depth] == token
+                torch.testing.assert_close(log_probs[request, depth], found.log_probs[0, 0], atol=1e-4, rtol=1e-4)
