@@ -10,7 +10,6 @@ A line such as `<!-- outpace: options domino -->` in a page becomes a table. The
     fields CLASS        the fields of LoadSettings, SamplingParams or ServeSettings
     command NAME        the options of a command, as in "command bench" or "command train capture"
     arrows              which package may import which, from tests/architecture/test_arrows.py
-    file PATH           a file of the repository
     figures METHOD...   the rows of these methods in the table "All methods" of docs/results.md
 
 The build fails where a page names something that does not exist, and where a method has no page.
@@ -159,7 +158,7 @@ def _arrows() -> str:
     rules: Any = named[0].value
     rows = []
     for package, others in zip(rules.keys, rules.values, strict=True):
-        names = sorted(one.value for one in ast.walk(others) if isinstance(one, ast.Constant))
+        names = sorted(str(one.value) for one in ast.walk(others) if isinstance(one, ast.Constant))
         rows.append((f"`{package.value}`", ", ".join(names) or "nothing"))
     return _table(("package", "may import"), rows)
 
