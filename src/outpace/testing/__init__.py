@@ -1,4 +1,4 @@
-"""What the tests of a method or a shape need: a toy target, sources and drafters known exactly, the assertion."""
+"""For tests of a method or a shape: a toy target, exact sources and drafters, and the lossless assertion."""
 
 from outpace.testing.drafters import AdversaryDrafter, OracleDrafter
 from outpace.testing.lossless import assert_lossless, decode

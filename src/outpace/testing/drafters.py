@@ -1,4 +1,4 @@
-"""Proposers with a known fate: always right, wrong on purpose."""
+"""Drafters that are always right, or wrong on purpose."""
 
 import random
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from outpace.core.tree import DraftTree, Topology
 
 
 class OracleDrafter(BaseProposer):
-    """Drafts what will be said: chains copied from known sequences. Every draft is accepted.
+    """Drafts chains copied from known sequences. Every draft is accepted.
 
     Args:
-        sequences: prompt and answer of each request that will come, as ids.
+        sequences: ids of prompt and answer of each request.
         budget: tokens per chain.
     """
 
@@ -46,10 +46,8 @@ class OracleDrafter(BaseProposer):
 
 
 class AdversaryDrafter(OracleDrafter):
-    """Drafts random trees that mix what will be said with what will not.
-
-    Branches, dead ends, right tokens below wrong ones, right siblings after wrong ones: whatever a commit, a mask
-    or a walk could get wrong.
+    """Drafts random trees that mix right and wrong tokens: branches, dead ends, right tokens below wrong ones, right
+    siblings after wrong ones.
 
     Args:
         vocab_size: wrong tokens are drawn from it.
@@ -88,7 +86,7 @@ class AdversaryDrafter(OracleDrafter):
             if is_right[parent] and depth <= len(known) and self._random.random() < self._truth:
                 token = known[depth - 1]
             if any(parents[node] == parent and tokens[node] == token for node in range(len(tokens))):
-                continue  # a sibling says the same already
+                continue  # a sibling has this token already
             parents.append(parent)
             depths.append(depth)
             tokens.append(token)

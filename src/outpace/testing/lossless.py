@@ -1,4 +1,4 @@
-"""The contract as one assertion: a method may change the speed, never the output."""
+"""The assertion that a method changes the speed and never the output."""
 
 from collections.abc import Callable, Sequence
 
@@ -63,7 +63,7 @@ def _compare(run: str, expected: Sequence[Session], actual: Sequence[Session]) -
         place = next((place for place, (left, right) in enumerate(pairs) if left != right), None)
         if place is not None:
             raise AssertionError(
-                f"sequence {index} {run}: token {place} is {got.generated[place]}, plain decoding says "
+                f"sequence {index} {run}: token {place} is {got.generated[place]}, plain decoding has "
                 f"{want.generated[place]}"
             )
         if (want.generated, want.finish_reason, want.stop_reason) != (

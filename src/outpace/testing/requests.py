@@ -11,7 +11,7 @@ from outpace.drafters.build_context import BuildContext
 
 
 def draft_request(ids: Sequence[int], budget: int, max_depth: int, seed: int = 0, **params: Any) -> DraftRequest:
-    """One request's wish for a tree.
+    """A request for a tree.
 
     Args:
         ids: prompt and answer so far, the last one pending.
@@ -23,10 +23,10 @@ def draft_request(ids: Sequence[int], budget: int, max_depth: int, seed: int = 0
 
 
 def toy_context(vocab_size: int) -> BuildContext:
-    """What a method without a model may ask for."""
+    """The build context of a method without a model."""
     return BuildContext(vocab_size, torch.device("cpu"), no_draft_model)
 
 
 def no_draft_model() -> NoReturn:
-    """Stands where a draft model would be loaded."""
+    """Takes the place of the loader of a draft model."""
     raise AssertionError("this method needs no draft model")

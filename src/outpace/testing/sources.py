@@ -1,4 +1,4 @@
-"""A source known exactly: scores over a distribution in closed form, every question checked against the contract."""
+"""A source with an exact distribution, which checks every call against the contract."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +19,13 @@ Path = tuple[int, ...]
 
 
 def blend(share: float, vocab: int, seed: int = 0, other: int = 101, sharpness: float = 4.0) -> Logits:
-    """A toy target's own distribution mixed with another one's: at share 1 it is the target's, at 0 it knows nothing of
-    it."""
+    """A toy target's own distribution mixed with another one's: at share 1 it is the target's."""
     own, foreign = (ToyTarget(vocab, key, sharpness) for key in (seed, other))
     return lambda ids: share * own.logits(ids, len(ids)) + (1 - share) * foreign.logits(ids, len(ids))
 
 
 def table(distribution: Mapping[Path, Sequence[float]], vocab: int) -> Logits:
-    """A distribution written down: the probabilities after each path below a prompt of one token; elsewhere flat."""
+    """The probabilities after each path below a prompt of one token; flat elsewhere."""
 
     def logits(ids: Sequence[int]) -> Tensor:
         return torch.tensor(distribution.get(tuple(ids[1:]), [1 / vocab] * vocab)).log()
@@ -55,22 +54,22 @@ def node_paths(tree: DraftTree) -> list[Path]:
 
 @dataclass(eq=False)
 class ToyState:
-    """One request: its wish of this round."""
+    """A request's state."""
 
     request: DraftRequest | None = None
 
 
 class ToySource(BaseSource):
-    """A `LevelSource` over an exact distribution. It fails when the contract of its frontier is broken.
+    """A `LevelSource` over an exact distribution. It fails when a frontier breaks the contract.
 
     Args:
-        distribution: what it believes.
+        distribution: of the next token.
         noise: draw its scores with the noise of sampled requests.
-        limit: depth beyond which it refuses to draft, like the end of a draft model's context.
+        limit: maximum depth, like the end of a draft model's context.
 
     Attributes:
-        expands: how often it was asked, over all rounds.
-        said: what it answered this round: request, path of the node, and the score of each candidate.
+        expands: number of calls of `expand`, over all rounds.
+        said: the candidates of this round: by request and path of the node, the score of each token.
     """
 
     def __init__(self, distribution: Logits, noise: bool = True, limit: int = 1 << 30) -> None:
@@ -112,7 +111,7 @@ class ToySource(BaseSource):
         self.said, self._before = {}, []
 
     def _nodes(self, states: Sequence[ToyState], frontier: Frontier) -> list[tuple[int, Path]]:
-        """Request and path of each frontier node, after all checks."""
+        """Checks the frontier; request and path of each node."""
         owners, parents, tokens = list(frontier.owners), list(frontier.parents), frontier.tokens.tolist()
         assert owners, "an empty frontier is asked for"
         assert owners == sorted(owners), f"owners {owners} do not ascend"

@@ -1,4 +1,4 @@
-"""A target small enough to know exactly: a few tokens, probabilities in closed form, no tensors to trust."""
+"""A target with a few tokens and probabilities in closed form."""
 
 from collections.abc import Sequence
 

@@ -1,10 +1,9 @@
-"""One currency for drafted and retrieved tokens: how likely each is to be accepted, by all that speaks for it.
+"""The union's acceptance model: the probability that a candidate is accepted, from all its sources.
 
-A draft model, the transition matrix and the text so far may all name the same token, or different ones. Trees of the
-papers keep a share of the slots for each. Here the next slot always goes to the token most likely to be accepted,
-whoever brought it: a conditional logit (McFadden 1974) over the tokens that are named below a node and "none of them",
-in which a token's score is a sum of weights, one for what each candidate source says of it. The prices of siblings
-therefore never sum to more than 1.
+A draft model, the transition matrix and the text may propose the same token or different ones. Trees of the papers keep
+a share of the slots for each source. Here the next slot always goes to the candidate most likely to be accepted, by a
+conditional logit (McFadden 1974) over the candidates below a node and "none of them": a candidate's score is the sum of
+one weight per source. The probabilities of siblings therefore never sum to more than 1.
 """
 
 import json
@@ -14,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import lru_cache
 from importlib.resources import files
+from itertools import accumulate
 
 from outpace.core.events import NodeOrigin
 from outpace.lib.errors import ModelError
@@ -24,47 +24,46 @@ Features = tuple[int, int, int, int, int]
 """Of a candidate: its feature from the draft, the row of two tokens, the row of one token, the text and the noise."""
 
 PRIOR, KINDS = "acceptance_prior.json", ("greedy", "sampled", "rejected")
-BIAS = 0
-_DRAFTED = 1  # and the nine after it: by tenths of the probability that the draft gives the token below its parent
-PASSED_OVER, UNDRAFTED = 11, 12  # the draft names other tokens below this parent; none at all
-_PAIRED = 13
-OUTRANKED = _PAIRED + SUCCESSORS  # the row of the last two tokens names others
-UNPAIRED = OUTRANKED + 1  # there is no such row
-_RANKED = UNPAIRED + 1
-UNRANKED = _RANKED + SUCCESSORS
-_MATCHED = UNRANKED + 1
-MATCHES = (1, 2, 3, 5, 9)  # least lengths of the kinds of match
-UNMATCHED = _MATCHED + len(MATCHES)
-_NOISY = UNMATCHED + 1
+MATCHES = (1, 2, 3, 5, 9)  # minimum lengths of the kinds of match
 NOISES = 6  # kinds of keyed noise: below 0, by whole numbers up to 4, and above
-QUIET = _NOISY + NOISES
-SIZE = QUIET + 1
+# How many weights each kind of feature has: the draft by tenths of the probability that it gives the token; draft and
+# rows that have other tokens below the node, or none; rows by rank; matches and noise by the kinds above.
+_LAYOUT = {
+    "bias": 1, "drafted": 10, "passed_over": 1, "undrafted": 1, "paired": SUCCESSORS, "outranked": 1, "unpaired": 1,
+    "ranked": SUCCESSORS, "unranked": 1, "matched": len(MATCHES), "unmatched": 1, "noisy": NOISES, "quiet": 1,
+}  # fmt: skip
+SIZE = sum(_LAYOUT.values())
+_STARTS = dict(zip(_LAYOUT, accumulate(_LAYOUT.values(), initial=0), strict=False))
+BIAS = _STARTS["bias"]
+PASSED_OVER, UNDRAFTED, OUTRANKED, UNPAIRED = (
+    _STARTS[name] for name in ("passed_over", "undrafted", "outranked", "unpaired")
+)
+UNRANKED, UNMATCHED, QUIET = (_STARTS[name] for name in ("unranked", "unmatched", "quiet"))
 
 
 def drafted(log_prob: float) -> int:
     """The draft's feature: its conditional log-probability, or keyed score, of the token."""
-    return _DRAFTED + min(9, int(10 * math.exp(min(log_prob, 0.0))))
+    return _STARTS["drafted"] + min(9, int(10 * math.exp(min(log_prob, 0.0))))
 
 
 def paired(rank: int) -> int:
     """The matrix's feature: the token's rank from 0 in the row of the two tokens before it."""
-    return _PAIRED + rank
+    return _STARTS["paired"] + rank
 
 
 def ranked(rank: int) -> int:
     """The matrix's feature: the token's rank from 0 in the row of the token before it."""
-    return _RANKED + rank
+    return _STARTS["ranked"] + rank
 
 
 def matched(length: int) -> int:
-    """The text's feature: how many tokens before this one stood before it in the text already, 1 or more."""
-    return _MATCHED + sum(length >= least for least in MATCHES) - 1
+    """The text's feature: how many tokens before this one matched, 1 or more."""
+    return _STARTS["matched"] + sum(length >= least for least in MATCHES) - 1
 
 
 def noisy(gumbel: float) -> int:
-    """The noise's feature: the keyed noise with which the target will draw; the draft's keyed score knows it
-    already."""
-    return _NOISY + min(NOISES - 1, max(0, math.floor(gumbel) + 1))
+    """The noise's feature: the keyed noise with which the target will draw; a draft's keyed score contains it."""
+    return _STARTS["noisy"] + min(NOISES - 1, max(0, math.floor(gumbel) + 1))
 
 
 class AcceptanceModel:
@@ -72,7 +71,7 @@ class AcceptanceModel:
 
     Args:
         prior: [SIZE] weights to start from and to return to.
-        rate: of Adagrad's steps (Duchi et al. 2011) on the log-loss of what was said below one node.
+        rate: of Adagrad's steps (Duchi et al. 2011) on the log-loss of the target's token below one node.
         trust: sum of squared gradients that each weight of the prior is taken to have seen.
     """
 
@@ -91,17 +90,13 @@ class AcceptanceModel:
         self.squares = array("d", [self._trust] * SIZE)
 
     def prices(self, named: Sequence[Features]) -> list[float]:
-        """Probability of each token that is named below a node to be accepted, given that the node is.
-
-        Args:
-            named: what speaks for each of them.
-        """
+        """Probability of each candidate below a node to be accepted, given that the node is, from its features."""
         odds = [self._odds(features) for features in named]
         total = 1.0 + sum(odds)  # 1 for none of them
         return [one / total for one in odds]
 
     def origin(self, features: Features) -> NodeOrigin:
-        """Who named a token: the draft if it did; of rows and text, what speaks louder for it."""
+        """The source of a candidate: the draft if it has it; of rows and text, the one with the larger weight."""
         draft, pair, rank, text, _ = features
         if draft < PASSED_OVER:
             return "drafted"
@@ -114,8 +109,8 @@ class AcceptanceModel:
         return "matched" if weights[text] - weights[UNMATCHED] >= of_rows else "retrieved"
 
     def learn(self, verified: Sequence[tuple[Sequence[Features], int | None]]) -> None:
-        """Learn from accepted nodes: what spoke for each token that was named below one, and which of them the target
-        said; None for another token."""
+        """Learn from accepted nodes: the features of the candidates below each, and which one the target chose; None if
+        it chose another token."""
         for named, said in verified:
             slopes: dict[int, float] = {}
             for place, (features, price) in enumerate(zip(named, self.prices(named), strict=True)):
@@ -132,17 +127,9 @@ class AcceptanceModel:
 
 
 def layout() -> dict[str, int]:
-    """Which weight each feature has."""
-    names = {"drafted": _DRAFTED, "passed_over": PASSED_OVER, "undrafted": UNDRAFTED, "paired": _PAIRED}
-    names |= {"outranked": OUTRANKED, "unpaired": UNPAIRED, "ranked": _RANKED, "unranked": UNRANKED}
-    names |= {"matched": _MATCHED, "unmatched": UNMATCHED, "noisy": _NOISY, "quiet": QUIET}
-    return names | {"noises": NOISES, "match_count": len(MATCHES)}
-
-
-_LAYOUT = {
-    "bias": 1, "drafted": 10, "passed_over": 1, "undrafted": 1, "paired": SUCCESSORS, "outranked": 1, "unpaired": 1,
-    "ranked": SUCCESSORS, "unranked": 1, "matched": len(MATCHES), "unmatched": 1, "noisy": NOISES, "quiet": 1,
-}  # fmt: skip
+    """The first weight of each kind of feature, and the counts of kinds, as the kernels read them."""
+    starts = {name: start for name, start in _STARTS.items() if name != "bias"}
+    return starts | {"noises": NOISES, "match_count": len(MATCHES)}
 
 
 def named_weights(weights: Sequence[float]) -> dict[str, list[float]]:
@@ -153,11 +140,8 @@ def named_weights(weights: Sequence[float]) -> dict[str, list[float]]:
 
 @lru_cache(maxsize=1)
 def priors() -> Mapping[str, tuple[float, ...]]:
-    """What the features were worth where `scripts/fit_acceptance.py` measured it: [SIZE] for "greedy" requests,
-    "sampled" ones and for those that may be "rejected", where nobody hears the noise.
-
-    Another model or drafter starts from them and learns its own. The file says what they were fitted on.
-    """
+    """The weights that `scripts/fit_acceptance.py` fitted: [SIZE] for "greedy" requests, "sampled" ones and those under
+    rejection, without noise. Every model and drafter starts from them. The file says what they were fitted on."""
     return read_priors((files("outpace") / "data" / PRIOR).read_text(encoding="utf-8"))
 
 

@@ -1,8 +1,8 @@
-"""The union: drafted, recycled and matched tokens compete for the same slots, by one price.
+"""The union: drafted, recycled and matched tokens compete for the same slots by their probability of acceptance.
 
 Domino or EAGLE-3 drafts a shallow beam; Graft's transition matrix and SAM-Decoding's automaton continue every node of
-it, not the pending token alone; and, as DynaTree's, the tree is as wide and deep as the odds say. What goes beyond the
-papers is that none has a share of its own: the next slot is for whatever is most likely to be accepted.
+it, not the pending token alone; as in DynaTree, confidence decides how wide and deep the tree is. Unlike in the papers
+no source has a share of its own: the next slot is for the candidate that is most likely to be accepted.
 """
 
 from collections.abc import Sequence
@@ -30,15 +30,13 @@ class UnionPlan:
     """How the union builds its trees.
 
     Attributes:
-        draft_budget: nodes that the draft may have.
-        min_prob: a token less likely to be accepted gets no slot; 0 uses the whole budget.
-        skip_draft_above: tokens that a tree must be expected to gain without a draft for the draft to be left out; None
-            to draft always.
-        uses_matrix, uses_text: whether transitions and matches are asked.
-        uses_noise: whether the noise of the target's own draw counts. If so retrieved tokens are priced by it, and the
-            draft's scores must know it already.
-        most_priced: nodes that a tree may have where prices of time say how many, and whether to draft; 0 to follow
-            none.
+        draft_budget: maximum number of nodes of the draft.
+        min_prob: minimum probability of acceptance of a node; 0 uses the whole budget.
+        skip_draft_above: expected gain of a tree without a draft above which nothing is drafted; None drafts always.
+        uses_matrix, uses_text: whether transitions and matches propose candidates.
+        uses_noise: whether the noise of the target's own draw counts. If so retrieved candidates are priced by it, and
+            the draft's scores must contain it.
+        most_priced: maximum number of nodes of a tree that follows the cost model; 0 to use the whole budget.
         may_draft: whether the base drafts anything.
     """
 
@@ -58,10 +56,10 @@ class UnionState:
 
     Attributes:
         of_base: its state in the draft.
-        matrix: what it reads and teaches.
-        text: matches in its own ids; None if they are not asked.
-        greedy, sampled: what prices its tokens at temperature 0, and above, by the rule that verifies it.
-        acceptance: the one of them that priced those of this round.
+        matrix: that it reads and updates.
+        text: suffix automaton of its ids; None without matches.
+        greedy, sampled: acceptance models at temperature 0, and above.
+        acceptance: the one of this round.
         grown: the tree of this round; None if nothing was drafted.
         order: of each node of this round's tree, its number in `grown`.
     """
@@ -77,19 +75,17 @@ class UnionState:
 
 
 class Union:
-    """Grows every tree best-first from what draft, transitions and text name.
-
-    Trees and the transition matrix live on the host: what is most likely is decided node by node.
+    """Grows every tree best-first from the candidates of draft, transitions and text, on the host.
 
     Args:
         base: drafts a tree with scores, or empty trees.
-        matrix: keeps the target's transitions, on the host.
-        greedy, sampled: what the candidates are worth at temperature 0, and above.
+        matrix: the target's transitions, on the host.
+        greedy, sampled: acceptance models at temperature 0, and above.
         plan: how trees are built.
         budget: nodes per tree by default.
-        device: where tokens live.
-        rejected: what the candidates are worth above temperature 0 under rejection, where every request learns for
-            itself; None for `sampled`.
+        device: of the tokens.
+        rejected: acceptance model above temperature 0 under rejection, where every request learns for itself; None for
+            `sampled`.
     """
 
     def __init__(
@@ -114,7 +110,7 @@ class Union:
 
     def open(self, slot: int, alone: bool = False) -> UnionState:
         greedy, sampled = self.greedy, self.sampled
-        if self.matrix.private:  # else its trees would depend on its neighbours all the same
+        if self.matrix.private:  # shared models would make trees depend on other requests
             greedy, sampled = greedy.copy(), sampled.copy()
         if alone:
             sampled = self.rejected.copy()
@@ -241,7 +237,7 @@ class Union:
         self._growing_of(len(requests)).learn((0,), (net,), took)
 
     def _bring_up_to_date(self, state: UnionState, request: DraftRequest) -> None:
-        """Choose what prices the request's tokens, and take in what is new of its ids."""
+        """Choose the acceptance model, and add the request's new ids to its text."""
         state.acceptance = state.greedy if request.stream.params.is_greedy else state.sampled
         if state.text is not None:
             state.text.follow(request.ids)
@@ -256,11 +252,11 @@ class Union:
         """The most likely tree of each request.
 
         Args:
-            states, requests: whose.
+            states, requests: of the trees.
             drafts: for each, a tree with scores; None for none.
-            wanted_gain: gain that is asked for where time has no prices; a tree that cannot reach it is left as it is.
+            wanted_gain: growth without prices of time stops as soon as this gain is out of reach.
         """
-        wishes = [
+        wanted = [
             GrowthRequest(
                 stream=request.stream,
                 matrix=state.matrix if self._plan.uses_matrix else None,
@@ -276,7 +272,7 @@ class Union:
             )
             for index, (state, request) in enumerate(zip(states, requests, strict=True))
         ]
-        return self.grower.grow(wishes)
+        return self.grower.grow(wanted)
 
     def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
         self.base.observe([state.of_base for state in states], observations)

@@ -1,18 +1,16 @@
 """Token Recycling's matrix: what it learns, in which order, and what it forgets."""
 
-import pytest
 import torch
 
 from outpace.core.params import SamplingParams
 from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
-from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request, no_draft_model
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TokenRecycling, TransitionMatrix
-from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
+from outpace.trees.shapes.rank_paths import RecyclingTemplate
 
 CPU = torch.device("cpu")
 
@@ -54,15 +52,6 @@ def test_trees_follow_the_matrix() -> None:
     assert first_level == matrix.successors[17].tolist()
 
 
-def test_chain_shape_follows_first_successors() -> None:
-    """Guards against a chain that strays from rank 0."""
-    matrix = TransitionMatrix(30, CPU)
-    matrix.successors[:, 0] = (torch.arange(30) + 1) % 30
-    proposer = StaticProposer(TokenRecycling(matrix), Chain(), 5, CPU)
-    (tree,) = proposer.propose([matrix], [draft_request([28], 5, 9)])
-    assert tree.tokens.tolist() == [28, 29, 0, 1, 2, 3]
-
-
 def test_private_matrices_are_read_by_their_own_requests() -> None:
     """Guards against a batch whose private rows are mixed up, in a frontier where requests have several nodes each."""
     proposer = StaticProposer(TokenRecycling(TransitionMatrix(30, CPU), private=True), RecyclingTemplate(), 80, CPU)
@@ -74,13 +63,3 @@ def test_private_matrices_are_read_by_their_own_requests() -> None:
         steps = {(int(tree.tokens[node]) - int(tree.tokens[tree.topology.parents[node]])) % 30 for node in range(1, 21)}
         assert steps <= {shift * rank % 30 for rank in range(1, SUCCESSORS + 1)}
         assert len(steps) > 1
-
-
-@pytest.mark.parametrize(
-    "spec",
-    ["recycle:budget=-1", "recycle:budget=512", "recycle:shape=round", "recycle:matrix=none", "lookup:shape=chain"],
-)
-def test_bad_options_are_refused(spec: str) -> None:
-    """Guards against options that are read and then ignored."""
-    with pytest.raises(InvalidRequest, match="method="):
-        parse_method(spec)

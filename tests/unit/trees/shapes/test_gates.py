@@ -8,14 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.core.drafting import GrowingShape
+from outpace.core.drafting import GrowingShape, Level
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, blend, table
 from outpace.trees.growing import GrowingProposer, GrowingState
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
-from outpace.trees.shapes.gates import Gated, GatedConfig
+from outpace.trees.shapes.gates import Cut, CutConfig, Gated, GatedConfig
 
 VOCAB = 12
 
@@ -198,3 +198,26 @@ def test_ddd_sums_over_the_beam(beam: int, threshold: float, ends: bool) -> None
     config = DddConfig(breadth=5, beam=beam, checkpoints=(1,), min_beam_prob=threshold, depth=2)
     (tree,), _ = run(DynamicDepth(config), [draft_request([0], 60, 9)], source)
     assert tree.draft_passes == (1 if ends else 2)
+
+
+def chain_level(depth: int, *probabilities: float) -> Level:
+    scores = torch.tensor(probabilities).log()[:, None]
+    return Level(depth, torch.arange(len(probabilities)), scores, scores)
+
+
+def test_a_chain_ends_before_what_is_unlikely() -> None:
+    """Guards against a doubtful token that still takes a slot, and requests that end each other."""
+    shape = Cut(CutConfig(min_prob=0.3, depth=3))
+    selected, expanded = shape.grow([None] * 3, chain_level(1, 0.9, 0.3, 0.29))
+    assert selected[:, 0].tolist() == expanded[:, 0].tolist() == [True, True, False]
+    selected, expanded = shape.grow([None] * 2, chain_level(3, 0.9, 0.1))
+    assert (selected[:, 0].tolist(), expanded[:, 0].tolist()) == ([True, False], [False, False])
+    assert shape.width == 1
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0])
+def test_the_extremes(threshold: float) -> None:
+    """Guards against a threshold of 0 that cuts after all, where a probability has no logarithm."""
+    selected, _ = Cut(CutConfig(min_prob=threshold)).grow([None], chain_level(1, 1e-30))
+    assert bool(selected.item()) == (threshold == 0)
+    assert math.isfinite(CutConfig().min_prob)

@@ -81,14 +81,6 @@ def test_old_entries_leave_the_window(window: int) -> None:
         assert state.base_depth - before == pytest.approx(0.01 * (average - 0.7))
 
 
-def test_d0_is_kept_as_a_real_number() -> None:
-    """Guards against rounding what is kept: steps below one half would then never add up to a level."""
-    shape = DynaTree(DynaTreeConfig(depth_step=0.1))
-    state = watch(shape, [(5, 5)] * 14)  # ten updates of 0.03
-    assert state.base_depth == pytest.approx(5.3)
-    assert watch(shape, [(5, 5)] * 24).base_depth == pytest.approx(5.6)
-
-
 @pytest.mark.parametrize("low_confidence", [0.4, 0.85, 0.995])
 def test_clip_ranges_keep_the_settings_valid(low_confidence: float) -> None:
     """Guards against D0 outside 1..D_max - 1 and a tau_h that crosses tau_l or leaves its range."""
@@ -136,14 +128,6 @@ def test_the_loop_settles_where_acceptance_meets_its_target(seed: int) -> None:
         assert max(kept) < 6.5
         assert pstdev(kept) < deviation
         assert abs(mean(kept) - 3.5) < error
-
-
-@pytest.mark.parametrize(("chance", "bound", "confidence"), [(1.0, 7.0, 0.41), (0.0, 1.0, 1.0)])
-def test_certain_drafts_go_to_the_bounds(chance: float, bound: float, confidence: float) -> None:
-    """Guards against a loop that settles on its own whatever is accepted."""
-    kept, state = simulate(chance, DynaTreeConfig(), 0)
-    assert set(kept) == {bound}
-    assert state.high_confidence == pytest.approx(confidence)
 
 
 def answer(shape: DynaTree, *accepted: int) -> None:

@@ -206,16 +206,6 @@ def test_the_draft_is_left_out_where_retrieval_is_enough() -> None:
                 assert tree.drafted == 1
 
 
-def test_a_request_with_a_small_budget_drafts_no_more() -> None:
-    """Guards against drafts that a request has no slots for."""
-    base = Watched(toy_draft())
-    union = made(base)
-    (tree,) = union.propose([union.open(0)], [draft_request([1, 2], 3, 2)])
-    assert base.asked[0][1].budget == 3
-    assert len(tree) == 4
-    assert tree.topology.max_depth <= 2
-
-
 def test_witnesses_that_are_not_asked_name_nothing() -> None:
     """Guards against ablations that are none, and automata that are built and never asked."""
     text, both = [5, 6, 7, 5, 6], []
