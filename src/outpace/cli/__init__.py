@@ -69,7 +69,7 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Language models generate faster without changing a token of what they would have said."""
+    """Language models generate faster, without changing a token of plain decoding's output."""
 
 
 def _show_warnings_in_a_line() -> None:

@@ -164,8 +164,9 @@ def _bench_endpoint(
         server = find_server(endpoint, model)
         run = EndpointRun(endpoint, server, plan, client_environment())
         with progress_bar("bench", len(plan.items)) as advance:
-            say = lambda found: endpoint_line(summarise_endpoint(found))  # noqa: E731
-            records = collect(run, len(plan.items), out, advance, say)
+            records = collect(
+                run, len(plan.items), out, advance, lambda found: endpoint_line(summarise_endpoint(found))
+            )
     summary = summarise_endpoint(records)
     if not as_json:
         title = f"{server.model} at {endpoint.url}, {len(plan.items)} prompts, asked from {records[0]['hardware']}"

@@ -39,8 +39,8 @@ def doctor(
     if model is not None:
         loaded = load(loading, 1)
         found += _shown(f"{model} on it", examine_model(loaded, _unwell(found)), as_json)
-        beside = "" if loaded.method_name == "plain" else " beside plain decoding"
-        found += _shown(f"{loaded.method_name}{beside}", examine_method(loaded), as_json)
+        against = "" if loaded.method_name == "plain" else " against plain decoding"
+        found += _shown(f"{loaded.method_name}{against}", examine_method(loaded), as_json)
     unwell = _unwell(found)
     if as_json:
         print(json.dumps({"outpace": __version__, "fine": not unwell, "findings": [one.as_dict() for one in found]}))

@@ -1,4 +1,4 @@
-"""`outpace methods`: what there is to draft with, what it needs, and what it can be told."""
+"""`outpace methods`: the methods, what they need, and their options."""
 
 import json
 from typing import Annotated, Any
@@ -70,7 +70,7 @@ def methods(
     Sheet(columns, cells, has_lines=True).show()
     for preset, stands_for in presets_of(name).items():
         values = ",".join(f"{option}={written(value)}" for option, value in stands_for.items())
-        console.print(f"preset: {name}:as={preset} is {name}:{values}; options beside it win")
+        console.print(f"preset: {name}:as={preset} is {name}:{values}; other options take precedence")
     if issubclass(method.options, ModelOptions):
         names = method.options.shape_names()
         console.print(

@@ -121,7 +121,7 @@ def _figures(trial: "Trial") -> dict[str, Any]:
 
 
 def _table(outcome: "Outcome", title: str) -> "Sheet":
-    """The candidates; docs/command-line.md says what the columns mean."""
+    """The candidates; docs/command-line.md explains the columns."""
     from outpace.bench.sheet import Column, Sheet
 
     names = ("prompts", "speedup", "95 %", "tok/step", "breaks even at", "drafting", "equal")

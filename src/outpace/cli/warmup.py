@@ -31,7 +31,7 @@ def warmup(
     params: SamplingParams,
     out: Annotated[Path, typer.Option(help="The safetensors file to write.")],
 ) -> None:
-    """Answer a workload's first prompts, 5 unless FILE:LIMIT says how many, and write what the method's transition
+    """Answer a workload's first prompts, 5 unless FILE:LIMIT gives a number, and write what the method's transition
     matrix learned, for the option warm=FILE; of a gated method, as graft, its gates too, calibrated for the drafter at
     the budget and temperature given here. Take prompts that are not measured later."""
     from outpace.bench.runner import warm_up

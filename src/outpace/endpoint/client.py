@@ -1,4 +1,4 @@
-"""Asks an OpenAI-compatible server: requests, retries, and errors that say what to do."""
+"""A client of OpenAI-compatible servers: requests, retries, streams, and errors with a remedy."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -44,7 +44,7 @@ class AnswerStream:
         text: the text so far.
         pieces: how many pieces it came in.
         finish_reason: why the answer ended; None before.
-        usage: the server's counts of tokens, empty where it tells none.
+        usage: the server's counts of tokens, empty if it sends none.
         report: what speculation did, where an outpace server was asked.
     """
 
@@ -114,7 +114,7 @@ def _text(choice: dict[str, Any]) -> str:
 
 
 ATTEMPTS = 4
-FIRST_PAUSE_S = 0.5  # doubled after every failure, unless the server says how long
+FIRST_PAUSE_S = 0.5  # doubled after every failure, unless the server names a time
 LONGEST_PAUSE_S = 60.0
 TIMEOUT_S = 600.0  # without a byte
 CONNECT_S = 10.0
@@ -149,7 +149,7 @@ class Endpoint:
         keys = (api_key or "").split()
         self._has_key = bool(keys)
         headers = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-        limits = httpx.Limits(max_connections=None)  # whoever asks knows how many requests are in flight
+        limits = httpx.Limits(max_connections=None)  # the caller limits the requests in flight
         self._client = httpx.Client(timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S), headers=headers, limits=limits)
 
     def __enter__(self) -> Self:
@@ -166,7 +166,7 @@ class Endpoint:
         """The text of an answer that comes in one piece, and its first choice.
 
         Args:
-            path: behind the base, as "chat/completions".
+            path: after the base, as "chat/completions".
             body: of the request.
 
         Raises:
@@ -206,7 +206,7 @@ class Endpoint:
             response.close()
 
     def get(self, path: str, at_root: bool = False) -> httpx.Response:
-        """What lies at a path behind the base, or behind the server's root.
+        """The response for a path after the base, or after the server's root.
 
         Raises:
             InvalidRequest, ServerAway, ModelError: as `post`.
@@ -243,7 +243,7 @@ class Endpoint:
             except httpx.TransportError as error:
                 if not self._patient:
                     raise ServerAway(
-                        f"endpoint={self.url!r}: nobody answers ({_reason(error)}); is the server running, and are "
+                        f"endpoint={self.url!r}: no server answers ({_reason(error)}); is the server running, and are "
                         "host and port right?"
                     ) from error
                 text, caught = _reason(error), error

@@ -58,7 +58,7 @@ def _models(endpoint: Endpoint) -> list[str]:
         return [str(one["id"]) for one in found]
     except (KeyError, TypeError) as error:
         raise ModelError(
-            f"endpoint={endpoint.url!r}: no OpenAI-compatible server, its /models says {response.text[:200]!r}; give "
+            f"endpoint={endpoint.url!r}: no OpenAI-compatible server, its /models is {response.text[:200]!r}; give "
             "the base of the API, as http://host:8000/v1"
         ) from error
 

@@ -408,7 +408,7 @@ def unpadded_rows(input_ids: Tensor, arguments: dict[str, Any]) -> list[list[int
     """The prompts [B, P] without their padding; `arguments` are those of the model's forward.
 
     Raises:
-        InvalidRequest: padding elsewhere than on the left, positions of one's own, a cache to go on from or to fill,
+        InvalidRequest: padding that is not on the left, the caller's positions, a cache to continue from or fill,
             arguments that only the model knows.
     """
     given = {name: value for name, value in arguments.items() if value is not None}
@@ -417,12 +417,12 @@ def unpadded_rows(input_ids: Tensor, arguments: dict[str, Any]) -> list[list[int
         raise InvalidRequest(f"{', '.join(foreign)}: not supported; only input_ids and attention_mask are")
     cache = given.get("past_key_values")
     if cache is not None and (getattr(cache, "_is_user_defined", False) or cache.get_seq_length() > 0):
-        raise InvalidRequest("past_key_values: a cache of one's own cannot be used; leave it out")
+        raise InvalidRequest("past_key_values: a cache of yours cannot be used; leave it out")
     mask = given["attention_mask"].bool() if "attention_mask" in given else torch.ones_like(input_ids).bool()  # [B, P]
     if mask.shape != input_ids.shape or not bool(mask[:, -1].all()) or bool((mask[:, :-1] & ~mask[:, 1:]).any()):
         raise InvalidRequest("attention_mask: padding must be on the left (tokenizer.padding_side = 'left')")
     positions = given.get("position_ids")
     usual = mask.long().cumsum(-1) - 1
     if positions is not None and bool(((positions != usual) & mask).any()):
-        raise InvalidRequest("position_ids: positions of one's own are not supported; leave them out")
+        raise InvalidRequest("position_ids: positions of yours are not supported; leave them out")
     return [row[keep].tolist() for row, keep in zip(input_ids, mask, strict=True)]

@@ -39,15 +39,15 @@ class Metrics:
     def __init__(self, name: str, occupied: Occupied) -> None:
         self.registry = CollectorRegistry()
         self._values = (name, "0")
-        self._last: dict[Session, float] = {}  # when it last gained tokens
-        for index, (gauge, said) in enumerate(
+        self._last: dict[Session, float] = {}  # time of its last tokens
+        for index, (gauge, text) in enumerate(
             (
                 ("num_requests_running", "Samples that are decoded."),
                 ("num_requests_waiting", "Samples that wait for a slot."),
                 ("kv_cache_usage_perc", "Part of the cache in use, 1 is all of it."),
             )
         ):
-            made = Gauge(f"vllm:{gauge}", said, LABELS, registry=self.registry)
+            made = Gauge(f"vllm:{gauge}", text, LABELS, registry=self.registry)
             made.labels(*self._values).set_function(partial(lambda index: occupied.occupancy()[index], index))
         counts = {
             "prompt_tokens": "Tokens of prompts.",
@@ -59,7 +59,7 @@ class Metrics:
             "spec_decode_num_draft_tokens": "Drafted tokens that were verified.",
             "spec_decode_num_accepted_tokens": "Drafted tokens that were emitted.",
         }
-        self._counters = {key: self._of(Counter, key, said) for key, said in counts.items()}
+        self._counters = {key: self._of(Counter, key, text) for key, text in counts.items()}
         self._success = Counter(
             "vllm:request_success", "Requests by how they ended.", (*LABELS, "finished_reason"), registry=self.registry
         )
@@ -82,7 +82,7 @@ class Metrics:
             "request_generation_tokens": ("Tokens of an answer.", COUNTS),
         }
         self._histograms = {
-            key: self._of(Histogram, key, said, buckets=buckets) for key, (said, buckets) in times.items()
+            key: self._of(Histogram, key, text, buckets=buckets) for key, (text, buckets) in times.items()
         }
 
     def open(self, model: Model) -> None:
@@ -101,7 +101,7 @@ class Metrics:
         self._observe("request_queue_time_seconds", placed - session.admitted_at)
 
     def stepped(self, session: Session, event: StepEvent) -> None:
-        """Count what a session gained in a step."""
+        """Count the new tokens of a session after a step."""
         now, new = perf_counter(), len(event.tokens)
         if not new:
             return
@@ -148,5 +148,5 @@ class Metrics:
     def _observe(self, key: str, value: float) -> None:
         self._histograms[key].observe(value)
 
-    def _of(self, kind: Any, key: str, said: str, **options: Any) -> Any:
-        return kind(f"vllm:{key}", said, LABELS, registry=self.registry, **options).labels(*self._values)
+    def _of(self, kind: Any, key: str, text: str, **options: Any) -> Any:
+        return kind(f"vllm:{key}", text, LABELS, registry=self.registry, **options).labels(*self._values)

@@ -18,8 +18,9 @@ from outpace.serve.tool_calls import OPEN, Callable, call_grammar
 Body = TypeVar("Body", bound=SharedFields)
 
 MOST_ENTRIES = 1 << 15
-"""Entries of a body's lists and objects, beside one for each token of the context. pydantic holds the interpreter, and
-with it the event loop, for 0.1 to 0.5 us per entry; messages have five entries and more than four tokens each."""
+"""Entries of a body's lists and objects, in addition to one for each token of the context. pydantic holds the
+interpreter, and with it the event loop, for 0.1 to 0.5 us per entry; messages have five entries and more
+than four tokens each."""
 SAME_NAMES = (
     *("top_p", "min_p", "seed", "n", "stop", "logit_bias", "bad_words", "ignore_eos"),
     *("repetition_penalty", "presence_penalty", "frequency_penalty"),

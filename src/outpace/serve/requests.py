@@ -30,7 +30,7 @@ class Only:
     """Metadata of a field that is accepted where its value changes nothing, and refused otherwise.
 
     Args:
-        accepted: such values, beside None.
+        accepted: such values, in addition to None.
     """
 
     def __init__(self, *accepted: Any) -> None:
@@ -44,8 +44,8 @@ class Only:
 
     def _check(self, value: Any) -> Any:
         if not any(value == one and type(value) is type(one) for one in self.accepted):
-            said = " or ".join(json.dumps(one) for one in self.accepted[:-1])
-            raise ValueError(f"is not supported unless it is {said}" if said else "is not supported; leave it out")
+            wanted = " or ".join(json.dumps(one) for one in self.accepted[:-1])
+            raise ValueError(f"is not supported unless it is {wanted}" if wanted else "is not supported; leave it out")
         return value
 
 
@@ -67,20 +67,20 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 
 
 class StreamOptions(Strict):
-    """What a stream says beside the answer."""
+    """What a stream contains in addition to the answer."""
 
     include_usage: bool | None = False
     include_obfuscation: Off = None
 
 
 class OutpaceOptions(Strict):
-    """The extension: how the request is decoded, and what is told of it."""
+    """The extension: how the request is decoded, and what is reported."""
 
     method: str | None = Field(default=None, max_length=500, description="as `outpace methods` names it")
     budget: int | None = Field(default=None, ge=0, le=511, description="drafted nodes per round")
     verification: Literal["match", "rejection"] | None = None
-    report: bool | None = Field(default=False, description="tell what speculation did")
-    trace: bool | None = Field(default=False, description="tell each token's origin and each round's tree")
+    report: bool | None = Field(default=False, description="report the figures of speculation")
+    trace: bool | None = Field(default=False, description="report each token's origin and each round's tree")
 
 
 class StructuredOutputs(Strict):
@@ -172,7 +172,7 @@ class SharedFields(Strict):
 
     @property
     def ranked(self) -> int | None:
-        """How many likeliest tokens are told at each position; None for no log-probabilities."""
+        """How many most likely tokens are reported at each position; None for no log-probabilities."""
         raise NotImplementedError
 
 
@@ -353,9 +353,9 @@ class ChatRequest(SharedFields):
 
 def _rendered(message: Any, name: str) -> dict[str, Any]:
     role = "system" if message.role == "developer" else message.role
-    said: dict[str, Any] = {"role": role, "content": message.content or ""}
+    rendered: dict[str, Any] = {"role": role, "content": message.content or ""}
     if isinstance(message, ToolMessage):
-        said["tool_call_id"] = message.tool_call_id
+        rendered["tool_call_id"] = message.tool_call_id
     if isinstance(message, AssistantMessage) and message.tool_calls:
         calls = []
         for index, call in enumerate(message.tool_calls):
@@ -367,15 +367,15 @@ def _rendered(message: Any, name: str) -> dict[str, Any]:
                 raise ValueError(f"{name}.tool_calls[{index}].function.arguments: must be a JSON object in a string")
             function = {"name": call.function.name, "arguments": arguments}
             calls.append({"id": call.id, "type": "function", "function": function})
-        said["tool_calls"] = calls
-    return said
+        rendered["tool_calls"] = calls
+    return rendered
 
 
 MAX_PROMPTS = 128
 DEFAULT_TOKENS = 16
 """OpenAI's."""
 
-# A complaint takes pydantic 1 to 3 us, and one is told: lists without a short limit stop at the first.
+# An error takes pydantic 1 to 3 us, and one is reported: lists without a short limit stop at the first.
 Ids = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Prompts = (
     str

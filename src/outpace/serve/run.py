@@ -18,7 +18,7 @@ from outpace.serve.service import Service
 from outpace.serve.settings import ServeSettings
 
 MOST_CONNECTIONS = 1000
-"""Where there are more, those that say nothing make room."""
+"""With more than these, idle ones are dropped."""
 
 
 def _waits(connection: Any) -> bool:
@@ -96,7 +96,7 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Now and then, drop connections that were closed long ago and whose clients do not read the rest, those whose
-        clients say nothing or never end the head of a request, and, where there are too many, those longest silent."""
+        clients are silent or never end the head of a request, and, if there are too many, those silent for longest."""
         if counter % 10 == 0:
             now, idle = asyncio.get_running_loop().time(), self._idle
             open_ones = [one for one in self.server_state.connections if getattr(one, "transport", None) is not None]

@@ -50,16 +50,16 @@ class MethodNames:
         if spec == (parse_method(default) if isinstance(default, str) else default):
             return self.default, self._model.proposer(default)
         _check_files(name, spec)
-        said = str(spec)
+        key = str(spec)
         with self._adding:
-            if said not in self._kept:
+            if key not in self._kept:
                 if len(self._kept) >= self._limit:
                     raise InvalidRequest(
                         f"method={name!r}: this server keeps {self._limit} methods and has them: use "
                         f"{', '.join(sorted(self._kept))}, or start it with a larger --max-methods"
                     )
-                self._kept[said] = self._model.proposer(spec)
-            return said, self._kept[said]
+                self._kept[key] = self._model.proposer(spec)
+            return key, self._kept[key]
 
 
 def _check_files(name: str, spec: MethodSpec) -> None:
@@ -146,12 +146,12 @@ class Service:
 
     @property
     def methods(self) -> MethodNames:
-        assert self._methods is not None, "asked for after `model`"
+        assert self._methods is not None, "only after `model`"
         return self._methods
 
     @property
     def pieces(self) -> Pieces:
-        assert self._pieces is not None, "asked for after `model`"
+        assert self._pieces is not None, "only after `model`"
         return self._pieces
 
     @property
@@ -211,7 +211,7 @@ class Service:
             self._read -= 1
 
     async def prepared(self, work: Any) -> Any:
-        """Do something that takes a while, such as encoding a prompt, beside the event loop."""
+        """Run slow work, such as encoding a prompt, outside the event loop."""
         _ = self.model  # nothing is begun while the server shuts down
         try:
             return await asyncio.get_running_loop().run_in_executor(self._preparing, work)
@@ -231,7 +231,7 @@ class Service:
             thread.watch(job)
 
     def check_capacity(self, samples: int, others: int = 0) -> None:
-        """Refuse what the queue has no place for, beside others that are about to be admitted."""
+        """Refuse samples for which the queue has no place, given others that are about to be admitted."""
         limit = self.model.target.max_slots + self.settings.max_queue
         if samples > limit:
             raise ApiError(400, f"n: {samples} samples in one request, of which the server takes {limit}", "n")

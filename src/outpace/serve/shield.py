@@ -99,21 +99,21 @@ class Shield:
         return None
 
     def _foreign(self, headers: Headers) -> ApiError | None:
-        """Why a page of another site may not ask: without this, any page that is open in a browser beside a server
-        without keys could let it work, and, by a name that leads here, read what it says."""
+        """The refusal of a page of another site: without it any page in a browser on this machine could use a server
+        without keys and, by a host name that resolves to it, read the answers."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if origin is not None and _netloc(origin) != host.lower():
             return ApiError(403, f"origin={origin[:80]!r}: pages of other sites may not ask", code="cross_origin")
         is_own = _hostname(host) in {*LOOPBACK, None}
         if self._settings.host in LOOPBACK and not self._settings.api_keys and not is_own:
-            said = f"host={host[:80]!r}: this server answers to {', '.join(LOOPBACK)} alone; with --api-key to any name"
-            return ApiError(403, said, code="bad_host")
+            text = f"host={host[:80]!r}: this server answers to {', '.join(LOOPBACK)} alone; with --api-key to any name"
+            return ApiError(403, text, code="bad_host")
         return None
 
     def _bears_key(self, authorization: str) -> bool:
         scheme, _, given = authorization.partition(" ")
         keys = self._settings.api_keys
-        # All are compared, so that the time tells nothing of them.
+        # All are compared, so that the time reveals nothing about them.
         matches = [hmac.compare_digest(given.strip().encode(), key.encode()) for key in keys]
         return not keys or (scheme.lower() == "bearer" and any(matches))
 
@@ -151,8 +151,8 @@ class _Limited:
         except TimeoutError as error:
             is_late = now + self._settings.send_timeout > self._until
             seconds = self._settings.timeout if is_late else self._settings.send_timeout
-            said = f"the body did not come {'whole within' if is_late else 'for'} {seconds:g} s"
-            raise ApiError(408, said, code="timeout", kind="timeout_error") from error
+            text = f"the body did not come {'whole within' if is_late else 'for'} {seconds:g} s"
+            raise ApiError(408, text, code="timeout", kind="timeout_error") from error
         self._size += len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)
         if self._size > self._settings.max_body:

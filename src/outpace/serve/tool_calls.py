@@ -107,15 +107,15 @@ class CallReader:
 
     def _call(self, inside: str) -> dict[str, Any] | None:
         try:
-            said = json.loads(inside)
+            found = json.loads(inside)
         except (ValueError, RecursionError):
             return None
-        if not isinstance(said, dict) or not isinstance(said.get("name"), str):
+        if not isinstance(found, dict) or not isinstance(found.get("name"), str):
             return None
-        arguments = said.get("arguments", {})
+        arguments = found.get("arguments", {})
         if not isinstance(arguments, dict):
             return None
-        function = {"name": said["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+        function = {"name": found["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
         call = {"index": self._calls, "id": f"call_{token_hex(12)}", "type": "function", "function": function}
         self._calls += 1
         return {"tool_calls": [call]}

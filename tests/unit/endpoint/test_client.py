@@ -110,7 +110,7 @@ def test_nobody_there() -> None:
     """Guards against a traceback of the HTTP library for a wrong port, and against waiting for it."""
     with serving(lambda path, body: Reply([{}])) as seen:
         pass
-    with pytest.raises(ServerAway, match=r"nobody answers .*is the server running"):
+    with pytest.raises(ServerAway, match=r"no server answers .*is the server running"):
         _ask(seen.url)
 
 
@@ -156,7 +156,7 @@ def test_what_a_server_is() -> None:
 @pytest.mark.parametrize(
     ("page", "kind", "said"),
     [
-        (b"<html>", ModelError, "no OpenAI-compatible server, its /models says '<html>'"),
+        (b"<html>", ModelError, "no OpenAI-compatible server, its /models is '<html>'"),
         ({"data": "none"}, ModelError, "no OpenAI-compatible server"),
         ({"data": [{"id": "a"}, {"id": "b"}]}, InvalidRequest, "the server has a, b; name one"),
         ({"data": []}, InvalidRequest, "the server has none; name one"),
