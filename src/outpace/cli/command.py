@@ -11,7 +11,7 @@ VALUES = {
     **dict.fromkeys(("chat_template", "config"), "FILE"),
     **dict.fromkeys(("answers", "features"), "FOLDER"),
     "start": "DRAFTER",
-    **dict.fromkeys(("method", "drafter", "endpoint_model"), "NAME"),
+    **dict.fromkeys(("method", "drafter", "shape", "endpoint_model"), "NAME"),
     "endpoint": "URL",
     **dict.fromkeys(("max_new_tokens", "max_length"), "TOKENS"),
     "seed": "SEED",

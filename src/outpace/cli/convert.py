@@ -35,7 +35,10 @@ def convert(
         ),
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(help="Cast to float32, bfloat16 (SGLang's for Domino) or float16; by default none.")
+        str | None,
+        typer.Option(
+            metavar="DTYPE", help="Cast to float32, bfloat16 (SGLang's for Domino) or float16; by default none."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
