@@ -23,7 +23,7 @@ from outpace import cli
 from outpace.cli import train as train_methods
 from outpace.data.answers import read_answers
 from outpace.drafters.kinds import KINDS
-from outpace.lib.errors import InvalidRequest, ModelError, OutpaceError
+from outpace.lib.errors import InvalidRequest
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 from tests.unit.train.logs import read_log
 
@@ -152,9 +152,6 @@ def test_answers_are_joined_only_with_their_target(target: Path, prompts: Path, 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "no prompts"),
-        ('{"id": "a", "turns": ["x"]}\n{"turns": []}\n', "line 2: needs 'turns'"),
-        ("[\n", "line 1: not JSON"),
         ('{"id": "a", "turns": ["x"]}\n', "data.held_out=2: leaves nothing"),
         ('{"id": "a", "turns": ["x"]}\n' * 2, "id 'a' occurs twice"),
     ],
@@ -165,17 +162,6 @@ def test_bad_prompts_are_named(content: str, said: str, target: Path, tmp_path: 
     file.write_text(content)
     with pytest.raises(InvalidRequest, match=said):
         run("medusa", target, file, tmp_path / "run")
-
-
-def test_a_target_without_a_template(target: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against chats that are joined without the words that make them chats."""
-    folder = tmp_path / "bare"
-    shutil.copytree(target, folder)
-    for file in folder.glob("chat_template*"):
-        file.unlink()
-    byte_tokenizer(None).save_pretrained(folder)
-    with pytest.raises(InvalidRequest, match='no chat template; give prompts with "raw"'):
-        run("medusa", folder, prompts, tmp_path / "run")
 
 
 def test_a_full_disk_is_told_before(
@@ -222,22 +208,6 @@ def test_one_gpu_is_not_chosen_by_number(target: Path, prompts: Path, tmp_path: 
     """Guards against a device that is asked for and quietly not taken."""
     with pytest.raises(InvalidRequest, match="CUDA_VISIBLE_DEVICES"):
         run("medusa", target, prompts, tmp_path / "run", "--device", "cpu:0")
-
-
-def test_unknown_settings(target: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against a misspelt setting that changes nothing."""
-    with pytest.raises(InvalidRequest, match=r"training\.lr: no such setting"):
-        run("medusa", target, prompts, tmp_path / "run", "training.lr=1")
-    with pytest.raises(OutpaceError, match="no such file"):
-        run("medusa", target, tmp_path / "missing.jsonl", tmp_path / "run")
-
-
-def test_a_damaged_provenance_is_named(target: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against a run that overwrites what it cannot read."""
-    run("medusa", target, prompts, tmp_path / "run")
-    (tmp_path / "run" / "provenance.json").write_text("{")
-    with pytest.raises(ModelError, match=r"provenance\.json: cannot be read"):
-        run("medusa", target, prompts, tmp_path / "run")
 
 
 def test_a_drafter_on_the_targets_embedding(target: Path, prompts: Path, tmp_path: Path) -> None:

@@ -179,30 +179,6 @@ def test_what_a_dtype_cannot_hold_is_refused(dtype: str, value: float, tmp_path:
     assert not store.has("bad")
 
 
-def test_a_full_disk_loses_nothing_that_was_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a half-written part that takes the place of a whole one."""
-    store = FeatureStore(tmp_path, ABOUT, part_bytes=100)
-    store.write([("a", rows(3, 0))])
-    tries = []
-
-    def full(tensors: Any, path: Path, metadata: Any) -> None:
-        tries.append(path)
-        path.write_bytes(b"half")
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(parts, "save_file", full)
-        with pytest.raises(ModelError, match=r"No space left.*free some space"):
-            store.write([("b", rows(5, 1)), ("c", rows(5, 2))])
-    assert len(tries) == 1
-    again = FeatureStore(tmp_path, ABOUT)
-    again.write([("b", rows(5, 1))])
-    assert torch.equal(again.read("b"), rows(5, 1).bfloat16().float())
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "about.json", "part-00000.safetensors", "part-00001.safetensors"
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize("rows", [256, 3])
 def test_the_likeliest_ids_after_every_token(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against positions off by one, probabilities of a part of the vocabulary, and sequences that see each

@@ -18,6 +18,7 @@ from outpace.drafters.training.settings import (
     TrainingSettings,
     TrainSettings,
     assemble,
+    settings_of,
     training_of,
 )
 from outpace.lib.errors import InvalidRequest
@@ -129,3 +130,44 @@ def test_no_default_of_training_is_written_twice() -> None:
         shared = options.keys() & section.model_fields.keys()
         assert shared == (set(section.model_fields) if command == "regenerate" else {"max_length"})
         assert all(options[name] == section.model_fields[name].default for name in shared)
+
+
+SIZES = ("intermediate_size", "heads", "kv_heads", "head_dim", "draft_vocab_size")
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides"),
+    [
+        ("dflash", "net.layers=0 net.block_size=1 net.rope_theta=inf net.layer_types=[linear] net.depth=3"),
+        ("dflash", "objective.anchors=0 objective.gamma=0 objective.labels=logits objective.sampled=-1"),
+        ("domino", "net.emb_dim=0 net.pure_draft_prefix_len=-1 net.shift_labels=true"),
+        ("domino", "objective.strategy=curiculum objective.decay_ratio=0 objective.decay_ratio=1.5"),
+        ("draft-lm", "net.start=zeros net.embedding=mine net.layers=0"),
+        ("draft-lm", "objective.loss=mse objective.temperature=0 objective.temperature=inf objective.chain_depth=0"),
+        ("medusa", "net.heads=0 net.layers=0 net.head=mine net.depth=3"),
+        ("medusa", "objective.decay=0.0 objective.decay=1.1 objective.decay=nan"),
+        ("eagle3", "objective.steps=0 objective.steps=1000 objective.decay=0 objective.decay=1.5 objective.decay=nan"),
+        ("eagle3", "objective.labels=logits objective.chain_depth=0 objective.step=7"),
+        ("eagle3", " ".join(f"net.{size}={value}" for size in SIZES for value in (0, -3, "many", 2**30))),
+        ("dart", "objective.anchors=0 objective.gamma=0 objective.gamma=-1 objective.gamma=inf objective.gammas=4"),
+    ],
+)
+def test_bad_settings_of_a_kind_are_named(kind: str, overrides: str) -> None:
+    """Guards against hours of training with a setting that is misspelt or makes no sense."""
+    for override in overrides.split():
+        with pytest.raises(InvalidRequest, match=override.partition("=")[0].replace(".", r"\.")):
+            settings_of(kind, None, [override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "complaint"),
+    [
+        (["net.start=target-layers", "net.hidden_size=48", "net.heads=3"], "leave out hidden_size=48, heads=3"),
+        (["net.embedding=target", "net.tie_word_embeddings=true"], "leave out tie_word_embeddings=True"),
+        (["objective.loss=tokens", "objective.temperature=2"], r"temperature=2\.0 does not go with loss='tokens'"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(overrides: list[str], complaint: str) -> None:
+    """Guards against a setting that another one makes ineffective."""
+    with pytest.raises(InvalidRequest, match=complaint):
+        settings_of("draft-lm", None, overrides)
