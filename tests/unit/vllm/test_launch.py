@@ -173,7 +173,7 @@ def test_options_of_vllm_are_refused_by_our_server() -> None:
     for asked in (["--tensor-parallel-size", "2"], ["--nnodes", "2"], ["--", "--enforce-eager"]):
         error = CliRunner().invoke(cli.app, ["serve", "smollm2-135m", *asked]).exception
         assert isinstance(error, InvalidRequest)
-        assert "not where outpace serves by itself" in str(error)
+        assert "not where outpace serves" in str(error)
     error = CliRunner().invoke(cli.app, ["serve", "smollm2-135m", "--engine", "sglang"]).exception
     assert "engine='sglang': choose outpace or vllm" in str(error)
 
@@ -298,4 +298,4 @@ def test_a_server_can_be_asked_for_from_python(model: str, monkeypatch: pytest.M
     """Guards against methods in the table that no drafter's kind leads to."""
     monkeypatch.setattr(launch, "check_installed", lambda: None)
     server = VllmServer(model, Nodes(), ("tiny",), "127.0.0.1", 8000, drafter=EAGLE)
-    assert _config(command(server, tmp_path))["method"] == MODELS["eagle3"]
+    assert _config(command(server, tmp_path))["method"] == MODELS["eagle3"].vllm
