@@ -21,7 +21,7 @@ from outpace.kernels.draw import draw_natively
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.kernels.topk import KeyedDraws, largest
 from outpace.models.attention import attend_segments
-from outpace.models.packed import Part
+from outpace.models.packed import PassPart
 from outpace.sampling.draw import draw_keyed
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing import draft_request
@@ -70,7 +70,7 @@ def run(switch: pytest.MonkeyPatch) -> Compared:
     target = tiny_target(tiny_config("qwen3"))
     assert target.native is not None
     chain, ids = Topology.chain(9), torch.tensor(random_ids(9, seed=1))
-    segments, positions = target._segments([Part(0, ids, chain.depth_tensor, chain.ancestor_mask)])
+    segments, positions = target._segments([PassPart(0, ids, chain.depth_tensor, chain.ancestor_mask)])
     hidden, taps = target.native.run(ids, positions, segments, target.kv, (0, 2))
     expected, tapped = target._run_modules(ids, positions, PassCache(segments), (0, 2))
     return torch.stack([hidden, taps[0], taps[2]]), torch.stack([expected, tapped[0], tapped[2]])
