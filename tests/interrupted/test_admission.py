@@ -37,7 +37,7 @@ def shots() -> list[Shot]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("step", [17, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [29, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_exception_at_any_line_of_admission_loses_nothing(step: int) -> None:
     """Guards against a slot that is lost, and a `close()` that raises, where an exception falls into admission, and
     against other answers afterwards."""

@@ -97,11 +97,13 @@ class Steps:
         gains = self._begin([session for session in sessions if session.slot is not None])
         filling = [gain for gain in gains if gain.session.is_filling]
         decoding = [gain for gain in gains if not gain.session.is_filling]
+        follows = any(gain.session.is_priced or gain.session.is_sized for gain in gains)
+        pricing = self._pricing if follows else None
         if filling:
-            is_crowded = self._pricing is not None and not self._pricing.pays(len(gains))
+            is_crowded = pricing is not None and not pricing.pays(len(gains))
             run_prefill(self._target, filling, self._prefill_chunk, is_crowded)
         if decoding:
-            run_round(self._target, decoding, self._pricing)
+            run_round(self._target, decoding, pricing)
         for gain in gains:
             if gain.error is not None:
                 gain.end(Stop("error"))
