@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 
-from outpace.cache.attention_settings import AttentionSettings
-from outpace.cache.slots import Segment, SlotKV
+from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.cache.tiles import TilePlan
 from outpace.core.tree import Topology
 from outpace.drafters.domino.gpu import step as steps

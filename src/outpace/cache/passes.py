@@ -1,4 +1,4 @@
-"""A packed pass over slots: where its fresh rows are filed, and which of its requests are attended in one product."""
+"""The cache of one packed pass: stores fresh keys and values in slots, and groups requests for attention on a CPU."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from outpace.cache.slots import Segment, SlotKV, in_blocks
+from outpace.cache.slots import AttentionSettings, Segment, SlotKV, in_blocks
 from outpace.cache.tiles import TilePlan
 
-# As many numbers of storage are read in the time that the calls of one more product take.
+# Numbers of storage that are read in the time of one more product's calls.
 _NUMBERS_PER_PRODUCT = 2**16
 
 
 class FreshRows:
-    """Files what a packed pass computes under its requests' slots.
+    """Stores the keys and values of a packed pass in its requests' slots.
 
     Args:
-        kv: the slots; None where nothing will be written.
-        segments: of the pass, in the order of its rows.
-        tiles: the pass's tables, where it has any; they say where rows are filed, and segments are not looked at.
+        kv: the slots; None if nothing will be written.
+        segments: of the pass, in the order of its rows; not used with `tiles`.
+        tiles: the pass's tables, if it has any.
     """
 
     def __init__(self, kv: SlotKV | None, segments: Sequence[Segment], tiles: TilePlan | None = None) -> None:
@@ -37,13 +37,12 @@ class FreshRows:
             self._rows = torch.cat(rows).to(device)  # [T]
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """File keys and values [kv_heads, T and more, head_dim] of one layer, in one copy each for all requests. What
-        stands behind the requests' rows is padding."""
+        """Store keys and values [kv_heads, T and padding, head_dim] of one layer, in one copy each for all requests."""
         if not self._in_one_copy:
             self._segments[0].write(layer, keys, values)
             return
         kv, count = self._kv, len(self._rows)
-        assert kv is not None, "rows of a pass are filed somewhere"
+        assert kv is not None, "a pass with rows has slots"
         for storage, fresh in ((kv.keys[layer], keys), (kv.values[layer], values)):
             rows = fresh[:, :count].transpose(0, 1).to(storage.dtype)  # [T, kv_heads, head_dim]
             storage[self._slots, :, self._rows] = rows
@@ -51,7 +50,7 @@ class FreshRows:
 
 @dataclass
 class _Range:
-    """Segments in a range of slots, and the rows from which to which any of them sees."""
+    """Segments in a range of slots, and the range of rows that any of them sees."""
 
     segments: list[Segment]
     first: int
@@ -62,12 +61,12 @@ class _Range:
 
     @property
     def size(self) -> int:
-        """Rows that a product over the range reads, those of slots between its segments' too."""
+        """Rows that a product over the range reads, including slots between its segments."""
         return (self.segments[-1].slot - self.segments[0].slot + 1) * (self.end - self.first)
 
 
 class SlotGroup:
-    """One-row segments in a range of slots, attended in one product over the range's storage, without a copy of it.
+    """One-row segments in a range of slots, attended in one product over views of the storage.
 
     Args:
         segments: ascending by slot.
@@ -76,8 +75,8 @@ class SlotGroup:
     Attributes:
         rows: [R] the segments' rows in the pass.
         slots: [R] their slots, counted from the range's first.
-        row_of_slot: [S] per slot of the range its row in the pass; any row for a slot between.
-        hidden: [S, 1, 1, L] bool, rows of the range that a slot's segment does not see; None if all see all.
+        row_of_slot: [S] per slot of the range its row in the pass; any row for a slot without a segment.
+        hidden: [S, 1, 1, L] bool, rows that a slot's segment does not see; None if all see all.
     """
 
     def __init__(self, segments: Sequence[Segment], firsts: Sequence[int]) -> None:
@@ -107,19 +106,14 @@ class SlotGroup:
         return self._kv.values[layer, self._slots, :, self._seen].flatten(0, 1)
 
     def clear_hidden(self, layer: int) -> None:
-        """Make zeros of the values behind the segments' ends, which nobody reads before they are overwritten."""
+        """Zero the values after the segments' ends, which are overwritten before they are read."""
         for segment in self._segments:
             self._kv.values[layer, segment.slot, :, segment.end : self._seen.stop] = 0
 
 
 @dataclass
 class Plan:
-    """How the segments of a pass are attended on a CPU.
-
-    Attributes:
-        groups: those attended together.
-        alone: the others.
-    """
+    """The segments of a pass that are attended in groups on a CPU, and those attended alone."""
 
     groups: list[SlotGroup]
     alone: list[Segment]
@@ -128,7 +122,7 @@ class Plan:
     def of(cls, segments: Sequence[Segment], window: int | None) -> "Plan":
         """Group segments of one row that see all rows from their first on, of neighbouring slots and similar lengths.
 
-        Rows of a prompt are summed in float32, where the length of the sum shows in the bits: they stay alone.
+        Prompts are summed in float32, whose bits depend on the length of the sum, and are not grouped.
         """
         sights = {segment.start: segment.sight(window) for segment in segments}
         alone = [s for s in segments if s.count > 1 or s.is_prompt or sights[s.start][1] is not None]
@@ -137,9 +131,9 @@ class Plan:
         for segment in sorted((s for s in segments if s.start not in kept), key=lambda s: s.slot):
             new = _Range([segment], sights[segment.start][0], segment.end)
             joined = ranges[-1].with_next(new) if ranges else new
-            spared = _NUMBERS_PER_PRODUCT // (segment.kv.keys.shape[2] * segment.kv.keys.shape[4])
-            # A group costs what its longest segment costs, times its slots: padding must not cost more than it spares.
-            if ranges and joined.size <= ranges[-1].size + new.size + spared:
+            saved = _NUMBERS_PER_PRODUCT // (segment.kv.keys.shape[2] * segment.kv.keys.shape[4])
+            # A group costs its longest segment times its slots: padding must not cost more than it saves.
+            if ranges and joined.size <= ranges[-1].size + new.size + saved:
                 ranges[-1] = joined
             else:
                 ranges.append(new)
@@ -153,31 +147,31 @@ class Plan:
 
 
 class PassCache(Cache):
-    """What a transformers forward sees as its cache for the length of one packed pass.
+    """The cache that a transformers forward gets for one packed pass.
 
-    `update` files the fresh keys and values under their requests' slots. The attention function reads them from
-    there, so the tensors returned are the fresh rows alone.
+    `update` stores the fresh keys and values in their requests' slots, where the attention function reads them; it
+    returns the fresh rows alone.
 
     Args:
-        segments: of the pass.
-        tiles: its tables, where one call attends for all requests; None where segments are attended on a CPU.
-        kv: the slots, where there are tables alone and no segments.
+        segments: of the pass; empty with `tiles` and `kv`.
+        tiles: its tables, if one call attends for all requests; None if segments are attended on a CPU.
+        kv: the slots, if there are no segments.
 
     Attributes:
-        kv: the slots; None of a pass of nothing.
-        asked: what each layer asked of its attention.
+        kv: the slots; None of an empty pass.
+        settings: each layer's attention settings, filled in by the pass.
     """
 
     def __init__(self, segments: Sequence[Segment], tiles: TilePlan | None = None, kv: SlotKV | None = None) -> None:
         super().__init__(layers=[])
         self.segments, self.tiles = segments, tiles
         self.kv = segments[0].kv if segments else kv
-        self.asked: dict[int, Any] = {}
+        self.settings: dict[int, AttentionSettings] = {}
         self._fresh = FreshRows(self.kv, segments, tiles)
         self._plans: dict[int | None, Plan] = {}
 
     def plan(self, window: int | None) -> Plan:
-        """How the segments are attended through a sliding window, or without one."""
+        """How the segments are attended with a sliding window, or without one."""
         if window not in self._plans:
             self._plans[window] = Plan.of(self.segments, window)
         return self._plans[window]

@@ -1,30 +1,47 @@
-"""Slot KV: one preallocated stretch of keys and values per request, committed by moving rows, never recomputed."""
+"""Slots of keys and values, one preallocated per request; accepted rows are committed by moving them."""
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-# Keys are multiplied in whole blocks: where threads share a product, a piece of fewer goes to another kernel.
+# Keys are multiplied in whole blocks: when threads split a product, a smaller piece runs another kernel.
 KEY_BLOCK = 16
 
 
+class AttentionSettings(NamedTuple):
+    """Settings of a layer's attention.
+
+    Attributes:
+        layer: index of the layer.
+        scaling: factor of the scores.
+        window: how many logical positions back a row sees; None without a limit.
+        softcap: c of c * tanh(scores / c); None for none.
+    """
+
+    layer: int
+    scaling: float
+    window: int | None
+    softcap: float | None
+
+
 def in_blocks(length: int) -> int:
-    """The keys that a product over `length` of them reads, those of its last block included."""
+    """`length` rounded up to whole blocks of keys."""
     return -(-length // KEY_BLOCK) * KEY_BLOCK
 
 
 class SlotKV:
     """Keys and values of all layers and requests, each [layers, slots, kv_heads, capacity + KEY_BLOCK, head_dim].
 
-    A pass writes its N rows behind the `lengths[slot]` committed ones; `commit` keeps the rows of one path. Rows
-    behind the committed length are scratch and never read by a later pass before it has overwritten them.
+    A pass writes its N rows after the `lengths[slot]` committed ones; `commit` keeps the rows of one path. Rows after
+    the committed length are scratch; a later pass overwrites them before it reads them.
 
     Args:
         layers, slots, kv_heads, head_dim: sizes.
-        capacity: rows per slot: the longest request plus the largest tree. A block more is there to be read.
-        key_dtype, value_dtype: what attention reads without converting.
+        capacity: rows per slot: the longest request plus the largest tree. One block more can be read.
+        key_dtype, value_dtype: of the storage.
         device: of the storage.
     """
 
@@ -47,15 +64,15 @@ class SlotKV:
 
     @property
     def spare(self) -> tuple[int, int]:
-        """Slot and row where a pass files padding: behind the capacity, where no request writes and nobody reads."""
+        """Slot and row where a pass writes padding: beyond the capacity, where nothing is read."""
         return 0, self.capacity + KEY_BLOCK - 1
 
     def truncate(self, slot: int, length: int) -> None:
-        """Forget committed rows from `length` on."""
+        """Drop committed rows from `length` on."""
         self.lengths[slot] = min(self.lengths[slot], length)
 
     def copy(self, source: int, goal: int, length: int) -> None:
-        """Let a slot hold the first `length` committed rows of another, or of itself; fewer where there are fewer."""
+        """Replace the rows of `goal` by the first `length` committed rows of `source`, or as many as there are."""
         length = min(length, self.lengths[source])
         if source != goal:
             self.lengths[goal] = 0
@@ -68,17 +85,17 @@ class SlotKV:
         return list(self.keys[:, slot, :, :end].unbind()), list(self.values[:, slot, :, :end].unbind())
 
     def end(self, slot: int, count: int) -> int:
-        """Where `count` rows behind the committed ones end."""
+        """The end of `count` rows after the committed ones."""
         end = self.lengths[slot] + count
         assert end <= self.capacity, f"slot {slot}: {end} rows exceed the capacity of {self.capacity}"
         return end
 
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """Keep the fresh rows of a root-to-node path per slot, in order: one gather for all layers and requests.
+        """Commit the fresh rows of a root-to-node path per slot, in one gather for all layers and requests.
 
         Args:
             slots: of requests.
-            paths: for each, row numbers of the last pass, ascending; a chain's path needs no move at all.
+            paths: for each, ascending row numbers of the last pass; a chain's path needs no move.
         """
         moved = [
             (slot, self.lengths[slot] + row, self.lengths[slot] + place)
@@ -95,17 +112,17 @@ class SlotKV:
 
 
 class Segment:
-    """One request's rows in a packed pass, and what they may see.
+    """One request's rows in a packed pass, and the rows visible to them.
 
-    Rows that earlier passes left behind the committed ones are *scratch*: a tree that grows level by level reads the
-    levels above from there.
+    Rows of earlier passes after the committed ones are *scratch*: a tree that grows level by level reads the levels
+    above from there.
 
     Args:
-        kv, slot: where the request's keys and values lie.
+        kv, slot: of the request's keys and values.
         start: its first row in the pass.
         positions: [S + N] logical positions of its S scratch rows and its N fresh ones.
-        visible: [N, S + N] bool, which of those each fresh row may see; None if they may see all, as one row may.
-        is_prompt: a prefill chunk, whose numbers every method shares, rather than a tree.
+        visible: [N, S + N] bool, which of those each fresh row sees; None if all.
+        is_prompt: a prefill chunk, which every method computes alike, rather than a tree.
         scratch: S.
 
     Attributes:
@@ -132,23 +149,22 @@ class Segment:
 
     @cached_property
     def views(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of the slot's rows, per layer [kv_heads, L, head_dim]: made for whoever is attended alone."""
+        """Keys and values of the slot's rows, per layer [kv_heads, L, head_dim]."""
         return self.kv.rows(self.slot, self.end)
 
     @cached_property
     def key_blocks(self) -> list[Tensor]:
-        """The keys of `views` and a block of whatever stands behind, per layer [kv_heads, L + KEY_BLOCK, head_dim]."""
+        """The keys of `views` and a block more, per layer [kv_heads, L + KEY_BLOCK, head_dim]."""
         return list(self.kv.keys[:, self.slot, :, : self.end + KEY_BLOCK].unbind())
 
     def sight(self, window: int | None) -> tuple[int, Tensor | None]:
-        """What the fresh rows see through a sliding window, or without one.
+        """The keys visible to the fresh rows through a sliding window, or without one.
 
-        A window counts logical positions: a key is visible to a row if it stands less than `window` before it,
-        wherever either is stored.
+        A window counts logical positions: a row sees keys less than `window` before it, wherever they are stored.
 
         Returns:
-            The first key that any row sees, and the bias [N, M] float32 on the last M keys, 0 where a row sees and
-            -inf elsewhere; None if every row sees every key from the first on.
+            The first visible key, and the bias [N, M] float32 on the last M keys, 0 if visible and -inf if not; None
+            if every row sees every key from the first on.
         """
         if window not in self._sights:
             self._sights[window] = self._look(window)
@@ -162,10 +178,10 @@ class Segment:
         first = 0 if window is None else min(max(int(own.min()) - window + 1, 0), self.committed)
         visible = self.visible
         if window is not None and int(own.max()) >= window:
-            behind = torch.arange(first, self.committed)
+            before = torch.arange(first, self.committed)
             in_tail = torch.ones(self.count, tail, dtype=torch.bool) if visible is None else visible
-            seen = torch.cat([torch.ones(self.count, len(behind), dtype=torch.bool), in_tail], dim=1)
-            reached = torch.cat([behind, self.positions])[None] > own[:, None] - window
+            seen = torch.cat([torch.ones(self.count, len(before), dtype=torch.bool), in_tail], dim=1)
+            reached = torch.cat([before, self.positions])[None] > own[:, None] - window
             visible = seen & reached
         if visible is None or bool(visible.all()):
             return first, None
@@ -173,7 +189,7 @@ class Segment:
         return first, bias.to(self.kv.keys.device)
 
     def write(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """File the segment's keys and values, of a pass's [kv_heads, T, head_dim] of one layer."""
+        """Store the segment's part of a pass's keys and values [kv_heads, T, head_dim] of one layer."""
         rows, fresh = slice(self.start, self.start + self.count), slice(self.end - self.count, self.end)
         self.views[0][layer][:, fresh].copy_(keys[:, rows])
         self.views[1][layer][:, fresh].copy_(values[:, rows])

@@ -1,8 +1,8 @@
-"""A packed pass as tables of whole numbers: what one kernel call per layer needs to attend for all requests.
+"""A packed pass as integer tables, with which one kernel call per layer attends for all requests.
 
-A *tile* is up to 16 rows of one request, an *item* a tile and a range of the keys that it sees. Long contexts become
-several items, whose sums are put together afterwards. Prefixes are known by their length; only what stands behind the
-committed rows has bits that say who sees whom. So nothing here grows with the context but the number of items.
+A *tile* is up to 16 rows of one request, an *item* a tile and a range of its visible keys. Long contexts are several
+items, whose sums are combined afterwards. A prefix needs only its length; the rows after the committed ones have a mask
+of bits. So only the number of items grows with the context.
 """
 
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from outpace.cache.slots import Segment
 
 ROWS_PER_TILE = 16
 EXACT_CHUNK = 1024
-"""Keys of an item in exact mode: from multiples of it to multiples of it, whoever is in the pass."""
+"""Keys of an item in exact mode; items begin and end at multiples, independent of other requests."""
 _SMALLEST_CHUNK = 256
-# Some programs for each of a large GPU's multiprocessors, whatever the batch and the context.
+# Several programs for each multiprocessor of a large GPU.
 _PROGRAMS = 512
-_ALIGNED = 4  # tables begin at multiples of 16 bytes: a kernel compiled for one table's place serves all
+_ALIGNED = 4  # tables begin at multiples of 16 bytes, so that one compiled kernel serves all
 Table = NDArray[np.int32]
 
 
@@ -30,7 +30,7 @@ class Tables:
     """Tables of a pass on the host, int32; see `TilePlan`.
 
     Attributes:
-        ends: [P] where the keys of each tile end.
+        ends: [P] the end of each tile's keys.
     """
 
     rows: Table
@@ -46,7 +46,7 @@ class Tables:
         """Tables of a pass.
 
         Args:
-            segments: in the order of their rows, which begin at 0 and leave none out.
+            segments: in the order of their rows, which begin at 0 without gaps.
             exact: see `TilePlan`; every row must see exactly the positions up to its own.
             chunk: keys of an item; by default as many as occupy a GPU.
         """
@@ -70,7 +70,7 @@ class Tables:
         return len(self.items) > len(self.tiles)
 
     def on(self, device: torch.device) -> "TilePlan":
-        """The same in one transfer to a device."""
+        """Copy all tables to a device in one transfer."""
         tables = self.rows, self.tiles, self.items, self.tail, self.sight
         starts = starts_of([table.size for table in tables])
         buffer = np.zeros(starts[-1], np.int32)
@@ -89,15 +89,15 @@ class TilePlan:
     """Tables of a pass on its device, int32, parts of one buffer that was copied there once.
 
     Attributes:
-        rows: [T, 4] per row its slot, where it is filed there, its logical position, and 0.
+        rows: [T, 4] per row its slot, its row there, its logical position, and 0.
         tiles: [P, 8] slot, first row, rows, committed keys, offset in `tail`, lowest position, first item, items.
         items: [I, 4] tile, first key, end of its keys, and 0. Keys of exact tiles are counted in logical order.
-        tail: per request the logical positions [S + N] of what stands behind its committed keys.
-        sight: [T, W]; bit b of word w of a row says whether it sees number 32 w + b of its request's tail. In exact
-            mode the numbers themselves, in the order of their positions.
+        tail: per request the logical positions [S + N] of the rows after its committed keys.
+        sight: [T, W]; bit b of word w of a row: whether it sees row 32 w + b of its request's tail. In exact mode the
+            numbers of the visible rows, in the order of their positions.
         exact: a tile is a single row, whose keys are summed in logical order in blocks that depend on nothing else.
         is_split: whether some tile has more than one item.
-        on_host: `tiles` with the end of each one's keys behind, for who computes tile by tile; None where nobody does.
+        on_host: `tiles` and the end of each one's keys, for computing tile by tile; None if not needed.
     """
 
     rows: Tensor
@@ -116,12 +116,12 @@ class TilePlan:
 
 
 def starts_of(sizes: Sequence[int]) -> list[int]:
-    """Where tables of these sizes begin in one buffer, and where the last one ends."""
+    """Offsets of tables of these sizes in one buffer, and the end of the last one."""
     return [0, *np.cumsum([-(-size // _ALIGNED) * _ALIGNED for size in sizes]).tolist()]
 
 
 def staged(buffer: Table, device: torch.device) -> Tensor:
-    """A buffer of the host that can be copied to a device without the host waiting."""
+    """A host buffer that can be copied to a device asynchronously."""
     whole = torch.from_numpy(buffer)
     return whole.pin_memory() if device.type == "cuda" else whole
 
@@ -150,7 +150,7 @@ def _tiles_of(segments: Sequence[Segment], offsets: NDArray[np.int64], rows: Tab
 
 
 def _ends(segments: Sequence[Segment], tiles: Table, rows: Table, exact: bool) -> NDArray[np.int64]:
-    """[P] where the keys of each tile end."""
+    """[P] the end of each tile's keys."""
     if exact:
         return np.asarray(rows[tiles[:, 1], 2] + 1, np.int64)
     ends = {segment.start: segment.end for segment in segments}
@@ -189,6 +189,6 @@ def _paths(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) 
             seen = segment.visible.numpy().astype(np.bool_)
         row, column = np.nonzero(seen[:, order])
         rank = where[order[column]] - segment.committed
-        assert (rank == (seen[:, order].cumsum(1) - 1)[row, column]).all(), "a row of exact mode sees one path"
+        assert (rank == (seen[:, order].cumsum(1) - 1)[row, column]).all(), "a row in exact mode sees one path"
         paths[segment.start + row, rank] = order[column]
     return paths

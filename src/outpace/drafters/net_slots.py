@@ -7,9 +7,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from outpace.cache.attention_settings import AttentionSettings
 from outpace.cache.passes import FreshRows
-from outpace.cache.slots import Segment, SlotKV
+from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.cache.tiles import Tables, TilePlan
 from outpace.drafters.layers import Attend
 from outpace.gpu.capture import captures_on

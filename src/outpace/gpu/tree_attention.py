@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from outpace.cache.attention_settings import AttentionSettings
-from outpace.cache.slots import SlotKV
+from outpace.cache.slots import AttentionSettings, SlotKV
 from outpace.cache.tiles import ROWS_PER_TILE, TilePlan
 from outpace.gpu.backend import runs_triton
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.cache.attention_settings import AttentionSettings
-from outpace.cache.slots import Segment, SlotKV
+from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.kernels import structs
 from outpace.kernels.build import call, loaded_kernels, threads
 

@@ -1,9 +1,9 @@
-"""Tree attention over slots, plugged into unmodified transformers models through their attention interface.
+"""Tree attention over slots, registered as an attention implementation of unmodified transformers models.
 
 The requests of a pass are packed into one row of tokens, and each attends to its own slot at its exact length. On a GPU
-one call per layer attends for all of them (`models.gpu`). On a CPU a request's numbers do not depend on who shares the
-pass, and only single rows are attended together, padded where that is faster than one by one. Stock attention would
-copy grouped keys, read dead positions and need one rectangular mask.
+one call per layer attends for all of them (`gpu.tree_attention`). On a CPU attention is batch-invariant; without
+compiled kernels, single rows are attended together, padded where that is faster. Stock attention would copy grouped
+keys, read unused positions and need one rectangular mask.
 """
 
 import math
@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from outpace.cache.attention_settings import AttentionSettings
 from outpace.cache.passes import PassCache, SlotGroup
-from outpace.cache.slots import Segment, in_blocks
+from outpace.cache.slots import AttentionSettings, Segment, in_blocks
 from outpace.gpu.tree_attention import attend_plan
 from outpace.kernels import attention as kernel_attention
 from outpace.lib.errors import UnsupportedModel
@@ -44,12 +43,12 @@ def tree_attention(
     Raises:
         UnsupportedModel: the model asks for attention features that this function does not compute.
     """
-    del key, value, attention_mask  # read from the slots; visibility comes from the segments
+    del key, value, attention_mask  # replaced by the slots and the segments' visibility
     unknown = [name for name, setting in kwargs.items() if setting is not None and name not in _HARMLESS]
     if slots is None or scaling is None or unknown:
         raise UnsupportedModel(f"{type(module).__name__} uses attention features that are not supported: {unknown}")
     settings = AttentionSettings(module.layer_idx, scaling, sliding_window, softcap)  # type: ignore[arg-type]
-    slots.asked[settings.layer] = settings
+    slots.settings[settings.layer] = settings
     if slots.tiles is not None:
         assert slots.kv is not None, "tables are of slots"
         return attend_plan(query[0], slots.kv, slots.tiles, settings)[None], None
@@ -75,7 +74,7 @@ def attend_segments(query: Tensor, segments: Sequence[Segment], settings: Attent
 
 
 def _attend_in_groups(query: Tensor, cache: PassCache, settings: AttentionSettings) -> Tensor:
-    """`attend_segments` on a CPU, with the bits it has there, in fewer and larger products."""
+    """As `attend_segments` without kernels, bit for bit, in fewer and larger products."""
     heads, count, head_dim = query.shape
     plan = cache.plan(settings.window)
     output = query.new_empty(count, heads, head_dim)
@@ -90,10 +89,10 @@ def _attend_in_groups(query: Tensor, cache: PassCache, settings: AttentionSettin
 def _attend_on_cpu(query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
     """Grouped attention whose result for a node depends on its path alone, to the last bit.
 
-    The same token is computed in a tree of one shape, in a tree of another and by plain decoding; its keys then lie
-    in other places, among other rows. Sums over keys run in float64, where the order of summation disappears in the
-    final rounding; the products with keys run in float32 in sizes that one kernel serves (`products`). One
-    flipped bit would grow to full bfloat16 noise within a few layers (docs/log.md).
+    The same token can be computed in trees of different shapes and by plain decoding, with its keys at different
+    positions in storage. Sums over keys run in float64, where the order of summation disappears in the final rounding;
+    products with keys run in float32 in sizes that one kernel serves (`products`). One flipped bit would grow to full
+    bfloat16 noise within a few layers.
     """
     heads, count, head_dim = query.shape
     first, bias = segment.sight(settings.window)
@@ -114,10 +113,10 @@ def _attend_on_cpu(query: Tensor, segment: Segment, settings: AttentionSettings)
 
 
 def _attend_together(query: Tensor, group: SlotGroup, settings: AttentionSettings) -> Tensor:
-    """[R, H, D] attention of a group's rows, each with the bits that `_attend_on_cpu` gives it.
+    """[R, H, D] attention of a group's rows, bit for bit as `_attend_on_cpu`.
 
-    The products with keys treat all rows and keys alike, and what a row does not see weighs exactly nothing in its
-    sums. Slots of the range that are not in the group are computed as well and left out.
+    The products treat all rows and keys alike, and hidden keys have a weight of exactly zero. Slots of the range that
+    are not in the group are computed as well and discarded.
     """
     heads, _, head_dim = query.shape
     keys, values = group.keys(settings.layer), group.values(settings.layer)  # [S * G, L, D] float32, float64
@@ -126,7 +125,7 @@ def _attend_together(query: Tensor, group: SlotGroup, settings: AttentionSetting
     if settings.softcap is not None:
         scores = scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
     if group.hidden is not None:
-        # Filled, not added to: storage that nobody wrote may hold NaN.
+        # Filled, not added to: unwritten storage may hold NaN.
         scores.unflatten(0, (len(rows), -1)).masked_fill_(group.hidden, -torch.inf)
     weights = torch.softmax(scores, dim=-1, dtype=torch.float64)
 
@@ -135,21 +134,21 @@ def _attend_together(query: Tensor, group: SlotGroup, settings: AttentionSetting
 
     output = weighted()
     if group.hidden is not None and not math.isfinite(output.sum()):
-        # No weight makes nothing of NaN or infinity, which a request before may have left there.
+        # Zero times NaN or infinity, which unwritten storage may hold, is NaN.
         group.clear_hidden(settings.layer)
         output = weighted()
     return output.to(query.dtype)
 
 
 def products(rows: Tensor, keys: Tensor, length: int) -> Tensor:
-    """[G, R, L] products of rows [G, R, D] with the first L keys, each with the same bits whatever stands beside it.
+    """[G, R, L] batch-invariant products of rows [G, R, D] with the first L keys.
 
-    The batched kernel treats alike what comes in blocks of 4 rows and 16 keys, also where threads share the product: a
-    piece of fewer goes to another kernel. A batch of one goes to one too, so it is made a batch of two.
+    The batched kernel is batch-invariant for blocks of 4 rows and 16 keys, also when threads split the product. Smaller
+    pieces, and batches of one, run other kernels, so they are padded.
 
     Args:
         rows: any number.
-        keys: [G, at least L in whole blocks, D]; what fills the last one may be anything, for its products are cut off.
+        keys: [G, at least L in whole blocks, D]; products with keys after the first L are discarded.
         length: L.
     """
     groups, count, _ = rows.shape

@@ -1,4 +1,4 @@
-"""Which architectures can be decoded losslessly, and why the others are refused at load."""
+"""The architectures that can be decoded losslessly; others are refused at load, with the reason."""
 
 from typing import Any
 
@@ -6,8 +6,7 @@ from transformers import PretrainedConfig
 
 from outpace.lib.errors import UnsupportedModel
 
-# A family belongs here once the contract test passes on it: row i of a branching tree has the logits of its path
-# decoded alone and of stock transformers, and KV after a commit equals a fresh prefill.
+# A family can be added once tests/unit/models/test_contract.py passes on it.
 SUPPORTED_FAMILIES = (
     "llama",
     "qwen2",
@@ -22,8 +21,8 @@ SUPPORTED_FAMILIES = (
     "olmo2",
     "smollm3",
 )
-# Multimodal checkpoints whose text part alone is run: the wrapper's model type and its text part's. Others may mask
-# or post-process differently from the text family of the same name (PaliGemma sees its whole prompt both ways).
+# Multimodal model types of which the text part is run, and its type. Others may mask or post-process differently from
+# the text family of the same name (PaliGemma's attention to its prompt is bidirectional).
 _TEXT_PARTS = {"gemma3": "gemma3_text"}
 # Families whose causal LM caps its logits; the same field in another family's config is ignored by transformers.
 _CAPPED_FAMILIES = ("gemma2", "gemma3_text")
@@ -40,17 +39,17 @@ _RECURRENT_FIELDS = (
     "rwkv_hidden",
     "rescale_every",  # RWKV
     "lru_width",  # RecurrentGemma
-    "conv_L_cache",  # LFM2: the window of a convolution is a state too
+    "conv_L_cache",  # LFM2, whose convolutions have a state
     "ssm_state_size",
     "inference_state_dtype",  # xLSTM
 )
-# Fields by which layers differ in the size or number of their keys, or share them: a slot has one size for all layers.
+# Fields for layers of different key sizes, or with shared keys: a slot has one size for all layers.
 _PER_LAYER_FIELDS = ("global_head_dim", "num_global_key_value_heads", "num_kv_shared_layers", "block_configs")
 _STATIC_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 
 
 def check_supported(config: PretrainedConfig) -> None:
-    """Refuse what this engine would decode wrongly.
+    """Check that a model can be decoded losslessly.
 
     Raises:
         UnsupportedModel: recurrent state that cannot roll back, an encoder, an unknown family, attention that is not
@@ -73,7 +72,7 @@ def logit_softcap(config: PretrainedConfig) -> float | None:
     text = config.get_text_config()
     cap: float | None = getattr(text, "final_logit_softcapping", None)
     if cap is not None and config.model_type not in _CAPPED_FAMILIES:
-        raise _refusal(config, f"final_logit_softcapping={cap} is not known of this family; remove it from the config")
+        raise _refusal(config, f"final_logit_softcapping={cap} is not known for this family; remove it from the config")
     for field, neutral in _NEUTRAL_LOGIT_FIELDS.items():
         setting = getattr(text, field, None)
         if setting not in (None, neutral):
@@ -113,8 +112,7 @@ def _check_attention(text: PretrainedConfig) -> None:
         raise _refusal(text, f"layer types {', '.join(sorted(unknown))} are not supported")
     if getattr(text, "use_bidirectional_attention", False) or not getattr(text, "is_causal", True):
         raise _refusal(text, "its attention looks ahead, so a token's logits would change with what follows")
-    # Stock attention masks by layer type, its layers pass a window on by these settings: where they disagree, the
-    # model transformers would run is not the one described.
+    # Stock masks follow the layer types, and windows these settings: if they disagree, the config is ambiguous.
     is_windowed = getattr(text, "sliding_window", None) and getattr(text, "use_sliding_window", True)
     if "sliding_attention" in layer_types and not is_windowed:
         raise _refusal(text, "layers of type sliding_attention need sliding_window, and use_sliding_window not off")
@@ -129,7 +127,7 @@ def _check_rotation(text: PretrainedConfig) -> None:
             remedy = "the checkpoint for short contexts (4k)" if scaling == "longrope" else "one with static scaling"
             raise UnsupportedModel(
                 f"rope_type={scaling!r}: its rotation depends on the longest position in the batch, so a draft tree "
-                f"would change its neighbours; instead of this checkpoint use {remedy}"
+                f"would change other requests; instead of this checkpoint use {remedy}"
             )
         if not isinstance(scaling, str) or scaling not in _STATIC_ROTATIONS:
             raise UnsupportedModel(f"rope_type={scaling!r}: not supported; {', '.join(sorted(_STATIC_ROTATIONS))} are")

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.activations import GELUTanh, SiLUActivation
 
-from outpace.cache.attention_settings import AttentionSettings
-from outpace.cache.slots import Segment, SlotKV
+from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.kernels import structs
 from outpace.kernels.attention import sight_of
 from outpace.kernels.decoder import CompiledLayers, Kept, Norms, Rotations, layer_of

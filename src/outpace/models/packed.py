@@ -301,7 +301,7 @@ class PackedModel:
         taps = range(len(layers_of(self.decoder)[1]) + 1)
         cache = PassCache(segments)
         _, expected = self._run_modules(ids, positions, cache, taps)
-        settings = [cache.asked[layer] for layer in sorted(cache.asked)]
+        settings = [cache.settings[layer] for layer in sorted(cache.settings)]
         native = NativeDecoder(self.decoder, self.config, settings, self.max_length)
         _, found = native.run(ids, positions, segments, self.kv, taps)
         is_coarse = self.dtype == torch.bfloat16 or native.layers.is_quantized

@@ -1,4 +1,4 @@
-"""Stock transformers `generate` with the same weights, dtype and threads: the outside yardstick of a benchmark."""
+"""Stock transformers `generate` with the same weights, dtype and threads: the baseline of a benchmark."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class ReferenceRun:
 
 
 class _Clock(BaseStreamer):
-    """Notes when each token arrives; the first call brings the prompt."""
+    """Records when each token arrives; the first call delivers the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
@@ -40,7 +40,7 @@ class _Clock(BaseStreamer):
 
 
 class TransformersReference:
-    """An unmodified second copy of the model behind transformers' own loop.
+    """A second copy of the model, unmodified, decoded by transformers' own loop.
 
     Args:
         name: as for `outpace.load`.
@@ -59,7 +59,7 @@ class TransformersReference:
         Raises:
             InvalidRequest: an option that stock `generate` does not have, or has with another meaning.
         """
-        _refuse_what_is_ours_alone(params)
+        _refuse_unsupported(params)
         clock = _Clock()
         prompt = torch.tensor([list(ids)], device=self._model.device)
         sampling = (
@@ -73,7 +73,7 @@ class TransformersReference:
                 "min_p": params.min_p or None,
             }
         )
-        # None would bring back the model's own ids; no token is -1.
+        # None would mean the model's own ids; no token has id -1.
         eos = [-1] if params.ignore_eos else list(eos_token_ids) or None
         if params.seed is not None:
             torch.manual_seed(params.seed)
@@ -94,8 +94,8 @@ class TransformersReference:
         return ReferenceRun(tuple(output[0, len(ids) :].tolist()), ttft, decode)
 
 
-def _refuse_what_is_ours_alone(params: SamplingParams) -> None:
-    """A yardstick that leaves out an option measures another task."""
+def _refuse_unsupported(params: SamplingParams) -> None:
+    """A baseline that ignores an option would measure another task."""
     for name in ("presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "bad_words_ids", "min_new_tokens"):
         value = getattr(params, name)
         if value:

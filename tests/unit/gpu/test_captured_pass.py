@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.cache.attention_settings import AttentionSettings
+from outpace.cache.slots import AttentionSettings
 from outpace.cache.tiles import Tables
 from outpace.core.tree import DraftTree
 from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight

@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outpace.cache.attention_settings import AttentionSettings
 from outpace.cache.passes import PassCache
-from outpace.cache.slots import Segment, SlotKV
+from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.core.protocols import NodeOutputs
 from outpace.core.tree import Topology
 from outpace.kernels import attention

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outpace.cache.attention_settings import AttentionSettings
 from outpace.cache.passes import PassCache
-from outpace.cache.slots import Segment, SlotKV
+from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.core.tree import Topology
 from outpace.lib.errors import UnsupportedModel
 from outpace.models.attention import _attend_on_cpu, products, tree_attention
@@ -59,7 +58,7 @@ def attend(query: Tensor, cache: PassCache, **extra: Any) -> Tensor:
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@pytest.mark.parametrize("groups", [1, 3, *(pytest.param(count, marks=pytest.mark.thorough) for count in (2, 6))])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_node_has_the_bits_of_plain_decoding_at_every_length(groups: int, dtype: torch.dtype) -> None:
     """Guards against kernels chosen by the number of keys, rows, heads or threads: short prompts took another one.

@@ -60,10 +60,10 @@ def fresh(count: int, groups: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, 
 
 
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@pytest.mark.parametrize("groups", [1, 3, *(pytest.param(count, marks=pytest.mark.thorough) for count in (2, 6))])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (12, None), (None, 1.5), (50, 1.5)])
-@pytest.mark.parametrize("unused", [0.0, torch.nan, torch.inf])
+@pytest.mark.parametrize("unused", [torch.nan, pytest.param(torch.inf, marks=pytest.mark.thorough)])
 def test_rows_attended_together_have_the_bits_of_each_alone(
     groups: int, dtype: torch.dtype, window: int | None, softcap: float | None, unused: float
 ) -> None:
