@@ -150,7 +150,7 @@ def test_models_that_cannot_be_borrowed_are_refused() -> None:
         borrow_target(model, 8, 1)
     model = stock_model(tiny_config("llama"))
     model.lm_head.to("meta")
-    with pytest.raises(UnsupportedModel, match="must lie on one device"):
+    with pytest.raises(UnsupportedModel, match="must be on one device"):
         borrow_target(model, 8, 1)
 
 
