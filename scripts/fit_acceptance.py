@@ -20,7 +20,7 @@ import outpace
 from outpace.core.params import SamplingParams
 from outpace.data.workload import read_workload
 from outpace.trees.union.acceptance import BIAS, SIZE, AcceptanceModel, Features, named_weights, priors
-from outpace.trees.union.proposer import Union
+from outpace.trees.union.proposer import UnionProposer
 from outpace.trees.union.reference import ReferenceGrower
 
 Seen = tuple[Sequence[Features], int | None]
@@ -89,7 +89,7 @@ def main() -> None:
     seen: dict[str, list[Seen]] = {kind: [] for kind in KINDS}
     for method in methods:
         union = model.proposer(method)
-        assert isinstance(union, Union), f"{method} is no union"
+        assert isinstance(union, UnionProposer), f"{method} is no union"
         models = {kind: Recorded(AcceptanceModel(priors()[kind])) for kind in KINDS}
         union.greedy, union.sampled, union.rejected = models.values()
         union.grower = ReferenceGrower()

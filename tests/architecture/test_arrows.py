@@ -126,3 +126,13 @@ def test_every_package_is_described() -> None:
     """Guards against a package that the architecture's table leaves out."""
     text = (SOURCE.parents[1] / "docs" / "architecture.md").read_text()
     assert not [package for package in set(ARROWS) - {"__main__"} if f"`{package}`" not in text]
+
+
+def test_no_class_name_is_defined_twice() -> None:
+    """Guards against two classes that a reader, a search and a traceback cannot tell apart."""
+    places: dict[str, list[str]] = {}
+    for path in _files():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert not {name: found for name, found in places.items() if len(found) > 1}

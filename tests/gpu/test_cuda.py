@@ -24,7 +24,7 @@ from outpace.trees.graft.retrievers import JoinedRetriever, MatrixRetriever, Suf
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.acceptance import AcceptanceModel, priors
-from outpace.trees.union.proposer import Union, UnionPlan
+from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from tests.unit.drafters.source.learned import proposer_of, source_of
 from tests.unit.gpu.test_captured_pass import played, random_rounds, target_of
 from tests.unit.models.tiny import FAMILIES, VOCAB, open_with, path_tokens, random_ids, stock_model, tiny_config
@@ -136,7 +136,7 @@ def test_lossless_with_drafters(kind: str, shape: str, temperature: float) -> No
     if shape != "template":  # the union wants scores
         matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")))
         learned = AcceptanceModel(priors()["greedy"]), AcceptanceModel(priors()["sampled"])
-        makers.append(lambda known: Union(base(False), matrix, *learned, UnionPlan(8, 0.0, 0.5), 12, device))
+        makers.append(lambda known: UnionProposer(base(False), matrix, *learned, UnionPlan(8, 0.0, 0.5), 12, device))
     for make in makers:
         assert_lossless(lambda: Engine(_target("llama"), prefill_chunk=16), make, prompts, params)
 

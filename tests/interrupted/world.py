@@ -26,7 +26,7 @@ from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.acceptance import AcceptanceModel, priors
-from outpace.trees.union.proposer import Union, UnionPlan
+from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from tests.grammars import EOS, OBJECT, toy_tokenizer
 from tests.lossless.led import LedSource
 from tests.unit.drafters.source.learned import proposer_of, source_of
@@ -118,7 +118,7 @@ class World:
             base = proposer_of("beam", self._led(source_of(method.removeprefix("union-"), self.target)))
             learner = MatrixLearner(TransitionMatrix(VOCAB, CPU))
             greedy, sampled = (AcceptanceModel(priors()[kind]) for kind in ("greedy", "sampled"))
-            return Union(base, learner, greedy, sampled, UnionPlan(6, 0.0, 0.9), 10, CPU)
+            return UnionProposer(base, learner, greedy, sampled, UnionPlan(6, 0.0, 0.9), 10, CPU)
         base = proposer_of("gated", self._led(source_of("eagle3", self.target)), leaves_room=True)
         matrix = MatrixRetriever(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
         fill = JoinedRetriever([SuffixRetriever(CPU), matrix])

@@ -20,7 +20,7 @@ from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.dynatree import FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
 from outpace.trees.union.acceptance import AcceptanceModel, priors
-from outpace.trees.union.proposer import Union, UnionPlan
+from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from tests.lossless.test_toy import EOS, METHODS, PROMPTS, VOCAB, requests
 
 SHALLOW = {"plain", "lookup", "lookahead-2", "toy-gated", "toy-svip", "toy-echo"}
@@ -94,7 +94,7 @@ def union(source: ToySource) -> Proposer:
     base = GrowingProposer(source, Beam(BeamConfig(depth=4, breadth=4)), 40)
     matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")), False)
     acceptance = [AcceptanceModel(priors()[name]) for name in ("greedy", "sampled")]
-    return Union(base, matrix, acceptance[0], acceptance[1], UnionPlan(40, 0.0, None), 10, torch.device("cpu"))
+    return UnionProposer(base, matrix, acceptance[0], acceptance[1], UnionPlan(40, 0.0, None), 10, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("make", [beam, fixed, union])

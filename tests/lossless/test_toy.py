@@ -25,13 +25,13 @@ from outpace.trees.growing import GrowingProposer
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, FixedTree, FixedTreeConfig
+from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.echo import Echo, EchoConfig
 from outpace.trees.shapes.gates import Gated, GatedConfig
 from outpace.trees.shapes.rank_paths import Chain, grafted_paths, retrieval_plan
 from outpace.trees.shapes.svip import Svip, SvipConfig
 from outpace.trees.union.acceptance import AcceptanceModel, priors
-from outpace.trees.union.proposer import Union, UnionPlan
+from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from tests.statistics import chi_square_p
 
 VOCAB = 12
@@ -76,7 +76,7 @@ def union(share: float = 0.8, private: bool = False, budget: int = 12, **plan: A
         base = GrowingProposer(ToySource(blend(share, VOCAB)), Beam(BeamConfig(depth=3, breadth=3)), budget)
         matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")), private)
         wanted = UnionPlan(**{"draft_budget": 6, "min_prob": 0.0, "skip_draft_above": None, **plan})
-        return Union(
+        return UnionProposer(
             base,
             matrix,
             AcceptanceModel(priors()["greedy"]),
@@ -117,8 +117,10 @@ METHODS: dict[str, MakeProposer] = {
     "toy-chain": lambda sequences: StaticProposer(ToySource(blend(0.8, VOCAB)), Chain(), 4, torch.device("cpu")),
     "toy-fixed": growing(lambda: FixedTree(FixedTreeConfig(depth=4, breadth=2, min_path_prob=0.05))),
     "toy-fixed-leaves": growing(lambda: FixedTree(FixedTreeConfig(prune="leaves")), noise=False),
-    "toy-dynatree-paper": growing(lambda: DynaTree(DynaTreeConfig())),
-    "toy-dynatree-authors": growing(lambda: DynaTree(DynaTreeConfig(history="authors", prune="expansion")), share=1),
+    "toy-dynatree-paper": growing(lambda: DynaTreeShape(DynaTreeConfig())),
+    "toy-dynatree-authors": growing(
+        lambda: DynaTreeShape(DynaTreeConfig(history="authors", prune="expansion")), share=1
+    ),
     "toy-graft": grafted(short_tree),
     "toy-graft-private": grafted(short_tree, private=True),
     "toy-graft-tail": grafted(short_chain, place="tail"),
@@ -133,7 +135,7 @@ METHODS: dict[str, MakeProposer] = {
     "toy-ddd": growing(lambda: DynamicDepth(DddConfig(breadth=2, checkpoints=(1, 3), min_beam_prob=0.5)), share=0.9),
     "toy-svip": growing(lambda: Svip(SvipConfig(entropy_threshold=0.5)), share=1),
     "toy-echo": growing(lambda: Echo(EchoConfig(breadth=3, depth=3, thresholds=(0.4, 0.4, 0.4)))),
-    "toy-dynatree-off": growing(lambda: DynaTree(DynaTreeConfig(history="off")), share=0.6, budget=40),
+    "toy-dynatree-off": growing(lambda: DynaTreeShape(DynaTreeConfig(history="off")), share=0.6, budget=40),
 }
 
 OPTIONS: dict[str, dict[str, Any]] = {

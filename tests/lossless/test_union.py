@@ -18,7 +18,7 @@ from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.union.acceptance import AcceptanceModel, priors
-from outpace.trees.union.proposer import Union, UnionPlan
+from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from tests.lossless.test_matrix import OPTIONS, PROMPTS, Case, plain, proposer_for, requests
 from tests.statistics import chi_square_p
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
@@ -52,10 +52,10 @@ def union_for(
     sequences: Sequence[Sequence[int]],
     plan: str = "always",
     private: bool = False,
-) -> Union:
+) -> UnionProposer:
     base = EmptyDraft() if case.source == "none" else proposer_for(case, target, sequences)
     matrix = MatrixLearner(LedMatrix(sequences), private)
-    return Union(
+    return UnionProposer(
         base, matrix, AcceptanceModel(priors()["greedy"]), AcceptanceModel(priors()["sampled"]), PLANS[plan], 10, CPU
     )
 
@@ -122,7 +122,7 @@ def test_rejection_keeps_the_distribution() -> None:
     target = ToyTarget(8, seed=3, sharpness=1.5, max_slots=64)
     base = GrowingProposer(ToySource(blend(0.7, 8, seed=3, sharpness=1.5)), Beam(BeamConfig(depth=2, breadth=2)), 3)
     matrix = MatrixLearner(TransitionMatrix(8, CPU))
-    union = Union(
+    union = UnionProposer(
         base,
         matrix,
         AcceptanceModel(priors()["greedy"]),

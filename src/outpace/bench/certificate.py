@@ -16,7 +16,7 @@ HIGHER_PRECISION = {"bfloat16": "float32", "float16": "float32", "float32": "flo
 
 
 @dataclass(frozen=True)
-class Finding:
+class Classification:
     """What one comparison showed.
 
     Attributes:
@@ -71,7 +71,7 @@ class Certifier:
         other: Sequence[int],
         run: Runner,
         turn: int = 0,
-    ) -> Finding:
+    ) -> Classification:
         """Compare a method's ids with plain decoding's.
 
         Args:
@@ -82,11 +82,11 @@ class Certifier:
             turn: for the finding.
         """
         if tuple(plain) == tuple(other):
-            return Finding("equal")
+            return Classification("equal")
         pairs = enumerate(zip(plain, other))
         token = next((index for index, (left, right) in pairs if left != right), min(len(plain), len(other)))
         if token == min(len(plain), len(other)):
-            return Finding("bug", turn, token, note="one output is a prefix of the other: they stop differently")
+            return Classification("bug", turn, token, note="one output is a prefix of the other: they stop differently")
         ids = [*prompt, *plain[:token]]
         margin = self._model.margin(ids, params, (plain[token], other[token]), len(prompt))
         precise_equal = self._agree_in_higher_precision(prompt, params, run)
@@ -96,7 +96,7 @@ class Certifier:
         note = rounding if is_tie else f"margin {margin.smallest:.3g} against a bound of {bound}"
         if not precise_equal:
             note += "; the two runs differ in higher precision too"
-        return Finding(
+        return Classification(
             "tie" if is_tie else "bug",
             turn,
             token,
@@ -180,7 +180,7 @@ def certify(model: Model, plan: CertificatePlan, on_item: Callable[[], None] = l
         for method in plan.methods:
             run = method_runner(method, plan.budget)
             for batch_size in plan.batch_sizes:
-                findings = dict.fromkeys(range(len(group)), Finding("equal"))
+                findings = dict.fromkeys(range(len(group)), Classification("equal"))
                 for turn, present in enumerate(turns):
                     for part in _split(present, batch_size):
                         prompts = [prompt for _, prompt, _ in part]

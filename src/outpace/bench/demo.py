@@ -15,7 +15,7 @@ from rich.console import Console
 from transformers.utils import logging
 
 from outpace.api import Model, load
-from outpace.bench.certificate import Certifier, Finding, method_runner
+from outpace.bench.certificate import Certifier, Classification, method_runner
 from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, usual_methods
 from outpace.bench.sheet import UNLIMITED, Column, Sheet
 from outpace.core.params import SamplingParams
@@ -127,7 +127,7 @@ def affordable(methods: int, tokens: int, speed: float) -> tuple[int, int]:
     return rounds, min(tokens, max(int(total / rounds), FEWEST_TOKENS))
 
 
-def _verdict(finding: Finding, tokens: int) -> str:
+def _verdict(finding: Classification, tokens: int) -> str:
     if finding.kind == "equal":
         return f"equal, all {tokens} tokens"
     if finding.kind == "tie":

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outpace.api import Model
-from outpace.bench.certificate import Certifier, Finding, method_runner
+from outpace.bench.certificate import Certifier, Classification, method_runner
 from outpace.bench.environment import environment, held_mb, resolved_options
 from outpace.bench.records import TurnRun, group_figures, prompt_figures
 from outpace.core.params import SamplingParams
@@ -199,16 +199,20 @@ class BenchRun:
                 records.append(record | {"index": number * self.plan.batch_size + place})
         return records
 
-    def _compare(self, prompts: list[list[int]], plain: list[TurnRun], other: list[TurnRun], method: str) -> Finding:
+    def _compare(
+        self, prompts: list[list[int]], plain: list[TurnRun], other: list[TurnRun], method: str
+    ) -> Classification:
         for turn, (prompt, want, got) in enumerate(zip(prompts, plain, other, strict=True)):
             if want.token_ids != got.token_ids:
                 if method == TRANSFORMERS and not self.plan.params.is_greedy:
-                    return Finding("different", turn, note="transformers samples from a random stream of its own")
+                    return Classification(
+                        "different", turn, note="transformers samples from a random stream of its own"
+                    )
                 if not self.plan.check:
-                    return Finding("unchecked", turn, note="difference not classified")
+                    return Classification("unchecked", turn, note="difference not classified")
                 runner = method_runner(method, self._budget(method)) if method != TRANSFORMERS else self._reference_run
                 return self._certifier.classify(prompt, self.plan.params, want.token_ids, got.token_ids, runner, turn)
-        return Finding("equal")
+        return Classification("equal")
 
     def _run(self, method: str, prompts: list[list[int]], params: SamplingParams) -> list[TurnRun]:
         """A method's answers to prompts that it decodes together."""

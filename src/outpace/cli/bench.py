@@ -193,7 +193,7 @@ def _levels(text: str | None) -> tuple[int, ...]:
         raise InvalidRequest(f"concurrency={text!r}: give whole numbers, as 1,2,4") from error
 
 
-class Run(Protocol):
+class MeasuredRun(Protocol):
     """What is measured: numbered groups of records, and the settings that they depend on."""
 
     @property
@@ -206,7 +206,7 @@ class Run(Protocol):
 
 
 def collect(
-    run: Run, prompts: int, out: Path | None, advance: Callable[[], None], report: Callable[[list[Record]], str]
+    run: MeasuredRun, prompts: int, out: Path | None, advance: Callable[[], None], report: Callable[[list[Record]], str]
 ) -> list[Record]:
     """All records of a run, including those that its folder already has.
 

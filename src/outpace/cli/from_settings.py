@@ -12,7 +12,7 @@ from outpace.core.settings import default_of, settings_of
 
 
 @dataclass(frozen=True)
-class Options:
+class SettingsOptions:
     """Fields of a settings class that a command takes as options.
 
     Attributes:
@@ -48,9 +48,9 @@ class Options:
         return self.kind(**values | dict.fromkeys(empty, ()))
 
 
-def options(kind: type, *names: str, **defaults: Any) -> Options:
+def options(kind: type, *names: str, **defaults: Any) -> SettingsOptions:
     """Options for the fields of a settings class; a field with a default of this command is named by it alone."""
-    return Options(kind, (*names, *(name for name in defaults if name not in names)), defaults)
+    return SettingsOptions(kind, (*names, *(name for name in defaults if name not in names)), defaults)
 
 
 def option(kind: type, name: str) -> Any:
@@ -75,7 +75,7 @@ def option(kind: type, name: str) -> Any:
     )
 
 
-def from_settings(**groups: Options) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def from_settings(**groups: SettingsOptions) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace parameters of a command by the options of settings classes; the command gets settings objects."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.status import Status
 from rich.text import Text
 
-from outpace.cli.from_settings import Options, completion, option, options
+from outpace.cli.from_settings import SettingsOptions, completion, option, options
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
 from outpace.lib.checks import shown
@@ -43,7 +43,7 @@ SAMPLING = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p")
 PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "ignore_eos")
 
 
-def loading_options(*left_out: str, **defaults: Any) -> Options:
+def loading_options(*left_out: str, **defaults: Any) -> SettingsOptions:
     """The options of loading, but for some; with model=None the model may be left out."""
     return options(LoadSettings, *(name for name in LOADING if name not in left_out), **defaults)
 

@@ -52,9 +52,9 @@ def parts_of(segments: Sequence[Segment]) -> tuple[Any, list[Tensor]]:
     return parts, kept
 
 
-def sight_of(settings: AttentionSettings) -> structs.Sight:
+def sight_of(settings: AttentionSettings) -> structs.AttentionSight:
     """What a layer lets a row see, as the kernels read it."""
-    return structs.Sight(settings.window or 0, settings.softcap or 0.0, settings.scaling)
+    return structs.AttentionSight(settings.window or 0, settings.softcap or 0.0, settings.scaling)
 
 
 def attend(query: Tensor, segments: Sequence[Segment], settings: AttentionSettings) -> Tensor:

@@ -64,7 +64,7 @@ Rotations = tuple[Tensor | None, Tensor | None]
 
 
 def layer_of(
-    attention: nn.Module, mlp: nn.Module, norms: Norms, rotations: Rotations, sight: structs.Sight, kept: Kept
+    attention: nn.Module, mlp: nn.Module, norms: Norms, rotations: Rotations, sight: structs.AttentionSight, kept: Kept
 ) -> structs.Layer:
     """A decoder layer as the kernels read it.
 
@@ -83,7 +83,7 @@ def layer_of(
     )
 
 
-def matrix_of(parent: nn.Module, name: str, sibling: str = "") -> structs.Matrix:
+def matrix_of(parent: nn.Module, name: str, sibling: str = "") -> structs.PanelMatrix:
     """The weight of a product.
 
     Args:
@@ -156,7 +156,7 @@ class CompiledLayers:
     def file_context(
         self,
         features: Tensor,
-        fc: structs.Matrix,
+        fc: structs.PanelMatrix,
         norm: int | None,
         positions: Tensor,
         segments: Sequence[Segment],

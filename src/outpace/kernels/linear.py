@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from outpace.kernels.build import call, threads
 from outpace.kernels.instructions import multiplies_bfloat16
-from outpace.kernels.structs import Matrix
+from outpace.kernels.structs import PanelMatrix
 from outpace.lib.errors import InvalidRequest
 
 # Rotations of inputs are blocks of the largest power of two that divides their number, up to this.
@@ -82,7 +82,7 @@ class KernelLinear(nn.Module):
         while kind == Kind.INT8 and block < _LARGEST_ROTATION and self.inputs % (2 * block) == 0:
             block *= 2
         self.panels = torch.empty(whole * -(-self.inputs // _PADDING) * _PADDING, dtype=_STORED[kind])
-        self.matrix = Matrix(
+        self.matrix = PanelMatrix(
             panels=self.panels.data_ptr(),
             scales=_address(self.scales),
             bias=_address(self.bias),

@@ -15,7 +15,7 @@ def array(kind: type[T], count: int) -> "type[ctypes.Array[T]]":
     return kind * count  # type: ignore[operator,return-value]  # typeshed knows it of no bounded variable
 
 
-class Matrix(ctypes.Structure):
+class PanelMatrix(ctypes.Structure):
     """A weight in panels (product.h)."""
 
     _fields_ = [
@@ -24,7 +24,7 @@ class Matrix(ctypes.Structure):
     ]
 
 
-class Sight(ctypes.Structure):
+class AttentionSight(ctypes.Structure):
     """What a layer lets a row see (attention.h)."""
 
     _fields_ = [("window", c_int32), ("softcap", c_float), ("scaling", c_float), ("causal", c_int32)]
@@ -53,10 +53,10 @@ class Layer(ctypes.Structure):
     """A decoder's layer (decoder.h)."""
 
     _fields_ = [
-        *((name, Matrix) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, PanelMatrix) for name in ("qkv", "o", "gate_up", "down")),
         *((name, c_void_p) for name in ("before_attention", "after_attention", "before_mlp", "after_mlp")),
         *((name, c_void_p) for name in ("q_norm", "k_norm", "embedding_norm", "cosines", "sines")),
-        ("sight", Sight),
+        ("sight", AttentionSight),
         ("rotated", c_int32),
     ]
 
@@ -89,12 +89,12 @@ class CausalHead(ctypes.Structure):
     """Domino's head (domino_head.h)."""
 
     _fields_ = [
-        *((name, Matrix) for name in ("of_input", "of_state", "down", "up")),
+        *((name, PanelMatrix) for name in ("of_input", "of_state", "down", "up")),
         *((name, c_int32) for name in ("hidden", "state", "rank")),
     ]
 
 
-class KeyedDraws(ctypes.Structure):
+class KeyedDrawsStruct(ctypes.Structure):
     """Keyed draws for which rows of logits are drafts (topk.h)."""
 
     _fields_ = [*((name, c_void_p) for name in ("keys", "ids", "draw_of_row", "temperatures")), ("count", c_int32)]
@@ -107,7 +107,7 @@ class Correction(ctypes.Structure):
 
     _fields_ = [
         *((name, c_void_p) for name in ("embeddings", "before", "outputs", "base", "after", "logits", "best", "ids")),
-        ("draws", POINTER(KeyedDraws)),
+        ("draws", POINTER(KeyedDrawsStruct)),
         *((name, c_int32) for name in ("rows", "wanted")),
     ]
 

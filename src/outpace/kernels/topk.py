@@ -30,7 +30,7 @@ class KeyedDraws:
     draw_of_row: Sequence[int]
     temperatures: Sequence[float]
 
-    def structure(self) -> structs.KeyedDraws:
+    def structure(self) -> structs.KeyedDrawsStruct:
         """As the kernels read it; it keeps what its addresses point to."""
         count, rows = len(self.keys), len(self.draw_of_row)
         keys = structs.array(ctypes.c_int32, 2 * count)(*(word for key in self.keys for word in key))
@@ -41,7 +41,7 @@ class KeyedDraws:
             own = [one.contiguous() for one in self.ids]
             ids = structs.array(ctypes.c_void_p, count)(*(one.data_ptr() for one in own))
         places = (None if each is None else ctypes.addressof(each) for each in (keys, ids, draws, temperatures))
-        made = structs.KeyedDraws(*places, count)
+        made = structs.KeyedDrawsStruct(*places, count)
         made.kept = (keys, draws, temperatures, ids, own)
         return made
 

@@ -20,8 +20,8 @@ from outpace.trees.growing import GrowingProposer
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.retrieval.samd import SamDecoding
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.trees.shapes.dynatree import DynaTree
-from outpace.trees.union.proposer import Union
+from outpace.trees.shapes.dynatree import DynaTreeShape
+from outpace.trees.union.proposer import UnionProposer
 
 MOST_KEPT = 16
 """Unused proposers that are kept, the most recently used ones."""
@@ -97,7 +97,7 @@ def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
     if isinstance(proposer, GraftedProposer):
         reader = proposer.retriever
         reader = reader.retrievers[-1] if isinstance(reader, JoinedRetriever) else reader
-    elif isinstance(proposer, Union):
+    elif isinstance(proposer, UnionProposer):
         reader = proposer.matrix
     elif isinstance(proposer, StaticProposer):
         reader = proposer.source
@@ -115,6 +115,6 @@ def learns(proposer: Proposer, is_sampled: bool) -> bool:
         return learns(proposer.other, is_sampled)
     base = proposer.base if isinstance(proposer, GraftedProposer) else proposer
     shape = base.shape if isinstance(base, GrowingProposer) else None
-    carries = isinstance(shape, DynaTree) and shape.config.history == "authors"
+    carries = isinstance(shape, DynaTreeShape) and shape.config.history == "authors"
     rates = is_sampled and isinstance(base, GrowingProposer) and base.acceptance is not None and not base.private
     return carries or rates or matrix_of(proposer) is not None

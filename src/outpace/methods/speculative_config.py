@@ -10,7 +10,7 @@ from outpace.methods.catalog import methods, parse_method
 
 
 @dataclass(frozen=True)
-class Row:
+class ConfigRow:
     """A method of vLLM's: its name here, and which keys it must have besides `method` and `num_speculative_tokens`."""
 
     name: str
@@ -20,11 +20,11 @@ class Row:
 # vLLM drafts chains only, of num_speculative_tokens each. Its ngram also drafts where fewer tokens than that followed
 # the match; prompt lookup then tries a shorter suffix.
 ROWS = {
-    "eagle3": Row("eagle3", ("model",)),
-    "dflash": Row("dflash", ("model",)),
-    "draft_model": Row("linear", ("model",)),
-    "medusa": Row("medusa", ("model",)),
-    "ngram": Row("lookup", ("prompt_lookup_max", "prompt_lookup_min")),
+    "eagle3": ConfigRow("eagle3", ("model",)),
+    "dflash": ConfigRow("dflash", ("model",)),
+    "draft_model": ConfigRow("linear", ("model",)),
+    "medusa": ConfigRow("medusa", ("model",)),
+    "ngram": ConfigRow("lookup", ("prompt_lookup_max", "prompt_lookup_min")),
 }
 # The lengths of suffixes that prompt lookup tries (MAX_NGRAM down to 1), and vLLM's keys for them.
 LOOKUP_SIZES = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}

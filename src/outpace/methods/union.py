@@ -18,7 +18,7 @@ from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner
 from outpace.trees.retrieval.warm_file import load_matrix
 from outpace.trees.union.acceptance import AcceptanceModel, priors
-from outpace.trees.union.proposer import Union, UnionPlan
+from outpace.trees.union.proposer import UnionPlan, UnionProposer
 
 DRAFTS = {"domino": DOMINO, "dflash": DFLASH, "eagle3": EAGLE3, "linear": LINEAR}
 MOST_PRICED = 31  # nodes of a tree on a CPU where the cost model chooses the number
@@ -113,7 +113,7 @@ def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
     transitions = load_matrix(context.warm_file(warm), context.vocab_size, torch.device("cpu"), options.context)
     matrix = MatrixLearner(transitions, options.matrix == "private")
     greedy, sampled, rejected = (AcceptanceModel(priors()[kind]) for kind in ("greedy", "sampled", "rejected"))
-    return Union(
+    return UnionProposer(
         base, matrix, greedy, sampled=sampled, plan=plan, budget=budget, device=context.device, rejected=rejected
     )
 

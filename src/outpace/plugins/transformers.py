@@ -146,8 +146,10 @@ class CustomGenerate:
             for members, params in requests:
                 sessions = engine.add(prompts[members[0]], params, proposer, self.budget)
                 rows |= zip(members, sessions, strict=True)
-            ordered = [Row(rows[row], ids, stops.strings) for row, ids in enumerate(input_ids)]
-            new = Rows(ordered, int(pad) if pad is not None and stops.eos_token_ids else None, streamer).decode(engine)
+            ordered = [BatchRow(rows[row], ids, stops.strings) for row, ids in enumerate(input_ids)]
+            new = BatchRows(ordered, int(pad) if pad is not None and stops.eos_token_ids else None, streamer).decode(
+                engine
+            )
         finally:
             for session in rows.values():
                 engine.cancel(session)
@@ -217,7 +219,7 @@ def _bring_tokenizer_back() -> None:
         found["kwargs"].setdefault("tokenizer", tokenizer)
 
 
-class Row:
+class BatchRow:
     """A prompt and the ids generated after it. The padding counts, as stop strings of stock `generate` may lie in it.
 
     Attributes:
@@ -243,14 +245,14 @@ class Row:
             self.end = len(self.new)
 
 
-class Rows:
+class BatchRows:
     """The rows of one call, and a streamer that gets a column as soon as all rows have it.
 
     `pad` fills up rows that ended before others; with None they continue instead, as in stock `generate` when nothing
     but a stop string or a length ends a row.
     """
 
-    def __init__(self, rows: Sequence[Row], pad: int | None, streamer: BaseStreamer | None) -> None:
+    def __init__(self, rows: Sequence[BatchRow], pad: int | None, streamer: BaseStreamer | None) -> None:
         self._rows, self._pad, self._streamer, self._streamed = rows, pad, streamer, 0
 
     def decode(self, engine: Engine) -> Tensor:

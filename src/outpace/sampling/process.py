@@ -85,8 +85,8 @@ def _penalise(row: Tensor, params: SamplingParams, history: History) -> None:
         scores = row[seen]
         row[seen] = torch.where(scores > 0, scores / params.repetition_penalty, scores * params.repetition_penalty)
     if (params.frequency_penalty or params.presence_penalty) and history.output_ids:
-        seen = torch.tensor(history.output_ids, device=row.device)
-        counts = torch.bincount(seen, minlength=len(row)).to(row.dtype)  # [V]
+        generated = torch.tensor(history.output_ids, device=row.device)
+        counts = torch.bincount(generated, minlength=len(row)).to(row.dtype)  # [V]
         row -= params.frequency_penalty * counts
         row -= params.presence_penalty * (counts > 0).to(row.dtype)
 

@@ -73,7 +73,7 @@ class StreamOptions(Strict):
     include_obfuscation: Off = None
 
 
-class OutpaceOptions(Strict):
+class OutpaceFields(Strict):
     """The extension: how the request is decoded, and what is reported."""
 
     method: str | None = Field(default=None, max_length=500, description="as `outpace methods` names it")
@@ -143,7 +143,7 @@ class SharedFields(Strict):
     bad_words: Annotated[list[StopString], Field(max_length=64)] | None = None
     structured_outputs: StructuredOutputs | None = None
     # our own
-    outpace: OutpaceOptions | None = None
+    outpace: OutpaceFields | None = None
 
     @model_validator(mode="after")
     def _stream_options_need_a_stream(self) -> "SharedFields":
@@ -152,8 +152,8 @@ class SharedFields(Strict):
         return self
 
     @property
-    def options(self) -> OutpaceOptions:
-        return self.outpace or OutpaceOptions()
+    def options(self) -> OutpaceFields:
+        return self.outpace or OutpaceFields()
 
     @property
     def temperature_or_default(self) -> float:

@@ -58,13 +58,13 @@ def serve(load: Callable[[], Model], settings: ServeSettings) -> None:
         gc.freeze()  # else each full collection, which large bodies cause, stops all threads for 0.1 s or more
         return model
 
-    server = Server(service, loaded)
+    server = DrainingServer(service, loaded)
     server.run()
     if service.load_error is not None:
         raise service.load_error
 
 
-class Server(uvicorn.Server):
+class DrainingServer(uvicorn.Server):
     """uvicorn that drains: at the first SIGTERM or Ctrl-C it goes on answering what runs, turns new requests away by
     503, and ends when nothing runs any more or the time is up. At the second it ends at once.
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from outpace.core.drafting import Candidates, Frontier, GrowingShape, Level, LevelSource
 from outpace.core.protocols import DraftRequest, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
-from outpace.trees.keyed_acceptance import KeyedAcceptance, Lesson, Scored, calibrated
+from outpace.trees.keyed_acceptance import KeyedAcceptance, Scored, ScoredLevels, calibrated
 
 _ROOT = torch.zeros(1)  # the score of a tree without drafts
 RERANKED_SLOTS = 1 << 20
@@ -25,7 +25,7 @@ class GrowingState:
     of_source: Any
     of_shape: Any
     prompt_length: int | None = None
-    lesson: Lesson | None = None
+    lesson: ScoredLevels | None = None
 
 
 class GrowingProposer:
@@ -66,7 +66,7 @@ class GrowingProposer:
     def _around(self, of_source: Any, alone: bool = False) -> GrowingState:
         lesson = None
         if self.acceptance is not None:
-            lesson = Lesson(KeyedAcceptance() if self.private or alone else self.acceptance)
+            lesson = ScoredLevels(KeyedAcceptance() if self.private or alone else self.acceptance)
         return GrowingState(of_source, self.shape.open(alone), lesson=lesson)
 
     def close(self, state: GrowingState) -> None:

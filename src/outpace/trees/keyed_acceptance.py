@@ -126,7 +126,7 @@ class KeyedAcceptance:
 
 
 @dataclass(eq=False)
-class Lesson:
+class ScoredLevels:
     """The acceptance rates that one request reads and updates.
 
     Attributes:
@@ -163,7 +163,7 @@ class Lesson:
             self.rates.learn(depth, level.log_probs[above], level.tokens[above], token)
 
 
-def calibrated(lessons: Sequence[Lesson | None], depth: int, level: Scored) -> tuple[Tensor, Tensor]:
+def calibrated(lessons: Sequence[ScoredLevels | None], depth: int, level: Scored) -> tuple[Tensor, Tensor]:
     """A level as a shape reads it, with acceptance rates for keyed scores.
 
     Args:

@@ -123,7 +123,7 @@ class VllmServer:
 
 
 @dataclass(frozen=True)
-class Command:
+class ServeCommand:
     """A program with its arguments, and variables beside those of the user."""
 
     arguments: tuple[str, ...]
@@ -139,7 +139,7 @@ class Command:
         return " ".join([*shown, shlex.join(_without_secrets(self.arguments))])
 
 
-def command(server: VllmServer, exports: Path | None = None) -> Command:
+def command(server: VllmServer, exports: Path | None = None) -> ServeCommand:
     """The `vllm serve` command of a server.
 
     Args:
@@ -165,7 +165,7 @@ def command(server: VllmServer, exports: Path | None = None) -> Command:
     if twice:
         raise InvalidRequest(f"{twice[0]}: stands among vLLM's arguments too, and would be said twice; leave one out")
     variables = _metadata_variables() | ({} if server.api_key is None else {KEY_VARIABLE: server.api_key})
-    return Command((_program(), *made, *server.arguments), variables)
+    return ServeCommand((_program(), *made, *server.arguments), variables)
 
 
 def check_installed() -> None:
@@ -183,7 +183,7 @@ def check_installed() -> None:
         raise VllmMissing(f"engine='vllm': {reason}: {install}")
 
 
-def start(command: Command) -> NoReturn:
+def start(command: ServeCommand) -> NoReturn:
     """Run a command in the place of this process."""
     sys.stdout.flush()
     os.execvpe(command.arguments[0], list(command.arguments), users_environment() | dict(command.variables))

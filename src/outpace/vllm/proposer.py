@@ -52,7 +52,7 @@ MOST_SLOTS = 64
 """Of a trained drafter, which keeps keys and values for each, unless `slots` says otherwise."""
 
 
-class Method:
+class MethodProposer:
     """A proposer as vLLM calls it.
 
     Args:
@@ -176,43 +176,47 @@ class Method:
             self._proposer.least_gain = price.least_gain
 
 
-class Matrix(Method):
+Method = MethodProposer
+"""What speculative configs name where the settings name the method."""
+
+
+class Matrix(MethodProposer):
     """The transition matrix, by one token and by two. The paper's chain of best successors is `recycle:shape=chain`."""
 
     method = "outpace:draft=none,retrieve=matrix"
 
 
-class Lookup(Method):
+class Lookup(MethodProposer):
     """Prompt lookup."""
 
     method = "lookup"
 
 
-class Automaton(Method):
+class Automaton(MethodProposer):
     """A suffix automaton of the request's own text."""
 
     method = "outpace:draft=none,retrieve=suffix"
 
 
-class Retrieval(Method):
+class Retrieval(MethodProposer):
     """The union of matrix and automaton."""
 
     method = "outpace:draft=none"
 
 
-class Graft(Method):
+class Graft(MethodProposer):
     """Graft on EAGLE-3."""
 
     method = "graft"
 
 
-class DynaTree(Method):
+class DynaTree(MethodProposer):
     """EAGLE-3 in DynaTree's shape."""
 
     method = "eagle3:shape=dynatree"
 
 
-class Union(Method):
+class Union(MethodProposer):
     """The union, with Domino."""
 
     method = "outpace"

@@ -24,14 +24,14 @@ from outpace.core.protocols import (
     Verdict,
 )
 from outpace.vllm.capture import TargetPass
-from outpace.vllm.tracked import Ids, Roster, Tracked
+from outpace.vllm.tracked import Ids, RowRoster, Tracked
 
 _NO_LOGITS = torch.empty(0)
 _PARAMS = SamplingParams()  # vLLM tells no proposer how a request samples: the likeliest tokens are drafted for all
 
 
 @dataclass(frozen=True, eq=False)
-class Row:
+class BatchPlace:
     """One row of a step.
 
     Attributes:
@@ -89,7 +89,7 @@ class Rounds:
         self._ending_ids = ending_ids
         self._best_ids = best_ids if proposer.needs.top_k else None
         self._sees_features = bool(proposer.needs.taps)
-        self.roster, self._step = Roster(slots, max_length + 1), 0
+        self.roster, self._step = RowRoster(slots, max_length + 1), 0
 
     @torch.inference_mode()
     def step(
@@ -116,7 +116,7 @@ class Rounds:
         self._step += 1
         rows = _rows(sampled, lengths, token_ids, seen)
         found = self.roster.claim([row.ids[: row.known] for row in rows], self._step)
-        texts: list[tuple[Row, Tracked]] = []
+        texts: list[tuple[BatchPlace, Tracked]] = []
         places: list[int] = []
         for place, row in enumerate(rows):
             text = found[place] or self._begin(row, place)
@@ -129,7 +129,7 @@ class Rounds:
             drafted[places[index]] = tokens
         return drafted
 
-    def _begin(self, row: Row, place: int) -> Tracked | None:
+    def _begin(self, row: BatchPlace, place: int) -> Tracked | None:
         """A text for a row that has none: what is known of another one that begins alike, or nothing."""
         free = self.roster.room(self._step)
         if free is None:
@@ -161,7 +161,7 @@ class Rounds:
         text.tokens = text.ids[text.offset : text.length].tolist()
         text.tree, text.is_prompt = None, True
 
-    def _show(self, texts: Sequence[tuple[Row, Tracked]], seen: TargetPass | None) -> None:
+    def _show(self, texts: Sequence[tuple[BatchPlace, Tracked]], seen: TargetPass | None) -> None:
         """Show the proposer what is new of each text."""
         states, observations, filling, chunks = [], [], [], []
         for row, text in texts:
@@ -191,7 +191,7 @@ class Rounds:
         if chunks:
             self._proposer.prefill(filling, chunks)
 
-    def _chunk(self, row: Row, text: Tracked, seen: TargetPass | None) -> PromptChunk | None:
+    def _chunk(self, row: BatchPlace, text: Tracked, seen: TargetPass | None) -> PromptChunk | None:
         """The positions of a row that are new and hold, as a prompt's are shown."""
         if seen is None or row.query is None or text.written >= row.end or text.written < row.position:
             return None
@@ -204,7 +204,7 @@ class Rounds:
             int(row.ids[text.written - 1]) if text.written else NO_TOKEN,
         )
 
-    def _draft(self, texts: Sequence[tuple[Row, Tracked]], budget: int) -> list[tuple[int, list[int]]]:
+    def _draft(self, texts: Sequence[tuple[BatchPlace, Tracked]], budget: int) -> list[tuple[int, list[int]]]:
         """Chains for the texts that are decoding, know all that came before, and have room."""
         asked: list[tuple[int, Tracked]] = []
         requests = []
@@ -225,23 +225,23 @@ class Rounds:
         return drafts
 
 
-def _rows(sampled: Sequence[Sequence[int]], lengths: Any, token_ids: Any, seen: TargetPass | None) -> list[Row]:
+def _rows(sampled: Sequence[Sequence[int]], lengths: Any, token_ids: Any, seen: TargetPass | None) -> list[BatchPlace]:
     """The rows of a step."""
     rows, best = [], 0
     matches = seen is not None and len(seen.positions) == len(sampled)
     for place, new in enumerate(sampled):
         ids = token_ids[place, : int(lengths[place])]
         if seen is None or not matches:
-            rows.append(Row(ids, new))
+            rows.append(BatchPlace(ids, new))
             continue
         query = range(seen.starts[place], seen.starts[place + 1])
         drafts = max(seen.positions[place] + len(query) - (len(ids) - len(new)), 0)
-        rows.append(Row(ids, new, query, seen.positions[place], drafts, range(best, best + drafts + 1)))
+        rows.append(BatchPlace(ids, new, query, seen.positions[place], drafts, range(best, best + drafts + 1)))
         best += drafts + 1
     return rows
 
 
-def _observation(row: Row, text: Tracked, seen: TargetPass, top_k: int) -> Observation | None:
+def _observation(row: BatchPlace, text: Tracked, seen: TargetPass, top_k: int) -> Observation | None:
     """What became of the chain that was proposed for a text; None if this step did not verify it, or too little is
     known of the step."""
     if text.tree is None or row.query is None or not row.sampled:

@@ -58,7 +58,7 @@ class Tracked:
         self.length = len(ids)
 
 
-class Roster:
+class RowRoster:
     """All texts that are known, at most one for each slot; one that no row has gone on with for longest goes first.
 
     Texts outlive their rows: a request may be preempted, or left out of a step, and come back anywhere in the batch; a

@@ -23,7 +23,7 @@ from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionM
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.acceptance import AcceptanceModel, priors
-from outpace.trees.union.proposer import Union, UnionPlan
+from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from tests.unit.engine.doubles import CharDetokenizer, run_all, text_of
 
 VOCAB = 12
@@ -48,7 +48,7 @@ def union() -> Proposer:
     matrix = MatrixLearner(TransitionMatrix(VOCAB, CPU), False)
     plan = UnionPlan(draft_budget=4, min_prob=0.0, skip_draft_above=None)
     greedy, sampled = (AcceptanceModel(priors()[kind]) for kind in ("greedy", "sampled"))
-    return Union(drafting(), matrix, greedy, sampled, plan=plan, budget=14, device=CPU)
+    return UnionProposer(drafting(), matrix, greedy, sampled, plan=plan, budget=14, device=CPU)
 
 
 def traced(proposer: Proposer, budget: int | None = None, **options: object) -> tuple[list[StepEvent], RequestMetrics]:

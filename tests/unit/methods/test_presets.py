@@ -26,7 +26,7 @@ from outpace.methods.catalog import build_proposer, parse_method
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.gates import Gated
-from outpace.trees.union.proposer import Union
+from outpace.trees.union.proposer import UnionProposer
 from tests.unit.drafters.source.learned import BLOCK, PROMPTS, SIZES, random_net
 from tests.unit.models.tiny import random_ids, save_tiny_model
 
@@ -144,7 +144,7 @@ def test_options_of_the_union_reach_it(target: Path, drafters: dict[str, Path]) 
     """Guards against options that are read and then forgotten, of its draft's beam or of its own plan."""
     model = outpace.load(str(target), "plain", drafter=str(drafters["eagle3"]), dtype="float32", device="cpu")
     union = model.proposer("outpace:draft=eagle3,depth=2,beam=4,budget=9")
-    assert isinstance(union, Union)
+    assert isinstance(union, UnionProposer)
     assert isinstance(union.base, GrowingProposer)
     assert isinstance(union.base.shape, Beam)
     assert union.base.shape.config == BeamConfig(depth=2, breadth=4, beam=4)

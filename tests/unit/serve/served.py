@@ -13,7 +13,7 @@ import openai
 
 import outpace
 from outpace.api import Model
-from outpace.serve.run import Server
+from outpace.serve.run import DrainingServer
 from outpace.serve.service import Service
 from outpace.serve.settings import ServeSettings
 from tests.unit.models.tiny import save_tiny_model
@@ -48,7 +48,7 @@ class Served:
     url: str
     model: Model
     service: Service
-    server: Server
+    server: DrainingServer
     log: Lines
 
     @property
@@ -96,7 +96,7 @@ def serving(model: Model, **settings: Any) -> Iterator[Served]:
     """A server on a model, drained and ended behind the block."""
     log = Lines()
     service = Service(ServeSettings((NAME,), port=0, **settings), log)
-    server = Server(service, lambda: model)
+    server = DrainingServer(service, lambda: model)
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

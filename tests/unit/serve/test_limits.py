@@ -21,7 +21,7 @@ from outpace.api import Model
 from outpace.serve.errors import ApiError
 from outpace.serve.prepare import _entries, parsed
 from outpace.serve.requests import ChatRequest, CompletionRequest
-from outpace.serve.run import Server
+from outpace.serve.run import DrainingServer
 from outpace.serve.service import Service
 from outpace.serve.settings import ServeSettings
 from tests.unit.serve.served import NAME, Lines, Served, serving, tiny_model
@@ -326,7 +326,7 @@ def test_loading_and_a_model_that_cannot_be_loaded(model: Model) -> None:
 
     failure = RuntimeError("no such model")
     service = Service(ServeSettings((NAME,), port=0), Lines())
-    server = Server(service, load)
+    server = DrainingServer(service, load)
     thread = threading.Thread(target=server.run)
     thread.start()
     wait_until(lambda: server.started)

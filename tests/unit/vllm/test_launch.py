@@ -27,7 +27,7 @@ from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import save_matrix
 from outpace.vllm import launch
 from outpace.vllm.borrowed import build_context
-from outpace.vllm.launch import Command, Nodes, VllmMissing, VllmServer, command
+from outpace.vllm.launch import Nodes, ServeCommand, VllmMissing, VllmServer, command
 from outpace.vllm.settings import read_settings
 from outpace.vllm.speculation import MODELS, speculation
 from tests.unit.models.tiny import save_tiny_model
@@ -41,11 +41,11 @@ def model(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Command]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ServeCommand]:
     """What would have been run; vLLM counts as installed."""
-    commands: list[Command] = []
+    commands: list[ServeCommand] = []
 
-    def start(line: Command) -> NoReturn:
+    def start(line: ServeCommand) -> NoReturn:
         commands.append(line)
         sys.exit(0)
 
@@ -58,11 +58,11 @@ def _serve(*arguments: str) -> Result:
     return CliRunner().invoke(cli.app, ["serve", "--engine", "vllm", *arguments], env={"OUTPACE_API_KEY": None})
 
 
-def _config(line: Command, option: str = "--speculative-config") -> Any:
+def _config(line: ServeCommand, option: str = "--speculative-config") -> Any:
     return json.loads(line.arguments[line.arguments.index(option) + 1])
 
 
-def test_every_option_arrives(model: str, started: list[Command], tmp_path: Path) -> None:
+def test_every_option_arrives(model: str, started: list[ServeCommand], tmp_path: Path) -> None:
     """Guards against an option that is taken and never reaches vLLM: the server would run, only otherwise."""
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages }}")
@@ -88,7 +88,7 @@ def test_every_option_arrives(model: str, started: list[Command], tmp_path: Path
     assert shlex.join(line.arguments) in result.stderr
 
 
-def test_what_was_not_asked_for_is_left_to_vllm(model: str, started: list[Command]) -> None:
+def test_what_was_not_asked_for_is_left_to_vllm(model: str, started: list[ServeCommand]) -> None:
     """Guards against defaults of ours, such as 8 requests at a time, that hold vLLM down; and against a server that
     listens everywhere, which is vLLM's default and not ours."""
     assert _serve(model, "--method", "plain").exit_code == 0
@@ -110,7 +110,7 @@ def test_what_was_not_asked_for_is_left_to_vllm(model: str, started: list[Comman
     ],
 )
 def test_methods_in_vllms_words(
-    model: str, started: list[Command], asked: list[str], config: dict[str, Any], additional: dict[str, Any] | None
+    model: str, started: list[ServeCommand], asked: list[str], config: dict[str, Any], additional: dict[str, Any] | None
 ) -> None:
     """Guards against a method that drafts by another one in vLLM, and a drafter that is not handed on."""
     result = _serve(model, *asked)
@@ -160,7 +160,9 @@ def test_methods_in_vllms_words(
         (["--method", "recycle:budget=200"], "budget=200: vLLM verifies at most 128"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(model: str, started: list[Command], asked: list[str], said: str) -> None:
+def test_what_cannot_be_is_refused_by_name(
+    model: str, started: list[ServeCommand], asked: list[str], said: str
+) -> None:
     """Guards against options that are silently ignored: whoever asked for them would believe they hold."""
     error = _serve(model, *asked).exception
     assert isinstance(error, InvalidRequest), error
@@ -178,13 +180,13 @@ def test_options_of_vllm_are_refused_by_our_server() -> None:
     assert "engine='sglang': choose outpace or vllm" in str(error)
 
 
-def test_how_vllm_compiles_can_be_said(model: str, started: list[Command]) -> None:
+def test_how_vllm_compiles_can_be_said(model: str, started: list[ServeCommand]) -> None:
     """Guards against an option of ours that nobody can replace."""
     assert _serve(model, "--method", "recycle", "--", "-cc", '{"mode": 0}').exit_code == 0
     assert "--compilation-config" not in started[0].arguments
 
 
-def test_other_nodes_only_compute(model: str, started: list[Command]) -> None:
+def test_other_nodes_only_compute(model: str, started: list[ServeCommand]) -> None:
     """Guards against a second node that opens a port of its own and answers without the first."""
     nodes = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "x"]  # what stands on every node is one command
     assert _serve(model, *nodes, "--method", "plain", "--port", "9").exit_code == 0
@@ -193,7 +195,7 @@ def test_other_nodes_only_compute(model: str, started: list[Command]) -> None:
 
 
 def test_the_union_begins_there_with_what_ships(
-    model: str, started: list[Command], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    model: str, started: list[ServeCommand], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Guards against transitions that ship for a target and are known in our engine alone."""
     matrix = TransitionMatrix(264, torch.device("cpu"), context=2)
@@ -239,7 +241,7 @@ def test_the_line_can_be_copied(tmp_path: Path) -> None:
     script = tmp_path / "echo.py"
     script.write_text("import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['MORE']]))")
     arguments = (sys.executable, str(script), "a b", '{"c": "d\'e"}', "$HOME")
-    line = Command(arguments, {"MORE": "f g"})
+    line = ServeCommand(arguments, {"MORE": "f g"})
     done = subprocess.run(["bash", "-c", str(line)], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [list(arguments[2:]), "f g"]
 
@@ -248,7 +250,7 @@ def test_no_secret_is_printed() -> None:
     """Guards against keys in logs and on screens: they may stand among vLLM's own arguments too, several of them or
     behind an equals sign."""
     more = ("--api-key", "one", "two", "--hf_token=three", "--port", "1")
-    line = Command(("vllm", "serve", "m", *more), {"VLLM_API_KEY": "four"})
+    line = ServeCommand(("vllm", "serve", "m", *more), {"VLLM_API_KEY": "four"})
     assert (
         str(line) == 'VLLM_API_KEY="${VLLM_API_KEY}" ' + "vllm serve m --api-key '***' '***' '--hf_token=***' --port 1"
     )
@@ -268,7 +270,7 @@ def test_vllm_is_not_told_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> N
     assert set(chosen) == {"OMP_NUM_THREADS"}
     ran: list[dict[str, str]] = []
     monkeypatch.setattr("os.execvpe", lambda program, arguments, variables: ran.append(variables))
-    launch.start(Command(("vllm",), {"VLLM_API_KEY": "k"}))
+    launch.start(ServeCommand(("vllm",), {"VLLM_API_KEY": "k"}))
     assert "OMP_NUM_THREADS" not in ran[0]
     assert ran[0]["GOMP_SPINCOUNT"] == "7"
     assert ran[0]["VLLM_API_KEY"] == "k"

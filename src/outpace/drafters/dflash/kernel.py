@@ -57,7 +57,7 @@ class CompiledBlock:
         layers = []
         for index, layer in net.each_layer():
             scale, is_causal = config.head_dim**-0.5, int(config.is_causal(index))
-            sight = structs.Sight(config.window(index) or 0, 0.0, scale, is_causal)
+            sight = structs.AttentionSight(config.window(index) or 0, 0.0, scale, is_causal)
             norms = Norms(layer.input_layernorm.weight, None, layer.post_attention_layernorm.weight)
             layers.append(layer_of(layer.self_attn, layer.mlp, with_heads(norms, layer.self_attn), tables, sight, kept))
         self._fc, self._context_norm = matrix_of(net, "fc"), kept.address(net.hidden_norm.weight)

@@ -122,7 +122,7 @@ class DFlashObjective(Objective):
         hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, B, H]
         return right_runs(ids, own, lambda depth, chains: self.scores(hidden[chains, depth]))
 
-    def _supervised(self, batch: Batch, anchors: Anchors, depth: int) -> "Rows":
+    def _supervised(self, batch: Batch, anchors: Anchors, depth: int) -> "SupervisedRows":
         """What the loss supervises of the blocks after anchors.
 
         Args:
@@ -141,7 +141,7 @@ class DFlashObjective(Objective):
             truth = batch.features[rows[own], before[own], -self.target.hidden_size :]
         gamma = self.settings.gamma or default_gamma(self.net.config.block_size)
         weights = depth_weights(depth, gamma, ids.device).expand(len(anchors), -1)[own]
-        return Rows(own, truth, weights, compared, self.target)
+        return SupervisedRows(own, truth, weights, compared, self.target)
 
 
 def build_dflash(
@@ -252,7 +252,7 @@ def _visible(config: DFlashConfig, layer: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class SupervisedRows:
     """The R supervised positions of a batch's blocks.
 
     Attributes:

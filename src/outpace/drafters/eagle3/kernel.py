@@ -41,7 +41,7 @@ class CompiledFusion:
         config, layer, self._slots, kept = net.config, net.midlayer, slots, Kept()
         norms = Norms(layer.hidden_norm.weight, None, layer.post_attention_layernorm.weight)
         norms = with_heads(norms, layer.self_attn)._replace(embedding=layer.input_layernorm.weight)
-        sight = structs.Sight(0, 0.0, config.head_dim**-0.5, 0)
+        sight = structs.AttentionSight(0, 0.0, config.head_dim**-0.5, 0)
         tables = rotations_of(layer.rotary, slots.kv.capacity)
         rows = [layer_of(layer.self_attn, layer.mlp, norms, tables, sight, kept)]
         sizes = sizes_of(config) | {"adds_to_normed": int(config.norm_before_residual)}

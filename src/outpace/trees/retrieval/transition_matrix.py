@@ -108,7 +108,7 @@ def _places(keys: Tensor) -> Tensor:
     return (keys * _WRAPPED >> (64 - PLACE_BITS)) & (PLACES - 1)
 
 
-class Rows(NamedTuple):
+class MatrixRows(NamedTuple):
     """The known rows of a matrix.
 
     Attributes:
@@ -141,7 +141,9 @@ class TransitionMatrix:
         pairs: rows by the last two tokens; None with a context of 1.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, known: Rows | None = None, context: int = 1) -> None:
+    def __init__(
+        self, vocab_size: int, device: torch.device, known: MatrixRows | None = None, context: int = 1
+    ) -> None:
         if vocab_size < SUCCESSORS:
             raise InvalidRequest(
                 f"a transition matrix needs a vocabulary of at least {SUCCESSORS} tokens, not {vocab_size}"
@@ -150,7 +152,7 @@ class TransitionMatrix:
         self.pairs = PairRows(vocab_size, SUCCESSORS, device) if context == 2 else None
         self._beginning: tuple[Tensor, PairRows | None] | None = None
         if known is not None:
-            rows = Rows(*(part.to(device) for part in known))
+            rows = MatrixRows(*(part.to(device) for part in known))
             self.successors[rows.tokens] = rows.successors
             if self.pairs is not None:
                 before, tokens = rows.pairs.unbind(1)
@@ -190,12 +192,12 @@ class TransitionMatrix:
         if self.pairs is not None:
             self.pairs.keys.fill_(PairRows.EMPTY)
 
-    def rows(self) -> Rows:
+    def rows(self) -> MatrixRows:
         """All known rows."""
         tokens = self.successors.any(dim=1).nonzero()[:, 0]
         none = self.successors[:0]
         pairs = (none[:, :2], none) if self.pairs is None else self.pairs.known()
-        return Rows(tokens, self.successors[tokens], *pairs)
+        return MatrixRows(tokens, self.successors[tokens], *pairs)
 
     def after(self, before: Tensor, tokens: Tensor) -> Tensor:
         """[..., 8] ids after tokens [...] that follow the tokens `before` [...], the likeliest first: the pair's row,

@@ -18,7 +18,7 @@ from outpace.core.drafting import Gates
 from outpace.core.protocols import NO_TOKEN
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.table_file import TableKind, load_described, load_table, save_table
-from outpace.trees.retrieval.transition_matrix import SUCCESSORS, Rows, TransitionMatrix
+from outpace.trees.retrieval.transition_matrix import SUCCESSORS, MatrixRows, TransitionMatrix
 
 DEEPEST = 64
 """Checkpoint of a gate."""
@@ -74,7 +74,7 @@ def save_matrix(
     Raises:
         InvalidRequest: the file exists, or its folder does not.
     """
-    rows = Rows(*(part.to("cpu", torch.int32) for part in matrix.rows()))
+    rows = MatrixRows(*(part.to("cpu", torch.int32) for part in matrix.rows()))
     tensors = {"tokens": rows.tokens, "successors": rows.successors}
     if matrix.context == 2:
         tensors |= zip(PAIR_NAMES, (rows.pairs, rows.pair_successors), strict=True)
@@ -111,7 +111,7 @@ def load_matrix(file: str | Path | None, vocab_size: int, device: torch.device, 
             f"{KIND.option}={file}: must hold ascending int32 tokens, or pairs of them, each with {SUCCESSORS} "
             f"different int32 ids from 0 to {vocab_size - 1}; make one with `outpace {KIND.command}`"
         )
-    rows = Rows(tokens.long(), successors.long(), pairs.long(), pair_successors.long())
+    rows = MatrixRows(tokens.long(), successors.long(), pairs.long(), pair_successors.long())
     return TransitionMatrix(vocab_size, device, rows, context)
 
 

@@ -151,7 +151,7 @@ class DynaTreeState:
     alone: bool = False
 
 
-class DynaTree(PlainShape):
+class DynaTreeShape(PlainShape):
     """The confidence-adaptive tree."""
 
     def __init__(self, config: DynaTreeConfig) -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from outpace.core.drafting import GrowingShape, StaticShape
 from outpace.lib.plugins import plugins
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth, SearchConfig
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, FixedTree, FixedTreeConfig
+from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.echo import Echo, EchoConfig
 from outpace.trees.shapes.gates import Cut, CutConfig, Gated, GatedConfig
 from outpace.trees.shapes.priced import Priced, PricedConfig
@@ -58,7 +58,7 @@ BUILT_IN = {
     "priced": Shape(Priced, "a beam whose levels and nodes must be worth their time, as measured here", PricedConfig),
     "search": Shape(Beam, "DART's tree search: the beam with its constants", SearchConfig, False, False),
     "fixed": Shape(FixedTree, "the same depth and breadth whatever the draft believes", FixedTreeConfig),
-    "dynatree": Shape(DynaTree, "DynaTree: breadth and depth follow confidence and history", DynaTreeConfig),
+    "dynatree": Shape(DynaTreeShape, "DynaTree: breadth and depth follow confidence and history", DynaTreeConfig),
     "gated": Shape(Gated, "Graft's gates: a beam that ends in doubt, which frees slots", GatedConfig),
     "ddd": Shape(DynamicDepth, "DDD: a beam that goes deeper while it holds much probability", DddConfig),
     "svip": Shape(Svip, "SVIP: a chain that ends where its distribution grows flat", SvipConfig),

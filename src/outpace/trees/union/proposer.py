@@ -74,7 +74,7 @@ class UnionState:
     order: Sequence[int] = ()
 
 
-class Union:
+class UnionProposer:
     """Grows every tree best-first from the candidates of draft, transitions and text, on the host.
 
     Args:

@@ -22,7 +22,7 @@ from outpace.models.target import TransformersTarget
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, FixedTree, FixedTreeConfig
+from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.echo import Echo, EchoConfig
 from outpace.trees.shapes.gates import Cut, CutConfig, Gated, GatedConfig
 from outpace.trees.shapes.rank_paths import Chain, MedusaTemplate
@@ -39,7 +39,7 @@ GROWING: dict[str, tuple[Callable[[], GrowingShape], int]] = {
     "svip": (lambda: Svip(SvipConfig()), 8),
     "echo": (lambda: Echo(EchoConfig(depth=3, breadth=3)), 10),
     "cut": (lambda: Cut(CutConfig(min_prob=0.01)), 8),
-    "dynatree": (lambda: DynaTree(DynaTreeConfig()), 12),
+    "dynatree": (lambda: DynaTreeShape(DynaTreeConfig()), 12),
 }
 """Shapes that grow, and their budgets."""
 SIZES: dict[str, Any] = {

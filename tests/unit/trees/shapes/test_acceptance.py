@@ -21,7 +21,7 @@ from outpace.trees.growing import GrowingProposer
 from outpace.trees.keyed_acceptance import DEPTHS, OF_ALL_DEPTHS, OF_PRIOR, PRIOR, KeyedAcceptance, KeyedRates
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, FixedTree, FixedTreeConfig
+from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.echo import Echo, EchoConfig
 from outpace.trees.shapes.gates import Cut, CutConfig, Gated, GatedConfig
 from outpace.trees.shapes.svip import Svip, SvipConfig
@@ -29,7 +29,7 @@ from outpace.trees.shapes.svip import Svip, SvipConfig
 V = 12
 PROMPTS = [[1], [2, 5, 1], [7, 1, 4, 4]]
 SHAPES: dict[str, Callable[[], GrowingShape]] = {
-    "dynatree": lambda: DynaTree(DynaTreeConfig()),
+    "dynatree": lambda: DynaTreeShape(DynaTreeConfig()),
     "fixed": lambda: FixedTree(FixedTreeConfig(depth=6, breadth=2, min_path_prob=0.3)),
     "gated": lambda: Gated(GatedConfig(depth=6, breadth=3, thresholds=(0.5, 0.5, 0.5))),
     "ddd": lambda: DynamicDepth(DddConfig(depth=6, breadth=2, checkpoints=(1, 2, 3), min_beam_prob=0.9)),

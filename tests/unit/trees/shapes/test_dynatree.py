@@ -16,14 +16,21 @@ from outpace.methods.catalog import parse_method
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, node_paths, random_table, table
 from outpace.trees.growing import GrowingProposer
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, DynaTreeState, FixedTree, FixedTreeConfig, Prune
+from outpace.trees.shapes.dynatree import (
+    DynaTreeConfig,
+    DynaTreeShape,
+    DynaTreeState,
+    FixedTree,
+    FixedTreeConfig,
+    Prune,
+)
 
 VOCAB = 5
 PRUNES: tuple[Prune, ...] = ("leaves", "expansion")
 LawTable = Mapping[Path, Sequence[float]]
 
 
-def draft(shape: DynaTree | FixedTree, distribution: LawTable, budget: int = 2000) -> DraftTree:
+def draft(shape: DynaTreeShape | FixedTree, distribution: LawTable, budget: int = 2000) -> DraftTree:
     proposer = GrowingProposer(ToySource(table(distribution, VOCAB)), shape, budget)
     (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], budget, 64)])
     return tree
@@ -31,7 +38,7 @@ def draft(shape: DynaTree | FixedTree, distribution: LawTable, budget: int = 200
 
 def grow(config: DynaTreeConfig, depth: int, rows: Sequence[Sequence[float]], above: float = 1.0) -> list[list[str]]:
     """What becomes of candidates of these probabilities: "." dropped, "n" node, "e" node to be expanded."""
-    shape = DynaTree(config)
+    shape = DynaTreeShape(config)
     log_probs = torch.tensor([[math.log(share) for share in row] for row in rows])
     level = Level(depth, torch.zeros(len(rows), dtype=torch.int64), log_probs, math.log(above) + log_probs)
     selected, expanded = shape.grow([shape.open()], level)
@@ -69,7 +76,7 @@ def test_breadth_is_each_nodes_own() -> None:
 
 def test_breadth_and_depth_are_each_requests_own() -> None:
     """Guards against the history of one request steering its neighbour's tree."""
-    shape = DynaTree(DynaTreeConfig(prune="expansion"))
+    shape = DynaTreeShape(DynaTreeConfig(prune="expansion"))
     states = [shape.open(), DynaTreeState(2.0, 0.5, 0.7, shape.open().rates), shape.open()]
     log_probs = torch.tensor([[0.6, 0.3, 0.1]]).log().expand(4, 3)
     level = Level(3, torch.tensor([0, 1, 1, 2]), log_probs, log_probs)
@@ -95,7 +102,7 @@ def test_breadth_and_depth_are_each_requests_own() -> None:
 def test_depth_gate_by_hand(depth: int, path: float, expanded: bool) -> None:
     """Guards against the paper's signs mixed up: d < D_max, p >= rho_stop, d < D0 or p > rho_deep."""
     for prune in PRUNES:
-        shape = DynaTree(DynaTreeConfig(prune=prune))
+        shape = DynaTreeShape(DynaTreeConfig(prune=prune))
         level = Level(depth, torch.tensor([0]), torch.tensor([[-0.1]]), torch.tensor([[math.log(path)]]))
         selected, more = shape.grow([shape.open()], level)
         assert (selected.item(), more.item()) == (True, expanded)
@@ -120,7 +127,7 @@ def test_pruning_by_hand() -> None:
 
 def test_d0_is_rounded_where_it_is_used() -> None:
     """Guards against a D0 truncated to whole levels, so that history would only ever shorten trees."""
-    shape = DynaTree(DynaTreeConfig())
+    shape = DynaTreeShape(DynaTreeConfig())
     for base, depth in ((4.4, 4), (4.6, 5), (1.2, 1), (6.9, 7)):
         state = shape.open()
         state.base_depth = base
@@ -195,7 +202,7 @@ def test_equals_the_paper_as_a_recursion(seed: int, prune: Prune, breadth: bool,
     distribution = random_table(VOCAB, 4, 50 + seed)
     nodes = expand_all(distribution, config, (), 1.0, prune_first=prune == "expansion")
     expected = prune_leaves(nodes, config.min_path_prob) if prune == "leaves" else set(nodes)
-    assert set(node_paths(draft(DynaTree(config), distribution))[1:]) == expected
+    assert set(node_paths(draft(DynaTreeShape(config), distribution))[1:]) == expected
 
 
 @pytest.mark.parametrize("prune", PRUNES)
@@ -219,7 +226,7 @@ def test_with_everything_off_it_is_the_fixed_tree(seed: int, prune: Prune) -> No
     )
     fixed = FixedTreeConfig(depth=depth, breadth=breadth, min_path_prob=tau, prune=prune)
     for budget in (2000, 9):
-        left, right = draft(DynaTree(off), distribution, budget), draft(FixedTree(fixed), distribution, budget)
+        left, right = draft(DynaTreeShape(off), distribution, budget), draft(FixedTree(fixed), distribution, budget)
         assert left.tokens.tolist() == right.tokens.tolist()
         assert left.topology.parents == right.topology.parents
 

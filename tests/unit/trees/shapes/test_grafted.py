@@ -19,7 +19,7 @@ from outpace.trees.graft.retrievers import MatrixRetriever
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig
+from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape
 from outpace.trees.shapes.gates import Gated, GatedConfig
 from outpace.trees.shapes.rank_paths import Chain, grafted_paths, retrieval_plan
 
@@ -205,7 +205,7 @@ def test_accepted_tokens_are_counted_by_where_they_came_from() -> None:
 
 def test_dynatree_learns_from_its_own_nodes_alone() -> None:
     """Guards against a history that follows the retrieved nodes: their depth is none of the shape's choices."""
-    shape = DynaTree(DynaTreeConfig())
+    shape = DynaTreeShape(DynaTreeConfig())
     own = DraftTree(torch.arange(4), Topology.of([-1, 0, 1, 0]))
     grafted = DraftTree(torch.arange(7), Topology.of([-1, 0, 1, 0, 2, 4, 5]), retrieved=3)
     outputs = NodeOutputs(torch.zeros(7, V), torch.zeros(7, 1), torch.zeros(7, 1))

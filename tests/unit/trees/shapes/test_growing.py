@@ -15,7 +15,7 @@ from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend, node_paths
 from outpace.trees.growing import GrowingProposer, within_slots
 from outpace.trees.proposer import StaticProposer
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, FixedTree, FixedTreeConfig
+from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
 
 VOCAB = 9
@@ -105,7 +105,7 @@ def test_a_cut_level_keeps_the_best(wishes: list[Wish], config: FixedTreeConfig,
 def test_company_changes_nothing(wishes: list[Wish], config: FixedTreeConfig, seed: int) -> None:
     """Guards against trees that depend on their neighbours in the batch: room, parents or scores mixed up."""
     source, requests = ToySource(blend(0, VOCAB, other=seed, sharpness=3)), as_requests(wishes)
-    for shape in (FixedTree(config), DynaTree(DynaTreeConfig())):
+    for shape in (FixedTree(config), DynaTreeShape(DynaTreeConfig())):
         proposer = GrowingProposer(source, shape, 15)
         for together, request in zip(draft(proposer, requests), requests, strict=True):
             (alone,) = draft(proposer, [request])

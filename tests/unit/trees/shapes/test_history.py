@@ -16,7 +16,7 @@ from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend
 from outpace.trees.growing import GrowingProposer
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, DynaTreeState
+from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, DynaTreeState
 
 NOTHING = NodeOutputs(torch.empty(0, 1), torch.empty(0, 1, dtype=torch.int64), torch.empty(0, 1))
 AUTHORS = DynaTreeConfig(history="authors")
@@ -32,7 +32,7 @@ def settings_of(state: DynaTreeState) -> tuple[float, float, float]:
     return state.base_depth, state.high_confidence, state.deep_path_prob
 
 
-def watch(shape: DynaTree, rounds: Sequence[tuple[int, int]]) -> DynaTreeState:
+def watch(shape: DynaTreeShape, rounds: Sequence[tuple[int, int]]) -> DynaTreeState:
     state = shape.open()
     for accepted, deepest in rounds:
         shape.observe(state, seen(accepted, deepest))
@@ -44,7 +44,7 @@ FIRST_FIVE = [(5, 5), (4, 5), (3, 5), (4, 4), (1, 5)]  # 1, 0.8, 0.6, 1, 0.2: me
 
 def test_the_papers_equations_by_hand() -> None:
     """Guards against signs, step sizes or the mean: D0 rises and tau_h falls by eta times (mean - a*), each round."""
-    shape = DynaTree(DynaTreeConfig())
+    shape = DynaTreeShape(DynaTreeConfig())
     state = watch(shape, FIRST_FIVE)
     assert settings_of(state) == pytest.approx((5.01, 0.8995, 0.5))
     shape.observe(state, seen(0, 4))  # mean 3.6 / 6 = 0.6
@@ -56,14 +56,14 @@ def test_the_papers_equations_by_hand() -> None:
 
 def test_steps_and_target_are_the_options() -> None:
     """Guards against options that are read and then ignored."""
-    state = watch(DynaTree(DynaTreeConfig(target_acceptance=0.5, depth_step=2, confidence_step=0.1)), FIRST_FIVE)
+    state = watch(DynaTreeShape(DynaTreeConfig(target_acceptance=0.5, depth_step=2, confidence_step=0.1)), FIRST_FIVE)
     assert settings_of(state) == pytest.approx((5.44, 0.878, 0.5))
-    assert settings_of(watch(DynaTree(DynaTreeConfig(history="off")), FIRST_FIVE * 4)) == (5, 0.9, 0.5)
+    assert settings_of(watch(DynaTreeShape(DynaTreeConfig(history="off")), FIRST_FIVE * 4)) == (5, 0.9, 0.5)
 
 
 def test_it_waits_for_five_entries() -> None:
     """Guards against steering by the luck of the first round."""
-    shape = DynaTree(DynaTreeConfig())
+    shape = DynaTreeShape(DynaTreeConfig())
     for count in range(5):
         assert settings_of(watch(shape, [(0, 5)] * count)) == (5, 0.9, 0.5)
     assert watch(shape, [(0, 5)] * 5).base_depth == pytest.approx(4.65)
@@ -72,7 +72,7 @@ def test_it_waits_for_five_entries() -> None:
 @pytest.mark.parametrize("window", [5, 10])
 def test_old_entries_leave_the_window(window: int) -> None:
     """Guards against a mean over the whole answer, and a window one entry too long or too short."""
-    shape = DynaTree(DynaTreeConfig(window=window, depth_step=0.01))
+    shape = DynaTreeShape(DynaTreeConfig(window=window, depth_step=0.01))
     state = watch(shape, [(5, 5)] * window)
     for wrong in range(1, window + 3):
         before = state.base_depth
@@ -85,7 +85,7 @@ def test_old_entries_leave_the_window(window: int) -> None:
 def test_clip_ranges_keep_the_settings_valid(low_confidence: float) -> None:
     """Guards against D0 outside 1..D_max - 1 and a tau_h that crosses tau_l or leaves its range."""
     config = DynaTreeConfig(low_confidence=low_confidence, high_confidence=1.0, depth_step=3, confidence_step=0.5)
-    shape = DynaTree(config)
+    shape = DynaTreeShape(config)
     up, down = watch(shape, [(5, 5)] * 60), watch(shape, [(0, 5)] * 60)
     assert (up.base_depth, down.base_depth) == (7, 1)
     assert up.high_confidence == pytest.approx(min(low_confidence + 0.01, 1.0))
@@ -95,7 +95,7 @@ def test_clip_ranges_keep_the_settings_valid(low_confidence: float) -> None:
 @pytest.mark.parametrize("history", ["paper", "authors"])
 def test_nothing_is_learned_from_an_empty_draft(history: Literal["paper", "authors"]) -> None:
     """Guards against a division by zero, and rounds without room counted as failures of the draft."""
-    shape = DynaTree(DynaTreeConfig(history=history))
+    shape = DynaTreeShape(DynaTreeConfig(history=history))
     state = watch(shape, [*FIRST_FIVE, (0, 0), (0, 0)])
     assert list(state.rates) == [1.0, 0.8, 0.6, 1.0, 0.2]
     assert settings_of(state) == settings_of(watch(shape, FIRST_FIVE))
@@ -103,7 +103,7 @@ def test_nothing_is_learned_from_an_empty_draft(history: Literal["paper", "autho
 
 def simulate(chance: float, config: DynaTreeConfig, seed: int) -> tuple[list[float], DynaTreeState]:
     """D0 over the last 200 of 400 rounds of chains D0 deep whose every level is right with a chance."""
-    shape, source = DynaTree(config), random.Random(seed)
+    shape, source = DynaTreeShape(config), random.Random(seed)
     state = shape.open()
     kept: list[float] = []
     for _ in range(400):
@@ -130,14 +130,14 @@ def test_the_loop_settles_where_acceptance_meets_its_target(seed: int) -> None:
         assert abs(mean(kept) - 3.5) < error
 
 
-def answer(shape: DynaTree, *accepted: int) -> None:
+def answer(shape: DynaTreeShape, *accepted: int) -> None:
     """One answer: rounds with chains of 6, then the end."""
     shape.close(watch(shape, [(count, 6) for count in accepted]))
 
 
 def test_the_authors_rule_by_hand() -> None:
     """Guards against other steps, ranges or clips than theirs: 1, 0.05, 0.05 in 2..7, 0.5..0.95 and 0.3..0.8."""
-    shape = DynaTree(AUTHORS)
+    shape = DynaTreeShape(AUTHORS)
     for _ in range(5):
         assert settings_of(shape.open()) == (5, 0.9, 0.5)
         answer(shape, 6, 4, 5)  # 18 tokens in 3 rounds, over D0 + 2: 6 / 7 = 0.857
@@ -160,7 +160,7 @@ def test_the_authors_rule_by_hand() -> None:
 
 def test_the_authors_rule_divides_by_the_d0_it_began_with() -> None:
     """Guards against a rate over the D0 of the moment: 5 / 7 = 0.71 must keep still after D0 has moved to 7 too."""
-    shape = DynaTree(AUTHORS)
+    shape = DynaTreeShape(AUTHORS)
     for _ in range(6):
         answer(shape, 6)
     assert settings_of(shape.open())[0] == 7
@@ -175,11 +175,11 @@ def test_the_authors_rule_divides_by_the_d0_it_began_with() -> None:
 def test_the_authors_dead_zone_and_mean() -> None:
     """Guards against steps inside the dead zone, and steps taken on the last answer instead of the mean."""
     for accepted in ((4,), (4, 3), (4, 5)):  # 0.714, 0.643, 0.786
-        shape = DynaTree(AUTHORS)
+        shape = DynaTreeShape(AUTHORS)
         for _ in range(20):
             answer(shape, *accepted)
         assert settings_of(shape.open()) == (5, 0.9, 0.5)
-    shape = DynaTree(AUTHORS)
+    shape = DynaTreeShape(AUTHORS)
     for accepted in ((6,), (2,), (6,), (2,), (6,), (2,)):  # means stay within 0.1 of 0.7
         answer(shape, *accepted)
     assert settings_of(shape.open()) == (5, 0.9, 0.5)
@@ -187,7 +187,7 @@ def test_the_authors_dead_zone_and_mean() -> None:
 
 def test_the_authors_rule_acts_between_answers_only() -> None:
     """Guards against settings that change within an answer, and against answers without a round counted as one."""
-    shape = DynaTree(AUTHORS)
+    shape = DynaTreeShape(AUTHORS)
     for _ in range(4):
         answer(shape, 6)
     early = shape.open()
@@ -208,7 +208,7 @@ def test_the_authors_ranges_yield_to_the_options(accepted: int) -> None:
     config = DynaTreeConfig(
         low_confidence=0.96, high_confidence=0.99, stop_path_prob=0.85, deep_path_prob=0.9, history="authors"
     )
-    shape = DynaTree(config)
+    shape = DynaTreeShape(config)
     for _ in range(12):
         answer(shape, accepted)
         _, high_confidence, deep_path_prob = settings_of(shape.open())
@@ -219,14 +219,14 @@ def test_the_authors_ranges_yield_to_the_options(accepted: int) -> None:
 def test_the_papers_rule_carries_nothing() -> None:
     """Guards against one request's history in the next one's tree: a result would depend on what ran before."""
     for history in ("paper", "off"):
-        shape = DynaTree(DynaTreeConfig(history=history))
+        shape = DynaTreeShape(DynaTreeConfig(history=history))
         for _ in range(12):
             answer(shape, 6, 6, 6, 6, 6, 6)
         assert settings_of(shape.open()) == (5, 0.9, 0.5)
         assert not shape.open().rates
 
 
-class Remembering(DynaTree):
+class Remembering(DynaTreeShape):
     """Keeps the states it opened."""
 
     def __init__(self, config: DynaTreeConfig) -> None:
@@ -283,7 +283,7 @@ def test_the_authors_rule_counts_the_answers_of_a_conversation() -> None:
 def test_a_step_that_is_taken_back_ends_no_answer(alone: bool) -> None:
     """Guards against an answer counted in its middle, because an exception cut a step short, and against one that is to
     depend on nothing else and then goes on with what others' answers have taught."""
-    shape = DynaTree(AUTHORS)
+    shape = DynaTreeShape(AUTHORS)
     proposer = GrowingProposer(ToySource(blend(1, 8, sharpness=30)), shape, 15)
     for _ in range(6):
         answer(shape, 6)

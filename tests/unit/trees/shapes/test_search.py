@@ -12,7 +12,7 @@ from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, blend, node_paths
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig, SearchConfig
-from outpace.trees.shapes.dynatree import DynaTree, DynaTreeConfig, FixedTree, FixedTreeConfig
+from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
 
 VOCAB = 9
 ROUNDING = 1e-5
@@ -32,7 +32,7 @@ def test_weights_of_levels() -> None:
     for depth in range(1, 9):
         level = depth - 1
         assert search.weight(depth) == pytest.approx((level + 1) ** -0.7 * 0.9**level, rel=1e-12)
-        for shape in (Beam(BeamConfig()), FixedTree(FixedTreeConfig()), DynaTree(DynaTreeConfig())):
+        for shape in (Beam(BeamConfig()), FixedTree(FixedTreeConfig()), DynaTreeShape(DynaTreeConfig())):
             assert shape.weight(depth) == 1.0
 
 

@@ -20,7 +20,7 @@ from outpace.testing import ToyTarget, assert_lossless, decode
 from outpace.testing.requests import toy_context
 from outpace.testing.sources import node_paths
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.union.proposer import Union
+from outpace.trees.union.proposer import UnionProposer
 from tests.unit.trees.union.test_union import PLAN, PROMPTS, VOCAB, Watched, made, outputs_of, toy_draft, wishes
 
 PRICED = replace(PLAN, most_priced=8)
@@ -31,7 +31,7 @@ def priced(times: PassTimes, rate: float = 0.2, **params: Any) -> list[Any]:
     return [replace(wish, prices=Prices(rate, times)) for wish in wishes(**params)]
 
 
-def trees_of(union: Union, requests: list[Any]) -> list[DraftTree]:
+def trees_of(union: UnionProposer, requests: list[Any]) -> list[DraftTree]:
     return union.propose([union.open(slot) for slot in range(len(requests))], requests)
 
 

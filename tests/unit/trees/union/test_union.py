@@ -22,7 +22,7 @@ from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionM
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.union.acceptance import AcceptanceModel, Features, priors
 from outpace.trees.union.growth import CompiledGrower, Growth
-from outpace.trees.union.proposer import Union, UnionPlan, UnionState
+from outpace.trees.union.proposer import UnionPlan, UnionProposer, UnionState
 from outpace.trees.union.reference import ReferenceGrower
 from tests.unit.trees.union.worlds import World
 
@@ -85,12 +85,14 @@ def known_matrix(seed: int = 0) -> TransitionMatrix:
     return matrix
 
 
-def made(base: Any, plan: UnionPlan = PLAN, private: bool = False, matrix: TransitionMatrix | None = None) -> Union:
+def made(
+    base: Any, plan: UnionPlan = PLAN, private: bool = False, matrix: TransitionMatrix | None = None
+) -> UnionProposer:
     learner = MatrixLearner(matrix or known_matrix(), private)
-    return Union(base, learner, Recorded(priors()["greedy"]), Recorded(priors()["sampled"]), plan, 10, CPU)
+    return UnionProposer(base, learner, Recorded(priors()["greedy"]), Recorded(priors()["sampled"]), plan, 10, CPU)
 
 
-def recorded(union: Union) -> tuple[Recorded, Recorded]:
+def recorded(union: UnionProposer) -> tuple[Recorded, Recorded]:
     """Its greedy and its sampled acceptance."""
     assert isinstance(union.greedy, Recorded)
     assert isinstance(union.sampled, Recorded)
@@ -312,7 +314,7 @@ def test_a_request_alone_has_prices_and_transitions_of_its_own() -> None:
     assert union.sampled is taught.sampled
     greedy, sampled = priors()["greedy"], priors()["sampled"]
     plan, matched = UnionPlan(3, 0.0, None), (AcceptanceModel(greedy), AcceptanceModel(sampled))
-    other = Union(EmptyDraft(), union.matrix, *matched, plan, 5, CPU, AcceptanceModel(greedy))
+    other = UnionProposer(EmptyDraft(), union.matrix, *matched, plan, 5, CPU, AcceptanceModel(greedy))
     weights = [list(other.open(0, alone).sampled.weights) for alone in (True, False)]
     assert weights == [list(greedy), list(sampled)]
 
@@ -360,7 +362,7 @@ def test_a_subclass_runs_its_own_python() -> None:
         pass
 
     def grower(model: AcceptanceModel, matrix: TransitionMatrix) -> type:
-        return type(Union(EmptyDraft(), MatrixLearner(matrix), model, model, PLAN, 10, CPU).grower)
+        return type(UnionProposer(EmptyDraft(), MatrixLearner(matrix), model, model, PLAN, 10, CPU).grower)
 
     weights = priors()["greedy"]
     own = grower(AcceptanceModel(weights), known_matrix())

@@ -19,7 +19,7 @@ from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.union.acceptance import BIAS, SIZE, AcceptanceModel, Features, ranked
 from outpace.trees.union.growth import Growth, GrowthRequest
-from outpace.trees.union.proposer import Union, UnionPlan
+from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from outpace.trees.union.reference import ReferenceGrower
 from tests.unit.drafters.source.learned import proposer_of, source_of
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
@@ -58,7 +58,9 @@ def test_a_trained_drafter_keeps_up_with_rounds_that_it_is_left_out_of(kind: str
         right = torch.tensor(answer)
         rows = (right[1:, None] + torch.arange(8)) % VOCAB  # what comes next, and seven others
         matrix.update(right[:-1], rows)
-    union = Union(joined, MatrixLearner(matrix, private=True), Moody(), Moody(), UnionPlan(10, 0.0, 1.0), 10, CPU)
+    union = UnionProposer(
+        joined, MatrixLearner(matrix, private=True), Moody(), Moody(), UnionPlan(10, 0.0, 1.0), 10, CPU
+    )
     sessions = decode(Engine(target), prompts, params, [union] * 2)
     assert [session.ids for session in sessions] == ids
     rounds = sum(session.metrics.steps for session in sessions)
@@ -75,7 +77,7 @@ def test_without_a_draft_nothing_trained_is_needed() -> None:
     spec = parse_method("outpace:draft=none,budget=9,matrix=private,min_prob=0.01")
     assert spec.drafter is None
     proposer = build_proposer(spec, AROUND)
-    assert isinstance(proposer, Union)
+    assert isinstance(proposer, UnionProposer)
     assert isinstance(proposer.base, EmptyDraft)
     assert (proposer.budget, proposer.needs.top_k, proposer.needs.taps) == (9, 8, ())
     assert matrix_of(proposer) is None
