@@ -1,7 +1,7 @@
 """Findings about a method: a benchmark against plain decoding on a few prompts, and its drafter."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from outpace.data.workload import WorkItem, read_workload
 from outpace.doctor.finding import Finding, finding
 from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.methods.catalog import parse_method
+from outpace.methods.proposer_store import computed_by
 
 PROMPTS, TOKENS = "builtin:3", 48
 PROVENANCE = "provenance.json"
@@ -232,6 +233,7 @@ class DrafterFacts:
             unknown.
         template: fingerprint of the target's own chat template; None without one.
         table_bytes: of Domino's table of gates; 0 without one.
+        computed_by: which parts compiled kernels compute.
     """
 
     fingerprint: str
@@ -243,6 +245,7 @@ class DrafterFacts:
     trained_template: str | None
     template: str | None
     table_bytes: int = 0
+    computed_by: Mapping[str, str] = field(default_factory=dict)
 
 
 def drafter_of(model: Model, method: str) -> DrafterFacts | None:
@@ -266,6 +269,7 @@ def drafter_of(model: Model, method: str) -> DrafterFacts | None:
         trained_template=run.get("chat_template"),
         template=model.codec.template_fingerprint() if model.codec.tokenizer.chat_template else None,
         table_bytes=table_bytes,
+        computed_by=computed_by(model.proposer(method)),
     )
 
 
@@ -280,7 +284,8 @@ def drafter(found: DrafterFacts, drafted: Totals) -> Finding:
     for_what = f", trained for {found.trained_for}" if found.trained_for else ""
     taps = f", reads hidden states {', '.join(map(str, found.taps))}" if found.taps else ""
     table = f", {found.table_bytes / 1e9:.2f} GB of gates in a table" if found.table_bytes else ""
-    measured = f"{found.fingerprint}{for_what}{taps}{table}; {own:.2f} of its own drafts accepted per round"
+    path = "".join(f", {part}: {path}" for part, path in found.computed_by.items())
+    measured = f"{found.fingerprint}{for_what}{taps}{table}{path}; {own:.2f} of its own drafts accepted per round"
     reasons = []
     if found.template is None:
         reasons.append(
@@ -302,6 +307,7 @@ def drafter(found: DrafterFacts, drafted: Totals) -> Finding:
             "of its drafts are accepted"
         )
     figures: dict[str, Any] = {"fingerprint": found.fingerprint, "taps": found.taps, "accepted_per_round": own}
+    figures |= {"computed_by": dict(found.computed_by)}
     figures |= {"table_bytes": found.table_bytes} if found.table_bytes else {}
     return finding("drafter", measured, "; ".join(reasons), **figures)
 

@@ -12,6 +12,7 @@ from outpace.core.tree import Topology
 from outpace.doctor.finding import Finding, finding
 from outpace.doctor.machine import bandwidth, fastest
 from outpace.kernels.build import kernels_remedy, loaded_kernels
+from outpace.kernels.exact import COMPILED
 from outpace.kernels.instructions import cpu_flags, held_down, instruction_sets, multiplies_bfloat16
 from outpace.kernels.linear import KernelLinear
 from outpace.lib.errors import InvalidRequest
@@ -38,8 +39,7 @@ def examine_model(model: Model, problems: Sequence[str] = ()) -> Iterator[Findin
     yield exactness(model.exactness, target.device.type)
     if target.device.type != "cpu":
         return
-    has_kernels = loaded_kernels() is not None
-    yield one_call(target.native is not None, target.config.model_type, has_kernels, target.dtype)
+    yield one_call(target.computed_by, target.config.model_type, target.dtype)
 
     def measure(slot: int | None) -> MeasuredPasses:
         if slot is None:
@@ -51,7 +51,7 @@ def examine_model(model: Model, problems: Sequence[str] = ()) -> Iterator[Findin
     times = model.engine.between_steps(measure)
     cheaper, leaner = pass_remedies(target, problems)
     yield reading(times, max(bandwidth(torch.get_num_threads())), cheaper)
-    yield rows(times, target.quantize != "none", has_kernels)
+    yield rows(times, target.quantize != "none", loaded_kernels() is not None)
     yield overhead(times, leaner)
 
 
@@ -231,18 +231,24 @@ def overhead(times: MeasuredPasses, remedy: str) -> Finding:
     return finding("beside linear layers", measured, remedy if is_much else "", share=share, linears_ms=times.linears)
 
 
-def one_call(native: bool, family: str, has_kernels: bool, dtype: torch.dtype) -> Finding:
-    """Whether a pass is one call to the compiled kernels, or hundreds of operations from Python."""
-    if native:
+def one_call(computed_by: str, family: str, dtype: torch.dtype) -> Finding:
+    """Whether a pass is one call to the compiled kernels, or hundreds of operations from Python, and why.
+
+    Args:
+        computed_by: of the target.
+        family: its model type.
+        dtype: that it computes in.
+    """
+    if computed_by == COMPILED:
         return finding("one call", "a pass is one call to the compiled kernels", native=True)
-    measured, remedy = f"a pass of {family} runs by its own modules", kernels_remedy() if not has_kernels else ""
-    if has_kernels:
-        remedy = (
-            "take a model of a family that runs in one call: Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3, OLMo2, SmolLM3"
-            if dtype != torch.float64
-            else "load it with dtype='float32' (--dtype float32)"
-        )
-    return finding("one call", measured, remedy, native=False)
+    if loaded_kernels() is None:
+        remedy = kernels_remedy()
+    elif dtype == torch.float64:
+        remedy = "load it with dtype='float32' (--dtype float32)"
+    else:
+        known = "Llama, Qwen2, Qwen3, Mistral, Gemma, Phi-3, OLMo2, SmolLM3"
+        remedy = f"take a model of a family that runs in one call: {known}"
+    return finding("one call", f"a pass of {family} is computed by {computed_by}", remedy, native=False)
 
 
 def pass_remedies(target: TransformersTarget, problems: Sequence[str]) -> tuple[str, str]:

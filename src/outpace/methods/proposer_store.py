@@ -104,6 +104,16 @@ def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
     return reader.matrix if isinstance(reader, MatrixLearner) and not reader.private else None
 
 
+def computed_by(proposer: Proposer) -> dict[str, str]:
+    """Of each part of a proposer's trained drafters, whether a compiled kernel computes it: "compiled", or
+    "Python, because ..."."""
+    found: dict[str, str] = dict(getattr(proposer, "computed_by", {}))
+    for name in ("source", "base", "other"):  # a shape's source, the draft of Graft and the union, SAM-Decoding's other
+        if (part := getattr(proposer, name, None)) is not None:
+            found |= computed_by(part)
+    return found
+
+
 def learns(proposer: Proposer, is_sampled: bool) -> bool:
     """Whether what a proposer drafts depends on the requests it had before.
 

@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from outpace import __version__
 from outpace.core.events import ORIGINS, Sample, StepEvent, TokenLogprob
+from outpace.methods.proposer_store import computed_by
 from outpace.models.tokenizer import Pieces
 from outpace.serve.engine_thread import Inbox, News
 from outpace.serve.errors import ApiError, from_engine
@@ -312,7 +313,11 @@ class Answer:
         choices = list(self.form.piece(index, event.text, event.logprobs or ()))
         if self.body.options.trace and event.tokens:
             choices = choices or [self.form.empty(index)]
+            model, is_first = self.service.model, index not in self._traces
             choices[0]["outpace"] = self._trace(index).describe(event)
+            if is_first:
+                parts = computed_by(model.proposer(self.order.method))
+                choices[0]["outpace"]["computed_by"] = {"target": model.target.computed_by, **parts}
         return choices
 
     def _trace(self, index: int) -> Trace:

@@ -64,6 +64,7 @@ def test_a_drafter_that_nobody_trained(target: Path, random_drafter: Path) -> No
     assert "the model has another one" in remedy
     assert "--max-model-len 128" in remedy
     assert found["drafter"].figures["taps"] == (1, 2)
+    assert found["drafter"].figures["computed_by"].keys() == {"block", "head"}, "what runs is reported"
 
 
 def test_the_memory_of_a_table_of_gates_is_said(target: Path, random_drafter: Path) -> None:

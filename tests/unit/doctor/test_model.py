@@ -67,14 +67,14 @@ def test_a_decoder_that_runs_by_its_modules() -> None:
     """Guards against a family beyond the kernels, several times as slow, that is not told apart."""
     for family, is_native in (("llama", True), ("gpt2", False)):
         target = tiny_target(tiny_config(family))
-        said = doctor.one_call(target.native is not None, family, True, target.dtype)
+        said = doctor.one_call(target.computed_by, family, target.dtype)
         assert said.is_fine is is_native
     assert "runs in one call: Llama" in said.remedy
     assert doctor.pass_remedies(target, ["cores"]) == ("see 'one call'",) * 2
     native = tiny_target(tiny_config("llama"))
     assert doctor.pass_remedies(native, ["other work"]) == ("see 'other work' first",) * 2
     assert doctor.pass_remedies(native, [])[0] == "use --quantize int8"
-    assert "float32" in doctor.one_call(False, "llama", True, torch.float64).remedy
+    assert "float32" in doctor.one_call("Python, because of that", "llama", torch.float64).remedy
 
 
 def test_without_kernels_everything_points_there(without_kernels: None) -> None:
@@ -82,7 +82,7 @@ def test_without_kernels_everything_points_there(without_kernels: None) -> None:
     target = tiny_target(tiny_config("llama"))
     assert doctor.measured_passes(target, 0, seconds=0.02).weight_bytes > 0
     assert doctor.pass_remedies(target, ["cores"]) == ("unset OUTPACE_KERNELS",) * 2
-    assert doctor.one_call(False, "llama", False, target.dtype).remedy == "unset OUTPACE_KERNELS"
+    assert doctor.one_call(target.computed_by, "llama", target.dtype).remedy == "unset OUTPACE_KERNELS"
 
 
 USUAL = Precision(torch.bfloat16, torch.bfloat16, "none", "cpu", has_bfloat16=True, held_by="", has_kernels=True)

@@ -64,6 +64,7 @@ def test_a_trace_is_of_the_answer(served: Served, method: str) -> None:
     traced = [one for one in told if "tokens" in one]
     tokens = [token for one in traced for token in one["tokens"]]
     assert len(tokens) == 40
+    assert [one["computed_by"].keys() for one in traced if "computed_by" in one] == [{"target"}], "in the first chunk"
     assert "".join(token["text"] for token in tokens) == plain.choices[0].message.content
     rounds = [one for about in traced for one in about["rounds"]]
     assert len(rounds) == report["steps"]
