@@ -8,7 +8,7 @@ import torch
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.cache.tiles import TilePlan
 from outpace.core.tree import Topology
-from outpace.drafters.domino.gpu import step as steps
+from outpace.drafters.domino.gpu import head as steps
 from outpace.gpu.backend import runs_triton
 from outpace.gpu.tree_attention import attend_plan, by_torch
 from outpace.sampling.noise import noise_bits, noise_key

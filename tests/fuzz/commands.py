@@ -10,6 +10,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 from typer.models import ArgumentInfo, OptionInfo
 
+from outpace.cli.train import TrainGroup, train_command
+
 
 @dataclass(frozen=True)
 class Parameter:
@@ -38,14 +40,18 @@ def commands(app: typer.Typer, path: tuple[str, ...] = ()) -> Iterator[tuple[tup
         assert group.typer_instance is not None
         assert group.name is not None
         yield from commands(group.typer_instance, (*path, group.name))
+    if path == ("train",):  # which makes a command for each kind of drafter when it is used
+        for kind, title in TrainGroup._kinds().items():
+            yield (*path, kind), list(_parameters(train_command(kind, title)))
 
 
 def _parameters(callback: Callable[..., Any]) -> Iterator[Parameter]:
     hints = get_type_hints(callback, include_extras=True)
     for name, parameter in signature(callback).parameters.items():
-        if get_origin(hints[name]) is not Annotated:
+        hint = hints.get(name, parameter.annotation)  # options made from a settings class are in the signature alone
+        if get_origin(hint) is not Annotated:
             continue  # the context
-        kind, info = get_args(hints[name])[:2]
+        kind, info = get_args(hint)[:2]
         assert isinstance(info, OptionInfo | ArgumentInfo)
         flags = [one for one in info.param_decls or () if one.startswith("--")] or [f"--{name.replace('_', '-')}"]
         flag = flags[0].partition("/")[0] if isinstance(info, OptionInfo) else None

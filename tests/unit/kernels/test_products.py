@@ -212,7 +212,7 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     ("quantize", "dtype", "device", "reason"),
     [
         ("int4", torch.float32, CPU, "quantize='int4': use one of 'none', 'int8'"),
-        ("int8", torch.float64, CPU, "quantize='int8': not beside torch.float64"),
+        ("int8", torch.float64, CPU, "quantize='int8': not with torch.float64"),
         ("int8", torch.float32, torch.device("cuda"), "quantize='int8': its kernels are for CPUs"),
     ],
 )
