@@ -10,6 +10,7 @@ from outpace.drafters.options import described
 from outpace.methods.catalog import method_named, option_kinds
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("name", "columns"), [("graft", 80), ("outpace", 80), ("domino", 60), ("svip", 200)])
 def test_options_are_whole_in_a_narrow_terminal(name: str, columns: int) -> None:
     """Guards against sentences that end in dots, words broken in two, and a column of a few letters for the longest

@@ -109,6 +109,7 @@ def test_prompt_after_the_model() -> None:
     assert "requires an argument" in lacking.output
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("typed", "wanted"), [("--method loo", "lookup"), ("smollm2", "smollm2-135m")])
 def test_shell_completion(typed: str, wanted: str) -> None:
     """Guards against a shell that completes neither names of methods nor those of built-in models."""

@@ -60,6 +60,7 @@ def played(target: TransformersTarget, rounds: list[tuple[list[int], list[DraftT
     return found
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("exact", [False, True])
 @torch.inference_mode()
 def test_rounds_have_the_bits_of_passes_without_buffers(exact: bool) -> None:

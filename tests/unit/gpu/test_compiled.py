@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[3]
 LARGEST_SHARED = 99 * 1024  # of a consumer's GPU; A100 and H100 have more
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("architecture", ["80", "90"])
 def test_kernels_compile_and_fit(architecture: str, tmp_path: Path) -> None:
     """Guards against kernels that run in the interpreter only, by Python that Triton has not, types that it does not

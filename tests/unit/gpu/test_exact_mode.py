@@ -116,6 +116,7 @@ def exact_target(family: str) -> TransformersTarget:
 
 
 @torch.inference_mode()
+@pytest.mark.thorough
 def test_a_model_in_exact_mode_keeps_the_bits_of_plain_decoding() -> None:
     """Guards against a pass in exact mode that reads padding, loses rows at a cut, or whose shapes change with its
     rows, beyond the attention that is tested alone."""

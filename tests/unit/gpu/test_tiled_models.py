@@ -59,6 +59,7 @@ def test_one_call_per_layer_whatever_the_batch(monkeypatch: pytest.MonkeyPatch) 
     assert calls == target.config.num_hidden_layers
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("method", ["recycle:budget=12", "fixed:budget=8"])
 def test_lossless(method: str) -> None:
     """Guards against a token lost between tables of one pass and the rows of the next."""

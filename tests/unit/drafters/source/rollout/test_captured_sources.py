@@ -66,6 +66,7 @@ def test_trees_are_those_without_buffers(kind: str, shape: str, monkeypatch: pyt
             torch.testing.assert_close(one.scores, other.scores, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(("kind", "shape"), CASES[::2])
 def test_lossless(kind: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a token lost where every pass of the target and of a drafter runs over static buffers."""
