@@ -138,7 +138,7 @@ def test_the_kernels_window_cases_have_power(family: str, monkeypatch: pytest.Mo
     """Guards against window cases that the compiled kernels pass without a window."""
     monkeypatch.delenv(VARIABLE, raising=False)
     config, sight = config_of(family, "window"), structs.AttentionSight
-    monkeypatch.setattr(structs, "Sight", lambda window, softcap, scaling: sight(0, softcap, scaling))
+    monkeypatch.setattr(structs, "AttentionSight", lambda window, softcap, scaling: sight(0, softcap, scaling))
     assert path_error(stock_model(config), tiny_target(config), random_tree(BRANCHING, seed=2)) > 0.1
 
 
