@@ -59,7 +59,7 @@ $(READY): pyproject.toml constraints/cpu.txt
 
 $(VLLM_READY): pyproject.toml constraints/peers/vllm.txt scripts/vllm_environment.py | $(READY)
 	@echo "setting up build/vllm: vLLM for the CPU, a minute or two"
-	$(BIN)/python scripts/vllm_environment.py
+	PYTHONPATH=. $(BIN)/python scripts/vllm_environment.py
 	@touch $(VLLM_READY)
 
 clean:
