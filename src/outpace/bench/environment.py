@@ -109,7 +109,7 @@ def resolved_options(model: Model, method: str, budget: int | None) -> dict[str,
     """The options of a method as text, its preset and defaults among them, with what they leave open as this model has
     it. It is built once more for that, so that a record has what a build reads, and nothing is decided twice.
 
-    Beside the options by name: `budget` is drafted nodes per round, at most these where `follows_prices`;
+    Added to the options by name: `budget` is drafted nodes per round, at most these where `follows_prices`;
     `shape_settings` are in effect, gates of a warm file included; `files` are those that were read, by option, with
     their SHA-256; `drafter` is its kind, folder and fingerprint, None without one.
 

@@ -202,7 +202,7 @@ def measuring(model: Model, params: SamplingParams, progress: Progress) -> Measu
 
 def trials_of(records: Sequence[Record]) -> list[Trial]:
     """What records of a bench say of each method."""
-    # Copied text counts here: whoever tunes with it has such prompts.
+    # Copied text counts here: users who tune on it have such prompts.
     figures, ratios = summarise(records, copied=()), speedups(records)
     rates = {(record["method"], record["group"]["number"]): record["tokens_per_step"] for record in records}
     return [

@@ -146,7 +146,7 @@ def threads() -> int:
 
 
 def _write_log(path: Path, text: str) -> Path | None:
-    """Keep what a compiler printed beside the library's place; None where nothing can be written."""
+    """Keep the compiler's output in the folder of the library; None where nothing can be written."""
     log = path.with_suffix(".log")
     try:
         log.write_text(text)
@@ -162,7 +162,7 @@ def _compile(compiler: str, flags: tuple[str, ...], path: Path) -> None:
         built = Path(folder) / path.name
         command = [compiler, *flags, str(SOURCES / "kernels.cpp"), "-o", str(built)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_SECONDS)
-        built.replace(path)  # whole or not at all, whoever builds at the same time
+        built.replace(path)  # atomic: several processes may build at the same time
 
 
 def _instructions() -> tuple[str, ...]:
