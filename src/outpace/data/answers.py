@@ -23,7 +23,6 @@ class PartFolder:
     """A folder of parts, and of a file that records how they were made. An interrupted run resumes after the last part.
 
     Args:
-        folder: new, empty, or with parts.
         contents: what is stored there, as users name it: "answers", "features".
     """
 
@@ -36,15 +35,7 @@ class PartFolder:
         return sorted(self.path.glob("part-[0-9][0-9][0-9][0-9][0-9].safetensors"))
 
     def check(self, about: Mapping[str, Any]) -> None:
-        """Refuse a folder with other contents, or contents made with other settings.
-
-        Args:
-            about: settings that the contents depend on; must be JSON.
-
-        Raises:
-            InvalidRequest: as above.
-            ModelError: the record of settings cannot be read.
-        """
+        """Refuse a folder with other contents, or contents made with other settings."""
         if (self.path / ABOUT).is_file():
             made, wanted = self.about(), json.loads(json.dumps(about))
             for field in sorted({*made, *wanted} - {"format"}):
@@ -64,11 +55,7 @@ class PartFolder:
             write_whole(self.path / ABOUT, json.dumps({"format": self.format, **about}, indent=1).encode())
 
     def about(self) -> dict[str, Any]:
-        """The recorded settings, and the "format".
-
-        Raises:
-            ModelError: it is no folder of such contents.
-        """
+        """The recorded settings, and the "format"."""
         where = f"{self.contents}={str(self.path)!r}"
         try:
             about = json.loads((self.path / ABOUT).read_text())
@@ -79,15 +66,7 @@ class PartFolder:
         return about
 
     def write(self, tensors: Mapping[str, Tensor], names: list[str]) -> Path:
-        """Add a part.
-
-        Args:
-            tensors: its contents.
-            names: of what it holds, for `opened`.
-
-        Raises:
-            ModelError: it cannot be written; earlier parts stay.
-        """
+        """Add a part."""
         # Not the number of parts: a damaged one may have been deleted.
         numbers = [int(part.stem.removeprefix("part-")) for part in self.parts()]
         path = self.path / f"part-{max(numbers, default=-1) + 1:05d}.safetensors"
@@ -105,11 +84,7 @@ class PartFolder:
 
 @contextmanager
 def opened(part: Path) -> Iterator[tuple[Any, list[str]]]:
-    """A part and the names in it; tensors are read when they are used.
-
-    Raises:
-        ModelError: it cannot be read.
-    """
+    """A part and the names in it; tensors are read when they are used."""
     try:
         with safe_open(part, framework="pt") as file:
             names = json.loads((file.metadata() or {}).get("ids", "null"))
@@ -137,7 +112,6 @@ class Conversation:
     """The target's answers to one prompt.
 
     Attributes:
-        id: of the prompt.
         answers: token ids per turn, with the EOS where the target generated it.
     """
 
@@ -150,11 +124,6 @@ class AnswerStore:
 
     Args:
         folder: new, or of an earlier run with the same settings.
-        about: settings that the answers depend on; must be JSON.
-
-    Raises:
-        InvalidRequest: the folder holds answers made with other settings, or something else.
-        ModelError: a part cannot be read.
     """
 
     def __init__(self, folder: str | Path, about: Mapping[str, Any]) -> None:
@@ -164,11 +133,7 @@ class AnswerStore:
         self.done = {conversation.id for conversation in read_answers(self.folder)}
 
     def write(self, conversations: Sequence[Conversation]) -> None:
-        """Add a part.
-
-        Raises:
-            ModelError: it cannot be written; earlier parts stay.
-        """
+        """Add a part."""
         if not conversations:
             return
         answers = [torch.tensor(ids, dtype=torch.int64) for one in conversations for ids in one.answers]
@@ -183,20 +148,12 @@ class AnswerStore:
 
 
 def read_about(folder: str | Path) -> dict[str, Any]:
-    """The settings that the answers of a folder were made with.
-
-    Raises:
-        ModelError: it is no folder of answers.
-    """
+    """The settings that the answers of a folder were made with."""
     return PartFolder(folder, CONTENTS).about()
 
 
 def read_answers(folder: str | Path) -> Iterator[Conversation]:
-    """All conversations of a folder, in the order in which they were written.
-
-    Raises:
-        ModelError: a part cannot be read, or contradicts itself.
-    """
+    """All conversations of a folder, in the order in which they were written."""
     for path in PartFolder(folder, CONTENTS).parts():
         with opened(path) as (file, names):
             ids, lengths, turns = (file.get_tensor(name).long() for name in ("ids", "lengths", "turns"))

@@ -17,13 +17,7 @@ BUILT_IN = "builtin"
 
 @dataclass(frozen=True)
 class WorkItem:
-    """One prompt of a workload.
-
-    Attributes:
-        id, dataset: names for records.
-        turns: the user's messages.
-        raw: whether the text is continued, instead of a chat.
-    """
+    """One prompt of a workload."""
 
     id: str
     dataset: str
@@ -45,11 +39,7 @@ def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
     """Read "FILE" or "FILE:LIMIT"; "builtin" and "builtin:LIMIT" are a few prompts of this package.
 
     Args:
-        spec: what to read.
         limit: if `spec` has none; None for all.
-
-    Raises:
-        InvalidRequest: no such file, no prompts, or a malformed line, which is named.
     """
     name, _, ending = spec.rpartition(":")
     if (count := as_count(ending)) is None:
@@ -76,11 +66,7 @@ def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
 def read_workloads(
     specs: list[str], max_turns: int | None = None, limit: int | None = None, may_be_empty: bool = False
 ) -> tuple[WorkItem, ...]:
-    """Several workloads, conversations cut to `max_turns`, with `limit` items of those that name no limit.
-
-    Raises:
-        InvalidRequest: as `read_workload`; no turn is left; no prompt is left, unless `may_be_empty`.
-    """
+    """Several workloads, conversations cut to `max_turns`, with `limit` items of those that name no limit."""
     if max_turns is not None and max_turns < 1:
         raise InvalidRequest(f"max_turns={max_turns}: must be at least 1")
     items = [item for spec in specs for item in read_workload(spec, limit)]
@@ -96,12 +82,7 @@ def fingerprint(items: Sequence[WorkItem]) -> str:
 
 
 def in_groups(items: Sequence[WorkItem], size: int) -> list[Sequence[WorkItem]]:
-    """Items in groups of `size` to decode together; the last one may be smaller.
-
-    Raises:
-        InvalidRequest: a size below 1, or a group whose conversations differ in length, so that later turns would be
-            decoded in smaller batches.
-    """
+    """Items in groups of `size` to decode together; the last one may be smaller."""
     if size < 1:
         raise InvalidRequest(f"batch_size={size}: must be at least 1")
     groups = [items[start : start + size] for start in range(0, len(items), size)]

@@ -23,13 +23,7 @@ def own_scores_of(head: LmHead | SubsetHead, device: torch.device) -> Callable[[
 
 def counts_scores_alone(streams: Sequence[Stream], noise: bool, wants_entropy: bool) -> bool:
     """Whether the best ids of these requests are those of the largest logits, or of logits / temperature + noise, and
-    nothing else is asked for.
-
-    Args:
-        streams: of the requests.
-        noise: whether sampled ones draft with their noise.
-        wants_entropy: whether entropies are asked too.
-    """
+    nothing else is asked for."""
     if wants_entropy:
         return False
     wanted = [stream.params for stream in streams]
@@ -44,7 +38,6 @@ def draws_of(streams: Sequence[Stream], depths: Sequence[int], noise: bool, ids:
     """The keyed draws whose noise decides which ids of each row are best; None where there are none.
 
     Args:
-        streams, depths, noise: as for `best_ids`, of rows that count scores alone.
         ids: [C] of the columns of all rows, or [F, C] of each row's; None where columns are ids.
     """
     rows = [row for row, stream in enumerate(streams) if noise and not stream.params.is_greedy]

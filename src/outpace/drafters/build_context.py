@@ -22,10 +22,7 @@ class Drafted(Protocol):
     """What trained drafters take of the target that they draft for: ours, or one inside another engine.
 
     Attributes:
-        config: of its decoder, transformers'.
-        vocab_size, max_length, max_slots: as a `Target`'s.
         embedding: ids [T] to [T, H].
-        head: hidden states to logits.
     """
 
     config: Any

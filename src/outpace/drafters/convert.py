@@ -113,10 +113,6 @@ def _cast(net: nn.Module, dtype: torch.dtype, name: str) -> nn.Module:
 def largest_difference(net: nn.Module, other: nn.Module) -> float:
     """Largest difference between the outputs of two nets, in units of the largest output of the first.
 
-    Args:
-        net: any drafter net.
-        other: a net of the same kind and sizes.
-
     Returns:
         0.0 for equal bits, and for kinds without a probe; infinity where outputs are missing, of other shapes or not
         numbers.
@@ -176,13 +172,7 @@ def supply_head(net: nn.Module, layout: str, target: str | None) -> nn.Module:
     """The drafter with the target's LM head as its own, if it has none and the layout holds one; else as it is.
 
     Args:
-        net: any drafter.
-        layout: that it is to be written in.
         target: folder or hub id of the target; None if it was not given.
-
-    Raises:
-        InvalidRequest: a target that is needed and not given, or the reverse.
-        ModelError: as `read_head`.
     """
     borrows = isinstance(net, Eagle3Net) and net.lm_head is None and layout != HEADLESS
     borrows |= isinstance(net, MedusaNet) and net.config.head == "target" and layout == "vllm"
@@ -206,16 +196,7 @@ def supply_head(net: nn.Module, layout: str, target: str | None) -> nn.Module:
 
 
 def read_head(name: str, vocab_size: int, hidden_size: int) -> Tensor:
-    """The LM head [V, H] of a language model, in the dtype of its file; of its shards only the one is read.
-
-    Args:
-        name: folder or hub id.
-        vocab_size, hidden_size: V and H that the drafter was made for.
-
-    Raises:
-        ModelError: nothing there, no safetensors, no head under its usual name; one of another shape, that is
-            quantised, or that drafters' layouts cannot express: with a bias, or logits that are capped.
-    """
+    """The LM head [V, H] of a language model, in the dtype of its file; of its shards only the one is read."""
     folder = locate(name, ("config.json", INDEX), FIELD)
     where = f"{FIELD}={name!r}"
     fields = Fields(read_object(folder / "config.json"), f"{where}: config.json")

@@ -31,7 +31,6 @@ class Depthwise:
     """One request's guesses of a round, and the tree that grows on them.
 
     Args:
-        request: the request of this round.
         logits: [D, V] float32 in the target's ids, row d for the tokens of depth d + 1.
 
     Attributes:
@@ -49,8 +48,6 @@ class Depthwise:
 
         Args:
             tokens: [N] of the request's nodes.
-            above: place of each node's parent in the frontier before.
-            start: where the nodes begin in this frontier.
 
         Returns:
             Drafted tokens down to each node that needs scores of its own: all nodes of requests whose options look
@@ -70,12 +67,6 @@ class Depthwise:
 
 def expand_depthwise(drafts: Sequence[Depthwise], frontier: Frontier, width: int, noise: bool = True) -> Best:
     """Candidates of one level of all requests' trees.
-
-    Args:
-        drafts: of the requests in the frontier, in its order.
-        frontier: the nodes.
-        width: candidates per node.
-        noise: whether sampled requests draft with their keyed noise.
 
     Returns:
         The best candidates of each node.

@@ -33,11 +33,7 @@ class Fields:
     """One JSON object of a config; null counts as absent, as Hugging Face writes it for defaults.
 
     Args:
-        values: the object.
         where: the file and the object's place in it, for errors.
-
-    Raises:
-        ModelError: not an object.
     """
 
     def __init__(self, values: Any, where: str) -> None:
@@ -53,11 +49,7 @@ class Fields:
         return default if value is None else value
 
     def need(self, key: str) -> Any:
-        """A field that has no default.
-
-        Raises:
-            ModelError: it is absent.
-        """
+        """A field that has no default."""
         value = self.get(key)
         if value is None:
             raise ModelError(f"{self.where}: {key} is missing; state it there")
@@ -67,11 +59,7 @@ class Fields:
         """A size.
 
         Args:
-            key: its name.
             absent: the size of files that do not state it; None if they must.
-
-        Raises:
-            ModelError: something else than a positive whole number, or nothing where it must be stated.
         """
         value = self.need(key) if absent is None else self.get(key, absent)
         if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
@@ -79,11 +67,7 @@ class Fields:
         return value
 
     def words(self, key: str) -> list[str]:
-        """A list of names; empty when absent.
-
-        Raises:
-            ModelError: something else.
-        """
+        """A list of names; empty when absent."""
         value = self.get(key, [])
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             raise ModelError(f"{self.where}: {key}={value!r} must be a list of names")
@@ -101,11 +85,7 @@ def architectures(config: Mapping[str, Any]) -> list[Any]:
 
 
 def agreed(key: str, *places: Fields) -> Any:
-    """A field that writers put in one place or another; None when it is in none.
-
-    Raises:
-        ModelError: two places disagree.
-    """
+    """A field that writers put in one place or another; None when it is in none."""
     found = [(place, place.get(key)) for place in places if place.get(key) is not None]
     for place, value in found[1:]:
         if value != found[0][1]:
@@ -116,21 +96,13 @@ def agreed(key: str, *places: Fields) -> Any:
 
 
 def needed(key: str, *places: Fields) -> Any:
-    """A field that must stand in at least one of the places.
-
-    Raises:
-        ModelError: it stands in none, or two places disagree.
-    """
+    """A field that must stand in at least one of the places."""
     value = agreed(key, *places)
     return places[-1].need(key) if value is None else value
 
 
 def flag(key: str, *places: Fields) -> bool | None:
-    """A yes or no that may stand in several places; None if it stands in none.
-
-    Raises:
-        ModelError: something else than true or false, or places that disagree.
-    """
+    """A yes or no that may stand in several places; None if it stands in none."""
     value = agreed(key, *places)
     if value is not None and not isinstance(value, bool):
         raise ModelError(f"{places[0].where}: {key}={value!r}: {key} must be true or false")
@@ -143,11 +115,7 @@ def as_tuple(value: Any) -> Any:
 
 
 def build(kind: type[C], values: Mapping[str, Any], where: str) -> C:
-    """A config of a kind from values read from a file.
-
-    Raises:
-        ModelError: values that are missing, of a wrong type, out of range or contradictory, all of them named.
-    """
+    """A config of a kind from values read from a file."""
     try:
         return kind(**values)
     except ValidationError as error:
@@ -160,11 +128,7 @@ def build(kind: type[C], values: Mapping[str, Any], where: str) -> C:
 
 
 def check_activation(fields: Fields) -> None:
-    """Refuse another activation than silu, which is what drafter layers compute.
-
-    Raises:
-        ModelError: naming it.
-    """
+    """Refuse another activation than silu, which is what drafter layers compute."""
     if fields.get("hidden_act", "silu") != "silu":
         raise ModelError(f"{fields.where}: hidden_act={fields.get('hidden_act')!r}: drafter layers compute silu only")
 
@@ -173,11 +137,7 @@ def rope(fields: Fields, absent: float | None = None) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling`, both of which transformers 5 keeps in `rope_parameters`.
 
     Args:
-        fields: of the decoder.
         absent: the base where the layout has one for files that state none.
-
-    Raises:
-        ModelError: two bases, or none; heads that are rotated in part.
     """
     rotation, scaling = fields.inside("rope_parameters"), fields.inside("rope_scaling")
     if agreed("partial_rotary_factor", fields, rotation, scaling) not in (None, 1):
@@ -191,11 +151,7 @@ def rope(fields: Fields, absent: float | None = None) -> dict[str, Any]:
 
 
 def read_decoder(fields: Fields) -> dict[str, Any]:
-    """Sizes, rotary positions and attention kinds of a Hugging Face style decoder config, by our names.
-
-    Raises:
-        ModelError: what the drafter's layers do not compute, or would have to guess.
-    """
+    """Sizes, rotary positions and attention kinds of a Hugging Face style decoder config, by our names."""
     check_activation(fields)
     values = {ours: fields.need(theirs) for ours, theirs in SIZES.items()} | rope(fields)
     return values | _read_windows(fields) | {"attention_bias": fields.get("attention_bias", False)}

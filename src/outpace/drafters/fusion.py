@@ -22,12 +22,8 @@ class FusionConfig(LayerConfig):
 
     Attributes:
         layers: 1; published drafters of this kind have one.
-        rms_eps: of all norms.
-        draft_vocab_size: of the drafter's head; `vocab_size` or less.
         taps: indices into transformers' `hidden_states`, in the order in which features are joined; None for the usual
             three, which depend on the target (`taps_of`).
-        bias: whether q, k, v and o have biases.
-        qk_norm: whether queries and keys are normed per head.
         own_embedding: whether the file brings an embedding; otherwise it is the target's.
         own_head: whether the file brings a head; otherwise it is the target's.
     """
@@ -78,11 +74,7 @@ class FusionConfig(LayerConfig):
     def taps_of(self, target_layers: int) -> tuple[int, ...]:
         """Indices into `hidden_states` of a target with so many layers.
 
-        The last index is left out: transformers puts the output of the final norm there, not that of the last layer.
-
-        Raises:
-            ModelError: an index the target does not have.
-        """
+        The last index is left out: transformers puts the output of the final norm there, not that of the last layer."""
         taps = self.taps or usual_taps(target_layers)
         if not all(0 <= tap < target_layers for tap in taps):
             raise ModelError(

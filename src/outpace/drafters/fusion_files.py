@@ -14,11 +14,7 @@ from outpace.lib.errors import ModelError
 
 
 def read_sizes(fields: Fields, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The sizes of a one-layer drafter, by our names, `head_dim` checked against the weights.
-
-    Raises:
-        ModelError: a field is missing, head sizes disagree, or a feature is used that our nets do not have.
-    """
+    """The sizes of a one-layer drafter, by our names, `head_dim` checked against the weights."""
     heads, width = fields.count("num_attention_heads"), fields.count("hidden_size")
     usual = {"num_key_value_heads": heads, "head_dim": width // heads}
     found: dict[str, Any] = {
@@ -40,11 +36,7 @@ def read_sizes(fields: Fields, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def check_features(taps: tuple[int, ...] | None, width: int, tensors: Mapping[str, Tensor], where: str) -> None:
-    """Check the number of features against the columns of `fc`.
-
-    Raises:
-        ModelError: they disagree.
-    """
+    """Check the number of features against the columns of `fc`."""
     count, fc = 3 if taps is None else len(taps), tensors.get("fc.weight")
     if fc is not None and fc.dim() == 2 and fc.shape[1] != count * width:
         stated = "no layer ids are stated, which means 3 features" if taps is None else f"the layer ids are {taps}"
@@ -59,12 +51,6 @@ def check_offsets(d2t: Tensor, t2d: Tensor | None, draft_size: int, size: int, n
     Args:
         d2t: offsets, int64 [draft_size].
         t2d: which target ids are in the draft vocabulary, bool [size]; None if the file has none.
-        draft_size: of the draft vocabulary.
-        size: of the target's vocabulary.
-        name: of the checkpoint, for errors.
-
-    Raises:
-        ModelError: another dtype or shape; ids outside the vocabulary, twice or out of order; a t2d that disagrees.
     """
     if d2t.dtype != torch.int64 or d2t.shape != (draft_size,):
         raise ModelError(

@@ -33,14 +33,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 class LayerConfig(BaseModel):
-    """What all drafters made of decoder layers have in common.
-
-    Attributes:
-        hidden_size, intermediate_size, heads, kv_heads, head_dim: sizes of a layer.
-        rope_theta, rope_scaling, max_positions: rotary positions, as in a transformers config.
-        vocab_size: of the target.
-        target_hidden_size: width of the target's hidden states.
-    """
+    """What all drafters made of decoder layers have in common."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -105,14 +98,7 @@ class Rotary(nn.Module):
     """Rotary position embedding over the whole head dimension, halves rotated against each other (Llama, Qwen).
 
     Args:
-        head_dim: D.
-        theta: base of the frequencies.
         scaling: a `rope_scaling` dictionary of a static kind ("linear", "llama3", "yarn"), or None.
-        max_positions: `max_position_embeddings`, which some kinds read.
-
-    Raises:
-        ModelError: a kind whose rotation depends on the longest position, or an unknown one; keys that are missing, or
-            values that make no angles.
     """
 
     def __init__(self, head_dim: int, theta: float, scaling: dict[str, Any] | None, max_positions: int) -> None:
@@ -162,10 +148,7 @@ class Projections(nn.Module):
 
     Args:
         inputs: width of the rows that queries, keys and values are made of.
-        outputs: width of the result.
-        heads, kv_heads, head_dim: sizes.
         eps: of the query and key norms; None for no such norms.
-        bias: whether q, k, v and o have biases.
     """
 
     def __init__(

@@ -28,14 +28,7 @@ def is_net(name: str) -> bool:
 
 
 def load_net(name: str) -> nn.Module:
-    """Read a drafter net; no code of the checkpoint is run.
-
-    Args:
-        name: a folder, or a hub id.
-
-    Raises:
-        ModelError: nothing there, another kind of checkpoint, or one that does not fit its config.
-    """
+    """Read a drafter net; no code of the checkpoint is run."""
     return read_net(read_checkpoint(locate(name, _FILES, "drafter")))
 
 
@@ -43,12 +36,7 @@ def locate(name: str, files: Sequence[str], field: str) -> Path:
     """The folder of a checkpoint; one on the hub is downloaded first.
 
     Args:
-        name: a folder, or a hub id.
         files: names or patterns of the files that are wanted of it.
-        field: what the name was given as, for errors.
-
-    Raises:
-        ModelError: neither a folder nor on the hub.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -61,11 +49,7 @@ def locate(name: str, files: Sequence[str], field: str) -> Path:
 
 
 def read_net(checkpoint: Checkpoint) -> nn.Module:
-    """The net of a checkpoint of any known kind.
-
-    Raises:
-        ModelError: an unknown kind, or a checkpoint that does not fit its config.
-    """
+    """The net of a checkpoint of any known kind."""
     kind = kind_of_config(checkpoint.config)
     if kind is None or kind.read is None:
         named = {key: checkpoint.config.get(key) for key in ("architectures", "speculators_model_type", "model_type")}

@@ -26,11 +26,8 @@ class Rows:
     """One request's share of a net's pass: N fresh rows behind S scratch rows of earlier passes.
 
     Attributes:
-        slot: of the net.
-        count: N.
         offsets: [S + N] positions of scratch and fresh rows, counted from the committed length.
         visible: [N, S + N] bool, which of those each fresh row sees; None if all.
-        scratch: S.
     """
 
     slot: int
@@ -57,9 +54,6 @@ class NetSlots:
     """Keys and values of a drafter net, one slot per request.
 
     Args:
-        layers, kv_heads, head_dim: of the net.
-        slots: requests at a time.
-        capacity: rows per slot.
         dtype, device: of the net. On a CPU without compiled kernels attention computes in float32 at least.
 
     Attributes:
@@ -100,7 +94,6 @@ class NetSlots:
         """The attention function of one pass over the parts' fresh rows.
 
         Args:
-            parts: the requests, in the order of the packed rows.
             sights: what each layer lets a row see; everything that its part does if left out.
         """
         if self.tiled:
@@ -187,9 +180,7 @@ class NetPass:
     """A net's pass over rows of its slots, captured where its slots are.
 
     Args:
-        slots: of the net.
         function: of positions [T], an attention function and packed rows; returns tensors of T rows.
-        sights: of the net's layers.
     """
 
     def __init__(

@@ -21,10 +21,8 @@ class PairState:
     Row i of its slot is the pair (feature of position i, token i + 1), so the last known feature waits for its token.
 
     Attributes:
-        slot: of the net.
         features: [m, taps * H] the target's features that have no row yet.
         tokens: prompt ids that the waiting features' pairs need, first the one after the last committed row.
-        request: the request of this round.
         is_behind: rows are missing that only the next round can write.
         is_beyond: the context has outgrown the net; nothing is drafted any more.
     """
@@ -51,9 +49,6 @@ class PairSource(ABC, Generic[S]):
     """A one-layer net on slots of its own that keeps up with the target's features.
 
     Args:
-        net: the drafter.
-        taps: the hidden states the net reads, as `net.config.taps_of(layers)` says.
-        max_length, max_slots: of the target.
         spare: rows behind the committed ones for what a round drafts.
         depth: drafted tokens on a path at most; None without a limit of its own.
     """

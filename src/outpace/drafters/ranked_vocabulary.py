@@ -24,15 +24,7 @@ KIND = TableKind("vocabulary", "a vocabulary", "rank-vocabulary", frozenset({"id
 
 
 def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
-    """How often each id occurs, [V] int64.
-
-    Args:
-        texts: token ids.
-        vocab_size: V.
-
-    Raises:
-        InvalidRequest: an id outside the vocabulary.
-    """
+    """How often each id occurs, [V] int64."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for ids in texts:
         counts += torch.bincount(as_ids(ids, vocab_size), minlength=vocab_size)
@@ -44,11 +36,7 @@ def rank_tokens(counts: Tensor, keep: int, eos_ids: Sequence[int]) -> Tensor:
 
     Args:
         counts: [V], how often each id occurs. Among equals the lower id, which tokenizers learned earlier, is kept.
-        keep: how many ids.
         eos_ids: always among them: a drafter that cannot draft the end loses the last round of every answer.
-
-    Raises:
-        InvalidRequest: more ids than there are, no room for the EOS ids, or an EOS id outside the vocabulary.
     """
     ends = sorted(set(eos_ids))
     if ends and (ends[0] < 0 or ends[-1] >= len(counts)):
@@ -60,25 +48,12 @@ def rank_tokens(counts: Tensor, keep: int, eos_ids: Sequence[int]) -> Tensor:
 
 
 def save_vocabulary(file: str | Path, ids: Tensor, vocab_size: int) -> None:
-    """Write ids [K] as the tensor "ids" of a safetensors file, with the size of the target's vocabulary.
-
-    Raises:
-        InvalidRequest: the file exists, or its folder does not.
-    """
+    """Write ids [K] as the tensor "ids" of a safetensors file, with the size of the target's vocabulary."""
     save_table(file, KIND, {"ids": ids.to(torch.int64)}, vocab_size)
 
 
 def load_vocabulary(file: str | Path, vocab_size: int) -> Tensor:
-    """Read ids [K], ascending.
-
-    Args:
-        file: as `save_vocabulary` wrote it.
-        vocab_size: of the target.
-
-    Raises:
-        ModelError: no such file, another kind of file, one for another vocabulary, or ids that are not ascending ids
-            of it.
-    """
+    """Read ids [K], ascending."""
     ids = load_table(file, KIND, vocab_size)["ids"]
     is_list = ids.dtype == torch.int64 and ids.dim() == 1 and len(ids) > 0
     if not is_list or not bool((ids.diff() > 0).all()) or int(ids[0]) < 0 or int(ids[-1]) >= vocab_size:
@@ -98,10 +73,6 @@ def head_of(weight: Tensor, own: Tensor, vocabulary: Tensor | None, vocab_size: 
         weight: [Vd, H].
         own: [Vd] the target's id of each draft id.
         vocabulary: [K] the only target ids to draft; None for all that the drafter has.
-        vocab_size: of the target.
-
-    Raises:
-        ModelError: they have no id in common.
     """
     make = layers_for(weight.dtype, weight.device)
     if vocabulary is None:

@@ -13,7 +13,6 @@ class Scratch:
 
     Attributes:
         parents: scratch row above each row, -1 below the pending token.
-        depths: depth of each row.
         visible: [S, S] bool, the ancestors of each row and itself.
     """
 
@@ -41,8 +40,6 @@ class Scratch:
 
         Args:
             tokens: [N] of its nodes.
-            above: place of each node's parent in the frontier before.
-            start: where the nodes begin in this frontier.
 
         Returns:
             [N, S + N] bool, what each new row sees of the scratch, itself included.

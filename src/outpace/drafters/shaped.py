@@ -51,11 +51,7 @@ def shaped(
 
 
 def _settings(options: ModelOptions, context: BuildContext, defaults: Mapping[str, Any]) -> BaseModel | None:
-    """The settings of the shape; what the options leave open of its gates is as a warm-up calibrated it.
-
-    Raises:
-        InvalidRequest: the file has no gates for this drafter, or another number of them than the options name.
-    """
+    """The settings of the shape; what the options leave open of its gates is as a warm-up calibrated it."""
     file = context.warm_file(options.warm) if options.takes_gates else None
     if file is None:
         return options.shape_settings(defaults)

@@ -45,16 +45,7 @@ def store_for(
     """The store in a folder, which records what answers depend on besides the prompts.
 
     Args:
-        folder: new, or of an earlier run.
-        items: prompts.
-        target: its name.
-        facts: its codec and the size of its vocabulary.
-        params: of sampling.
         endpoint: of the server that answers, or None.
-        dtype: of the target.
-
-    Raises:
-        InvalidRequest: chats for a target without a template; a folder of other answers.
     """
     codec, vocab_size, _ = facts
     if not codec.tokenizer.chat_template and not all(item.raw for item in items):
@@ -113,13 +104,10 @@ class EngineAnswerer:
     """Answers with our own engine, as many conversations at a time as the model has slots.
 
     Args:
-        model: the target.
-        params: sampling parameters; the seed is the run's.
         method: how to draft. In a full batch on a CPU drafting gains nothing.
 
     Attributes:
         cut: prompts with a turn that leaves no space for an answer, with the reason; earlier turns are kept.
-        encoded: answers that came as text: none.
     """
 
     def __init__(self, model: Model, params: SamplingParams, method: str = "plain") -> None:
@@ -181,16 +169,9 @@ class EndpointAnswerer:
 
     Args:
         url: base of the API, as "http://host:8000/v1".
-        model: the server's name of the target.
-        codec: the target's tokenizer.
-        eos_token_ids: the target's.
-        params: sampling parameters; the seed is the run's.
-        concurrency: conversations at a time.
-        api_key: sent as a bearer token.
 
     Attributes:
         cut: prompts with a turn that the server refused, with its message; earlier turns are kept.
-        encoded: answers that came as text.
     """
 
     def __init__(
@@ -250,12 +231,7 @@ class EndpointAnswerer:
         return Conversation(item.id, tuple(answers))
 
     def _post(self, endpoint: Endpoint, item: WorkItem, turn: int, texts: list[str]) -> tuple[str, dict[str, Any]]:
-        """The text and the choice that answer a turn.
-
-        Raises:
-            InvalidRequest: the server refuses this request.
-            ModelError: the server cannot be reached, or its answer cannot be read.
-        """
+        """The text and the choice that answer a turn."""
         body = sampling_fields(self._params) | {"model": self._model, "return_token_ids": True}
         body |= {"prompt" if item.raw else "messages": item.prompt(turn, texts)}
         body["seed"] = seed_of(self._params.seed or 0, item.id, turn)

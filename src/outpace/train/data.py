@@ -17,11 +17,7 @@ from outpace.models.tokenizer import TextCodec
 
 
 def by_id(items: Iterable[WorkItem]) -> dict[str, WorkItem]:
-    """Prompts by their ids, in order.
-
-    Raises:
-        InvalidRequest: two prompts with the same id.
-    """
+    """Prompts by their ids, in order."""
     known: dict[str, WorkItem] = {}
     for item in items:
         if item.id in known:
@@ -36,13 +32,7 @@ def training_samples(
     """Join answers with their prompts, one sample per turn.
 
     Args:
-        items: prompts; those without an answer are left out.
-        conversations: answers, as stored.
-        codec: the target's tokenizer.
         max_length: longer samples are cut at the end, and left out if only the prompt would remain.
-
-    Raises:
-        InvalidRequest: an answer without a prompt; two prompts with the same id.
     """
     known = by_id(items)
     for conversation in conversations:
@@ -106,11 +96,7 @@ class SampleSet(Dataset[TrainingSample]):
     def held_out(self, count: int) -> tuple[int, ...]:
         """Indices of sequences to measure on and not to train on: of the prompts whose ids have the lowest hashes.
 
-        All turns of a conversation are held out together, as later ones contain earlier ones.
-
-        Raises:
-            InvalidRequest: nothing is left to train on.
-        """
+        All turns of a conversation are held out together, as later ones contain earlier ones."""
         prompts = set(sorted({_prompt_of(name) for name in self.names}, key=_hash)[:count])
         chosen = [index for index, name in enumerate(self.names) if _prompt_of(name) in prompts]
         if len(chosen) >= len(self):
@@ -129,11 +115,7 @@ class SampleSet(Dataset[TrainingSample]):
         return chosen, tuple(index for index in held_out if index not in set(chosen))
 
     def facts(self, indices: Sequence[int], vocab_size: int, special: Sequence[int]) -> Facts:
-        """Token statistics of these sequences.
-
-        Raises:
-            InvalidRequest: ids outside the vocabulary.
-        """
+        """Token statistics of these sequences."""
         counts, seen = np.zeros(vocab_size, dtype=np.int64), np.zeros(vocab_size, dtype=bool)
         for index in indices:
             ids = self._ids[self._starts[index] : self._starts[index + 1]]
@@ -161,10 +143,8 @@ class TrainingData:
     """The data of a run.
 
     Attributes:
-        samples: all sequences.
         held_out: indices of those to measure on; the others are trained on.
         stored: reads captured features [T, taps * H] by a sequence's name; None to compute them during training.
-        workers: processes that read ahead.
     """
 
     samples: SampleSet
@@ -177,15 +157,7 @@ class TrainingData:
 class Deal:
     """Which sequences each process gets at each step. It depends on the step alone, so a run can resume anywhere.
 
-    A step may take the last sequences of one epoch and the first of the next.
-
-    Attributes:
-        indices: of the sequences to train on.
-        batch_size: sequences per step, of all processes together.
-        micro_batch_size: sequences per pass of one process.
-        seed: of the order.
-        rank, processes: this process, and how many there are.
-    """
+    A step may take the last sequences of one epoch and the first of the next."""
 
     indices: tuple[int, ...]
     batch_size: int

@@ -30,10 +30,6 @@ class FeatureStore:
         about: settings that the features depend on, in JSON, among them "dtype" (a key of DTYPES), "taps" and "width",
             the number of columns of all taps together.
         part_bytes: size of a part, unless a single sequence is larger.
-
-    Raises:
-        InvalidRequest: an unknown dtype; the folder holds features made with other settings, or something else.
-        ModelError: a part cannot be read.
     """
 
     def __init__(self, folder: str | Path, about: Mapping[str, Any], part_bytes: int = PART_BYTES) -> None:
@@ -49,11 +45,7 @@ class FeatureStore:
 
     @classmethod
     def existing(cls, folder: str | Path) -> "FeatureStore":
-        """The store in a folder, with its own settings.
-
-        Raises:
-            ModelError: it is no folder of features, or a part cannot be read.
-        """
+        """The store in a folder, with its own settings."""
         about = PartFolder(folder, CONTENTS).about()
         if about.get("dtype") not in DTYPES or not {"taps", "width"} <= about.keys():
             raise ModelError(f"{CONTENTS}={str(folder)!r}: its dtype, taps and width are not stated; capture again")
@@ -79,9 +71,6 @@ class FeatureStore:
 
         Args:
             pairs: names and features [T, width].
-
-        Raises:
-            ModelError: a part cannot be written, earlier ones stay; values that the dtype cannot hold.
         """
         waiting: dict[str, dict[str, Tensor]] = {}
         size = 0
@@ -103,15 +92,10 @@ class FeatureStore:
         """Features of a sequence.
 
         Args:
-            name: of the sequence.
-            dtype: of the result.
             taps: which of the stored ones, in this order; None for all.
 
         Returns:
             [T, width], or [T, taps * H].
-
-        Raises:
-            ModelError: not stored, or in a part that cannot be read.
         """
         if name not in self._places:
             raise ModelError(f"{CONTENTS}={str(self.folder)!r}: none of {name!r}; capture them first")
@@ -180,18 +164,8 @@ def capture(
 ) -> int:
     """Store the features of the sequences that the store lacks.
 
-    Args:
-        samples: sequences.
-        target: runs them.
-        store: gets the features.
-        taps: which hidden states, as recorded in the store.
-        done: called after each sequence.
-
     Returns:
         How many sequences were captured.
-
-    Raises:
-        InvalidRequest: the disk is too small; nothing was written.
     """
     missing = [index for index in range(len(samples)) if not store.has(samples.names[index])]
     store.check_room(int(samples.lengths[missing].sum()))
@@ -209,18 +183,7 @@ def capture(
 def stored_features(
     folder: str, taps: Sequence[int], target: FrozenTarget, samples: SampleSet, max_length: int
 ) -> Callable[[str], Tensor]:
-    """A function that reads captured features by the names of sequences.
-
-    Args:
-        folder: of features.
-        taps: the hidden states to read.
-        target: whose.
-        samples: sequences that need them.
-        max_length: at which these were cut.
-
-    Raises:
-        InvalidRequest: features of another target or other taps, of shorter sequences, or not of all.
-    """
+    """A function that reads captured features by the names of sequences."""
     if not taps:
         raise InvalidRequest(f"features={folder!r}: under these settings none are read; leave it out")
     store = FeatureStore.existing(folder)
@@ -258,8 +221,6 @@ def expected(
     """The target's distributions over whole sequences, prompts included, for tables of transitions.
 
     Args:
-        samples: sequences.
-        target: whose answers they hold.
         stored: reads captured inputs of the target's head [T, H] by a sequence's name; None to run the target.
 
     Yields:

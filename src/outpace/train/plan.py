@@ -29,11 +29,7 @@ TRIED_PASSES = 2
 def plan(run: Run) -> dict[str, Any]:
     """Estimates of tokens, memory, disk and time for this machine and one process.
 
-    Missing answers are assumed to have the maximal length. Speeds are measured with the real target and a new drafter.
-
-    Raises:
-        OutpaceError: as the run itself.
-    """
+    Missing answers are assumed to have the maximal length. Speeds are measured with the real target and new weights."""
     items = read_workloads(list(run.prompts))
     target, codec = frozen_target(run, run.device)
     longest, held_out = min(run.settings.data.max_length, target.max_length), run.settings.data.held_out
@@ -73,11 +69,7 @@ def plan(run: Run) -> dict[str, Any]:
 
 
 def imagined(items: Sequence[WorkItem], codec: TextCodec, answer: int, max_length: int) -> SampleSet:
-    """First turns of some prompts, with answers of the maximal length made of their own tokens.
-
-    Raises:
-        InvalidRequest: no prompt leaves space for an answer.
-    """
+    """First turns of some prompts, with answers of the maximal length made of their own tokens."""
     made = []
     for item in items[:SHOWN_PROMPTS]:
         prompt = torch.tensor(encode_prompt(codec, item, 0, []))

@@ -56,17 +56,7 @@ def git_revision() -> str | None:
 
 
 def claim(folder: Path, depends: Mapping[str, Any], notes: Mapping[str, Any]) -> None:
-    """Write a run's provenance, or check that the run to resume is the same.
-
-    Args:
-        folder: of the run.
-        depends: what the result depends on; must be JSON.
-        notes: other facts, of the run's latest start.
-
-    Raises:
-        InvalidRequest: the folder holds a run with other data or settings; each is named.
-        ModelError: its provenance cannot be read.
-    """
+    """Write a run's provenance, or check that the run to resume is the same."""
     path = folder / PROVENANCE
     wanted = json.loads(json.dumps(depends))
     if path.is_file():
@@ -130,11 +120,7 @@ class States:
 
 
 def read_counters(state: Path) -> dict[str, Any]:
-    """The counters given to `States.finish`, with "step".
-
-    Raises:
-        ModelError: the state is damaged.
-    """
+    """The counters given to `States.finish`, with "step"."""
     try:
         counters = json.loads((state / COUNTERS).read_text())
         counters["step"] + 0
@@ -154,16 +140,7 @@ def replace_folder(new: Path, old: Path) -> None:
 
 
 def check_disk(folder: Path, needed: int, what: str) -> None:
-    """Refuse a disk that is too small before anything is written.
-
-    Args:
-        folder: need not exist yet.
-        needed: bytes.
-        what: for the error.
-
-    Raises:
-        InvalidRequest: less is free.
-    """
+    """Refuse a disk that is too small before anything is written."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
     if free < needed:

@@ -162,11 +162,7 @@ def _answers_of(
     answered: Callable[[Conversation | None], None],
     note: Callable[[str], None],
 ) -> Path:
-    """The folder of answers to train on; made or completed first if the run names none.
-
-    Raises:
-        InvalidRequest: several processes would make them.
-    """
+    """The folder of answers to train on; made or completed first if the run names none."""
     if run.answers is not None:
         return path_of(run.answers)
     if processes > 1:
@@ -199,11 +195,7 @@ def frozen_target(run: Run, device: str, is_main: bool = True) -> tuple[FrozenTa
 
 
 def join(items: Sequence[WorkItem], folder: Path, codec: TextCodec, vocab_size: int, max_length: int) -> SampleSet:
-    """The sequences of answers and their prompts.
-
-    Raises:
-        InvalidRequest: answers by another target or with another chat template; no sequences.
-    """
+    """The sequences of answers and their prompts."""
     about = read_about(folder)
     ours = {"vocab_size": vocab_size, "chat_template": codec.template_fingerprint()}
     for field, value in ours.items():
@@ -314,12 +306,7 @@ def begin_with(objective: Objective, folder: str) -> None:
     other ids among the frequent ones, whose rows of the head were never trained.
 
     Args:
-        objective: with a new net; is changed.
         folder: of the drafter, as `OUT/drafter` of an earlier run; a hub id, or the name of a shipped one.
-
-    Raises:
-        InvalidRequest: another kind of drafter, other sizes or other settings; each is named.
-        ModelError: it cannot be read.
     """
     net, found = objective.net, find_drafter(folder)
     is_drafter = hasattr(net, "config")
@@ -369,11 +356,7 @@ def _fields(net: nn.Module) -> dict[str, Any]:
 
 
 def weights_hash(folder: str) -> str:
-    """SHA-256 of the files with a drafter's weights.
-
-    Raises:
-        ModelError: there are none.
-    """
+    """SHA-256 of the files with a drafter's weights."""
     found = locate(find_drafter(folder), FILES, "start")
     files = sorted({path for pattern in WEIGHTS for path in found.glob(pattern)} - {found / FILE_NAME})
     if not files:

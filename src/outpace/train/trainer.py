@@ -69,7 +69,6 @@ class Simulation:
 
     Attributes:
         tokens: generated in rounds, the bonus included; the first token of an answer comes from the prompt's pass.
-        rounds: passes of the target.
         reached: how often all drafts before depth k + 1 were right.
         accepted: how often the draft at depth k + 1 was right too.
     """
@@ -153,12 +152,8 @@ class Trainer:
 
     Args:
         objective: a drafter in float32.
-        data: sequences to train on and to measure on.
-        settings: of the training section.
         folder: of the run, for states, log and the best drafter so far.
-        accelerator: processes, device and precision.
         write: writes a drafter's tensors, named as in `objective.net`, into an empty folder in its public layout.
-        report: gets the log line of each step and measurement.
     """
 
     def __init__(
@@ -200,9 +195,6 @@ class Trainer:
         Returns:
             "step", "best" (tokens per step of the written drafter, on held-out prompts that it was not chosen by) and
             "stopped_early".
-
-        Raises:
-            ModelError: a state that cannot be read, or a loss that is not finite.
         """
         self._resume()
         settings, stopped = self._settings, self._is_stale()
@@ -228,11 +220,7 @@ class Trainer:
         # Without a generator a loader would draw a seed from the global one.
         generator = torch.Generator().manual_seed(0)
         loader = DataLoader(
-            self._examples,
-            batch_sampler=places,
-            collate_fn=join,
-            num_workers=self._data.workers,
-            generator=generator,
+            self._examples, batch_sampler=places, collate_fn=join, num_workers=self._data.workers, generator=generator
         )
         yield from loader
 

@@ -31,8 +31,6 @@ class Continuity:
     thresholds read scores as a distribution's, so for them it stays out.
 
     Attributes:
-        ngrams: the table, on the device of the guesses.
-        weight: of the n-gram's log-probability.
         search_decay: the decay of the search that is drafted for; None for other shapes: no decay, and scores of a
             distribution.
     """
@@ -45,11 +43,7 @@ class Continuity:
 def load_continuity(
     file: str | Path | None, search_decay: float | None, vocab_size: int, device: torch.device
 ) -> Continuity | None:
-    """The continuity of a file that `outpace count-ngrams` wrote; None without a file.
-
-    Raises:
-        ModelError: see `load_ngrams`.
-    """
+    """The continuity of a file that `outpace count-ngrams` wrote; None without a file."""
     return None if file is None else Continuity(load_ngrams(file, vocab_size).to(device), search_decay=search_decay)
 
 
@@ -57,9 +51,7 @@ class ContinuousDraft(Depthwise):
     """One request's guesses, of which the best `CANDIDATES` of each depth are scored anew at every node.
 
     Args:
-        request: the request of this round.
         logits: [D, V] float32 in the target's ids, row d for the tokens of depth d + 1.
-        continuity: what moves them.
     """
 
     def __init__(self, request: DraftRequest, logits: Tensor, continuity: Continuity) -> None:

@@ -25,11 +25,7 @@ def is_dart(config: Mapping[str, Any]) -> bool:
 
 
 def read_dart(checkpoint: Checkpoint) -> DartNet:
-    """The net of a checkpoint, in the dtype of its file. An embedding in the file is left out: DART uses the target's.
-
-    Raises:
-        ModelError: not DART; a tensor that is missing, left over or of another shape; fields that disagree.
-    """
+    """The net of a checkpoint, in the dtype of its file. An embedding in the file is left out."""
     name = checkpoint.name
     fields = Fields(checkpoint.config, f"{name}: config.json")
     tensors = dict(checkpoint.tensors)
@@ -59,11 +55,7 @@ def read_dart(checkpoint: Checkpoint) -> DartNet:
 
 
 def export_dart(net: DartNet) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors in the authors' layout.
-
-    Raises:
-        ModelError: biases, norms of heads, or other features than the usual three.
-    """
+    """Config and tensors in the authors' layout."""
     config, tensors = net.config, dict(net.state_dict())
     if config.bias or config.qk_norm or config.taps is not None:
         raise ModelError("DART's layout has no bias, no qk_norm and no taps but the usual three")
@@ -82,11 +74,7 @@ def export_dart(net: DartNet) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def write_dart(net: DartNet, folder: str | Path) -> None:
-    """Write a checkpoint in the authors' layout.
-
-    Raises:
-        ModelError: as `export_dart`; a weight is NaN, or the folder holds a checkpoint.
-    """
+    """Write a checkpoint in the authors' layout."""
     write_checkpoint(folder, *export_dart(net))
 
 

@@ -36,11 +36,7 @@ class DartLayer(FusionLayer):
 class DartNet(nn.Module):
     """A DART drafter without the target's embedding, which is handed in.
 
-    Weights are NaN until they are filled.
-
-    Args:
-        config: sizes.
-    """
+    Weights are NaN until they are filled."""
 
     def __init__(self, config: DartConfig) -> None:
         super().__init__()
@@ -55,11 +51,7 @@ class DartNet(nn.Module):
         fill_with_nan(self)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """One state [T, H] per row of the target's joined features [T, taps * Ht].
-
-        Raises:
-            ModelError: features of another width.
-        """
+        """One state [T, H] per row of the target's joined features [T, taps * Ht]."""
         if features.shape[-1] != self.config.joined_size:
             raise ModelError(
                 f"features have {features.shape[-1]} columns, but taps={self.config.tap_count} x "

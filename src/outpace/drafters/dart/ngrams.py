@@ -39,7 +39,6 @@ class NGrams:
     """Counts of unigrams, bigrams and trigrams.
 
     Attributes:
-        vocab_size: V.
         keys: per order the n-grams as numbers with V as the base, the last token last: [M] int64, ascending.
         counts: per order how often each occurred: [M] int32, at least 1.
     """
@@ -87,12 +86,7 @@ def count_ngrams(texts: Iterable[Sequence[int]], vocab_size: int, keep: int) -> 
     """Count what stands in texts; no n-gram reaches from one text into the next.
 
     Args:
-        texts: token ids.
-        vocab_size: V.
         keep: n-grams per order at most, the most frequent; among equals the smaller ids.
-
-    Raises:
-        InvalidRequest: an id outside the vocabulary, nothing to count or to keep, or a vocabulary too large for keys.
     """
     if vocab_size > MOST_IDS:
         raise InvalidRequest(f"vocab_size={vocab_size}: trigram keys fit into int64 up to {MOST_IDS} ids")
@@ -120,27 +114,14 @@ def _most_frequent(numbers: Tensor, keep: int) -> tuple[Tensor, Tensor]:
 
 
 def save_ngrams(file: str | Path, ngrams: NGrams) -> None:
-    """Write a table as the tensors "keys_1" and "counts_1" to "keys_3" and "counts_3" of a safetensors file.
-
-    Raises:
-        InvalidRequest: the file exists, or its folder does not.
-    """
+    """Write a table as the tensors "keys_1" and "counts_1" to "keys_3" and "counts_3" of a safetensors file."""
     tensors = {f"keys_{order}": keys for order, keys in zip(ORDERS, ngrams.keys, strict=True)}
     tensors |= {f"counts_{order}": counts for order, counts in zip(ORDERS, ngrams.counts, strict=True)}
     save_table(file, KIND, tensors, ngrams.vocab_size)
 
 
 def load_ngrams(file: str | Path, vocab_size: int) -> NGrams:
-    """Read a table.
-
-    Args:
-        file: as `save_ngrams` wrote it.
-        vocab_size: of the target.
-
-    Raises:
-        ModelError: no such file, another kind of file, one for another vocabulary, keys that are not ascending n-grams
-            of it, or counts that are not theirs.
-    """
+    """Read a table."""
     tensors = load_table(file, KIND, vocab_size)
     keys, counts = (tuple(tensors[f"{part}_{order}"] for order in ORDERS) for part in ("keys", "counts"))
     if vocab_size > MOST_IDS or not keys[0].numel():

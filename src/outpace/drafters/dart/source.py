@@ -18,11 +18,7 @@ from outpace.drafters.ranked_vocabulary import head_of
 
 @dataclass(eq=False)
 class DartState(PairState):
-    """One request in a DART drafter.
-
-    Attributes:
-        draft: this round's guesses.
-    """
+    """One request in a DART drafter."""
 
     draft: Depthwise | None = None
 
@@ -34,10 +30,7 @@ class DartSource(PairSource[DartState]):
     forgotten when the pass ends. The last pair guesses depth 1, mask row j (from 1) depth j + 1.
 
     Args:
-        net: the drafter.
         embed: the target's embedding, ids [T] -> [T, H].
-        taps: the hidden states the net reads, as `net.config.taps_of(layers)` says.
-        max_length, max_slots: of the target.
         noise: draft with the request's keyed noise at temperature > 0.
         vocabulary: [K] the only ids to draft; None for all that the net has.
         continuity: what moves guesses by the path before them; None to leave a depth the same below every node.
@@ -92,8 +85,6 @@ class DartSource(PairSource[DartState]):
         """Write and commit the pairs that are due, with mask rows behind them.
 
         Args:
-            states: the requests.
-            ids: the ids that their waiting features' pairs need.
             masks: rows per request, 0 to draft nothing.
 
         Returns:

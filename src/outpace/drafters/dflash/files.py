@@ -52,11 +52,7 @@ def is_dflash(config: Mapping[str, Any]) -> bool:
 
 
 def read_dflash(checkpoint: Checkpoint) -> DFlashNet:
-    """A DFlash drafter from any of its public layouts, recognised by the config.
-
-    Raises:
-        ModelError: another kind of drafter; fields or tensors missing, unexpected or inconsistent.
-    """
+    """A DFlash drafter from any of its public layouts, recognised by the config."""
     fields = Fields(checkpoint.config, f"{checkpoint.name}: config.json")
     if "speculators_model_type" in fields:
         config = build(DFlashConfig, _speculators_values(fields), fields.where)
@@ -72,11 +68,7 @@ def read_dflash(checkpoint: Checkpoint) -> DFlashNet:
 
 
 def check_architecture(fields: Fields, accepted: Sequence[str]) -> None:
-    """Refuse a config that names another architecture, or is no DFlash config at all.
-
-    Raises:
-        ModelError: naming what it is.
-    """
+    """Refuse a config that names another architecture, or is no DFlash config at all."""
     named = fields.words("architectures")
     if any(architecture not in accepted for architecture in named):
         raise ModelError(f"{fields.where}: architectures={named!r}: expected {' or '.join(accepted)}")
@@ -85,15 +77,7 @@ def check_architecture(fields: Fields, accepted: Sequence[str]) -> None:
 
 
 def dflash_values(fields: Fields, more: Sequence[str] = ()) -> dict[str, Any]:
-    """Values of a DFlashConfig from the z-lab layout.
-
-    Args:
-        fields: config.json.
-        more: fields of dflash_config that the caller reads.
-
-    Raises:
-        ModelError: a field missing, unknown, or given twice and differently.
-    """
+    """Values of a DFlashConfig from the z-lab layout."""
     inner = fields.inside("dflash_config")
     unknown = sorted(set(inner) - DFLASH_FIELDS - set(more))
     if unknown:
@@ -149,11 +133,7 @@ def _speculators_values(fields: Fields) -> dict[str, Any]:
 
 
 def check_block_weights(config: DFlashConfig, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Refuse what a list of wrong shapes would only hint at.
-
-    Raises:
-        ModelError: tensors of the target's, or sizes that disagree with the config.
-    """
+    """Refuse what a list of wrong shapes would only hint at."""
     reduced = [key for key in REDUCED if key in tensors]
     if reduced:
         raise ModelError(f"{name}: holds {', '.join(reduced)}: a draft vocabulary of its own is not supported here")
@@ -205,11 +185,7 @@ def zlab_config(config: DFlashConfig, tensors: dict[str, Tensor]) -> dict[str, A
 
 
 def write_dflash(net: DFlashNet, folder: str | Path) -> None:
-    """Write a drafter in z-lab's layout.
-
-    Raises:
-        ModelError: the folder already holds a checkpoint; parameters never filled.
-    """
+    """Write a drafter in z-lab's layout."""
     write_checkpoint(folder, *export_dflash(net))
 
 

@@ -39,15 +39,7 @@ def check_slots(slots: NetSlots) -> None:
 
 
 class CompiledBlock:
-    """A DFlash net's context and blocks.
-
-    Args:
-        net: packed (`drafters.packing`).
-        slots: of the net.
-
-    Raises:
-        NotCompiled: it has products or sizes that the kernels do not compute.
-    """
+    """A DFlash net's context and blocks."""
 
     def __init__(self, net: DFlashNet, slots: NetSlots) -> None:
         config, self._slots, kept = net.config, slots, Kept()

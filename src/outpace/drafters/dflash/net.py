@@ -37,17 +37,13 @@ class DFlashConfig(LayerConfig):
     """Sizes and conventions of a DFlash drafter.
 
     Attributes:
-        layers: of the drafter itself.
-        rms_eps: epsilon of all norms.
         target_hidden_size: must be `hidden_size`: the target's embedding feeds the block, and its LM head reads it.
         target_layers: decoder layers of the target; None where a checkpoint leaves it out.
-        block_size: B, the anchor included.
         mask_token_id: of the token that stands for positions to be drafted.
         target_layer_ids: target layers, counted from 0, whose OUTPUTS are tapped, in the order of fc's columns.
         layer_types: "full_attention" or "sliding_attention" for each layer; empty for full attention everywhere.
         sliding_window: positions that a row of a sliding layer sees, its own included.
         sliding_causal: whether sliding layers are causal inside the block; full layers never are.
-        attention_bias: whether q, k, v and o projections have biases.
 
     Raises:
         ValidationError: a value out of range, or two fields that contradict each other, both named.
@@ -136,7 +132,6 @@ def default_target_layer_ids(target_layers: int, taps: int) -> tuple[int, ...]:
     """The authors' rule for which layers to tap: the middle one, or several evenly from 1 to target_layers - 3.
 
     Args:
-        target_layers: of the target.
         taps: how many, by default one for each layer of the drafter.
     """
     if taps == 1:

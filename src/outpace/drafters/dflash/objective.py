@@ -81,9 +81,7 @@ class DFlashObjective(Objective):
     """A DFlash drafter in training.
 
     Args:
-        net: the drafter.
         target: its embedding embeds the blocks, its LM head reads their outputs.
-        settings: of the loss.
         vocabulary: ids that the loss compares; None for all.
     """
 
@@ -127,8 +125,6 @@ class DFlashObjective(Objective):
 
         Args:
             batch: with features; for distributions the last ones are those that the target's head reads.
-            anchors: A of them.
-            depth: D, tokens that a block predicts.
         """
         compared = self.vocabulary.draw(batch.step_seed)
         ids, own = anchors.followed(batch, depth)  # [A, D]
@@ -147,30 +143,14 @@ class DFlashObjective(Objective):
 def build_dflash(
     net: DFlashNetSettings, objective: DFlashObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
 ) -> DFlashObjective:
-    """A new DFlash drafter for a target, ready for training.
-
-    Args:
-        net: its sizes.
-        objective: its loss.
-        target: the model to draft for.
-        facts: statistics of the training data.
-        seed: of the initial weights.
-
-    Raises:
-        ModelError: sizes that contradict each other or the target.
-        InvalidRequest: no id is free for masks.
-    """
+    """A new DFlash drafter for a target, ready for training."""
     config = build(DFlashConfig, block_fields(net, target, facts), "net")
     made = initialise(DFlashNet(config), seed).to(target.device)
     return DFlashObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))
 
 
 def block_fields(net: DFlashNetSettings, target: FrozenTarget, facts: Facts) -> dict[str, object]:
-    """Fields of a `DFlashConfig` from settings, and from the target where they are None.
-
-    Raises:
-        InvalidRequest: no id is free for masks.
-    """
+    """Fields of a `DFlashConfig` from settings, and from the target where they are None."""
     # The authors' rule; in a target with few layers it can name a layer twice or one that does not exist.
     ruled = default_target_layer_ids(target.layers, net.layers)
     taps = tuple(sorted({min(max(layer, 0), target.layers - 1) for layer in ruled}))
@@ -204,9 +184,6 @@ def block_outputs(net: DFlashNet, target: FrozenTarget, batch: Batch, anchors: A
     """Outputs [A, B, H] of the blocks [anchor, MASK, ...], each after the context that a round there would have.
 
     Args:
-        net: its weights may be wider than the target's.
-        target: embeds.
-        batch: features of the net's taps.
         anchors: A > 0, each sequence's together.
     """
     config, weight, device = net.config, net.norm.weight, batch.ids.device
@@ -259,8 +236,6 @@ class SupervisedRows:
         own: [A, D] bool, which positions.
         truth: true ids [R], as indices of the compared ids; or features [R, H] of the target's distributions.
         weights: [R].
-        compared: the ids that the loss compares.
-        target: its head turns features into distributions.
     """
 
     own: Tensor

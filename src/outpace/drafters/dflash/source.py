@@ -26,14 +26,10 @@ class BlockState:
 
     Attributes:
         slot: of the net; it holds the context of all committed positions.
-        request: the request of this round.
         hidden: [D, H] outputs of this round's block that drafts are read from.
         base: [D, K] float32 base logits by depth.
-        start: where this request's nodes began in the last frontier.
-        depth: of these nodes.
         paths: drafted tokens down to each of them, kept only for requests with processors.
         waiting: [n, taps * H] features of committed positions that are not yet context.
-        waiting_rows: how many positions that are.
         is_beyond: the context has outgrown the net; nothing is drafted any more.
         pool: [M] ids of the columns of `base`, if they differ from those of the head (Domino).
         rows: [M, r] of Domino's W2, the pool's.
@@ -67,10 +63,8 @@ class BlockLevel(NamedTuple):
     """The nodes of a frontier.
 
     Attributes:
-        states: of the requests in it.
         above: per request, the rows of its nodes' parents in the last frontier.
         tokens: [F] of the nodes.
-        is_first: whether these are the pending tokens.
     """
 
     states: list[BlockState]
@@ -105,10 +99,8 @@ class BlockSource(BaseSource):
     the same for every node there.
 
     Args:
-        net: the drafter.
         embed: the target's embedding, ids [T] -> [T, H].
         head: the target's LM head, or the rows of it that drafts may come from.
-        max_length, max_slots: of the target.
         noise: draft with the request's keyed noise at temperature > 0.
         depth: tokens to draft; None for as many as a block drafts.
 

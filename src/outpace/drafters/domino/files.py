@@ -45,11 +45,7 @@ def is_domino(config: Mapping[str, Any]) -> bool:
 
 
 def read_domino(checkpoint: Checkpoint) -> DominoNet:
-    """A Domino drafter from any of its public layouts.
-
-    Raises:
-        ModelError: another kind of drafter; fields or tensors missing, unexpected or inconsistent.
-    """
+    """A Domino drafter from any of its public layouts."""
     config = read_domino_config(checkpoint.config, checkpoint.name)
     tensors = with_every_row(checkpoint.tensors, config.vocab_size, checkpoint.name)
     tensors = _net_names(tensors, checkpoint.name)
@@ -59,15 +55,7 @@ def read_domino(checkpoint: Checkpoint) -> DominoNet:
 
 
 def read_domino_config(values: Mapping[str, Any], name: str) -> DominoConfig:
-    """Sizes and conventions of a Domino drafter from its config.json, in any of the public layouts.
-
-    Args:
-        values: config.json.
-        name: of the checkpoint, for errors.
-
-    Raises:
-        ModelError: another kind of drafter; fields missing, unknown or inconsistent.
-    """
+    """Sizes and conventions of a Domino drafter from its config.json, in any of the public layouts."""
     fields = Fields(values, f"{name}: config.json")
     inner = fields.inside("dflash_config")
     check_architecture(fields, (DOMINO, ARCHITECTURE))
@@ -111,12 +99,7 @@ def export_domino(
     """Config and tensors of a drafter in a public layout.
 
     Args:
-        net: filled.
-        layout: "domino" (authors, SpecForge) or "sglang".
         ids: [K] ascending, the only ids whose rows of W2 are kept; with layout "domino".
-
-    Raises:
-        ModelError: a layout that cannot express the drafter; ids in one without a place for them.
     """
     config = net.config
     if ids is not None and layout != "domino":
@@ -142,11 +125,7 @@ def export_domino(
 def write_domino(
     net: DominoNet, folder: str | Path, layout: DominoLayout = "domino", ids: Tensor | None = None
 ) -> None:
-    """Write a drafter in a public layout; the arguments are those of `export_domino`.
-
-    Raises:
-        ModelError: as `export_domino`; the folder already holds a checkpoint; parameters never filled.
-    """
+    """Write a drafter in a public layout; the arguments are those of `export_domino`."""
     write_checkpoint(folder, *export_domino(net, layout, ids))
 
 
@@ -173,16 +152,7 @@ def without_other_rows(tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, 
 
 
 def with_every_row(tensors: Mapping[str, Tensor], vocab_size: int, name: str) -> dict[str, Tensor]:
-    """A checkpoint's tensors with W2 whole again, zero where it had no rows; unchanged where it is whole.
-
-    Args:
-        tensors: as read.
-        vocab_size: V.
-        name: of the checkpoint, for errors.
-
-    Raises:
-        ModelError: ids that are not ascending ids of the vocabulary, or not one per row.
-    """
+    """A checkpoint's tensors with W2 whole again, zero where it had no rows; unchanged where it is whole."""
     if IDS not in tensors:
         return dict(tensors)
     ids, weight = tensors[IDS], tensors.get(WEIGHT)

@@ -26,15 +26,7 @@ def compiled_head(head: DominoHead, ids: Tensor | None) -> tuple[CompiledHead | 
 
 
 def head_over(head: DominoHead, vocabulary: torch.nn.Module) -> CompiledHead:
-    """The head over the ids whose rows of W2 [K, r] are given.
-
-    Args:
-        head: packed (`drafters.packing`).
-        vocabulary: these rows, packed.
-
-    Raises:
-        NotCompiled: it has products that the kernels do not compute.
-    """
+    """The head over the ids whose rows of W2 [K, r] are given."""
     if not isinstance(vocabulary, KernelLinear):
         raise NotCompiled(f"W2 is a {type(vocabulary).__name__}")
     config = head.config

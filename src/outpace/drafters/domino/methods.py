@@ -33,17 +33,11 @@ class DominoOptions(ModelOptions):
 
 
 def domino_proposer(
-    options: DominoOptions,
-    context: BuildContext,
-    net_class: type[DominoNet] = DominoNet,
-    method: str = "domino",
+    options: DominoOptions, context: BuildContext, net_class: type[DominoNet] = DominoNet, method: str = "domino"
 ) -> Proposer:
     """The proposer of a Domino drafter.
 
     Args:
-        options: of the method.
-        context: what it is built in.
-        net_class: class that the network must be of.
         method: its name, which is also the name of the drafter's kind.
     """
     net, target = context.trained(net_class, method, method)
@@ -69,7 +63,4 @@ def domino_proposer(
 
 
 DOMINO = Method(domino_proposer, "Domino: DFlash's block, corrected causally", DominoOptions, "domino")
-METHODS = {
-    "domino": DOMINO,
-    "graft-domino": preset(DOMINO, "Graft on Domino, the same", **GRAFTED),
-}
+METHODS = {"domino": DOMINO, "graft-domino": preset(DOMINO, "Graft on Domino, the same", **GRAFTED)}

@@ -21,8 +21,6 @@ class DominoConfig(DFlashConfig):
     """A DFlash drafter with a causal head.
 
     Attributes:
-        emb_dim: r, the rank of the correction.
-        gru_hidden_dim: G, the size of the causal state.
         shift_label: which token a block position predicts. True: the one after it, so that the anchor's position
             predicts the first draft. False: the one that stands there, as in DFlash and in the paper's equations.
         pure_draft_prefix_len: first drafts that are left to the base logits: 0 in the paper's equations, 1 in

@@ -201,10 +201,8 @@ def wake(head: DominoHead, target: FrozenTarget, seed: int) -> None:
     reads the state alone, at full scale: W2's first gradients depend on the earlier tokens.
 
     Args:
-        head: is changed.
         target: its embedding feeds the head; the state's input weights match its scale, which in Gemma is larger by the
             root of the width.
-        seed: of the weights.
     """
     generator = torch.Generator().manual_seed(seed)
     fed = target.embed(torch.arange(target.vocab_size, device=target.device))  # [V, H]

@@ -35,8 +35,6 @@ class DominoSource(BlockSource):
     node, so that a block feeds trees as well as chains.
 
     Args:
-        net: the drafter.
-        embed, head, max_length, max_slots, noise: as of `BlockSource`.
         every_position: with shifted labels also use the last position, B drafts instead of B - 1.
         pool: draft only from this many ids per block, those with the best base logits at any depth; None for all.
         gate_table: read the products of embeddings with the GRU's weight from a table instead of computing them.

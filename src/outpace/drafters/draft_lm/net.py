@@ -66,16 +66,7 @@ class SmallLM(nn.Module):
         return make_small(self.model.config, 0)
 
     def write(self, folder: str | Path, codec: TextCodec, dtype: torch.dtype) -> None:
-        """Write the model and a tokenizer, as `outpace.load(..., drafter=FOLDER)` reads them.
-
-        Args:
-            folder: new, or without a model.
-            codec: the target's tokenizer.
-            dtype: of the file.
-
-        Raises:
-            ModelError: the folder holds a model, or cannot be written.
-        """
+        """Write the model and a tokenizer, as `outpace.load(..., drafter=FOLDER)` reads them."""
         path = Path(folder).expanduser()
         if (path / "config.json").exists():
             raise ModelError(f"{folder}: already holds a checkpoint; choose an empty folder")
@@ -117,11 +108,7 @@ class BareLM(SmallLM):
 
 
 def small_config(config: PretrainedConfig, sizes: SmallSizes) -> PretrainedConfig:
-    """The config of a smaller model of the same family, without dropout; `config` is of the target's text part.
-
-    Raises:
-        InvalidRequest: more layers than the target has, or contradicting numbers of heads.
-    """
+    """The config of a smaller model of the same family, without dropout; `config` is of the target's text part."""
     if sizes.layers > config.num_hidden_layers:
         raise InvalidRequest(f"layers={sizes.layers}: the target has {config.num_hidden_layers}; take as many or fewer")
     small = copy.deepcopy(config)
@@ -194,8 +181,6 @@ def copy_layers(small: SmallLM, decoder: nn.Module, head: Tensor) -> None:
     """Copy the first layers, the final norm, and the embedding and head if it has them, of a larger model.
 
     Args:
-        small: is changed; of the same width.
-        decoder: of the larger model; its layers may be packed.
         head: [V, H] of its LM head.
     """
     twin: nn.Module = small.model.get_decoder()

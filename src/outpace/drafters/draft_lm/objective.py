@@ -10,15 +10,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.drafters.convert import DTYPES
-from outpace.drafters.draft_lm.net import (
-    BareLM,
-    SmallLM,
-    SmallSizes,
-    copy_layers,
-    make_bare,
-    make_small,
-    small_config,
-)
+from outpace.drafters.draft_lm.net import BareLM, SmallLM, SmallSizes, copy_layers, make_bare, make_small, small_config
 from outpace.drafters.kind import Training
 from outpace.drafters.training.batch import Anchors, Batch, Facts
 from outpace.drafters.training.losses import ROWS_AT_ONCE, Compared, LossVocabulary, VocabularySettings, summed
@@ -154,11 +146,7 @@ def _right(logits: Tensor, truth: Tensor) -> Tensor:
 def build_draft_lm(
     net: DraftLmNetSettings, objective: DraftLmObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
 ) -> DraftLmObjective:
-    """A new draft model for a target, as `build_eagle3`.
-
-    Raises:
-        InvalidRequest: sizes that the target's family cannot have, or another width than that of its embedding.
-    """
+    """A new draft model for a target, as `build_eagle3`."""
     config = small_config(target.config, net)
     if net.embedding == "target" and config.hidden_size != target.hidden_size:
         raise InvalidRequest(

@@ -20,10 +20,7 @@ class DraftState:
     that is growing lie behind them as scratch.
 
     Attributes:
-        slot: of the draft model.
         told: prompt ids it has been shown, whether they have rows or not.
-        request: the request of this round.
-        scratch: the growing tree.
     """
 
     slot: int
@@ -39,8 +36,6 @@ class DraftLM(BaseSource):
     pass. An accepted path's rows are kept where they were computed, so no id is ever computed twice.
 
     Args:
-        model: the draft model on its slots.
-        vocab_size: of the target.
         noise: draft with the request's keyed noise at temperature > 0 rather than greedily.
         vocabulary: [K] the only ids to draft; None for all.
     """

@@ -51,11 +51,7 @@ def is_eagle3(config: Mapping[str, Any]) -> bool:
 
 
 def layout_of(checkpoint: Checkpoint) -> str:
-    """Who wrote a checkpoint: one of the names above.
-
-    Raises:
-        ModelError: an unknown layout, or another kind of drafter.
-    """
+    """Who wrote a checkpoint: one of the names above."""
     config = checkpoint.config
     if "speculators_model_type" in config:
         if config["speculators_model_type"] != "eagle3":
@@ -78,12 +74,8 @@ def read_eagle3(checkpoint: Checkpoint, numbering: Numbering | None = None) -> E
     """The net of a checkpoint, in the dtype of its file.
 
     Args:
-        checkpoint: as it was read.
         numbering: how the file counts layer ids, if not by its place: "inputs" index `hidden_states`, "outputs"
             are one less.
-
-    Raises:
-        ModelError: an unknown layout; a tensor that is missing, left over or of another shape; fields that disagree.
     """
     tensors = _renamed(checkpoint)
     t2d = tensors.pop("t2d", None)
@@ -178,12 +170,7 @@ def _qk_norm(layer: Fields, tensors: Mapping[str, Tensor], layout: str) -> bool:
 
 
 def eagle3_tensors(net: Eagle3Net, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of a file, by the names of a layout.
-
-    Raises:
-        ModelError: no head, which no other engine does without (conversion supplies the target's); or a head,
-            and a layout without.
-    """
+    """The tensors of a file, by the names of a layout."""
     tensors = dict(net.state_dict())
     if net.lm_head is None and layout != HEADLESS:
         raise ModelError("own_head=False: engines expect lm_head.weight in the file; give the drafter the target's")
@@ -197,11 +184,7 @@ def eagle3_tensors(net: Eagle3Net, layout: Layout) -> dict[str, Tensor]:
 
 
 def eagle3_config(net: Eagle3Net, layout: Layout, verifier: str | None = None) -> dict[str, Any]:
-    """config.json of a layout.
-
-    Raises:
-        ModelError: a variant that an engine would skip without a word.
-    """
+    """config.json of a layout."""
     config = net.config
     layer = write_sizes(config) | {"attention_bias": config.bias}
     shared: dict[str, Any] = {
@@ -255,14 +238,8 @@ def write_eagle3(net: Eagle3Net, folder: str | Path, layout: Layout, *, verifier
     """Write a checkpoint that SGLang and vLLM ("midlayer") or vLLM ("speculators") load.
 
     Args:
-        net: the drafter; all its weights must be numbers.
-        folder: empty or new.
         layout: "midlayer" as SpecForge writes it; "speculators", which can express every variant; "headless", which is
             "midlayer" for drafters that are scored by the target's head, and which this package and vLLM read.
-        verifier: name of the target, which the speculators layout keeps.
-
-    Raises:
-        ModelError: a weight is NaN, the layout cannot express a variant, no head, or the folder holds a checkpoint.
     """
     write_checkpoint(folder, eagle3_config(net, layout, verifier), eagle3_tensors(net, layout))
 

@@ -27,15 +27,7 @@ def compiled_fusion(net: Eagle3Net, slots: NetSlots) -> "tuple[CompiledFusion | 
 
 
 class CompiledFusion:
-    """EAGLE-3's layer.
-
-    Args:
-        net: packed (`drafters.packing`).
-        slots: of the net.
-
-    Raises:
-        NotCompiled: it has products that the kernels do not compute.
-    """
+    """EAGLE-3's layer."""
 
     def __init__(self, net: Eagle3Net, slots: NetSlots) -> None:
         config, layer, self._slots, kept = net.config, net.midlayer, slots, Kept()

@@ -18,8 +18,6 @@ class Eagle3Config(FusionConfig):
 
     Attributes:
         norm_before_residual: the residual is the normed feature, not the feature itself.
-        norm_before_fc: one norm over the joined features before `fc`.
-        fc_norm: one norm per feature before `fc`.
         norm_output: the state handed to the next step is the one after the final norm (vLLM's and SGLang's meaning;
             SpecForge uses the same word for the norm before the head, which every drafter here has).
     """
@@ -33,11 +31,7 @@ class Eagle3Config(FusionConfig):
 class Eagle3Net(nn.Module):
     """An EAGLE-3 drafter. Where it has no embedding or head of its own, the target's serve.
 
-    Weights are NaN until they are filled.
-
-    Args:
-        config: sizes and variants.
-    """
+    Weights are NaN until they are filled."""
 
     def __init__(self, config: Eagle3Config) -> None:
         super().__init__()
@@ -71,9 +65,6 @@ class Eagle3Net(nn.Module):
 
         Returns:
             [T, H].
-
-        Raises:
-            ModelError: features of another width.
         """
         if features.shape[-1] != self.config.joined_size:
             raise ModelError(
@@ -95,7 +86,6 @@ class Eagle3Net(nn.Module):
             embeddings: of the tokens after the features, [T, H].
             states: features, [T, H]: from `fuse`, or what the previous pass returned.
             positions: of the pairs, [T].
-            attend: attention over the rows and whatever came before them.
 
         Returns:
             The states of the next step [T, H], and what `logits` takes [T, H].
@@ -109,11 +99,7 @@ class Eagle3Net(nn.Module):
         return (hidden if self.config.norm_output else out), hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [T, Vd] of hidden rows [T, H] by the drafter's own head.
-
-        Raises:
-            ModelError: it has none.
-        """
+        """Logits [T, Vd] of hidden rows [T, H] by the drafter's own head."""
         if self.lm_head is None:
             raise ModelError("own_head=False: this drafter has no head; score its hidden rows with the target's")
         out: Tensor = self.lm_head(hidden)

@@ -193,14 +193,6 @@ def build_eagle3(
 
     Args:
         net: its sizes; the target's where None.
-        objective: its loss.
-        target: the model to draft for.
-        facts: statistics of the training data, for the draft vocabulary.
-        seed: of the weights.
-
-    Raises:
-        ModelError: sizes that contradict each other, or taps that the target does not have.
-        InvalidRequest: a vocabulary for a drafter with its own head.
     """
     if net.own_head and objective.vocabulary is not None:
         raise InvalidRequest(

@@ -26,7 +26,6 @@ class EagleState(PairState):
     """One request in an EAGLE-3 drafter.
 
     Attributes:
-        scratch: the growing tree.
         outputs: [n, H] what the net made of the last level's rows, features of the next.
     """
 
@@ -41,11 +40,8 @@ class EagleSource(PairSource[EagleState]):
     outputs, are scratch and go when the round ends.
 
     Args:
-        net: the drafter.
         table: the target's embedding [V, H].
         head: the target's, which nets without one of their own are scored by, cap included; None if the net has one.
-        taps: the hidden states the net reads, as `net.config.taps_of(layers)` says.
-        max_length, max_slots, vocab_size: of the target.
         noise: draft with the request's keyed noise at temperature > 0.
         vocabulary: [K] the only ids to draft; None for all that the net has.
 

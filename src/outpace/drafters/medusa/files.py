@@ -38,15 +38,7 @@ def read_medusa(checkpoint: Checkpoint) -> MedusaNet:
     """The heads of a checkpoint, in the dtype of its file.
 
     All heads of the file are taken, numbered from 0 without a gap. Public configs count fewer than their files hold;
-    a file that holds fewer than its config counts is incomplete.
-
-    Args:
-        checkpoint: as it was read.
-
-    Raises:
-        ModelError: a tensor that is missing, left over or of another shape; heads that are missing; fields that
-            disagree.
-    """
+    a file that holds fewer than its config counts is incomplete."""
     name = checkpoint.name
     fields = Fields(checkpoint.config, f"{name}: config.json")
     bare = {re.sub(r"^medusa_heads?\.", "", key): tensor for key, tensor in checkpoint.tensors.items()}
@@ -135,11 +127,7 @@ def _check_map(token_map: Tensor | None, config: MedusaConfig, name: str) -> Non
 
 
 def export_medusa(net: MedusaNet, layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors in a public layout: "authors" (also text-generation-inference), or "vllm".
-
-    Raises:
-        ModelError: the layout cannot express a variant.
-    """
+    """Config and tensors in a public layout: "authors" (also text-generation-inference), or "vllm"."""
     config, state = net.config, dict(net.state_dict())
     if layout == "authors" and (config.head == "shared" or net.token_map is not None):
         raise ModelError(f"layout='authors' has no head={config.head!r} and no token_map; use layout='vllm'")
@@ -162,11 +150,7 @@ def export_medusa(net: MedusaNet, layout: Layout) -> tuple[dict[str, Any], dict[
 
 
 def write_medusa(net: MedusaNet, folder: str | Path, layout: Layout) -> None:
-    """Write a checkpoint; the layouts are those of `export_medusa`.
-
-    Raises:
-        ModelError: as `export_medusa`; a weight is NaN, or the folder holds a checkpoint.
-    """
+    """Write a checkpoint; the layouts are those of `export_medusa`."""
     write_checkpoint(folder, *export_medusa(net, layout), MEDUSA_WEIGHTS if layout == "authors" else WEIGHTS)
 
 

@@ -20,12 +20,6 @@ class MedusaConfig(BaseModel):
     """Sizes of a set of Medusa heads.
 
     Attributes:
-        hidden_size: of the target.
-        vocab_size: of the target.
-        draft_vocab_size: rows of the vocabulary layers; `vocab_size` or less.
-        heads: how many tokens ahead are guessed.
-        layers: residual blocks per head.
-        bias: whether the blocks have biases.
         head: whose vocabulary layer is used: one per head ("own"), one in the file for all ("shared"), or the target's.
     """
 
@@ -67,11 +61,7 @@ class MedusaHead(nn.Module):
 
 
 class MedusaNet(nn.Module):
-    """Medusa heads; weights are NaN until they are filled.
-
-    Args:
-        config: sizes.
-    """
+    """Medusa heads; weights are NaN until they are filled."""
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()
@@ -93,22 +83,14 @@ class MedusaNet(nn.Module):
         return torch.stack([head(states) for head in self.heads], dim=1)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [T, heads, Vd] of rows [T, heads, H] from `forward`, by vocabulary layers of the file.
-
-        Raises:
-            ModelError: the file brings none.
-        """
+        """Logits [T, heads, Vd] of rows [T, heads, H] from `forward`, by vocabulary layers of the file."""
         weights = self.vocabulary_layers()
         if len(weights) == 1:
             return nn.functional.linear(hidden, weights[0])
         return torch.stack([nn.functional.linear(hidden[:, at], one) for at, one in enumerate(weights)], dim=1)
 
     def vocabulary_layers(self) -> list[Tensor]:
-        """Weights [Vd, H] of the file, one per head in their order, or a single one that all share.
-
-        Raises:
-            ModelError: the file brings none.
-        """
+        """Weights [Vd, H] of the file, one per head in their order, or a single one that all share."""
         if self.config.head == "own":
             return [one.lm_head.weight for one in self.heads]  # type: ignore[union-attr, misc]
         if self.lm_head is None:

@@ -20,8 +20,6 @@ class MedusaState:
 
     Attributes:
         hidden: [1, H] what the target's LM head read to choose the pending token; None if it is not known.
-        request: the request of this round.
-        draft: this round's guesses.
     """
 
     hidden: Tensor | None = None
@@ -37,7 +35,6 @@ class MedusaSource(BaseSource):
     a depth are the same below every node.
 
     Args:
-        net: the heads.
         head: the target's, which heads without a vocabulary layer of their own are scored by, cap included.
         layers: of the target; the tap of what its LM head reads.
         noise: draft with the request's keyed noise at temperature > 0.

@@ -13,7 +13,6 @@ class TrainingSample:
     """A prompt with the target's answer.
 
     Attributes:
-        name: prompt id and turn.
         ids: [T] int64, prompt and answer.
         mask: [T] bool, true for tokens that the target generated: the only ones a loss supervises.
     """
@@ -30,7 +29,6 @@ class Facts:
     Attributes:
         counts: [V] int64, how often each id is supervised.
         unused: [V] bool, ids that occur nowhere in the data, prompts included.
-        special: ids of the tokenizer's special tokens.
     """
 
     counts: Tensor
@@ -45,11 +43,9 @@ class Batch:
     Attributes:
         ids: [N, T] int64; 0 at padding.
         mask: [N, T] bool, true for generated tokens; they follow the prompt without gaps.
-        lengths: N.
         seeds: N, different for every sequence and epoch. All randomness of a sequence comes from its seed, so it does
             not depend on the rest of the batch or on the number of processes.
         features: [N, T, taps * H], the target's hidden states that the objective reads.
-        step_seed: the same for all sequences of an optimizer step.
     """
 
     ids: Tensor
@@ -68,8 +64,6 @@ def collate(samples: Sequence[TrainingSample], seeds: Sequence[int], features: S
     """Pad sequences at the end.
 
     Args:
-        samples: at least one.
-        seeds: one per sample.
         features: [T, taps * H] per sample; empty if they are computed later.
     """
     lengths = tuple(len(sample.ids) for sample in samples)
@@ -137,13 +131,7 @@ def random_anchors(batch: Batch, count: int) -> Anchors:
 
 
 def stretches(anchors: Anchors, seeds: Sequence[int], count: int) -> Anchors:
-    """At most `count` consecutive anchors of each sequence, from a random start.
-
-    Args:
-        anchors: in order, each sequence's together.
-        seeds: one per sequence.
-        count: anchors per sequence.
-    """
+    """At most `count` consecutive anchors of each sequence, from a random start."""
     chosen = []
     for row, seed in enumerate(seeds):
         own = (anchors.rows == row).nonzero()[:, 0]

@@ -75,7 +75,6 @@ class PairObjective(Objective):
         """Each anchor's first row, and the keys that chains see.
 
         Args:
-            batch: with features.
             anchors: at least one, each sequence's together. For an anchor at position 0, which has no pair, the result
                 is meaningless (`_is_drafted`).
 

@@ -26,7 +26,6 @@ def summed(compute: Callable[..., Tensor], rows: Sequence[Tensor], at_once: int 
     Args:
         compute: gets a piece of each tensor and returns sums of losses, a scalar or [S].
         rows: tensors [R, ...], split into the same pieces.
-        at_once: rows per piece.
     """
     pieces = zip(*(tensor.split(at_once) for tensor in rows), strict=True)
     # Losses draw no random numbers, so no generator state has to be kept.
@@ -42,8 +41,6 @@ def summed_with_gradients(
     Args:
         compute: gets a piece of each tensor and returns sums [S]; the first is the loss.
         rows: tensors [R, ...], split into the same pieces.
-        weights: the parameters that `compute` reads; no others get gradients.
-        at_once: rows per piece.
 
     Returns:
         [S], of which only the first is differentiable.
@@ -178,8 +175,6 @@ class LossVocabulary:
 
     Args:
         ranked: [K] ids in ascending order; None for all.
-        vocab_size: of the target.
-        drawn: other ids per step.
     """
 
     def __init__(self, ranked: Tensor | None = None, vocab_size: int = 0, drawn: int = 0) -> None:
@@ -191,11 +186,7 @@ class LossVocabulary:
 
     @classmethod
     def chosen(cls, settings: VocabularySettings, facts: Facts, device: torch.device) -> "LossVocabulary":
-        """The ids that settings choose.
-
-        Raises:
-            InvalidRequest: more sampled ids than there are others.
-        """
+        """The ids that settings choose."""
         size, keep = len(facts.counts), settings.vocabulary
         left = 0 if keep is None else max(0, size - keep)
         if settings.sampled > left:

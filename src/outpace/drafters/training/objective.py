@@ -140,7 +140,6 @@ def layer_sizes(target: FrozenTarget, scalings: Collection[str]) -> dict[str, An
     """Fields of a `LayerConfig`, and `rms_eps`, as in the target's own layers.
 
     Args:
-        target: whose layers.
         scalings: kinds of `rope_scaling` that the drafter supports. For other targets it uses the base alone: its
             rotation need not be the target's.
     """

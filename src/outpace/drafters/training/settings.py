@@ -96,11 +96,7 @@ class TrainSettings(Section):
 
 
 def training_of(kind: str) -> "Training":
-    """How a kind of drafter is trained.
-
-    Raises:
-        InvalidRequest: there is no such kind, or it cannot be trained.
-    """
+    """How a kind of drafter is trained."""
     from outpace.drafters.kinds import kinds  # imports all networks, which settings do not need
 
     trained = {name: row.objective for name, row in kinds().items() if row.objective is not None}
@@ -110,11 +106,7 @@ def training_of(kind: str) -> "Training":
 
 
 def settings_of(kind: str, file: str | Path | None, overrides: Iterable[str]) -> TrainSettings:
-    """A kind's recipe, overridden by a YAML file, overridden by dotted options.
-
-    Raises:
-        InvalidRequest: an unknown kind; as `assemble`.
-    """
+    """A kind's recipe, overridden by a YAML file, overridden by dotted options."""
     training = training_of(kind)
     return assemble(training.net, training.objective, training.recipe, file, overrides)
 
@@ -129,13 +121,7 @@ def assemble(
     """Settings of a run.
 
     Args:
-        net, objective: the method's sections.
-        recipe: the method's defaults, fields by section.
         file: YAML, or None.
-        overrides: "section.field=value", the value as in YAML.
-
-    Raises:
-        InvalidRequest: an unreadable file, an unknown setting, an invalid value.
     """
     kind = create_model(
         "Settings",
@@ -153,11 +139,7 @@ def assemble(
 
 
 def validated(kind: type[M], values: Mapping[str, Any]) -> M:
-    """Settings of a class.
-
-    Raises:
-        InvalidRequest: an unknown setting, an invalid value.
-    """
+    """Settings of a class."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -16,12 +16,7 @@ from outpace.lib.errors import ModelError
 from tests.unit.drafters.net.block_nets import HEAD, SIZES, SLIDING, small_dflash, small_domino
 from tests.unit.drafters.net.test_dflash_layout import Edit, add, both, put, rename, swap
 
-HEAD_NAMES = (
-    "prefix_gru.weight_ih_l0",
-    "prefix_gru.weight_hh_l0",
-    "embed_proj.0.weight",
-    "embed_proj.2.weight",
-)
+HEAD_NAMES = ("prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0", "embed_proj.0.weight", "embed_proj.2.weight")
 
 
 def exported(layout: str = "domino", edit: Edit | None = None, **changes: Any) -> Checkpoint:

@@ -21,10 +21,7 @@ from tests.unit.drafters.net.test_eagle3_layouts import file
 from tests.unit.drafters.net.test_medusa import medusa
 
 HEAD = rows(50, 24, seed=3, dtype=torch.float32)
-OTHERS = {
-    "model.embed_tokens.weight": rows(50, 24, seed=4, dtype=torch.float32),
-    "model.norm.weight": torch.ones(24),
-}
+OTHERS = {"model.embed_tokens.weight": rows(50, 24, seed=4, dtype=torch.float32), "model.norm.weight": torch.ones(24)}
 
 
 def target(folder: Path, head: Tensor | None = HEAD, shards: bool = False, **config: Any) -> str:

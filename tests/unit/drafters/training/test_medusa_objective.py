@@ -11,12 +11,7 @@ from torch import nn
 
 from outpace.drafters.load import load_net
 from outpace.drafters.medusa.net import HeadKind, MedusaHead, MedusaNet
-from outpace.drafters.medusa.objective import (
-    MedusaNetSettings,
-    MedusaObjective,
-    MedusaObjectiveSettings,
-    build_medusa,
-)
+from outpace.drafters.medusa.objective import MedusaNetSettings, MedusaObjective, MedusaObjectiveSettings, build_medusa
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.training.batch import Batch, all_anchors, collate
 from outpace.models.tokenizer import TextCodec

@@ -23,9 +23,7 @@ class Rollout:
     captured in a graph.
 
     Args:
-        weights: of the causal head.
         embed: the target's embedding, ids [R] -> [R, H].
-        corrected: per depth, whether the head corrects it.
         table: `head.gate_table`, if products with embeddings are to be looked up.
     """
 
@@ -91,9 +89,7 @@ class Chains:
         """The next token of every chain.
 
         Args:
-            states: of requests whose blocks have been drafted.
             tokens: [R] the pending ones, read at the first level.
-            is_first: whether it is.
         """
         if is_first:
             hidden = torch.stack([state.hidden for state in states])  # [R, D, H]

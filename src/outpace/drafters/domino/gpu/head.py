@@ -77,13 +77,7 @@ class StepRows(NamedTuple):
 
 def step(weights: HeadWeights, rows: StepRows, width: int) -> HeadStep:
     """One more token in each row, and the best ids for the next. No size but F depends on a tensor's values, so it can
-    be captured in a graph.
-
-    Args:
-        weights: of the head.
-        rows: of the level.
-        width: C, at most K.
-    """
+    be captured in a graph."""
     compute = _by_kernels if runs_triton(rows.base.device) else by_torch
     return compute(weights, rows, min(width, rows.base.shape[1]))
 
@@ -166,11 +160,7 @@ def gate_table(of_input: Tensor, embed: Callable[[Tensor], Tensor], vocab_size: 
 
 
 class TritonHead:
-    """Domino's causal head over some ids.
-
-    Attributes:
-        weights: of the head.
-    """
+    """Domino's causal head over some ids."""
 
     def __init__(self, weights: HeadWeights) -> None:
         self.weights = weights
@@ -184,7 +174,6 @@ class TritonHead:
         """One more token in each row, and the candidates for the next.
 
         Args:
-            rows: of several requests.
             best: how many of the best ids are wanted; None for all logits instead.
         """
         weights, base = self.weights, _gathered(rows.base)
