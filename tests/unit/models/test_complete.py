@@ -13,7 +13,7 @@ from torch import Tensor
 
 import outpace
 from outpace.lib.errors import ModelError
-from outpace.models.loading.gguf_header import read_header
+from outpace.models.loading.gguf import read_gguf
 from tests.unit.models.tiny import FAMILIES, save_tiny_model, write_tiny_gguf
 
 Tensors = dict[str, Tensor]
@@ -203,7 +203,7 @@ def test_an_end_that_is_no_id_is_refused(ids: Any, tmp_path: Path) -> None:
 def test_a_gguf_without_some_of_its_weights_is_refused(tmp_path: Path) -> None:
     """Guards against random numbers for tensors that a GGUF file does not hold, or holds under another name."""
     file = write_tiny_gguf(tmp_path / "whole.gguf")
-    assert len(read_header(file).elements) == 21
+    assert len(read_gguf(file).tensors) == 21
     whole = file.read_bytes()
     file.write_bytes(whole.replace(b"blk.1.ffn_up.weight", b"blk.1.ffn_pu.weight"))
     with pytest.raises(ModelError, match=r"missing model\.layers\.1\.mlp\.up_proj\.weight"):

@@ -30,6 +30,7 @@ from outpace.lib.errors import ModelError
 from outpace.lib.stages import advance, is_loading, restart, stage
 from outpace.lib.torch_file import read_torch
 from outpace.models.loading.config import check_sizes, find_file
+from outpace.models.loading.gguf import GgufFile
 from outpace.models.loading.precision import compute_dtype
 from outpace.models.loading.registry import Source, first_line
 
@@ -70,10 +71,10 @@ def read_model(
     """
     options = source.options | {"attn_implementation": attention, "trust_remote_code": False}
     try:
-        if source.header is None:
+        if source.gguf is None:
             _check_tensors(config, read_headers(source.path, source.name), source.name)
         else:
-            _check_count(config, source.header.elements, source.name)
+            _check_count(config, source.gguf, source.name)
         with _counted_bars():
             loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source.path, config=config, dtype=dtype, output_loading_info=True, **options
@@ -155,12 +156,12 @@ def _check_tensors(config: PretrainedConfig, found: Mapping[str, TensorInfo], na
     _refuse([*(f"{key} holds {dtype}, not floats" for key, dtype in kinds.items()), *_reported(report)], name)
 
 
-def _check_count(config: PretrainedConfig, elements: Mapping[str, int], name: str) -> None:
+def _check_count(config: PretrainedConfig, file: GgufFile, name: str) -> None:
     """Refuse a config that describes far more weights than a GGUF file has, before they are allocated."""
-    check_sizes(config, max(elements.values()), name)
+    check_sizes(config, file.weights, name)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    wanted, there = sum(weight.numel() for weight in model.parameters()), sum(elements.values())
+    wanted, there = sum(weight.numel() for weight in model.parameters()), file.weights
     if wanted > _MOST_EXCESS * there:
         raise ModelError(f"{name}: its config asks for {wanted} weights and the file holds {there}; download it again")
 

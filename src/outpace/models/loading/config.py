@@ -50,13 +50,13 @@ def read_config(source: Source) -> PretrainedConfig:
     if not Path(source.path).exists():
         _ask_hub(source.name)
     try:
-        if source.header is not None:
-            _check_fields(source.header.values, source.name)
+        if source.gguf is not None:
+            _check_fields(source.gguf.values, source.name)
         elif (file := find_file(source.path, CONFIG_NAME)) is not None:
             _check_fields(read_object(file), source.name)
         config: PretrainedConfig = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
-        if source.header is not None:
-            _read_head_size(config, source.header.values, source.name)
+        if source.gguf is not None:
+            _read_head_size(config, source.gguf.values, source.name)
         if not isinstance(text := config.get_text_config(), PretrainedConfig):
             raise ModelError(f"{source.name}: text_config={text!r}: must be an object; correct config.json")
     except ModelError:

@@ -18,17 +18,17 @@ from platformdirs import user_cache_path
 
 from outpace.lib.errors import ModelError
 from outpace.lib.paths import path_of
-from outpace.models.loading.gguf_header import Header, read_header
+from outpace.models.loading.gguf import GgufFile, read_gguf
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model is read from: arguments for transformers' `from_pretrained`, and a GGUF file's header."""
+    """Where a model is read from: arguments for transformers' `from_pretrained`, and the GGUF file, if it is one."""
 
     name: str
     path: str
     options: dict[str, Any]
-    header: Header | None = None
+    gguf: GgufFile | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def resolve(name: str) -> Source:
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"{name}: no such GGUF file")
-        return Source(name, str(path.parent), {"gguf_file": path.name}, read_header(path))
+        return Source(name, str(path.parent), {"gguf_file": path.name}, read_gguf(path))
     if name in pulled():
         return Source(name, str(pulled()[name]), {})
     if name in BUILT_IN:
