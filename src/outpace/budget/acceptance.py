@@ -18,9 +18,6 @@ class AcceptanceTable:
         prior: acceptance of each cell before anything is learned.
         count: drafts that the prior counts for in the running mean.
         memory: drafts that a cell remembers.
-
-    Attributes:
-        rates, counts: of each cell.
     """
 
     def __init__(self, prior: ArrayLike, count: float = 0.0, memory: float = 500.0) -> None:
@@ -29,23 +26,12 @@ class AcceptanceTable:
         self._memory = memory
 
     def estimate(self, cells: Sequence[int] | slice, prior: ArrayLike, weight: float) -> Numbers:
-        """Acceptance in some cells, averaged with another estimate.
-
-        Args:
-            cells: indices into the table.
-            prior: the other estimate, for each.
-            weight: drafts that it counts for.
-        """
+        """Acceptance in some cells, averaged with another estimate."""
         counts, other = self.counts[cells], np.asarray(prior, dtype=np.float64)
         return other + (self.rates[cells] - other) * (counts / (counts + weight))
 
     def learn(self, cells: ArrayLike, accepted: ArrayLike) -> None:
-        """Learn from drafts.
-
-        Args:
-            cells: of each.
-            accepted: whether each was accepted.
-        """
+        """Learn from drafts."""
         seen = np.bincount(cells, minlength=len(self.rates))
         hits = np.bincount(cells, weights=accepted, minlength=len(self.rates))
         self.counts = np.maximum(np.minimum(self.counts + seen, self._memory), seen)

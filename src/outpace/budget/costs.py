@@ -78,13 +78,7 @@ class PassCosts:
                 self._file.write_text(json.dumps({"rows": ROWS, "ms": self._measured}), encoding="utf-8")
 
     def learn(self, rows: int, context: int, ms: float) -> None:
-        """Learn from a round.
-
-        Args:
-            rows: of its pass.
-            context: average length of its requests' contexts.
-            ms: of the pass.
-        """
+        """Learn from a round."""
         factors = self._factors.setdefault(context.bit_length(), deque(maxlen=_REMEMBERED))
         base, factor = self._base(rows), median(factors) if factors else None
         factors.append(ms / base)
@@ -157,14 +151,7 @@ class RowPrice:
         self._means = np.zeros(6)  # rows, ms, rows squared, rows times ms, tokens, ms with drafting
 
     def learn(self, rows: int, tokens: int, pass_ms: float, draft_ms: float) -> None:
-        """Learn from a step that wrote no prompt.
-
-        Args:
-            rows: of its pass.
-            tokens: that its requests gained.
-            pass_ms: from the start of the pass until its tokens were known.
-            draft_ms: of learning from it and drafting after it.
-        """
+        """Learn from a step that wrote no prompt."""
         if self._passes:
             pass_ms = min(pass_ms, self._SLOWEST * float(self._means[1]))
         self._passes += 1

@@ -39,9 +39,6 @@ class TimedOption:
     """Work that a round can do without, such as drafting: done while its expected gain exceeds that of its time.
 
     Gains are learned by kind of request: what a draft adds depends on what is expected without it.
-
-    Args:
-        trial: rounds of a trial once the option was given up.
     """
 
     _FIRST = 6  # rounds with the option before the estimates are used
@@ -58,7 +55,6 @@ class TimedOption:
         """Whether the option is expected to pay for its time.
 
         Args:
-            kinds: of the round's requests.
             rate: rounds' gains per millisecond of decoding.
         """
         if self._learned < self._FIRST:
@@ -85,13 +81,7 @@ class TimedOption:
         self._is_running = False
 
     def learn(self, kinds: Sequence[int], gains: Sequence[float], ms: float) -> None:
-        """Learn from a round with the option.
-
-        Args:
-            kinds: of the round's requests.
-            gains: that it added to each, in rounds' gains.
-            ms: that it took.
-        """
+        """Learn from a round with the option."""
         self._learned += 1
         for kind, gain in zip(kinds, gains, strict=True):
             self._gains.learn(kind, max(gain, 0.0))
@@ -140,13 +130,7 @@ class RoundRates:
         self._is_first, self._is_drafted = is_drafted != self._is_drafted, is_drafted
 
     def learn(self, count: int, tokens: int, ms: float) -> None:
-        """Learn from the round that was counted last.
-
-        Args:
-            count: of its requests.
-            tokens: that they gained together.
-            ms: that it took.
-        """
+        """Learn from the round that was counted last."""
         if self._is_first:
             return
         if not self._is_drafted:
@@ -171,9 +155,6 @@ class TreeSizes:
 
     In a batch the rows of a tree cost time of other requests, and drafting takes time: trees get as many nodes as the
     expected-gain rule takes, often none, and then nothing is drafted.
-
-    Args:
-        budget: nodes of a tree at most.
     """
 
     _HOPED = 0.7  # prior acceptance of a tree's first node; that of later ones is its powers
@@ -188,13 +169,7 @@ class TreeSizes:
         self._exploration, self._trials, self._is_warm = Exploration(self._BETWEEN), 1, False
 
     def budgets(self, count: int, times: PassTimes, rate: float) -> list[int]:
-        """Nodes of each request's tree in the next round.
-
-        Args:
-            count: of the requests.
-            times: of the round's pass.
-            rate: tokens per millisecond of decoding, of all requests of the round together.
-        """
+        """Nodes of each request's tree in the next round."""
         rows = count * np.cumsum(self._present.rates)
         costs = rate * (np.interp(rows, np.arange(len(times.ms)), times.ms) - times.ms[0])
         gains = count * np.cumsum(self._accepted.rates)
@@ -210,7 +185,6 @@ class TreeSizes:
         Args:
             budgets: of its requests.
             seen: of each tree, how many nodes it had and which of them were accepted, from 1; None after an error.
-            ms: of drafting; None if it includes that of others.
         """
         offered = [place for place, budget in enumerate(budgets) if budget]
         if offered and ms is not None and self._is_warm:  # the first time includes allocations

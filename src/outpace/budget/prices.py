@@ -56,11 +56,7 @@ class Prices:
     pace: float = 1.0
 
     def best_count(self, gains: Sequence[float]) -> tuple[int, float]:
-        """How many nodes to take, and their net gain in tokens over a pass without drafts.
-
-        Args:
-            gains: acceptance probability of each node, in descending order.
-        """
+        """How many nodes to take, and their net gain in tokens over a pass without drafts."""
         ms = self.times.ms
         costs = (self.rate * (after - ms[0]) for after in ms[1:])
         return best_size(accumulate(gains), costs)
@@ -91,12 +87,7 @@ def best_size(gains: Iterable[float], costs: Iterable[float], fixed: float = 0.0
 
 
 def allocate(prices: Sequence[Prices], gains: Sequence[Sequence[float]]) -> tuple[list[int], float]:
-    """How many nodes each request takes in a shared pass, and the net gain of all, in rounds' gains.
-
-    Args:
-        prices: of each request.
-        gains: of each request, the acceptance probabilities of its nodes, in descending order.
-    """
+    """How many nodes each request takes in a shared pass, and the net gain of all, in rounds' gains."""
     ranked = sorted(
         ((gain / one.pace, index) for index, (one, own) in enumerate(zip(prices, gains, strict=True)) for gain in own),
         key=lambda pair: -pair[0],

@@ -16,13 +16,7 @@ _NUMBERS_PER_PRODUCT = 2**16
 
 
 class FreshRows:
-    """Stores the keys and values of a packed pass in its requests' slots.
-
-    Args:
-        kv: the slots; None if nothing will be written.
-        segments: of the pass, in the order of its rows; not used with `tiles`.
-        tiles: the pass's tables, if it has any.
-    """
+    """Stores the keys and values of a packed pass in its requests' slots."""
 
     def __init__(self, kv: SlotKV | None, segments: Sequence[Segment], tiles: TilePlan | None = None) -> None:
         self._kv, self._segments, self._in_one_copy = kv, segments, tiles is not None or len(segments) > 1
@@ -151,15 +145,6 @@ class PassCache(Cache):
 
     `update` stores the fresh keys and values in their requests' slots, where the attention function reads them; it
     returns the fresh rows alone.
-
-    Args:
-        segments: of the pass; empty with `tiles` and `kv`.
-        tiles: its tables, if one call attends for all requests; None if segments are attended on a CPU.
-        kv: the slots, if there are no segments.
-
-    Attributes:
-        kv: the slots; None of an empty pass.
-        settings: each layer's attention settings, filled in by the pass.
     """
 
     def __init__(self, segments: Sequence[Segment], tiles: TilePlan | None = None, kv: SlotKV | None = None) -> None:

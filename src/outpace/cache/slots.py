@@ -15,8 +15,6 @@ class AttentionSettings(NamedTuple):
     """Settings of a layer's attention.
 
     Attributes:
-        layer: index of the layer.
-        scaling: factor of the scores.
         window: how many logical positions back a row sees; None without a limit.
         softcap: c of c * tanh(scores / c); None for none.
     """
@@ -39,10 +37,7 @@ class SlotKV:
     the committed length are scratch; a later pass overwrites them before it reads them.
 
     Args:
-        layers, slots, kv_heads, head_dim: sizes.
         capacity: rows per slot: the longest request plus the largest tree. One block more can be read.
-        key_dtype, value_dtype: of the storage.
-        device: of the storage.
     """
 
     def __init__(
@@ -91,12 +86,7 @@ class SlotKV:
         return end
 
     def commit(self, slots: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """Commit the fresh rows of a root-to-node path per slot, in one gather for all layers and requests.
-
-        Args:
-            slots: of requests.
-            paths: for each, ascending row numbers of the last pass; a chain's path needs no move.
-        """
+        """Commit the fresh rows of a root-to-node path per slot, in one gather for all layers and requests."""
         moved = [
             (slot, self.lengths[slot] + row, self.lengths[slot] + place)
             for slot, path in zip(slots, paths, strict=True)
@@ -118,12 +108,9 @@ class Segment:
     above from there.
 
     Args:
-        kv, slot: of the request's keys and values.
-        start: its first row in the pass.
         positions: [S + N] logical positions of its S scratch rows and its N fresh ones.
         visible: [N, S + N] bool, which of those each fresh row sees; None if all.
         is_prompt: a prefill chunk, which every method computes alike, rather than a tree.
-        scratch: S.
 
     Attributes:
         count: N.

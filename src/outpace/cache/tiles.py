@@ -27,11 +27,7 @@ Table = NDArray[np.int32]
 
 @dataclass(frozen=True, eq=False)
 class Tables:
-    """Tables of a pass on the host, int32; see `TilePlan`.
-
-    Attributes:
-        ends: [P] the end of each tile's keys.
-    """
+    """Tables of a pass on the host, int32; see `TilePlan`."""
 
     rows: Table
     tiles: Table

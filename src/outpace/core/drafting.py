@@ -51,7 +51,6 @@ class Candidates:
     Attributes:
         tokens: [F, C] int64.
         log_probs: [F, C] float32 keyed scores (log q when greedy or drawn); None from sources that have none.
-        passes: forward passes of a draft model that they took.
         entropy: [F] float32, in nats, of the distribution of a node's scores: the keyed one, q's own when greedy. Set
             if the frontier wants it and the source has scores.
         draft_probs: by place in the frontier, the distribution [V] from which that node's candidates were drawn without
@@ -81,9 +80,7 @@ class RankPlan:
     """A tree decided before any token is known: which rank of which node becomes a node.
 
     Attributes:
-        topology: the tree, nodes in breadth-first order.
         levels: per depth, the parent's place in the level above [F] and the rank among its candidates [F].
-        width: candidates per node that it looks at.
     """
 
     topology: Topology
@@ -102,7 +99,6 @@ class Level:
     """The candidates below one level of every tree, from which a growing shape selects. Host tensors.
 
     Attributes:
-        depth: of the candidates.
         owners: [F] int64, request of each parent.
         log_probs: [F, C] keyed score of each candidate, best first, or the logarithm of its acceptance rate.
         cumulative: [F, C] the same summed along the path, each level by the shape's weight for it.

@@ -27,8 +27,6 @@ class TokenLogprob:
     """How likely the model found one emitted token, before temperature, truncation and every other option.
 
     Attributes:
-        token_id: the emitted token.
-        logprob: its log-probability in nats.
         rank: 1 plus the number of tokens that were more likely.
         top: the most likely tokens, best first, as (id, log-probability); the emitted one is in it if it is among them.
     """
@@ -44,11 +42,7 @@ class RoundTrace:
     """One round of one request: the tree that was verified, and what became of it.
 
     Attributes:
-        tokens: [N] ids; node 0 is the pending token.
-        parents: [N] parent of each node, -1 for node 0.
-        origins: [N] of each node.
         path: accepted nodes from node 0 on; the answer may end before the last of them.
-        next_token: the target's own token after the path.
     """
 
     tokens: tuple[int, ...]
@@ -69,7 +63,6 @@ class StepEvent:
     """Tokens that one request gained in one step, and its end if it ended.
 
     Attributes:
-        request_id, sample_index: which request, which of its n samples.
         tokens: ids emitted in this step, in order.
         text: text that became certain in this step; empty when the engine has no detokenizer.
         finish_reason: "stop", "length", "cancelled" or "error" when the request ended with this step.

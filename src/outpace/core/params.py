@@ -40,14 +40,7 @@ class Grammar:
     @staticmethod
     def json_schema(schema: dict[str, Any] | bool | str) -> "Grammar":
         """JSON that a schema validates: properties in the schema's order, one space after commas and colons and none
-        elsewhere, so that as much as possible is forced. A schema's own `x-guidance` overrides that.
-
-        Args:
-            schema: as an object or as its JSON text.
-
-        Raises:
-            InvalidRequest: it is neither.
-        """
+        elsewhere, so that as much as possible is forced. A schema's own `x-guidance` overrides that."""
         text = schema
         if isinstance(text, str):
             try:
@@ -79,11 +72,7 @@ class Grammar:
 
     @staticmethod
     def choice(options: Sequence[str]) -> "Grammar":
-        """One of several texts.
-
-        Raises:
-            InvalidRequest: there are none, or one is no text or empty.
-        """
+        """One of several texts."""
         is_list = isinstance(options, list | tuple) and len(options) > 0
         if not is_list or not all(isinstance(option, str) and option for option in options):
             raise InvalidRequest(
@@ -106,11 +95,7 @@ def _shown(text: str) -> str:
 
 class Constraint(Protocol):
     """The grammar of one request, at any node of any path. It matches the ids of each call, so that it is right after
-    any exception. It fails for its request alone: then it allows nothing more.
-
-    Attributes:
-        error: why it failed; None if it did not.
-    """
+    any exception. It fails for its request alone: then it allows nothing more."""
 
     error: str | None
 

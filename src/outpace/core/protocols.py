@@ -61,11 +61,8 @@ class Chunk:
     """A run of prompt tokens to be written after what the slot already holds.
 
     Attributes:
-        slot: the request's slot.
-        tokens: [C] int64.
         want_top: also return the top ids at every position, for methods that learn from the prompt.
         is_last: also return the outputs at the last position, from which the first token is drawn.
-        taps: hidden states to return at every position.
     """
 
     slot: int
@@ -156,13 +153,9 @@ class Stream:
     """What the choice of a request's next tokens depends on, except for the logits.
 
     Attributes:
-        params: sampling parameters.
-        seed, sample_index: key of the noise.
         ids: prompt and generated ids; the last one is node 0 of the tree, if there is a tree.
-        prompt_length: how many of `ids` are the prompt.
         eos_token_ids: the request's EOS ids, its own or the model's, also when it ignores them: they end it unless
             `params.ignore_eos`, and cannot be chosen before `params.min_new_tokens`.
-        constraint: of its grammar; None without one.
     """
 
     params: SamplingParams
@@ -422,14 +415,7 @@ def check_sizes(proposer: Proposer, trees: Sequence[DraftTree], requests: Sequen
 
 
 def check_tree(proposer: Proposer, tree: DraftTree, tokens: Sequence[int], pending: int, vocab_size: int) -> None:
-    """Raise MethodError for a tree that would change the answer, or has ids or distributions of another vocabulary.
-
-    Args:
-        proposer, tree: the tree and its proposer.
-        tokens: of the tree, on the host.
-        pending: the token that node 0 must be.
-        vocab_size: of the target.
-    """
+    """Raise MethodError for a tree that would change the answer, or has ids or distributions of another vocabulary."""
     name = type(proposer).__name__
     if tokens[0] != pending:
         raise MethodError(

@@ -15,10 +15,7 @@ class Setting:
     """What Python's documentation, the command line, the server and the docs read of a field.
 
     Attributes:
-        description: its meaning.
-        unit: what the command line calls its value.
         choices: words that it takes; all of them where `check_fields` checks the class.
-        low, high: bounds of a number, included; None for none.
         is_open: whether `low` itself is excluded.
         note: added to the error about a number out of bounds.
         flag: of the command line, where it is not made from the field's name.
@@ -80,11 +77,7 @@ def documented(kind: Kind) -> Kind:
 
 
 def check_fields(settings: Any) -> None:
-    """Check flags, numbers and choices of a settings object, and put numbers into their normal form.
-
-    Raises:
-        InvalidRequest: naming the field, the value and what is allowed.
-    """
+    """Check flags, numbers and choices of a settings object, and put numbers into their normal form."""
     for one in fields(settings):
         name, value, about = one.name, getattr(settings, one.name), one.metadata["setting"]
         kinds = [kind for kind in get_args(one.type) or (one.type,) if kind is not type(None)]

@@ -22,9 +22,6 @@ class Topology:
 
     Node 0 is the pending token; `parents[i] < i` for every other node. Structure lives on the host because
     verification walks it there; shapes recur round after round, so everything derived from one is computed once.
-
-    Attributes:
-        parents: parent index of each node, -1 for node 0.
     """
 
     def __init__(self, parents: tuple[int, ...]) -> None:
@@ -114,7 +111,6 @@ class DraftTree:
 
     Attributes:
         tokens: [N] int64; node 0 is the pending token. N = 1 is an empty draft, that is plain decoding.
-        topology: the shape, N nodes.
         draft_probs: by node, the distribution [V] from which its children were drawn: the first from it, each further
             one from what the ones before it leave, all of them before anything below that depth was decided. Children
             of a node that is missing are *point masses*: each token was chosen, not drawn. None if all are.
@@ -178,12 +174,7 @@ class DraftTree:
         return len(self.topology.parents)
 
     def without_unsayable(self, ends: Collection[int], tokens: Sequence[int]) -> "DraftTree":
-        """The tree without the nodes below a drafted token that ends the request: they cannot be generated.
-
-        Args:
-            ends: ids that end it.
-            tokens: the tree's, on the host.
-        """
+        """The tree without the nodes below a drafted token that ends the request: they cannot be generated."""
         if not any(token in ends for token in tokens[1:]):
             return self
         parents, kept, reached = self.topology.parents, [0], {0}
@@ -214,11 +205,7 @@ class DraftTree:
         )
 
     def with_forced(self, tokens: Sequence[int], parents: Sequence[int]) -> "DraftTree":
-        """The tree with forced nodes after all others.
-
-        Args:
-            tokens, parents: of each.
-        """
+        """The tree with forced nodes after all others."""
         if not tokens:
             return self
         return replace(

@@ -26,9 +26,6 @@ class Roster:
     Slots are not given back: a slot is free when no request is in it. Requests and kept slots that the caller dropped
     are forgotten, so that no slot can be lost, whatever is interrupted.
 
-    Args:
-        slots: how many there are.
-
     Attributes:
         shares: whether the contents of free slots are kept for requests with a common prefix.
     """
@@ -104,11 +101,7 @@ class Roster:
         return slots | {kept.slot for kept in self.kept()}
 
     def spare_slot(self, wanted: int | None = None) -> int | None:
-        """A slot that may be overwritten, if need be that of the oldest conversation; None if there is none.
-
-        Args:
-            wanted: taken if it is free.
-        """
+        """A slot that may be overwritten, if need be that of the oldest conversation; None if there is none."""
         taken = self.taken()
         free = [slot for slot in self._slots if slot not in taken]
         spare = wanted if wanted in free else next((slot for slot in free if slot not in self._left), None)
@@ -123,22 +116,13 @@ class Roster:
 
 
 class Admission:
-    """Gives slots to requests.
-
-    Args:
-        target: the model.
-        roster: the requests.
-    """
+    """Gives slots to requests."""
 
     def __init__(self, target: Target, roster: Roster) -> None:
         self._target, self._roster = target, roster
 
     def admit(self, sessions: Sequence[Session]) -> None:
-        """Give slots to waiting requests: first those kept by the turn before, then others in order of arrival.
-
-        Args:
-            sessions: the requests that take part in the step.
-        """
+        """Give slots to waiting requests: first those kept by the turn before, then others in order of arrival."""
         waiting = [session for session in sessions if session.slot is None]
         for session in waiting:
             if session.resume is not None:

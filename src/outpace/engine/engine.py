@@ -39,9 +39,6 @@ class Turns:
     def take(self, work: Callable[[], None]) -> bool:
         """Do some work while no other thread works. Where one does, wait until it is done instead.
 
-        Returns:
-            Whether the work was done.
-
         Raises:
             RuntimeError: a signal handler has called in the thread that works.
         """
@@ -58,12 +55,7 @@ class Turns:
 
 @dataclass(eq=False)
 class _Step:
-    """A step in progress, or one that an exception cut short.
-
-    Attributes:
-        sessions: whose slots and states it changes.
-        gains: their changes; None until all are known.
-    """
+    """A step in progress, or one that an exception cut short."""
 
     sessions: Sequence[Session]
     gains: Sequence[Gain] | None = None
@@ -76,12 +68,6 @@ class Steps:
     It is committed by one assignment when all gains are known; `settle` then enters them into the sessions. Before
     that, `settle` rolls back slots, states and stoppers to match the sessions. An exception may come anywhere, also in
     `settle`, which can be repeated.
-
-    Args:
-        target: the model.
-        roster: the requests.
-        prefill_chunk: prompt tokens written per request and step.
-        pricing: plans rounds; None for methods' own budgets.
     """
 
     def __init__(self, target: Target, roster: Roster, prefill_chunk: int, pricing: Pricing | None = None) -> None:
@@ -179,9 +165,7 @@ class Engine:
     decoded as long as its `Session` is referenced.
 
     Args:
-        target: the model.
         new_detokenizer: makes a detokenizer per request; None produces no text.
-        prefill_chunk: prompt tokens written per request and step; a long prompt does not hold up other requests.
         costs: of passes; None plans no rounds by prices.
         grammar_tokenizer: makes the model's tokenizer for grammars (llguidance's `LLTokenizer`) on first use; None
             refuses grammars.
@@ -240,9 +224,6 @@ class Engine:
         """Queue one prompt; its n samples become sessions of one request.
 
         Args:
-            prompt_ids: token ids of the prompt.
-            params: sampling parameters.
-            proposer: the method.
             budget: drafted nodes per round; None takes the proposer's, or what pays if it asks for prices or shares its
                 rounds.
             keep: keep the slot when the request ends, as `session.kept`, for the next turn to resume; `release` closes
@@ -308,11 +289,7 @@ class Engine:
             raise
 
     def constraint(self, params: SamplingParams) -> GrammarConstraint | None:
-        """The grammar constraint of a request with such parameters; None without a grammar.
-
-        Raises:
-            InvalidRequest: as for `add`.
-        """
+        """The grammar constraint of a request with such parameters; None without a grammar."""
         if params.grammar is None:
             return None
         if self._grammars is None:
@@ -333,19 +310,13 @@ class Engine:
 
         What a request gains is appended to its session's `events`. Where another thread is making a step, this waits
         for that one instead.
-
-        Args:
-            only: the requests to advance, to find out which one fails; None for all.
         """
         self._turns.take(lambda: self._advance(lambda: False, None, only))
 
     def run_until(self, is_done: Callable[[], bool], own: Sequence[Session]) -> None:
         """Make steps, or wait for those of other threads, until a condition holds.
 
-        Args:
-            is_done: the condition, evaluated between steps, possibly while another thread makes one.
-            own: the requests that the caller waits for. After an exception in a step with others, which may have caused
-                it, the step is repeated without them.
+        After an exception in a step, which other requests may have caused, the step is repeated with `own` alone.
         """
         while not is_done():
             self._turns.take(lambda: self._advance(is_done, own))
@@ -356,11 +327,7 @@ class Engine:
         self.run_until(lambda: session.has_ended, [session])
 
     def between_steps(self, work: Callable[[int | None], T]) -> T:
-        """Use the target or proposers while no step is under way; waits while other threads decode.
-
-        Args:
-            work: gets a slot that no request is in, None if there is none.
-        """
+        """Use the target or proposers while no step is under way; waits while other threads decode."""
         done: list[T] = []
 
         def settled() -> None:
@@ -372,13 +339,7 @@ class Engine:
         return done[0]
 
     def result(self, session: Session) -> Sample:
-        """The finished answer of a session.
-
-        Raises:
-            NonFiniteLogits: the target failed on it.
-            InvalidRequest: its options left no token to choose.
-            StateLost: an exception interrupted it.
-        """
+        """The finished answer of a session."""
         if session.error is not None:
             # A copy: through its traceback the session would keep its callers' frames alive.
             raise copy(session.error) from session.error.__cause__

@@ -35,14 +35,7 @@ class _Chains:
 
 
 def under_grammar(tree: DraftTree, tokens: list[int], session: Session, room: int, prices: Prices | None) -> DraftTree:
-    """A tree without forbidden nodes and with forced ones.
-
-    Args:
-        tree, tokens: as proposed.
-        session: whose; it has a constraint.
-        room: depth of a drafted node at most.
-        prices: of time; None takes all forced nodes that fit.
-    """
+    """A tree without forbidden nodes and with forced ones."""
     constraint = session.constraint
     assert constraint is not None
     drafts = session.params.draft_forced and session.proposer.budget > 0
@@ -143,17 +136,7 @@ def _chosen(
     may_displace: bool,
     prices: Prices | None,
 ) -> DraftTree:
-    """The tree of the likeliest nodes, drafted and forced.
-
-    Args:
-        tree: as proposed.
-        kept: its nodes that are allowed.
-        odds: of its nodes.
-        chains: forced nodes.
-        budget: nodes at most.
-        may_displace: whether forced nodes may take the slots of drafted ones, or only unused ones.
-        prices: of time; None takes all that fit.
-    """
+    """The tree of the likeliest nodes, drafted and forced."""
     size = len(tree)
     new = range(size, size + len(chains.tokens))
     likely = [*odds, *chains.odds]

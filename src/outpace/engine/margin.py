@@ -39,11 +39,7 @@ class Margin:
 def margin_of(
     engine: Engine, ids: Sequence[int], params: SamplingParams, tokens: tuple[int, int], prompt_length: int
 ) -> Margin:
-    """`decision_margin` between the steps of an engine, in a free slot.
-
-    Raises:
-        InvalidRequest: all slots are taken.
-    """
+    """`decision_margin` between the steps of an engine, in a free slot."""
 
     def compare(slot: int | None) -> Margin:
         if slot is None:
@@ -65,18 +61,7 @@ def decision_margin(
     chunk: int = 256,
     constraint: Constraint | None = None,
 ) -> Margin:
-    """Score the two tokens that two runs chose after the same ids.
-
-    Args:
-        target: the model.
-        ids: prompt and common answer.
-        params: of the request, whose first sample it is; no seed is seed 0.
-        tokens: the two choices.
-        prompt_length: how many of `ids` are the prompt, which penalties treat differently.
-        slot: of the target, without a request; it is overwritten.
-        chunk: prompt tokens per pass.
-        constraint: of the request's grammar; None without one.
-    """
+    """Score the two tokens that two runs chose after the same ids."""
     target.rewind_slot(slot, 0)
     last = None
     for start in range(0, len(ids), chunk):

@@ -46,9 +46,6 @@ class Pricing:
 
     Clocks decide which nodes are taken, and never what is generated: under "match" the target's own draws decide,
     whatever the tree. Under "rejection" the tree affects the answer, so that such requests get no prices.
-
-    Args:
-        costs: of passes.
     """
 
     def __init__(self, costs: PassCosts) -> None:
@@ -99,16 +96,7 @@ class Pricing:
         clock: Clock,
         tokens: Sequence[int],
     ) -> None:
-        """Learn from a round, if any of its requests follows prices.
-
-        Args:
-            sessions: its requests, in their state before it.
-            plan: how it drafted.
-            trees: that were verified.
-            verdicts: on them, by request.
-            clock: of its phases.
-            tokens: that each request gained.
-        """
+        """Learn from a round, if any of its requests follows prices."""
         if not _follow(sessions):
             return
         if len(sessions) > 1:
@@ -124,15 +112,7 @@ class Pricing:
     def learn_times(
         self, sessions: Sequence[Session], rows: int, pass_ms: float, round_ms: float, tokens: Sequence[int]
     ) -> None:
-        """Learn how long a round took, and what it gained.
-
-        Args:
-            sessions: its requests, in their state before it.
-            rows: of its pass.
-            pass_ms: of the pass and of choosing tokens.
-            round_ms: of the whole round.
-            tokens: that each request gained.
-        """
+        """Learn how long a round took, and what each request gained in tokens."""
         self._costs.learn(rows, _context(sessions), pass_ms)
         self._ms.learn(len(sessions), round_ms)
         for session, gained in zip(sessions, tokens, strict=True):
@@ -152,14 +132,7 @@ class Pricing:
 
 
 def measure(costs: PassCosts, target: Target, slot: int, token: int) -> None:
-    """Time passes after the contents of a slot, which stays as it was.
-
-    Args:
-        costs: that learns their times.
-        target: the model.
-        slot: of a request that is in no pass.
-        token: any id.
-    """
+    """Time passes after the contents of a slot, which stays as it was."""
     trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
     # The largest allocates memory; where passes are captured as graphs, each size is captured first.
     for tree in trees if getattr(target, "captures", False) else trees[-1:]:

@@ -78,7 +78,6 @@ def run_round(target: Target, gains: Sequence[Gain], pricing: Pricing | None = N
     """Advance every session by one round: 1 to K + 1 tokens.
 
     Args:
-        target: the model; each session has a slot in it and one pending token.
         gains: of requests of any mix of methods, lengths, temperatures and tree sizes. A request whose logits are not
             finite on its path, or whose options leave no token there, gains an error and no tokens.
         pricing: plans the round; None for the requests' own budgets.
@@ -257,9 +256,6 @@ def run_prefill(target: Target, gains: Sequence[Gain], size: int, is_crowded: bo
     """Write the next chunk of every prompt; a prompt that is complete gains its first token.
 
     Args:
-        target: the model; each session has a slot in it.
-        gains: of requests whose prompts are not complete.
-        size: tokens of a chunk at most.
         is_crowded: drafting does not pay for so many requests. Methods that follow prices then skip the target's top
             ids in a prompt, which take a product with the whole vocabulary at every position.
     """

@@ -29,7 +29,6 @@ class StopChecker:
         max_new_tokens: tokens that may be emitted.
         eos_token_ids: ids that end the answer; the id itself is emitted, its text is not.
         stop: strings that end the answer; the token completing one is emitted, the text is cut before it.
-        detokenizer: needed for text and for stop strings.
     """
 
     def __init__(
@@ -45,11 +44,7 @@ class StopChecker:
         self.text = ""
 
     def take(self, tokens: Sequence[int]) -> tuple[list[int], str, Stop | None]:
-        """Emit tokens until the answer ends.
-
-        Returns:
-            The tokens to keep, the text that became certain with them, and the end if it was reached.
-        """
+        """Emit tokens until the answer ends."""
         kept: list[int] = []
         released, stop = "", None
         for token in tokens:
@@ -104,7 +99,6 @@ class Written:
     """The contents of a slot.
 
     Attributes:
-        slot: the KV slot.
         ids: whose KV it holds, all of them also seen by the proposer; both may hold more after them.
         proposer, state: the method of the request that wrote it, and its state for it.
     """
@@ -155,23 +149,16 @@ class Session:
 
     Attributes:
         request_id, sample_index: which request, which of its n samples.
-        prompt_ids: the prompt.
-        params, seed: how tokens are chosen; the seed in use.
-        proposer: of its draft trees.
-        budget: drafted nodes per round at most.
         new_stopper: makes the checker that ends the answer.
         eos_token_ids: the request's EOS ids, its own or the model's, ignored or not.
-        constraint: of its grammar; None without one.
         is_priced: its trees follow prices of time.
         is_sized: its trees do not, but its budget does where it shares rounds with other requests.
-        state: the proposer's, for this request.
         slot: KV slot; None while waiting and after the end.
         prefilled: prompt tokens already written.
         ids: prompt and generated ids. Once the prompt is written the last one is pending: its KV is not written.
         stopper: that has seen the generated ids.
         admitted_at, placed_at, first_token_at: clock readings in seconds; 0 before there was a slot, a token.
         finish_reason, stop_reason, error: how it ended; the first is set last.
-        logprobs: one entry per generated id, if requested.
         keep: keep the slot at the end, for the next turn of a conversation.
         resume: the kept slot to resume, until it has a slot.
         kept: the slot that it kept.
@@ -266,19 +253,7 @@ class Session:
 
 
 class Gain:
-    """What a step changes of one session. The session itself, except for its stopper, changes only in `enter`.
-
-    Attributes:
-        session: the session.
-        metrics: the session's, updated.
-        prefilled: prompt tokens written after the step.
-        tokens, logprobs: that it gained.
-        rounds: the traced round, if requested.
-        text: that became certain.
-        stop: how it ended, if it did.
-        error: why it cannot go on.
-        kept: the slot that it keeps.
-    """
+    """What a step changes of one session. The session itself, except for its stopper, changes only in `enter`."""
 
     def __init__(self, session: Session) -> None:
         self.session, self.prefilled = session, session.prefilled
@@ -301,15 +276,7 @@ class Gain:
         forced: int = 0,
         origins: Sequence[NodeOrigin] = (),
     ) -> None:
-        """Add the tokens of a round, up to the end of the answer.
-
-        Args:
-            tokens: accepted drafts and the target's own token.
-            scores: log-probabilities of them, if requested.
-            retrieved: how many of the drafts were retrieved; they follow the drafted ones.
-            forced: how many of the drafts a grammar forced; they come last.
-            origins: of each draft.
-        """
+        """Add the tokens of a round, up to the end of the answer."""
         metrics = self.metrics
         self.tokens, self.text, self.stop = self.session.stopper.take(tokens)
         kept = len(self.tokens)

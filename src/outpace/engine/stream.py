@@ -13,7 +13,6 @@ class TokenStream(Iterator[StepEvent]):
     After an exception the stream can be read on without loss. A stream that is dropped cancels its request.
 
     Args:
-        engine, session: the request and where it runs.
         on_end: called once when the request has ended, unless the call is interrupted.
     """
 
@@ -44,13 +43,7 @@ class TokenStream(Iterator[StepEvent]):
             self._session.is_cancelled = True  # a conversation may still reference it
 
     def close(self) -> None:
-        """Cancel the request if it is still running and free its slot.
-
-        Raises:
-            NonFiniteLogits: the target failed on it.
-            StateLost: an exception interrupted it.
-            InvalidRequest: its options left no token to choose.
-        """
+        """Cancel the request if it is still running and free its slot."""
         self.abandon()
         self.result = self._engine.result(self._session)
 

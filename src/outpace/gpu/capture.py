@@ -46,8 +46,6 @@ class Graphs:
         function: of a bucket and its buffers; returns tensors of at most `most_rows` rows. It reads nothing on the host
             and allocates nothing that lives longer, its shapes follow from the bucket, rows do not hear of each other,
             and a second call with the same buffers changes nothing: it is called some times before it is recorded.
-        most_rows: of its outputs.
-        device: of everything.
     """
 
     def __init__(self, function: Function, most_rows: int, device: torch.device) -> None:
@@ -65,8 +63,6 @@ class Graphs:
         """The first `count` rows of the outputs, which nobody writes again; None where there is no graph to be had.
 
         Args:
-            bucket: says all that decides a shape.
-            count: rows that are wanted.
             inputs: each with the rows that its buffer has; what it leaves of them keeps what was there. On CUDA a
                 tensor of the host is pinned, or the host would wait.
         """
@@ -125,8 +121,6 @@ class Captured:
 
     Args:
         function: of tensors that all have R rows; returns tensors of R rows, else as that of `Graphs`.
-        buckets: numbers of rows to record for, ascending; those between are filled up.
-        device: of the tensors.
     """
 
     def __init__(self, function: Function, buckets: Sequence[int], device: torch.device) -> None:

@@ -23,12 +23,7 @@ _TAIL = 1024  # the least
 
 
 class Bucket(NamedTuple):
-    """Sizes of tables: rows, tiles (by batch) and items (by contexts).
-
-    Attributes:
-        rows, tiles, items, tail: how many.
-        is_split, exact: as of a `TilePlan`.
-    """
+    """Sizes of tables: rows, tiles (by batch) and items (by contexts)."""
 
     rows: int
     tiles: int
@@ -39,12 +34,7 @@ class Bucket(NamedTuple):
 
     @classmethod
     def of(cls, tables: Tables, rows: int | None = None) -> "Bucket | None":
-        """The smallest that holds a pass; None if none does.
-
-        Args:
-            tables: of the pass.
-            rows: that it must have; None for any of `ROWS`.
-        """
+        """The smallest that holds a pass; None if none does."""
         count = len(tables.rows)
         rows = next((size for size in ROWS if size >= count), 0) if rows is None else rows
         if rows < count or tables.sight.shape[1] > _columns(tables.exact):
@@ -78,13 +68,7 @@ class Bucket(NamedTuple):
         return [int(np.prod(shape)) for shape in self._shapes]
 
     def filled(self, tables: Tables, spare: tuple[int, int], device: torch.device) -> Tensor:
-        """[N] tables of a pass and their padding on the host, ready to be copied to a device; N is at most `size`.
-
-        Args:
-            tables: of a pass that the bucket holds.
-            spare: slot and row in which padding is filed.
-            device: where they go.
-        """
+        """[N] tables of a pass and their padding on the host, ready to be copied to a device; N is at most `size`."""
         starts = starts_of(self._sizes)
         buffer = np.zeros(starts[-2] + len(tables.tail), np.int32)
         rows, tiles, items, sight = (
@@ -121,7 +105,6 @@ class CapturedPass:
     """A pass over slots through static buffers.
 
     Args:
-        kv: the slots.
         function: of plans and packed rows; returns tensors of as many rows. Otherwise as that of `Graphs`: it writes
             the same to the slots whenever it is called.
         rows: that every pass must have; None for the next of `ROWS`.
@@ -133,12 +116,7 @@ class CapturedPass:
         self._graphs = Graphs(partial(_planned, function), rows or ROWS[-1], self._device)
 
     def __call__(self, tables: Sequence[Tables], rows: Sequence[Tensor]) -> tuple[Tensor, ...] | None:
-        """The function's results for the real rows; None where no bucket holds them or nothing can be captured.
-
-        Args:
-            tables: one or more of the same rows.
-            rows: packed [T, ...], on the device.
-        """
+        """The function's results for the real rows; None where no bucket holds them or nothing can be captured."""
         buckets = []
         for one in tables:
             bucket = Bucket.of(one, self._rows)

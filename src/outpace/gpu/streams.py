@@ -8,11 +8,7 @@ from torch import Tensor
 
 
 class SideStream:
-    """A stream of its own on a GPU; elsewhere what is asked is done at once.
-
-    Args:
-        device: of the work.
-    """
+    """A stream of its own on a GPU; elsewhere what is asked is done at once."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -15,9 +15,6 @@ def attend_plan(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSe
 
     Args:
         query: [H, T, D]; rows behind the plan's are padding and come out as zeros.
-        kv: slots that hold the fresh rows' keys and values too.
-        plan: of the pass.
-        settings: of the layer.
     """
     compute = _by_kernel if runs_triton(query.device) else by_torch
     return compute(query, kv, plan, settings)

@@ -22,13 +22,7 @@ MEDUSA_WEIGHTS, MEDUSA_TORCH_WEIGHTS = "medusa_lm_head.safetensors", "medusa_lm_
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A folder as it was read.
-
-    Attributes:
-        name: the folder, for errors.
-        config: config.json.
-        tensors: all tensors by their names in the file.
-    """
+    """A folder as it was read."""
 
     name: str
     config: dict[str, Any]
@@ -48,11 +42,7 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        ModelError: no such file, not JSON, or not an object.
-    """
+    """The object in a JSON file."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -81,11 +71,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def weight_map(path: Path, index: str = INDEX) -> dict[str, str]:
-    """The shard of each tensor, from the index in a folder.
-
-    Raises:
-        ModelError: an index that is malformed, or points out of its folder.
-    """
+    """The shard of each tensor, from the index in a folder."""
     shards = read_object(path / index).get("weight_map")
     # A shard is a file of this folder: an index that points elsewhere is damaged, or not meant well.
     if not isinstance(shards, dict) or any(Path(str(file)).name != file for file in shards.values()):
@@ -95,11 +81,7 @@ def weight_map(path: Path, index: str = INDEX) -> dict[str, str]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """A safetensors file, of which only the tensors that are asked for are read.
-
-    Raises:
-        ModelError: the file, or a tensor asked for, is missing or damaged.
-    """
+    """A safetensors file, of which only the tensors that are asked for are read."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -109,14 +91,7 @@ def opened(path: Path) -> Iterator[Any]:
 
 def write_index(folder: str | Path) -> None:
     """List the tensors of a folder's weights file, so that a reader takes no other safetensors file there for weights,
-    as vLLM and SGLang do without a list.
-
-    Args:
-        folder: written by `write_checkpoint`.
-
-    Raises:
-        ModelError: the weights cannot be read.
-    """
+    as vLLM and SGLang do without a list."""
     path = Path(folder)
     with opened(path / WEIGHTS) as file:
         names = sorted(file.keys())

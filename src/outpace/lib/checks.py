@@ -105,11 +105,6 @@ def as_count(text: str) -> int | None:
 def as_strings(name: str, value: Any, what: str) -> tuple[str, ...]:
     """One text or several, none of them empty, as a tuple; a single text is not a sequence of characters.
 
-    Args:
-        name: of the option, for errors.
-        value: a text, a sequence of texts, or None.
-        what: one of them is, for the same.
-
     Raises:
         InvalidRequest: the value is neither a text nor a sequence of texts.
     """
@@ -124,11 +119,7 @@ def as_strings(name: str, value: Any, what: str) -> tuple[str, ...]:
 
 
 def as_ids(name: str, value: Any) -> tuple[int, ...]:
-    """One token id or several as a tuple.
-
-    Raises:
-        InvalidRequest: the value is neither.
-    """
+    """One token id or several as a tuple."""
     items = (value,) if is_int(value) else items_of(value)
     if items is None or any(not is_int(item) or item < 0 for item in items):
         raise InvalidRequest(f"{name}={shown(value)}: give a token id, or a list of token ids: integers >= 0")
@@ -137,10 +128,6 @@ def as_ids(name: str, value: Any) -> tuple[int, ...]:
 
 def as_bias_pairs(name: str, value: Any) -> tuple[tuple[int, float], ...]:
     """A mapping of token ids to biases as pairs sorted by id, so that equal mappings are equal keys.
-
-    Args:
-        name: of the option, for errors.
-        value: a mapping with integer or numeric-string keys (JSON has no others), its pairs, or None.
 
     Raises:
         InvalidRequest: a key is no id or is there twice, or a bias is not a number in [-100, 100] (OpenAI's range).
@@ -168,11 +155,7 @@ def as_bias_pairs(name: str, value: Any) -> tuple[tuple[int, float], ...]:
 
 
 def as_id_sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
-    """Sequences of token ids as tuples.
-
-    Raises:
-        InvalidRequest: the value is no sequence of non-empty sequences of ids.
-    """
+    """Sequences of token ids as tuples."""
     items = () if value is None else items_of(value)
     if items is None:
         raise InvalidRequest(f"{name}={shown(value)}: must be sequences of token ids, as in [[50], [17, 4]]")

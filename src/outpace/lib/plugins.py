@@ -12,11 +12,6 @@ def plugins(group: str, kind: type[T], taken: tuple[str, ...]) -> dict[str, T]:
 
     A package that fails to import, or gives something else, or a name that is taken, is left out with a warning that
     names it: it must not keep others from running.
-
-    Args:
-        group: as in pyproject's `[project.entry-points."outpace.methods"]`.
-        kind: what each must be.
-        taken: names that are not theirs to give.
     """
     found: dict[str, T] = {}
     for entry in entry_points(group=group):

@@ -17,8 +17,6 @@ class Processors:
     """What there is to compute on.
 
     Attributes:
-        logical: processors of the machine.
-        allowed: those that this process may run on, by affinity and cpuset.
         physical: cores that the allowed ones belong to.
         quota: processors' worth of time that control groups (cgroups) grant; None without a limit.
     """
@@ -37,12 +35,7 @@ class Processors:
 
 
 def processors(root: Path = ROOT, allowed: Collection[int] | None = None) -> Processors:
-    """The processors of this process.
-
-    Args:
-        root: of the file systems /proc and /sys.
-        allowed: numbers of those that it may run on; None asks the system.
-    """
+    """The processors of this process."""
     count = os.cpu_count() or 1
     own = sorted(_affinity(count) if allowed is None else allowed)
     cores = {_siblings(root, number) for number in own}

@@ -21,9 +21,6 @@ _SHORTEST_SHOWN = 0.05  # seconds; shorter stages would be listed as 0.0 s
 class Stages:
     """The stages of one load.
 
-    Args:
-        progress: draws the bars.
-
     Attributes:
         seconds: by stage. The time of a stage within another one counts for the inner one only.
     """

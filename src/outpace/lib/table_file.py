@@ -21,7 +21,6 @@ class TableKind:
         option: of a method, which names such a file.
         what: it is, with its article.
         command: that makes one.
-        names: of its tensors.
         optional: names of tensors that it may hold beside them.
     """
 
@@ -38,11 +37,7 @@ class TableKind:
 
 
 def as_ids(ids: Sequence[int], vocab_size: int) -> Tensor:
-    """[T] int64 ids of a text.
-
-    Raises:
-        InvalidRequest: an id outside the vocabulary.
-    """
+    """[T] int64 ids of a text."""
     found = torch.as_tensor(ids, dtype=torch.int64)
     if len(found) and (int(found.min()) < 0 or int(found.max()) >= vocab_size):
         raise InvalidRequest(f"ids {int(found.min())} to {int(found.max())}: the vocabulary ends at {vocab_size}")
@@ -50,11 +45,7 @@ def as_ids(ids: Sequence[int], vocab_size: int) -> Tensor:
 
 
 def new_file(file: str | Path) -> Path:
-    """Where a table can be written.
-
-    Raises:
-        InvalidRequest: the file exists, or its folder does not.
-    """
+    """Where a table can be written."""
     path = path_of(file)
     if path.exists() or not path.parent.is_dir():
         raise InvalidRequest(f"{path}: exists already, or its folder does not; name a new file")
@@ -69,13 +60,6 @@ def save_table(
     about: Mapping[str, str] | None = None,
 ) -> None:
     """Write tensors as a safetensors file, with the size of the target's vocabulary.
-
-    Args:
-        file: a new one.
-        kind: of table.
-        tensors: by name.
-        vocab_size: of the target.
-        about: what else the file says of itself.
 
     Raises:
         InvalidRequest: the file exists, or its folder does not.

@@ -30,9 +30,6 @@ def choose_threads(found: Processors | None = None) -> None:
     """Give torch a thread for each core that this process may use and is granted, unless the user or torch was first.
 
     By itself torch counts neither hardware threads of one core as one nor the limit of a container.
-
-    Args:
-        found: the processors; None asks the system.
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in COUNTS):
         _choose("OMP_NUM_THREADS", str((found or processors()).best_threads))

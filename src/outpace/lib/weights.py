@@ -17,11 +17,6 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def filled(build: Callable[[], N], tensors: Mapping[str, Tensor], name: str) -> N:
     """A net with the tensors of a file (meta tensors stay meta), without initialising it first.
 
-    Args:
-        build: makes the net.
-        tensors: by the net's own names.
-        name: of the checkpoint, for errors.
-
     Raises:
         ModelError: names that are missing or left over, shapes or kinds that differ, weights that are NaN or infinite;
             all of them are named.
@@ -39,16 +34,7 @@ def filled(build: Callable[[], N], tensors: Mapping[str, Tensor], name: str) -> 
 
 
 def check_fit(net: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Refuse tensors that are not a module's. Floating-point dtypes may differ from its own; kinds may not.
-
-    Args:
-        net: may be on meta.
-        tensors: by the net's own names.
-        name: of the checkpoint, for errors.
-
-    Raises:
-        ModelError: as `filled`.
-    """
+    """Refuse tensors that are not a module's. Floating-point dtypes may differ from its own; kinds may not."""
     wanted = net.state_dict(keep_vars=True)
     complaints = [f"missing {key} {list(wanted[key].shape)}" for key in wanted if key not in tensors]
     complaints += [f"unexpected {key} {list(tensors[key].shape)}" for key in tensors if key not in wanted]

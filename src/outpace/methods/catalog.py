@@ -73,11 +73,7 @@ class MethodSpec:
 
 
 def method_named(name: str) -> Method:
-    """A method.
-
-    Raises:
-        InvalidRequest: there is none of that name.
-    """
+    """A method."""
     if not isinstance(name, str):
         raise InvalidRequest(f"method={shown(name)}: is a {type(name).__name__}; give a name, as in 'recycle:budget=8'")
     if name not in methods():
@@ -125,11 +121,7 @@ def parse_method(text: str) -> MethodSpec:
 
 def method(name: str, /, **options: Any) -> MethodSpec:
     """A method with typed options, as in `method("domino", shape="beam", budget=15)`: as a text,
-    but typed, so that an editor can complete it.
-
-    Raises:
-        InvalidRequest: unknown method or option, or a bad value.
-    """
+    but typed, so that an editor can complete it."""
     kind, options = method_named(name).options, {key: checked_value(key, value) for key, value in options.items()}
     known = _known(kind, options.get("shape"))
     for option in options:
@@ -169,12 +161,7 @@ def name_of(method: MethodLike) -> str:
 
 
 def option_kinds(kind: type[Options], shape: str | None = None) -> list[type[BaseModel]]:
-    """What holds the options that a method takes with a shape: its own, and the shape's if it has any.
-
-    Args:
-        kind: of the method's options.
-        shape: None for the method's own.
-    """
+    """What holds the options that a method takes with a shape: its own, and the shape's if it has any."""
     kinds: list[type[BaseModel]] = [kind]
     if issubclass(kind, ModelOptions):
         settings = kind.settings_kind(shape or kind.model_fields["shape"].default)
@@ -187,8 +174,6 @@ def default_method(target: str, drafters: DrafterStore, passes_are_cheap: bool =
     the target, else what needs none. Chosen by speed on a CPU (docs/log.md).
 
     Args:
-        target: the name it is loaded by.
-        drafters: of the target.
         passes_are_cheap: the target's passes are one call to compiled kernels; a small model's drafter then costs more
             than it gains (docs/results.md).
     """
@@ -202,7 +187,6 @@ def build_proposer(spec: MethodSpec, context: BuildContext) -> Proposer:
     """The proposer of a method, with state of its own.
 
     Raises:
-        InvalidRequest: an option that cannot be met.
         MethodError: what the method built is no proposer.
     """
     base = methods()[spec.name].build(spec.options, context)

@@ -21,12 +21,7 @@ from outpace.models.tokenizer import TextCodec
 
 @dataclass(frozen=True)
 class Place:
-    """Where a drafter is.
-
-    Attributes:
-        name: as its reader takes it.
-        folder: of its files; None for one without a folder of its own, early exit or a GGUF file.
-    """
+    """Where a drafter is."""
 
     name: str
     folder: Path | None
@@ -36,9 +31,6 @@ class DrafterStore:
     """Drafters of one target, each loaded when first asked for and kept.
 
     Args:
-        name: the target's, as it was loaded by.
-        target: the target.
-        codec: its tokenizer.
         drafter: folder, hub id, shipped name or early exit, which then serves every method; None takes what ships for
             a method's kind, and the target's own first layers where no language model does.
 
@@ -72,11 +64,6 @@ class DrafterStore:
     def check_kind(self, wanted: str | None, method: str, other: str) -> None:
         """Refuse a drafter that was named, and is not of the kind that a method drafts with.
 
-        Args:
-            wanted: that kind; None for a method without a drafter.
-            method: its name, for the complaint.
-            other: a method that drafts with the one that was named, for the same.
-
         Raises:
             InvalidRequest: it is another.
         """
@@ -90,11 +77,7 @@ class DrafterStore:
             )
 
     def context_for(self, kind: str | None) -> BuildContext:
-        """What a method may ask for.
-
-        Args:
-            kind: of the drafter it drafts with, such as "domino"; None for a method without one.
-        """
+        """What a method may ask for."""
         target, place = self._target, self._place(kind)
         return BuildContext(
             target.vocab_size,
@@ -112,7 +95,6 @@ class DrafterStore:
 
         Raises:
             InvalidRequest: the drafter that was named is a net.
-            ModelError, UnsupportedModel: it cannot be read, or not decoded.
         """
         place = self._place(LANGUAGE_MODEL)
         if self._named is not None and _is_net(self._named):
@@ -126,17 +108,12 @@ class DrafterStore:
 
         Raises:
             InvalidRequest: no drafter was named, and none of this kind ships for the target.
-            ModelError: its checkpoint cannot be read.
         """
         return self._kept(kind)[0]
 
     def fingerprint(self, kind: str | None) -> str:
         """Which drafter a kind's methods draft with, whatever file it was read from. Of a language model, the layers,
-        and all weights but those of linear layers, in the dtype it drafts in: training moves norms, too.
-
-        Raises:
-            InvalidRequest, ModelError: as `net` or `language_model`.
-        """
+        and all weights but those of linear layers, in the dtype it drafts in: training moves norms, too."""
         if kind != LANGUAGE_MODEL:
             return self._kept(kind)[1]
         model = self.language_model()

@@ -84,11 +84,6 @@ def presets_of(method: str) -> dict[str, Mapping[str, Any]]:
 def preset_options(what: str, method: str, preset: Any) -> Mapping[str, Any]:
     """The options that a preset of a method stands for.
 
-    Args:
-        what: the method as it was given, for the complaint.
-        method: its name.
-        preset: as `as=` names it.
-
     Raises:
         InvalidRequest: the method has no such preset.
     """

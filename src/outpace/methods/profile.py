@@ -35,13 +35,7 @@ class Profile(BaseModel):
     """A method for a model on a machine, and what it was chosen on.
 
     Attributes:
-        method: as texts name it.
-        drafter: that was named for it; None for one that ships, or none.
-        model: name that the model was loaded by.
-        measured: of the method.
         workload, prompts: files that were measured on, and a fingerprint of their contents.
-        max_new_tokens: of an answer.
-        made, version: the day, and the version of this package.
         hardware, threads, dtype, quantize: that it was measured with; the file's name depends on them, too.
     """
 
@@ -72,7 +66,6 @@ def profile_file(target: TransformersTarget, name: str) -> Path:
     """The file of a model's profile on this machine, in its precision.
 
     Args:
-        target: the model.
         name: what it was loaded by. Other weights of the same config are another model, for other drafts are right.
     """
     key = hashlib.sha256(repr((identity(target), found_anywhere(name))).encode()).hexdigest()[:16]
@@ -86,11 +79,7 @@ def found_anywhere(name: str) -> str:
 
 
 def write_profile(file: Path, profile: Profile) -> None:
-    """Keep a profile, instead of the one that there was.
-
-    Raises:
-        InvalidRequest: the file cannot be written.
-    """
+    """Keep a profile, instead of the one that there was."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
@@ -126,9 +115,6 @@ class Choice:
     """The method that a model drafts with where a request names none.
 
     Attributes:
-        method: it.
-        drafters: what methods draft with.
-        drafter: that was named, by the caller or by a profile.
         origin: where the method came from, in words.
     """
 
@@ -150,9 +136,6 @@ def choose(
 
     Args:
         name: that the target was loaded by.
-        target, codec: the model and its tokenizer.
-        method, drafter: that were named, if any.
-        uses_profile: whether a profile may choose.
 
     Raises:
         ModelError: the drafter that was named cannot be found or read.

@@ -32,9 +32,6 @@ class ProposerStore:
 
     Whoever holds one, such as an open request, keeps it here too: asked for again, the method is the same object. Of
     the others the last ones asked for are kept, and with them the memory of their slots. All share the drafter's nets.
-
-    Args:
-        drafters: what they draft with.
     """
 
     def __init__(self, drafters: DrafterStore) -> None:
@@ -44,11 +41,7 @@ class ProposerStore:
         self._building = Lock()
 
     def get(self, spec: MethodSpec) -> Proposer:
-        """The proposer of a method, built if there is none.
-
-        Raises:
-            InvalidRequest: it cannot be built.
-        """
+        """The proposer of a method, built if there is none."""
         with self._building:  # by one thread, or a draft model would be read twice
             proposer = self._alive.get(spec, self._recent.get(spec))
             if proposer is None:
@@ -115,12 +108,7 @@ def computed_by(proposer: Proposer) -> dict[str, str]:
 
 
 def learns(proposer: Proposer, is_sampled: bool) -> bool:
-    """Whether what a proposer drafts depends on the requests it had before.
-
-    Args:
-        proposer: any.
-        is_sampled: whether requests are sampled: only these teach how often keyed scores are accepted.
-    """
+    """Whether what a proposer drafts depends on the requests it had before."""
     if isinstance(proposer, SamDecoding):
         return learns(proposer.other, is_sampled)
     base = proposer.base if isinstance(proposer, GraftedProposer) else proposer

@@ -75,13 +75,7 @@ CHAIN = 16  # tokens after a tail; an unbroken chain of transitions is hardly ev
 
 
 def with_retrieval(base: Proposer, options: Options, context: BuildContext) -> Proposer:
-    """A proposer with the retriever that a method's options name; itself without one.
-
-    Args:
-        base: drafts.
-        options: of the method.
-        context: what it is built in.
-    """
+    """A proposer with the retriever that a method's options name; itself without one."""
     if not isinstance(options, RetrievalOptions) or options.retrieve == "none":
         return base
     retrievers: list[Retriever] = []

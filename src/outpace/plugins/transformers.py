@@ -331,11 +331,7 @@ class Stops:
 
 
 def check_config(model: PreTrainedModel, config: GenerationConfig, assistant: object | None) -> None:
-    """Refuse ways of generating that are not greedy decoding or sampling, and results that we do not have.
-
-    Raises:
-        InvalidRequest: naming the mode or option.
-    """
+    """Refuse ways of generating that are not greedy decoding or sampling, and results that we do not have."""
     if model.config.is_encoder_decoder:
         raise InvalidRequest(f"{type(model).__name__} is an encoder-decoder: only decoder-only models are supported")
     text = model.config.get_text_config()
@@ -384,11 +380,7 @@ def params_of(processors: Iterable[LogitsProcessor], do_sample: bool, width: int
 
 
 def stops_of(criteria: Iterable[StoppingCriteria]) -> Stops:
-    """The limits that stopping criteria stand for.
-
-    Raises:
-        InvalidRequest: a criterion other than a length, EOS ids and stop strings, or no length at all.
-    """
+    """The limits that stopping criteria stand for."""
     lengths: list[int] = []
     eos: list[int] = []
     strings: list[StopStringCriteria] = []

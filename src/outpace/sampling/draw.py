@@ -23,16 +23,7 @@ def draw_keyed(
     """One token per row: argmax(log p + g) with the request's noise at that position.
 
     Args:
-        rows: float32 logits [V] per row.
-        streams: the stream of each row.
-        positions: absolute position of the token to draw, per row.
         paths: per row the tokens between node 0 and that position; read for rows with `has_processors`, which need it.
-
-    Returns:
-        A token per row, `NO_TOKEN` where the request's options leave none.
-
-    Raises:
-        ValueError: a row's options need its path and there is none, or it does not lead to the row's position.
     """
     drawn = [0] * len(rows)
     by_params: dict[SamplingParams, list[int]] = {}
@@ -77,12 +68,6 @@ class BatchDraw:
     """The `draw` of `verify.match` over a batch: greedy rows are read once, the others are drawn when visited.
 
     Greedy requests with penalties, biases or bans are drawn too: their best token depends on the node's path.
-
-    Args:
-        fast: draws where it can; which requests it draws for depends on nothing but their options and the target.
-        outputs: the target's answers, one per request.
-        topologies, tokens: the trees, their tokens on the host.
-        streams: the randomness of each request.
     """
 
     def __init__(
@@ -116,12 +101,7 @@ class BatchDraw:
         return self._streams[index].constraint is not None and is_truncated
 
     def _allowed(self, query: tuple[int, int], token: int | None) -> int:
-        """The best token that a request's grammar allows: most often the best of all, or that is masked away.
-
-        Args:
-            query: tree and node.
-            token: the best of all; None if that says nothing.
-        """
+        """The best token that a request's grammar allows: most often the best of all, or that is masked away."""
         index, node = query
         stream = self._streams[index]
         if stream.constraint is None:
@@ -176,11 +156,6 @@ class BatchDraw:
 def masked(row: Tensor, stream: Stream, path: Sequence[int]) -> Tensor | None:
     """Logits after a node where the request's grammar allows a token, -inf elsewhere.
 
-    Args:
-        row: [V] float32.
-        stream: the request.
-        path: tokens of the nodes below node 0 down to the node.
-
     Returns:
         [V], the row itself without a grammar; None where it leaves no token.
     """
@@ -199,13 +174,7 @@ def path_tokens(topology: Topology, tokens: Sequence[int], node: int) -> list[in
 
 
 class RejectionDraw:
-    """The primitives of `verify.rejection` for one request, on noise of their own.
-
-    Args:
-        outputs: the target's answers.
-        topology, tokens: the tree, its tokens on the host.
-        stream: the randomness of the request.
-    """
+    """The primitives of `verify.rejection` for one request, on noise of their own."""
 
     def __init__(self, outputs: NodeOutputs, topology: Topology, tokens: Sequence[int], stream: Stream) -> None:
         self._outputs, self._topology, self._tokens, self._stream = outputs, topology, tokens, stream

@@ -37,7 +37,6 @@ class Forced(NamedTuple):
     """Text that must follow a node, as the tokenizer encodes it.
 
     Attributes:
-        tokens: of the text.
         certain: how many of them are the only ones that the mask allows. The answer may tokenize the rest otherwise,
             and merge the last one with what follows.
     """
@@ -62,10 +61,6 @@ class Grammars:
 
     def constraint(self, grammar: Grammar, eos_token_ids: Sequence[int]) -> "GrammarConstraint":
         """The constraint of one request. Thread-safe.
-
-        Args:
-            grammar: the request's.
-            eos_token_ids: ids that end it.
 
         Raises:
             InvalidRequest: the grammar cannot be compiled, nothing satisfies it, or no id could end the answer.
@@ -97,12 +92,6 @@ class GrammarConstraint:
 
     Each call passes all generated ids. Their common prefix with those of the last call is kept; the matcher rolls back
     or consumes the rest. So nothing has to be undone after a walk or a step that an exception cut short.
-
-    Args:
-        matcher: at the beginning of the grammar.
-        special: ids that end a text for the tokenizer.
-        eos_token_ids: ids that end the request.
-        tokens: encodes a text.
     """
 
     def __init__(
@@ -149,11 +138,6 @@ class GrammarConstraint:
         self, generated: Sequence[int], topology: Topology, tokens: Sequence[int], wanted: Sequence[bool]
     ) -> tuple[list[bool], Mapping[int, Forced]]:
         """Allowed nodes of a drafted tree, and forced text below them.
-
-        Args:
-            generated: ids; the last one is node 0, if there are any.
-            topology, tokens: the tree.
-            wanted: nodes below which forced text is looked for.
 
         Returns:
             For each node whether it is allowed, and the forced text below the wanted ones that are.

@@ -16,9 +16,6 @@ def token_logprobs(
     That is vLLM's default, `logprobs_mode="raw_logprobs"`.
 
     Args:
-        outputs: the target's, at the nodes of one request.
-        nodes: the node after which each token was chosen.
-        tokens: the tokens, one per node.
         count: most likely tokens to report with each; fewer if fewer are possible.
     """
     log_probs = torch.log_softmax(torch.stack([outputs.scores(node) for node in nodes]), dim=-1)  # [P, V]

@@ -31,14 +31,7 @@ class Purpose(IntEnum):
 
 
 def noise_key(seed: int, sample_index: int, position: int, purpose: Purpose = Purpose.TARGET) -> tuple[int, int]:
-    """Two signed 32-bit words that key all noise of one decision.
-
-    Args:
-        seed: the request's seed, 0 to 2**63 - 1.
-        sample_index: which of the request's n samples.
-        position: absolute position of the token to be drawn, prompt included.
-        purpose: which decision at that position.
-    """
+    """Two signed 32-bit words that key all noise of one decision."""
     packed = struct.pack("<QIIB", seed, sample_index, position, purpose)
     first, second = struct.unpack("<ii", hashlib.blake2b(packed, digest_size=8).digest())
     return first, second
@@ -54,12 +47,7 @@ def _mix(bits: Tensor) -> Tensor:
 
 
 def noise_bits(keys: Sequence[tuple[int, int]], token_ids: Tensor) -> Tensor:
-    """[R, M] int32 hash of each key with each token id.
-
-    Args:
-        keys: R keys from `noise_key`.
-        token_ids: [M] ids shared by all rows, or [R, M].
-    """
+    """[R, M] int32 hash of each key with each token id."""
     words = torch.tensor(keys, dtype=torch.int32, device=token_ids.device)  # [R, 2]
     bits = _mix(token_ids.to(torch.int32) * _TOKEN_STEP + words[:, :1])
     return _mix(bits ^ words[:, 1:])

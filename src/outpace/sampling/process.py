@@ -18,13 +18,7 @@ from outpace.core.protocols import Stream
 
 @dataclass(frozen=True)
 class History:
-    """The ids before one token, along the path that leads to it.
-
-    Attributes:
-        prompt_ids: the prompt.
-        output_ids: generated ids, drafted ones on the path included.
-        eos_token_ids: the request's EOS ids, its own or the model's.
-    """
+    """The ids before one token, along the path that leads to it."""
 
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
@@ -35,7 +29,6 @@ def history_of(stream: Stream, path_tokens: Sequence[int] = ()) -> History:
     """The history of the token after a node.
 
     Args:
-        stream: the request; its ids end in node 0.
         path_tokens: tokens of the nodes below node 0 down to the node, whether verified or still being drafted. No
             siblings: a node's distribution depends on its own path alone.
     """
@@ -50,16 +43,8 @@ def process(logits: Tensor, params: SamplingParams, histories: Sequence[History]
     is what the penalty divides or multiplies. Bans (bad words, EOS ids before `min_new_tokens`) come last here and
     first in vLLM, which is the same: nothing brings a banned token back.
 
-    Args:
-        logits: [R, V] float32.
-        params: the options, the same for all rows.
-        histories: R histories, one per row.
-
     Returns:
         [R, V] float32, -inf for banned tokens; a row may be -inf throughout. The input itself if no option is set.
-
-    Raises:
-        ValueError: `bad_words` are still strings, or there is not one history per row.
     """
     if not params.has_processors:
         return logits

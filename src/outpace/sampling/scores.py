@@ -110,13 +110,7 @@ def _noise_of(
     streams: Sequence[Stream], depths: Sequence[int], ids: Tensor, purpose: Purpose = Purpose.TARGET
 ) -> Tensor:
     """[F, C] noise of the target's draw that each row awaits, or [1, C] if all await the same. It is worked out once
-    per draw: it costs more than all else that is done with a row.
-
-    Args:
-        streams, depths: as for `keyed_scores`.
-        ids: [C] of the columns of all rows, or [F, C], the same in all rows of one stream at one depth.
-        purpose: of the noise.
-    """
+    per draw: it costs more than all else that is done with a row."""
     rows, keys, draws = awaited_draws(streams, depths, purpose)
     noise = gumbel(keys, ids if ids.ndim == 1 else ids[rows])  # [D, C]
     return noise if len(rows) == 1 else noise[draws]
@@ -125,12 +119,7 @@ def _noise_of(
 def awaited_draws(
     streams: Sequence[Stream], depths: Sequence[int], purpose: Purpose = Purpose.TARGET
 ) -> tuple[list[int], list[tuple[int, int]], list[int]]:
-    """The different draws that rows await: the first row of each, the keys of their noise, and which each row awaits.
-
-    Args:
-        streams, depths: as for `keyed_scores`.
-        purpose: of the noise.
-    """
+    """The draws that rows await: the first row of each draw, the key of its noise, and which draw each row awaits."""
     awaited = [(id(stream), depth) for stream, depth in zip(streams, depths, strict=True)]
     first: dict[tuple[int, int], int] = {}
     for row, draw in enumerate(awaited):

@@ -18,14 +18,6 @@ def match(topologies: Sequence[Topology], tokens: Sequence[Sequence[int]], draw:
     Exact for any proposal and needs no draft probabilities: an emitted token is always the target's own draw, so
     with keyed noise the output equals plain decoding seed for seed. Trees of a batch are walked level by level, so
     that one draw serves all of them and rejected branches cost no sampling.
-
-    Args:
-        topologies: shape of each tree.
-        tokens: ids of each tree's nodes, on the host.
-        draw: called with the current node of every tree still walking.
-
-    Returns:
-        One verdict per tree.
     """
     paths: list[list[int]] = [[0] for _ in topologies]
     next_tokens = [-1] * len(topologies)
@@ -69,7 +61,6 @@ def rejection(
 
     Args:
         tree: the proposal; `tree.draft_probs` at a node is the q of its children.
-        tokens: ids of the nodes, on the host.
         target_probs: the target's warped distribution [V] at a node; called only for nodes on the path.
         categorical: draws a token.
         bernoulli: decides an acceptance; independent of `categorical`, or the residual is biased.

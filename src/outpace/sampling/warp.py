@@ -17,8 +17,6 @@ def warp(
     """Apply all options: `process`, then temperature, top-k, top-p and min-p in transformers' order, with its ties.
 
     Args:
-        logits: [R, V] float32.
-        params: the request's sampling parameters.
         histories: R histories, one per row, each along the row's own path; needed if `params.has_processors`.
         is_draft: nothing rests on the exact distribution: where top-p needs more than the likeliest 256 tokens it
             removes none, so that no host read asks whether it does.
@@ -26,9 +24,6 @@ def warp(
     Returns:
         [R, V] float32 normalised log-probabilities, -inf for removed tokens; at temperature 0 all mass is on the
         largest logit. A row of which the options leave nothing is -inf throughout.
-
-    Raises:
-        ValueError: the options need histories and there are none.
     """
     if not params.has_processors:
         return _distribution(logits, params, is_draft)
@@ -70,15 +65,6 @@ def cutoff_distance(logits: Tensor, params: SamplingParams, token: int, history:
     """How far, in nats, a token's log-probability lies from the nearest cut-off that could drop or admit it.
 
     The certificate uses it: a rounding error larger than this distance can change which tokens may be drawn.
-
-    Args:
-        logits: [V] float32 logits of one position.
-        params: the request's sampling parameters.
-        token: the token id in question.
-        history: of the position; needed if `params.has_processors`.
-
-    Raises:
-        ValueError: the options need a history and there is none.
     """
     distance = float("inf")
     logits = _processed(logits[None], params, None if history is None else [history])[0]

@@ -11,12 +11,7 @@ from outpace.core.tree import DraftTree, Topology
 
 
 class OracleDrafter(BaseProposer):
-    """Drafts chains copied from known sequences. Every draft is accepted.
-
-    Args:
-        sequences: ids of prompt and answer of each request.
-        budget: tokens per chain.
-    """
+    """Drafts chains copied from known sequences. Every draft is accepted."""
 
     def __init__(self, sequences: Sequence[Sequence[int]], budget: int = 8) -> None:
         self.needs = Needs()
@@ -50,11 +45,7 @@ class AdversaryDrafter(OracleDrafter):
     siblings after wrong ones.
 
     Args:
-        vocab_size: wrong tokens are drawn from it.
-        sequences: as for `OracleDrafter`; without any, all drafts are random.
-        budget: nodes per tree.
         truth: how often a node on the right path gets the right token.
-        seed: of the random trees.
     """
 
     def __init__(

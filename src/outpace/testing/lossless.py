@@ -33,15 +33,6 @@ def assert_lossless(
         make_engine: a fresh engine; it must need no tokenizer.
         make_proposer: the method, given the full sequences (prompt and answer) that plain decoding produced, which
             an oracle may use.
-        prompts: ids of each prompt.
-        params: sampling parameters of each prompt, with seeds.
-
-    Returns:
-        The method's sessions from the batched run, for further assertions.
-
-    Raises:
-        ValueError: not as many params as prompts.
-        AssertionError: naming the prompt, the run and the first token that differs.
     """
     if len(prompts) != len(params):
         raise ValueError(f"{len(prompts)} prompts and {len(params)} params: give one SamplingParams per prompt")

@@ -11,14 +11,7 @@ from outpace.drafters.build_context import BuildContext
 
 
 def draft_request(ids: Sequence[int], budget: int, max_depth: int, seed: int = 0, **params: Any) -> DraftRequest:
-    """A request for a tree.
-
-    Args:
-        ids: prompt and answer so far, the last one pending.
-        budget, max_depth: as for `DraftRequest`.
-        seed: of its noise.
-        **params: fields of `SamplingParams`.
-    """
+    """A request for a tree."""
     return DraftRequest(Stream(SamplingParams(**params), seed, 0, ids, len(ids)), budget, max_depth)
 
 

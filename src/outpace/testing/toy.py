@@ -20,10 +20,7 @@ class ToyTarget:
     path: a drafter, shape or verifier that confuses positions or paths changes the output.
 
     Args:
-        vocab_size: V, a handful.
-        seed: which distribution.
         sharpness: scale of the logits; larger is more predictable.
-        max_length, max_slots, eos_token_ids: as for any target.
     """
 
     def __init__(

@@ -32,13 +32,9 @@ class GrowingProposer:
     """Expands a source level by level under a shape that decides on the scores of each level. One host read per level.
 
     Args:
-        source: proposes candidates with scores.
-        shape: decides which of them get a slot.
-        budget: drafted nodes per tree by default.
         leaves_room: keep what the shape has pruned in the trees, for a retriever (`DraftTree.pruned`). It adds chosen
             nodes, so that none may be drawn.
         acceptance: replaces keyed scores by acceptance rates; None to leave them as they are.
-        private: every request learns these rates for itself.
     """
 
     def __init__(
@@ -162,13 +158,7 @@ class GrowingProposer:
 
 def _blind_order(level: Level, drawn: list[int], above: Tensor) -> Level:
     """The level scored independently of the tokens that were drawn: first candidates before second ones, and among them
-    those below the best nodes first.
-
-    Args:
-        level: of candidates.
-        drawn: the rows of it that were drawn.
-        above: [F] scores of the nodes above.
-    """
+    those below the best nodes first."""
     if not drawn:
         return level
     order = level.cumulative.double()

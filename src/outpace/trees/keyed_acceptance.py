@@ -72,12 +72,7 @@ class KeyedRates:
         return self._known[own]
 
     def log_rates(self, depth: int, log_probs: Tensor) -> Tensor:
-        """[F, C] logarithms of acceptance, at most 0; -inf where the score is.
-
-        Args:
-            depth: of the candidates.
-            log_probs: [F, C] keyed scores, best first.
-        """
+        """[F, C] logarithms of acceptance, at most 0; -inf where the score is."""
         # Some numbers at every level of every round: numpy has them in a third of the time of small tensors.
         ranks = np.minimum(np.arange(log_probs.shape[1]), RANKS - 1)  # [C]
         scores = np.exp(log_probs.numpy().astype(np.float64))
@@ -92,13 +87,7 @@ class KeyedRates:
         return torch.from_numpy(found.astype(np.float32)).to(log_probs.dtype)
 
     def learn(self, depth: int, log_probs: Tensor, tokens: Tensor, drawn: int) -> None:
-        """Learn from the candidates below a node after which the target's own token is known.
-
-        Args:
-            depth: of the candidates.
-            log_probs, tokens: [C], best first.
-            drawn: the target's token there.
-        """
+        """Learn from the candidates below a node after which the target's own token is known."""
         self._known.clear()
         ranks = np.minimum(np.arange(len(tokens)), RANKS - 1)
         tenths = (np.exp(log_probs.numpy().astype(np.float64)) * TENTHS).astype(np.int64)
@@ -130,10 +119,7 @@ class ScoredLevels:
     """The acceptance rates that one request reads and updates.
 
     Attributes:
-        acceptance: its own, or shared.
         rates: at its temperature; None where its drafts' scores do not depend on the noise of the target's draws.
-        place: of the request in the round.
-        levels: of the round's trees.
     """
 
     acceptance: KeyedAcceptance
@@ -165,11 +151,6 @@ class ScoredLevels:
 
 def calibrated(lessons: Sequence[ScoredLevels | None], depth: int, level: Scored) -> tuple[Tensor, Tensor]:
     """A level as a shape reads it, with acceptance rates for keyed scores.
-
-    Args:
-        lessons: of each request; None where scores are left as they are.
-        depth: of the candidates.
-        level: as the source scored it.
 
     Returns:
         [F, C] logarithms of acceptance or scores, and [F] whether they are the former.

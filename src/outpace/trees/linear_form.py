@@ -31,15 +31,7 @@ def node_rates() -> AcceptanceTable:
 
 @dataclass(eq=False)
 class LinearState:
-    """One request.
-
-    Attributes:
-        of_base: its state in the method.
-        rates: that it reads and updates.
-        tree: of this round, uncut; None before the first.
-        tokens: the tree's, on the host.
-        cells: of its nodes.
-    """
+    """One request."""
 
     of_base: Any
     rates: AcceptanceTable
@@ -56,11 +48,7 @@ class LinearForm:
     left out are learned from too, since the target's token after each accepted one is known.
 
     Args:
-        base: makes trees. It may neither follow prices of time nor learn from nodes that cannot be accepted.
         least_gain: what a row of a pass costs, in tokens: 0 drafts as long as it can, 1 never.
-
-    Attributes:
-        least_gain: may be set between rounds.
     """
 
     def __init__(self, base: Proposer, least_gain: float = LEAST_GAIN) -> None:

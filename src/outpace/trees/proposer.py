@@ -30,12 +30,7 @@ class StaticProposer(BaseProposer):
     free, drafting ends when every node of a level ends its request.
 
     Args:
-        source: proposes candidates.
-        shape: decides which ranks get a slot.
-        budget: drafted nodes per tree by default.
-        device: of the tokens.
         leaves_room: a retriever adds chosen nodes to the trees, so that none may be drawn.
-        origin: of the source's tokens.
     """
 
     def __init__(

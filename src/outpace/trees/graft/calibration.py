@@ -54,12 +54,7 @@ class Round(NamedTuple):
 
 
 class Recorder(Beam):
-    """The beam of gated settings with its gates open, which records the confidences they would have seen.
-
-    Attributes:
-        gates: of the settings.
-        rounds: in which something was drafted.
-    """
+    """The beam of gated settings with its gates open, which records the confidences they would have seen."""
 
     def __init__(self, config: GatedConfig) -> None:
         super().__init__(config)

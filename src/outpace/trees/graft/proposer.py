@@ -50,11 +50,6 @@ def graft(
     slot goes to the next; so siblings have different tokens. Slots that retrieval leaves go back to pruned nodes. The
     tree's own nodes otherwise keep their numbers, and retrieved ones come last.
 
-    Args:
-        trees: what was drafted.
-        offers: what may take free slots, per request.
-        requests: whose budgets, all together, and maximum depths are kept.
-
     Raises:
         ValueError: a free slot in a tree whose siblings were drawn: adding chosen ones would change what is accepted.
     """
@@ -178,14 +173,11 @@ class GraftedProposer:
     The base decides how many: a gate of its shape ends drafting early. A full tree stays as it is.
 
     Args:
-        base: drafts.
-        retriever: retrieves.
         place: "root": retrieval continues the pending token, on a stream of its own while the base drafts;
             "tail": it continues the leaves of the draft, the likeliest first, in turn (Graft(TAIL), section 2.2; of a
             cut chain, appendix F).
         reserved: share of the budget that the base is not offered, for retrieval without pruning (Graft(ROOT),
             section 2.2).
-        device: of the tokens.
     """
 
     def __init__(

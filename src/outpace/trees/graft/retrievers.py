@@ -18,13 +18,7 @@ from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionM
 
 class MatrixRetriever(MatrixLearner):
     """Graft's retrieval (arXiv 2605.20104, section 3.2): a whole template for every request, a level per lookup, on the
-    device without a host read.
-
-    Args:
-        matrix: shared by all requests, or what private ones start from.
-        plan: the template.
-        private: every request has a matrix of its own.
-    """
+    device without a host read."""
 
     def __init__(self, matrix: TransitionMatrix, plan: RetrievalPlan, private: bool = False) -> None:
         super().__init__(matrix, private)
@@ -60,11 +54,7 @@ class MatrixRetriever(MatrixLearner):
 
 class SuffixRetriever(Stateless):
     """A chain of what followed the longest suffix of a request's ids that occurred in them before (SAM-Decoding's
-    retrieval, arXiv 2411.10666, section 3).
-
-    Args:
-        device: of the tokens.
-    """
+    retrieval, arXiv 2411.10666, section 3)."""
 
     def __init__(self, device: torch.device) -> None:
         self.needs = Needs()

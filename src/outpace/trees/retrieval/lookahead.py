@@ -95,12 +95,6 @@ class NGramPool:
 class JacobiWindow:
     """The window of one request.
 
-    Args:
-        sizes: of it.
-        ids: the request's, from which unknown tokens are drawn.
-        source: draws them.
-        finals: ids that end the request; they are not drawn.
-
     Attributes:
         rows: by level, oldest first; the first token of the first row is the pending token.
     """
@@ -124,7 +118,6 @@ class JacobiWindow:
         Args:
             after: the target's next token of each column, of the first ones at least.
             accepted: drafts, by which the window moves in addition to the place of the target's own token.
-            ids: the request's, up to the old pending token.
         """
         rows = [*self.rows, list(after)]
         if self.is_full:  # each row becomes the level before its own, one place further
@@ -147,11 +140,8 @@ class LookaheadState:
 
     Attributes:
         sizes: of window and pool, which follow the request's budget.
-        pool: the n-grams.
         window: None before the first tree and after a rewind.
         ends: node of each column's last level in this round's tree, of the columns that fit in.
-        ids: the request's in this round.
-        finals: ids that end the request.
         seen: ids whose n-grams are in the pool, if it takes any from the text.
     """
 
@@ -169,7 +159,6 @@ class Lookahead(BaseProposer):
     """Drafts the window, and the pool's n-grams of the pending token, in one tree.
 
     Args:
-        budget: drafted nodes per tree by default; sizes follow from it.
         pool_from_prompt: n-grams of the prompt and of the answer go into the pool too (their POOL_FROM_PROMPT).
     """
 

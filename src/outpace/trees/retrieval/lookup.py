@@ -39,9 +39,6 @@ class PromptLookup(BaseProposer):
     """Chains copied from the request's own prompt and answer; needs no model and no features.
 
     Tries suffixes of 3, 2 and 1 tokens, takes the first match from the left that has a full continuation.
-
-    Args:
-        budget: tokens per chain; shorter if the request has less room.
     """
 
     def __init__(self, budget: int = CONTINUATION) -> None:

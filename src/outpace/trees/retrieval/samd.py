@@ -36,10 +36,6 @@ class SamDecoding:
     Args:
         other: drafts where no match is long enough. It proposes in every round, empty trees too, and observes every
             verdict, so it keeps up with the text.
-        budget: drafted nodes per tree by default, in chains and trees alike.
-        corpus: shared by all requests; None for none.
-        min_match: minimum length of a match.
-        corpus_bias: by which a match in the corpus must be longer.
     """
 
     def __init__(
@@ -106,14 +102,6 @@ class SamDecoding:
 def save_corpus(file: str | Path, texts: Iterable[Sequence[int]], vocab_size: int) -> int:
     """Write texts as the tensors "ids", one text after the other, and "lengths" of a safetensors file.
 
-    Args:
-        file: a new one.
-        texts: token ids; empty ones are left out.
-        vocab_size: V.
-
-    Returns:
-        How many ids there are.
-
     Raises:
         InvalidRequest: no text has ids, or an id is outside the vocabulary; the file exists, or its folder does not.
     """
@@ -127,10 +115,6 @@ def save_corpus(file: str | Path, texts: Iterable[Sequence[int]], vocab_size: in
 
 def load_corpus(file: str | Path, vocab_size: int) -> SuffixAutomaton:
     """Read a corpus and build its automaton, which takes some seconds and half a gigabyte per million ids.
-
-    Args:
-        file: as `save_corpus` wrote it.
-        vocab_size: of the target.
 
     Raises:
         ModelError: no such file, another kind of file, one for another vocabulary, ids outside it, or lengths that do

@@ -21,7 +21,6 @@ class SuffixAutomaton:
     In Python a token costs a few microseconds and about half a kilobyte.
 
     Attributes:
-        ids: the text.
         lengths: of each state's longest substring.
         ends: of each state, the end of the first occurrence of its substrings.
         links: from each state to that of its longest suffix with more end positions; -1 from the root.
@@ -124,7 +123,6 @@ class TextMatch:
         Where fewer than `count` ids followed it, the text is taken to repeat itself.
 
         Args:
-            count: wanted.
             drafted: tokens after the ids that are not accepted yet; matches end within the ids.
         """
         automaton, match = self._automaton, self.place
@@ -138,11 +136,7 @@ class TextMatch:
 
 
 class CorpusMatch:
-    """The longest suffix of one request's ids that occurs in a corpus, and what follows it there.
-
-    Args:
-        corpus: shared, and complete; its texts are separated by BORDER.
-    """
+    """The longest suffix of one request's ids that occurs in a corpus, and what follows it there."""
 
     def __init__(self, corpus: SuffixAutomaton) -> None:
         self._corpus = corpus

@@ -26,11 +26,6 @@ _WRAPPED = FACTOR - 2**64  # the same bits as a signed number
 class PairRows:
     """A hash table of fixed size: for pairs of tokens, the ids that the target last ranked highest after them.
 
-    Args:
-        vocab_size: V, the ids that a key is made of.
-        width: ids per row.
-        device: of the table.
-
     Attributes:
         keys: [P] int64, before * V + token; EMPTY where nothing is known.
         rows: [P, W] int32.
@@ -131,14 +126,8 @@ class TransitionMatrix:
     the paper; the ids of a known row differ.
 
     Args:
-        vocab_size: V.
-        device: where the target runs, so that drafting needs no host read.
         known: rows to start with, restored by `reset`; a copy is kept.
         context: tokens that a row is keyed by: 1, or 2, which falls back to 1 for unknown pairs.
-
-    Attributes:
-        successors: [V, 8] int64, rows by the last token.
-        pairs: rows by the last two tokens; None with a context of 1.
     """
 
     def __init__(
@@ -225,7 +214,6 @@ class MatrixLearner:
     or not. A request's state is the matrix that it reads and updates.
 
     Args:
-        matrix: shared by all requests, or what private ones start from.
         private: every request has a matrix of its own and drops it when it ends. A request opened alone always has one,
             which starts with what the shared one started with.
     """

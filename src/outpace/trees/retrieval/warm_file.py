@@ -35,13 +35,7 @@ KIND = TableKind(
 
 
 class Calibration(NamedTuple):
-    """Gates, and what a warm-up calibrated them for.
-
-    Attributes:
-        gates: where a draft may end.
-        drafter: fingerprint of the drafter; others are refused, because their confidence differs.
-        budget, temperature: of its drafts; others only change the speed.
-    """
+    """Gates, and what a warm-up calibrated them for."""
 
     gates: Gates
     drafter: str
@@ -61,15 +55,6 @@ def save_matrix(
     origin: Mapping[str, str] | None = None,
 ) -> int:
     """Write the known rows as a safetensors file: 36 bytes for each token's, 40 for each pair's.
-
-    Args:
-        file: a new one.
-        matrix: whose rows.
-        calibration: of the same warm-up; None for a file without gates.
-        origin: further metadata about the rows.
-
-    Returns:
-        How many tokens have one.
 
     Raises:
         InvalidRequest: the file exists, or its folder does not.
@@ -92,8 +77,6 @@ def load_matrix(file: str | Path | None, vocab_size: int, device: torch.device, 
 
     Args:
         file: as `save_matrix` wrote it. One without rows of pairs is the beginning of a matrix that has them.
-        vocab_size: of the target.
-        device: of the matrix.
         context: tokens that a row is keyed by; with 1 a file's rows of pairs are left alone.
 
     Raises:
@@ -138,8 +121,6 @@ def load_gates(file: str | Path, vocab_size: int, drafter: str) -> Gates | None:
     """The gates of a file; None if it holds none.
 
     Args:
-        file: as `save_matrix` wrote it.
-        vocab_size: of the target.
         drafter: fingerprint of whose drafts they will end.
 
     Raises:
@@ -179,11 +160,7 @@ AT_ONCE = 4_000_000  # entries that are added up together, 16 bytes each
 
 class TransitionRanks:
     """Adds up the target's distributions over many texts: the rank of an id is by its mean probability over the places
-    where the key occurred. A matrix that learns while decoding keeps the last ranking instead.
-
-    Args:
-        vocab_size: V.
-    """
+    where the key occurred. A matrix that learns while decoding keeps the last ranking instead."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
@@ -193,13 +170,7 @@ class TransitionRanks:
         self._count = 0
 
     def add(self, ids: Tensor, top_ids: Tensor, probs: Tensor) -> None:
-        """Take in a text.
-
-        Args:
-            ids: [T] of the text.
-            top_ids: [T, M] the M >= 8 likeliest ids after each of them.
-            probs: [T, M] their probabilities. All may lie on any device; the sums are the host's.
-        """
+        """Take in a text."""
         ids = ids.cpu()
         before = torch.cat([ids.new_full((1,), NO_TOKEN), ids[:-1]])
         pairs = before.long() * self._vocab_size + ids.long()  # [T]

@@ -90,8 +90,6 @@ class Beam(PlainShape):
         """Whether a request's tree is drafted further.
 
         Args:
-            state: of the request.
-            depth: of the level that has just been scored.
             scores: [F, C] cumulative scores of that level of its tree; -inf for what cannot be drafted.
         """
         return depth < self.deepest(state)

@@ -138,7 +138,6 @@ class DynaTreeState:
         base_depth: D0 as a real number, rounded where it is used.
         high_confidence, deep_path_prob: tau_h and rho_deep now.
         rates: recent acceptance: of rounds, accepted drafts over the deepest depth drafted, or of answers.
-        emitted, rounds: tokens and rounds of the answer so far.
         alone: it neither follows other answers nor counts for them.
     """
 

@@ -42,8 +42,6 @@ class EchoState(GateState):
 
     Attributes:
         alone: it neither lends nor borrows.
-        budget, depth: nodes and maximum depth of this round.
-        scores: cumulative scores of the nodes drafted this round, by level.
     """
 
     alone: bool = False

@@ -25,12 +25,7 @@ class PricedConfig(BeamConfig):
 
 @dataclass(eq=False)
 class PricedState:
-    """A request in the priced beam.
-
-    Attributes:
-        levels: probabilities of the nodes drafted this round, by level, in descending order.
-        prices: of this round; None if it follows none.
-    """
+    """A request in the priced beam."""
 
     levels: list[Tensor] = field(default_factory=list)
     prices: Prices | None = None
@@ -42,9 +37,6 @@ class Priced(Beam):
     A level is drafted while its expected gain pays for the time of recent levels. The gain is the probability that the
     beam's nodes hold the next tokens, times the share of it that recent levels passed on. In the end all requests of
     the round are cut by one price.
-
-    Args:
-        config: its settings.
     """
 
     wants_prices = True

@@ -146,11 +146,7 @@ def priors() -> Mapping[str, tuple[float, ...]]:
 
 
 def read_priors(text: str) -> dict[str, tuple[float, ...]]:
-    """As `priors`, from the text of such a file.
-
-    Raises:
-        ModelError: a weight is missing, is no number, or too many are there.
-    """
+    """As `priors`, from the text of such a file."""
     try:
         kinds = json.loads(text)["weights"]
         found = {kind: tuple(float(one) for name in _LAYOUT for one in kinds[kind][name]) for kind in KINDS}

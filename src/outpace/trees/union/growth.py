@@ -29,18 +29,12 @@ class GrowthRequest:
     """What one request's tree grows from.
 
     Attributes:
-        stream: the request.
         matrix: the target's transitions, on the host; None without them.
         text: suffix automaton of its ids, made by the same grower and up to date; None without it.
         uses_noise: whether candidates are priced by the noise of the target's own draws, where that decides what is
             accepted.
-        acceptance: prices the candidates.
-        budget: maximum number of nodes, the pending token not counted.
-        max_depth: of a node.
         min_prob: minimum price of a node.
-        draft: a tree with scores; None without one.
         wanted_gain: growth stops as soon as this gain is out of reach.
-        prices: of time; None to take the likeliest nodes whatever they cost.
     """
 
     stream: Stream
@@ -96,14 +90,7 @@ class NodeCandidates:
 
 
 class Lesson(NamedTuple):
-    """What the target chose after accepted nodes of a tree.
-
-    Attributes:
-        model: learns from it.
-        candidates: of the tree.
-        nodes: the accepted ones that were expanded.
-        chosen: the target's token after each.
-    """
+    """What the target chose after accepted nodes of a tree."""
 
     model: AcceptanceModel
     candidates: NodeCandidates
@@ -120,8 +107,6 @@ class Growth:
         drafted: of each node, its number in the draft's tree; NOWHERE if it was retrieved.
         origins: of each node.
         gains: of each node but the first, the probability that it is accepted, largest first.
-        candidates: below each node.
-        passes: forward passes of a draft model that it took.
     """
 
     tokens: list[int]
@@ -144,12 +129,7 @@ class Growth:
             del column[count + 1 :]  # type: ignore[attr-defined]
 
     def tree(self, device: torch.device, graft_ms: float = 0.0) -> tuple[DraftTree, list[int]]:
-        """The tree, retrieved nodes last, scored by acceptance; and for each of its nodes the number in this growth.
-
-        Args:
-            device: of its tokens.
-            graft_ms: time that growing took, for all trees of the round together.
-        """
+        """The tree, retrieved nodes last, scored by acceptance; and for each of its nodes the number in this growth."""
         order = sorted(range(len(self.tokens)), key=lambda node: self.drafted[node] == NOWHERE)
         place = {node: number for number, node in enumerate(order)}
         likely = (1.0, *self.gains)
@@ -208,13 +188,7 @@ class CompiledGrower:
 
 
 class _KernelTree:
-    """A request as the kernels read it, with memory for its tree. The structure holds addresses in these arrays.
-
-    Args:
-        tree: the structure to fill in.
-        request: for which it grows.
-        least_ms: least times per node of each `PassTimes`, by its id.
-    """
+    """A request as the kernels read it, with memory for its tree. The structure holds addresses in these arrays."""
 
     def __init__(self, tree: structs.Growing, request: GrowthRequest, least_ms: dict[int, Any]) -> None:
         self._tree, self._draft, self._inputs = tree, request.draft, list[Any]()

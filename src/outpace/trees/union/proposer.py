@@ -30,14 +30,11 @@ class UnionPlan:
     """How the union builds its trees.
 
     Attributes:
-        draft_budget: maximum number of nodes of the draft.
         min_prob: minimum probability of acceptance of a node; 0 uses the whole budget.
         skip_draft_above: expected gain of a tree without a draft above which nothing is drafted; None drafts always.
-        uses_matrix, uses_text: whether transitions and matches propose candidates.
         uses_noise: whether the noise of the target's own draw counts. If so retrieved candidates are priced by it, and
             the draft's scores must contain it.
         most_priced: maximum number of nodes of a tree that follows the cost model; 0 to use the whole budget.
-        may_draft: whether the base drafts anything.
     """
 
     draft_budget: int
@@ -55,13 +52,7 @@ class UnionState:
     """One request.
 
     Attributes:
-        of_base: its state in the draft.
-        matrix: that it reads and updates.
-        text: suffix automaton of its ids; None without matches.
         greedy, sampled: acceptance models at temperature 0, and above.
-        acceptance: the one of this round.
-        grown: the tree of this round; None if nothing was drafted.
-        order: of each node of this round's tree, its number in `grown`.
     """
 
     of_base: Any
@@ -78,12 +69,6 @@ class UnionProposer:
     """Grows every tree best-first from the candidates of draft, transitions and text, on the host.
 
     Args:
-        base: drafts a tree with scores, or empty trees.
-        matrix: the target's transitions, on the host.
-        greedy, sampled: acceptance models at temperature 0, and above.
-        plan: how trees are built.
-        budget: nodes per tree by default.
-        device: of the tokens.
         rejected: acceptance model above temperature 0 under rejection, where every request learns for itself; None for
             `sampled`.
     """
@@ -212,14 +197,7 @@ class UnionProposer:
     def _settle(
         self, requests: Sequence[DraftRequest], grown: dict[int, Growth], drafted: Sequence[int], started: float
     ) -> None:
-        """Cut the trees that follow prices where further nodes gain less than their time, and learn from the round.
-
-        Args:
-            requests: of the round.
-            grown: by request, its tree.
-            drafted: the requests that were drafted for.
-            started: when the round's trees were begun.
-        """
+        """Cut the trees that follow prices where further nodes gain less than their time, and learn from the round."""
         priced = {index: prices for index in grown if (prices := requests[index].prices) is not None}
         if not priced:
             return
@@ -252,8 +230,6 @@ class UnionProposer:
         """The most likely tree of each request.
 
         Args:
-            states, requests: of the trees.
-            drafts: for each, a tree with scores; None for none.
             wanted_gain: growth without prices of time stops as soon as this gain is out of reach.
         """
         wanted = [

@@ -91,16 +91,7 @@ def grow_tree(request: GrowthRequest) -> Growth:
 def _candidates(
     request: GrowthRequest, below: _Drafted, before: int, token: int, depth: int, match: Match
 ) -> dict[int, Features]:
-    """The candidates below a node with their features.
-
-    Args:
-        request: for which the tree grows.
-        below: the draft's children of the node.
-        before: the token before the node's own.
-        token: of the node.
-        depth: of the node.
-        match: where the node stands in the text.
-    """
+    """The candidates below a node with their features."""
     matrix, pairs, row = request.matrix, list[int](), list[int]()
     if matrix is not None:
         row = matrix.successors[token].tolist()
