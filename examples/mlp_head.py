@@ -22,9 +22,8 @@ from outpace.drafters.domino.methods import DominoOptions, domino_proposer
 from outpace.drafters.domino.net import DominoConfig, DominoHead, DominoNet
 from outpace.drafters.kind import DrafterKind, Training
 from outpace.drafters.kinds import KINDS
-from outpace.lib.checkpoint import Checkpoint, write_checkpoint
+from outpace.lib.checkpoint import Checkpoint, filled, write_checkpoint
 from outpace.lib.errors import ModelError
-from outpace.lib.weights import filled
 from outpace.methods import Method
 
 NAME, ARCHITECTURE = "mlp-head", "MlpHeadDrafter"

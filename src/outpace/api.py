@@ -18,9 +18,8 @@ from outpace.engine.margin import Margin, margin_of
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
 from outpace.kernels.build import warn_without_kernels
-from outpace.lib.checks import check_flags, check_int, is_int, items_of, shown
+from outpace.lib.checks import check_flags, check_int, is_int, items_of, path_of, shown
 from outpace.lib.errors import InvalidRequest
-from outpace.lib.paths import path_of
 from outpace.lib.stages import loading, stage
 from outpace.lib.threads import warn_of_spinning
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method

@@ -10,8 +10,7 @@ from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.sampling.noise import gumbel, noise_key
-from outpace.sampling.process import History
-from outpace.sampling.warp import warp
+from outpace.sampling.warp import History, warp
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_lossless, decode
 from outpace.trees.proposer import EmptyDraft
 from tests.lossless.test_toy import EOS, METHODS, PROMPTS, REJECTED, VOCAB, make_engine

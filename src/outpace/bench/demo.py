@@ -21,8 +21,7 @@ from outpace.bench.sheet import UNLIMITED, Column, Sheet
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem, read_workload
 from outpace.kernels.build import loaded_kernels
-from outpace.lib.processors import processors
-from outpace.lib.threads import COUNTS
+from outpace.lib.threads import COUNTS, processors
 
 COLUMNS = (
     Column("method", is_name=True),

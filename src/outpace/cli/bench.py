@@ -30,8 +30,8 @@ from outpace.cli.options import (
 )
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
+from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
-from outpace.lib.paths import path_of
 
 if TYPE_CHECKING:
     from outpace.bench.endpoint import EndpointPlan

@@ -27,8 +27,8 @@ from outpace.cli.options import (
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
 from outpace.drafters.training.settings import DataSettings, RegenerateSettings
+from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
-from outpace.lib.paths import path_of
 
 Answers = Annotated[str, typer.Option(help="Folder of regenerated answers.")]
 Settings = Annotated[

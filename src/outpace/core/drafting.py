@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
-from outpace.budget.prices import Prices
+from outpace.budget.costs import Prices
 from outpace.core.events import NodeOrigin, origins_of
 from outpace.core.protocols import DraftRequest, Observation, RequestStates, Stateless
 from outpace.core.tree import Topology

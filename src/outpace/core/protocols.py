@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from outpace.budget.prices import Prices
+from outpace.budget.costs import Prices
 from outpace.core.params import Constraint, SamplingParams
 from outpace.core.tree import MAX_TREE_NODES, DraftTree
 from outpace.lib.checks import is_int, shown

@@ -13,8 +13,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.lib.paths import path_of
 
 ABOUT, CONTENTS = "about.json", "answers"
 

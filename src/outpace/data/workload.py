@@ -8,9 +8,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from outpace.lib.checks import as_count, check_flags
+from outpace.lib.checks import as_count, check_flags, path_of
 from outpace.lib.errors import InvalidRequest
-from outpace.lib.paths import path_of
 
 BUILT_IN = "builtin"
 

@@ -16,8 +16,7 @@ from outpace.doctor.finding import Finding, counted, finding
 from outpace.kernels import build as compiled
 from outpace.kernels.instructions import cpu_flags, held_down, instruction_sets
 from outpace.kernels.linear import KernelLinear, Kind
-from outpace.lib.processors import Processors, processors
-from outpace.lib.threads import COUNTS, VARIABLES
+from outpace.lib.threads import COUNTS, VARIABLES, Processors, processors
 
 READ_BYTES = 2**28
 """Bytes of the read test: more than most caches hold."""

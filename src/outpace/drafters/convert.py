@@ -15,10 +15,9 @@ from outpace.drafters.kinds import kind_of
 from outpace.drafters.load import load_net, locate
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.probe import Random
-from outpace.lib.checkpoint import INDEX, WEIGHTS, opened, read_object, weight_map
+from outpace.lib.checkpoint import INDEX, WEIGHTS, filled, opened, read_object, weight_map
+from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.lib.paths import path_of
-from outpace.lib.weights import filled
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 NAMES_TARGET = "speculators"  # the one layout that keeps the target's name

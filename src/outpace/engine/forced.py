@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outpace.budget.prices import Prices
+from outpace.budget.costs import Prices
 from outpace.core.tree import MAX_TREE_NODES, DraftTree
 from outpace.engine.session import Session
 from outpace.sampling.grammar import Forced

@@ -10,8 +10,7 @@ from outpace.core.protocols import Chunk, Target
 from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest
 from outpace.sampling.noise import gumbel, noise_key
-from outpace.sampling.process import History, process
-from outpace.sampling.warp import cutoff_distance, warp
+from outpace.sampling.warp import History, cutoff_distance, process, warp
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from outpace.budget.costs import ROWS, Averages, PassCosts, averaged
+from outpace.budget.costs import ROWS, Averages, PassCosts, PassTimes, Prices, averaged
 from outpace.budget.decisions import RoundRates, TreeSizes
-from outpace.budget.prices import PassTimes, Prices
 from outpace.core.protocols import Proposer, Target, Verdict
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.session import Session

@@ -27,9 +27,7 @@ from outpace.engine.pricing import Pricing, RoundPlan
 from outpace.engine.session import Gain, Session
 from outpace.kernels.draw import draw_natively, draws_natively
 from outpace.lib.errors import InvalidRequest, NonFiniteLogits
-from outpace.sampling.draw import BatchDraw, FastDraw, RejectionDraw
-from outpace.sampling.logprobs import token_logprobs
-from outpace.sampling.verify import match, rejection
+from outpace.sampling.draw import BatchDraw, FastDraw, RejectionDraw, match, rejection, token_logprobs
 
 
 class Phases:

@@ -6,6 +6,7 @@ compared.
 
 from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
+from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
@@ -166,3 +167,18 @@ def as_id_sequences(name: str, value: Any) -> tuple[tuple[int, ...], ...]:
             raise InvalidRequest(f"{name}={shown(value)}: {shown(sequence)} is not a non-empty sequence of token ids")
         sequences.append(tuple(map(int, ids)))
     return tuple(sequences)
+
+
+def path_of(name: str | Path) -> Path:
+    """A path as it was named, with ~ for a home folder, whether or not anything is there.
+
+    Raises:
+        InvalidRequest: nothing can be there: a name too long, the home of nobody, a folder that may not be entered.
+    """
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InvalidRequest(f"path {shown(str(name))}: cannot be looked at: {reason}") from error
+    return path

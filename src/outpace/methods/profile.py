@@ -9,8 +9,8 @@ from pathlib import Path
 from platformdirs import user_cache_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest, OutpaceError
-from outpace.lib.paths import path_of
 from outpace.methods.catalog import MethodLike, default_method, parse_method, stored_proposer
 from outpace.methods.drafter_store import DrafterStore
 from outpace.models.costs_file import identity

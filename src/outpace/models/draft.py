@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
-from outpace.lib.checkpoint import WEIGHTS, opened, write_checkpoint
+from outpace.lib.checkpoint import WEIGHTS, check_fit, opened, write_checkpoint
 from outpace.lib.checks import as_count
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.lib.weights import check_fit
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.families import check_supported
 from outpace.models.head import LmHead, SubsetHead

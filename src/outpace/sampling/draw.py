@@ -1,4 +1,4 @@
-"""The random primitives of verification, bound to a batch of requests and their keyed noise."""
+"""Verification by match and by rejection, and its random primitives, bound to requests and their keyed noise."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from outpace.core.events import TokenLogprob
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NO_TOKEN, NodeOutputs, Stream
-from outpace.core.tree import Topology
+from outpace.core.protocols import NO_TOKEN, NodeOutputs, Stream, Verdict
+from outpace.core.tree import DraftTree, Topology
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
-from outpace.sampling.process import history_of
-from outpace.sampling.warp import warp
+from outpace.sampling.warp import history_of, warp
 
 
 def draw_keyed(
@@ -65,7 +65,7 @@ class FastDraw:
 
 
 class BatchDraw:
-    """The `draw` of `verify.match` over a batch: greedy rows are read once, the others are drawn when visited.
+    """The `draw` of `match` over a batch: greedy rows are read once, the others are drawn when visited.
 
     Greedy requests with penalties, biases or bans are drawn too: their best token depends on the node's path.
     """
@@ -174,7 +174,7 @@ def path_tokens(topology: Topology, tokens: Sequence[int], node: int) -> list[in
 
 
 class RejectionDraw:
-    """The primitives of `verify.rejection` for one request, on noise of their own."""
+    """The primitives of `rejection` for one request, on noise of their own."""
 
     def __init__(self, outputs: NodeOutputs, topology: Topology, tokens: Sequence[int], stream: Stream) -> None:
         self._outputs, self._topology, self._tokens, self._stream = outputs, topology, tokens, stream
@@ -205,3 +205,126 @@ class RejectionDraw:
     def _key(self, depth: int, purpose: Purpose) -> tuple[int, int]:
         stream = self._stream
         return noise_key(stream.seed, stream.sample_index, stream.first_position + depth, purpose)
+
+
+Draw = Callable[[list[tuple[int, int]]], list[int]]
+"""The categorical primitive: for each (tree, node) the target's token after that node."""
+
+
+def match(topologies: Sequence[Topology], tokens: Sequence[Sequence[int]], draw: Draw) -> list[Verdict]:
+    """Walk each tree along the tokens that the target itself draws.
+
+    Exact for any proposal and needs no draft probabilities: an emitted token is always the target's own draw, so
+    with keyed noise the output equals plain decoding seed for seed. Trees of a batch are walked level by level, so
+    that one draw serves all of them and rejected branches cost no sampling.
+    """
+    paths: list[list[int]] = [[0] for _ in topologies]
+    next_tokens = [-1] * len(topologies)
+    walking = list(range(len(topologies)))
+    while walking:
+        drawn = draw([(tree, paths[tree][-1]) for tree in walking])
+        followed = []
+        for tree, token in zip(walking, drawn, strict=True):
+            children = topologies[tree].children[paths[tree][-1]]
+            child = next((node for node in children if tokens[tree][node] == token), None)
+            if child is None:
+                next_tokens[tree] = token
+            else:
+                paths[tree].append(child)
+                followed.append(tree)
+        walking = followed
+    return [Verdict(tuple(path), token) for path, token in zip(paths, next_tokens, strict=True)]
+
+
+Categorical = Callable[[Tensor, int], int]
+"""(probabilities [V], node) -> a token drawn from them."""
+Bernoulli = Callable[[float, int], bool]
+"""(probability, node) -> whether to accept that drafted node."""
+
+
+def rejection(
+    tree: DraftTree,
+    tokens: Sequence[int],
+    target_probs: Callable[[int], Tensor],
+    categorical: Categorical,
+    bernoulli: Bernoulli,
+) -> Verdict:
+    """Accept or reject the children of each node in turn, then draw from what is left of the target.
+
+    A child drawn from q is accepted with probability min(1, p(x) / q(x)); after a rejection p becomes
+    norm(max(p - q, 0)), and q, for the next child, what x leaves of it (recursive rejection sampling of siblings drawn
+    without replacement, arXiv 2402.14160; one child is the classic rule of Leviathan et al. 2023). A
+    point-mass draft is the case q = 1 at its token: accept with p(x), else drop x from p. The emitted distribution
+    equals the target's for any q that the tokens were drawn from. Where q was empty before all children were drawn, the
+    others are skipped.
+
+    Args:
+        tree: the proposal; `tree.draft_probs` at a node is the q of its children.
+        target_probs: the target's warped distribution [V] at a node; called only for nodes on the path.
+        categorical: draws a token.
+        bernoulli: decides an acceptance; independent of `categorical`, or the residual is biased.
+
+    Raises:
+        ValueError: a drafted token has probability 0 under the distribution it claims to come from.
+    """
+    distributions = tree.draft_probs or {}
+    path = [0]
+    while True:
+        node = path[-1]
+        remaining = target_probs(node)  # [V]
+        distribution = distributions.get(node)
+        for child in tree.topology.children[node]:
+            token = tokens[child]
+            draft_prob = 1.0 if distribution is None else float(distribution[token])
+            if distribution is not None and draft_prob <= 0.0:
+                if not distribution.any():
+                    continue
+                raise ValueError(f"node {child}: token {token} has draft probability 0, so it was not drawn from it")
+            if bernoulli(min(1.0, float(remaining[token]) / draft_prob), child):
+                path.append(child)
+                break
+            if distribution is None:
+                left = _without(remaining, token)
+            else:
+                left, distribution = (
+                    _normalised(torch.clamp(remaining - distribution.to(remaining), min=0.0)),
+                    _without(distribution, token),
+                )
+            # p == q up to rounding leaves nothing: the rejection itself was rounding, and p is the distribution to draw
+            # from.
+            remaining = left if left.any() else remaining
+        else:
+            return Verdict(tuple(path), categorical(remaining, node))
+
+
+def _without(distribution: Tensor, token: int) -> Tensor:
+    rest = distribution.clone()
+    rest[token] = 0.0
+    return _normalised(rest)
+
+
+def _normalised(weights: Tensor) -> Tensor:
+    """The distribution with these weights; all 0 where they are."""
+    total = weights.sum()
+    return weights / total if total > 0 else weights
+
+
+def token_logprobs(
+    outputs: NodeOutputs, nodes: Sequence[int], tokens: Sequence[int], count: int
+) -> tuple[TokenLogprob, ...]:
+    """Log-probability of each token, before temperature, truncation and every other option.
+
+    That is vLLM's default, `logprobs_mode="raw_logprobs"`.
+
+    Args:
+        count: most likely tokens to report with each; fewer if fewer are possible.
+    """
+    log_probs = torch.log_softmax(torch.stack([outputs.scores(node) for node in nodes]), dim=-1)  # [P, V]
+    chosen = log_probs.gather(-1, torch.tensor(tokens, device=log_probs.device)[:, None])  # [P, 1]
+    ranks = ((log_probs > chosen).sum(dim=-1) + 1).tolist()
+    values, ids = log_probs.topk(min(count, log_probs.shape[-1]), dim=-1)  # [P, count]
+    rows = zip(tokens, chosen[:, 0].tolist(), ranks, ids.tolist(), values.tolist(), strict=True)
+    return tuple(
+        TokenLogprob(token, logprob, rank, tuple((i, v) for i, v in zip(best, best_values) if v > -torch.inf))
+        for token, logprob, rank, best, best_values in rows
+    )

@@ -10,8 +10,7 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Stream
 from outpace.sampling.noise import Purpose, gumbel, noise_key
-from outpace.sampling.process import history_of, process
-from outpace.sampling.warp import warp
+from outpace.sampling.warp import history_of, process, warp
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,8 +14,8 @@ from outpace.data.workload import WorkItem, read_workloads
 from outpace.drafters.training.batch import TrainingSample
 from outpace.drafters.training.objective import Objective
 from outpace.drafters.training.settings import TrainingSettings
+from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
-from outpace.lib.paths import path_of
 from outpace.models.tokenizer import TextCodec
 from outpace.train.data import Deal, Examples, SampleSet, collate_examples, encode_prompt
 from outpace.train.run import Run, build, disk_needed, frozen_target, join, training_precision

@@ -22,8 +22,8 @@ from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.drafters.training.objective import Objective
 from outpace.drafters.training.settings import TrainSettings, training_of
 from outpace.lib.checkpoint import read_checkpoint
+from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.lib.paths import path_of
 from outpace.lib.stages import loading
 from outpace.models.frozen import FrozenTarget
 from outpace.models.loading.load import load_target, load_vocabulary_facts

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.budget.acceptance import AcceptanceTable, Numbers
+from outpace.budget.decisions import AcceptanceTable, Numbers
 from outpace.core.protocols import DraftRequest, Observation
 
 TENTHS = 10

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from outpace.budget.acceptance import AcceptanceTable
-from outpace.budget.prices import LEAST_GAIN, best_chain
+from outpace.budget.costs import LEAST_GAIN, best_chain
+from outpace.budget.decisions import AcceptanceTable
 from outpace.core.events import ORIGINS
 from outpace.core.protocols import DraftRequest, Observation, PromptChunk, Proposer
 from outpace.core.tree import DraftTree

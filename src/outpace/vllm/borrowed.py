@@ -10,8 +10,8 @@ from outpace.drafters.kinds import kind_of
 from outpace.drafters.load import load_net, locate
 from outpace.drafters.packing import pack_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME
+from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
-from outpace.lib.paths import path_of
 from outpace.methods.catalog import MethodSpec
 from outpace.models.draft import DraftModel
 from outpace.models.head import LmHead

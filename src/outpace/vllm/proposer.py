@@ -35,9 +35,8 @@ from itertools import pairwise
 from time import perf_counter
 from typing import Any, ClassVar
 
-from outpace.budget.costs import RowPrice
+from outpace.budget.costs import LEAST_GAIN, RowPrice
 from outpace.budget.decisions import RoundRates
-from outpace.budget.prices import LEAST_GAIN
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer
 from outpace.trees.linear_form import LinearForm

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from outpace.budget.prices import LEAST_GAIN
+from outpace.budget.costs import LEAST_GAIN
 from outpace.drafters.options import first_complaint
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import MethodSpec, parse_method

@@ -15,7 +15,7 @@ from outpace.core.tree import Topology
 from outpace.data.workload import WorkItem, read_workload
 from outpace.engine import round as engine_round
 from outpace.lib.errors import InvalidRequest
-from outpace.sampling.verify import Draw
+from outpace.sampling.draw import Draw
 from tests.unit.bench.test_report import _record
 from tests.unit.models.tiny import save_tiny_model
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from outpace.budget.acceptance import AcceptanceTable
+from outpace.budget.decisions import AcceptanceTable
 
 
 def test_cells_are_running_means_with_a_prior() -> None:

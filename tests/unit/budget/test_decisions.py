@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.budget.costs import PassTimes
 from outpace.budget.decisions import Exploration, RoundRates, TimedOption, TreeSizes
-from outpace.budget.prices import PassTimes
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, ChunkOutput
 from outpace.engine.engine import Engine

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from outpace.budget.prices import PassTimes, Prices, allocate
+from outpace.budget.costs import PassTimes, Prices, allocate
 
 
 def some_prices(seed: int) -> tuple[Prices, list[float]]:

@@ -22,8 +22,7 @@ from outpace.doctor.machine import (
 from outpace.kernels import build as compiled
 from outpace.kernels.build import Build
 from outpace.kernels.instructions import HOLDS
-from outpace.lib.processors import Processors
-from outpace.lib.threads import COUNTS, VARIABLES
+from outpace.lib.threads import COUNTS, VARIABLES, Processors
 
 ZEN = "flags : fpu sse4_2 avx avx2 avx512f avx512_vnni avx512_bf16"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.budget.prices import PassTimes, Prices
+from outpace.budget.costs import PassTimes, Prices
 from outpace.core.params import Grammar, SamplingParams
 from outpace.core.protocols import Needs
 from outpace.core.tree import NEW_NODE, DraftTree, Topology

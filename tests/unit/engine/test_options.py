@@ -12,8 +12,7 @@ from outpace.engine.margin import decision_margin
 from outpace.engine.session import Session
 from outpace.lib.errors import InvalidRequest
 from outpace.sampling.noise import gumbel, noise_key
-from outpace.sampling.process import History, process
-from outpace.sampling.warp import warp
+from outpace.sampling.warp import History, process, warp
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
 from tests.unit.engine.doubles import PROMPT, VOCAB, character, distinct_answer, run_all, text_of, toy_engine

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from outpace.lib.processors import Processors, cgroup_limit, processors
+from outpace.lib.threads import Processors, cgroup_limit, processors
 
 
 def write(root: Path, files: dict[str, str]) -> Path:

@@ -58,7 +58,7 @@ def test_a_host_that_loaded_torch_first_is_warned_once() -> None:
 STARTED = """
 import os, sys
 from outpace.lib import threads
-from outpace.lib.processors import Processors
+from outpace.lib.threads import Processors
 threads.processors = lambda: Processors(64, 64, 32, 1.5)
 sys.argv = ["outpace", "--version"]
 {first}
@@ -101,7 +101,7 @@ def test_a_host_that_loaded_torch_keeps_its_threads() -> None:
 DEMO = """
 import torch
 from outpace.bench import demo
-from outpace.lib.processors import Processors
+from outpace.lib.threads import Processors
 demo.processors = lambda: Processors(64, 64, 32, 5.5)
 demo._show_model = lambda *options: print("threads", torch.get_num_threads()) or 0
 try:

@@ -11,8 +11,7 @@ from outpace.core.protocols import NO_TOKEN, NodeOutputs, Stream
 from outpace.core.tree import Topology
 from outpace.sampling.draw import BatchDraw, RejectionDraw, draw_keyed
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
-from outpace.sampling.process import History
-from outpace.sampling.warp import warp
+from outpace.sampling.warp import History, warp
 from tests.statistics import chi_square_p
 
 VOCAB = 20

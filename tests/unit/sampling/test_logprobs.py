@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outpace.core.protocols import NodeOutputs
-from outpace.sampling.logprobs import token_logprobs
+from outpace.sampling.draw import token_logprobs
 
 LOGITS = torch.tensor([[0.0, 3.0, 1.0, 2.0, -1.0], [1.0, 1.0, 5.0, 0.0, -torch.inf], [9.0, 0.0, 0.0, 0.0, 0.0]])
 

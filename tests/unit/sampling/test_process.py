@@ -17,8 +17,7 @@ from transformers import (
 
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Stream
-from outpace.sampling.process import History, history_of, process
-from outpace.sampling.warp import cutoff_distance, warp
+from outpace.sampling.warp import History, cutoff_distance, history_of, process, warp
 
 VOCAB = 12
 INFINITY = float("inf")

@@ -11,9 +11,8 @@ from outpace.core.protocols import Stream
 from outpace.sampling import scores as scores_module
 from outpace.sampling.draw import draw_keyed
 from outpace.sampling.noise import gumbel, noise_key
-from outpace.sampling.process import history_of
 from outpace.sampling.scores import Pool, best_scores, keyed_scores
-from outpace.sampling.warp import warp
+from outpace.sampling.warp import history_of, warp
 
 VOCAB = 30
 FIRST = 17

@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import outpace
 from outpace.core.params import LEAST_TEMPERATURE, SamplingParams
 from outpace.lib.errors import InvalidRequest
-from outpace.sampling.process import History
-from outpace.sampling.warp import warp
+from outpace.sampling.warp import History, warp
 from tests.unit.models.tiny import save_tiny_model
 
 SMALL = (5e-324, 1e-320, 1e-38, 1e-37, 1e-30, 1e-12, 9.9e-9, 1e-8, 1e-6)

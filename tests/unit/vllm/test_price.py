@@ -2,8 +2,7 @@
 
 import pytest
 
-from outpace.budget.costs import RowPrice
-from outpace.budget.prices import LEAST_GAIN
+from outpace.budget.costs import LEAST_GAIN, RowPrice
 
 
 def learned(base_ms: float, row_ms: float, tokens: int = 1) -> RowPrice:

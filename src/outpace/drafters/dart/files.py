@@ -11,9 +11,8 @@ from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.fields import Fields, architectures, build, dtype_name, rope, write_sizes
 from outpace.drafters.fusion_files import check_features, check_offsets, membership, read_sizes
 from outpace.drafters.probe import ROWS, Random, causal
-from outpace.lib.checkpoint import Checkpoint, write_checkpoint
+from outpace.lib.checkpoint import Checkpoint, filled, write_checkpoint
 from outpace.lib.errors import ModelError
-from outpace.lib.weights import filled
 
 ARCHITECTURE = "LlamaForCausalLMDart"
 THETA = 10000.0  # the authors' base for files that state none

@@ -27,9 +27,8 @@ from outpace.drafters.fields import (
     write_decoder,
 )
 from outpace.drafters.probe import ROWS, Random, attention
-from outpace.lib.checkpoint import Checkpoint, write_checkpoint
+from outpace.lib.checkpoint import Checkpoint, filled, write_checkpoint
 from outpace.lib.errors import ModelError
-from outpace.lib.weights import filled
 
 ARCHITECTURE = "DFlashDraftModel"
 DOMINO = "DominoDraftModel"

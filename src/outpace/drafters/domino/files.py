@@ -26,9 +26,8 @@ from outpace.drafters.dflash.files import (
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.fields import Fields, agreed, architectures, build, needed
 from outpace.drafters.probe import Random
-from outpace.lib.checkpoint import Checkpoint, write_checkpoint
+from outpace.lib.checkpoint import Checkpoint, filled, write_checkpoint
 from outpace.lib.errors import ModelError
-from outpace.lib.weights import filled
 
 DominoLayout = Literal["domino", "sglang"]
 PROJECTOR = "domino"

@@ -20,9 +20,8 @@ from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.fields import Fields, architectures, build, dtype_name, flag, rope, write_sizes
 from outpace.drafters.fusion_files import check_features, check_offsets, membership, read_sizes
 from outpace.drafters.probe import ROWS, Random, causal
-from outpace.lib.checkpoint import Checkpoint, write_checkpoint
+from outpace.lib.checkpoint import Checkpoint, filled, write_checkpoint
 from outpace.lib.errors import ModelError
-from outpace.lib.weights import filled
 
 Layout = Literal["midlayer", "speculators", "headless"]
 Numbering = Literal["inputs", "outputs"]

@@ -19,9 +19,8 @@ from torch import Tensor
 from outpace.drafters.fields import Fields, architectures, build, flag
 from outpace.drafters.medusa.net import HeadKind, MedusaConfig, MedusaNet
 from outpace.drafters.probe import ROWS, Random
-from outpace.lib.checkpoint import MEDUSA_WEIGHTS, WEIGHTS, Checkpoint, write_checkpoint
+from outpace.lib.checkpoint import MEDUSA_WEIGHTS, WEIGHTS, Checkpoint, filled, write_checkpoint
 from outpace.lib.errors import ModelError
-from outpace.lib.weights import filled
 
 Layout = Literal["authors", "vllm"]
 

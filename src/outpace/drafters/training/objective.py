@@ -14,8 +14,7 @@ from outpace.drafters.kinds import kind_of
 from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
 from outpace.drafters.training.batch import Anchors, Batch
 from outpace.drafters.training.losses import LossVocabulary
-from outpace.lib.checkpoint import write_index
-from outpace.lib.weights import filled
+from outpace.lib.checkpoint import filled, write_index
 from outpace.models.frozen import FrozenTarget
 from outpace.models.tokenizer import TextCodec
 

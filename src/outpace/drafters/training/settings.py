@@ -8,9 +8,8 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from outpace.core.params import MAX_SEED
-from outpace.lib.checks import shown
+from outpace.lib.checks import path_of, shown
 from outpace.lib.errors import InvalidRequest
-from outpace.lib.paths import path_of
 
 if TYPE_CHECKING:
     from outpace.drafters.kind import Training

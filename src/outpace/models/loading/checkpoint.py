@@ -25,10 +25,9 @@ from transformers import (
 from transformers.utils import logging as library
 from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
-from outpace.lib.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, opened, weight_map
+from outpace.lib.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, opened, read_torch, weight_map
 from outpace.lib.errors import ModelError
 from outpace.lib.stages import advance, is_loading, restart, stage
-from outpace.lib.torch_file import read_torch
 from outpace.models.loading.config import check_sizes, find_file
 from outpace.models.loading.gguf import GgufFile
 from outpace.models.loading.precision import compute_dtype

@@ -16,8 +16,8 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
+from outpace.lib.checks import path_of
 from outpace.lib.errors import ModelError
-from outpace.lib.paths import path_of
 from outpace.models.loading.gguf import GgufFile, read_gguf
 
 

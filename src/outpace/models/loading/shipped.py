@@ -6,8 +6,8 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+from outpace.lib.checks import path_of
 from outpace.lib.errors import ModelError
-from outpace.lib.paths import path_of
 from outpace.models.loading import registry
 
 TRANSITIONS = "transitions/transitions.safetensors"

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.budget.prices import Prices
+from outpace.budget.costs import Prices
 from outpace.core.drafting import Gates
 from outpace.core.protocols import Observation, Proposer
 from outpace.trees.graft.proposer import GraftedProposer

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 from torch import Tensor
 
-from outpace.budget.prices import Prices
+from outpace.budget.costs import Prices
 from outpace.core.protocols import Observation
 
 

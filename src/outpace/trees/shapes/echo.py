@@ -7,7 +7,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from outpace.budget.prices import Prices
+from outpace.budget.costs import Prices
 from outpace.core.drafting import Level
 from outpace.core.tree import MAX_TREE_NODES
 from outpace.trees.shapes.base import Numbers

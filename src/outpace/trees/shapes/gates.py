@@ -9,7 +9,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from outpace.budget.prices import Prices
+from outpace.budget.costs import Prices
 from outpace.core.drafting import Level
 from outpace.trees.shapes.base import Integers, Numbers, PlainShape, ShapeConfig, check_ascending, slashed
 from outpace.trees.shapes.beam import Beam, BeamConfig

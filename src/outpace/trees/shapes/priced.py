@@ -8,9 +8,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from outpace.budget.costs import Averages, averaged
+from outpace.budget.costs import Averages, Prices, allocate, averaged
 from outpace.budget.decisions import Exploration
-from outpace.budget.prices import Prices, allocate
 from outpace.core.drafting import Level
 from outpace.trees.shapes.beam import Beam, BeamConfig
 

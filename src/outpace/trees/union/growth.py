@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from outpace.budget.prices import Prices
+from outpace.budget.costs import Prices
 from outpace.core.events import ORIGINS, NodeOrigin
 from outpace.core.protocols import Stream
 from outpace.core.tree import DraftTree, Topology

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import device, tensor
 
+from outpace.budget.costs import Prices, allocate
 from outpace.budget.decisions import TimedOption
-from outpace.budget.prices import Prices, allocate
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
 from outpace.core.tree import NEW_NODE, DraftTree
 from outpace.kernels.build import loaded_kernels

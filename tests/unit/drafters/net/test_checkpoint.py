@@ -10,9 +10,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from outpace.lib.checkpoint import read_checkpoint, write_checkpoint
+from outpace.lib.checkpoint import filled, read_checkpoint, write_checkpoint
 from outpace.lib.errors import ModelError
-from outpace.lib.weights import filled
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.int64)}
 

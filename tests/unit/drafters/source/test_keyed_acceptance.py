@@ -12,9 +12,8 @@ from outpace.core.protocols import NodeOutputs, Stream
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
-from outpace.sampling.draw import RejectionDraw, draw_keyed
+from outpace.sampling.draw import RejectionDraw, draw_keyed, rejection
 from outpace.sampling.scores import keyed_scores
-from outpace.sampling.verify import rejection
 from outpace.testing import ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
 from outpace.trees.proposer import EmptyDraft, StaticProposer

@@ -9,9 +9,8 @@ from torch import Tensor
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Verdict
 from outpace.core.tree import DraftTree, Topology
-from outpace.sampling.process import History
-from outpace.sampling.verify import match, rejection
-from outpace.sampling.warp import warp
+from outpace.sampling.draw import match, rejection
+from outpace.sampling.warp import History, warp
 from outpace.testing import ToyTarget
 
 VOCAB = 4

@@ -5,7 +5,7 @@ import pytest
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Verdict
 from outpace.core.tree import Topology
-from outpace.sampling.verify import match
+from outpace.sampling.draw import match
 from tests.unit.sampling.verify.enumeration import (
     PENALISED,
     START,

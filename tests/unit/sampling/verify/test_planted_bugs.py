@@ -15,11 +15,9 @@ from outpace.core.tree import DraftTree, Topology
 from outpace.engine import round as engine_round
 from outpace.engine.engine import Engine
 from outpace.sampling import draw as draw_module
-from outpace.sampling.draw import BatchDraw, RejectionDraw
+from outpace.sampling.draw import BatchDraw, RejectionDraw, rejection
 from outpace.sampling.noise import Purpose
-from outpace.sampling.process import History, history_of
-from outpace.sampling.verify import rejection
-from outpace.sampling.warp import warp
+from outpace.sampling.warp import History, history_of, warp
 from outpace.testing import AdversaryDrafter, ToyTarget, assert_lossless
 from tests.statistics import chi_square_p
 from tests.unit.sampling.verify.enumeration import (

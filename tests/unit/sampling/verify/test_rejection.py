@@ -5,7 +5,7 @@ import torch
 
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
-from outpace.sampling.verify import rejection
+from outpace.sampling.draw import rejection
 from tests.unit.sampling.verify.enumeration import (
     PENALISED,
     START,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.budget.prices import best_chain
+from outpace.budget.costs import best_chain
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import NO_TOKEN, BaseProposer, DraftRequest, NodeOutputs, Observation, Stream, Verdict
 from outpace.core.tree import DraftTree, Topology

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.budget.prices import PassTimes, Prices
+from outpace.budget.costs import PassTimes, Prices
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.budget.prices import PassTimes, Prices
+from outpace.budget.costs import PassTimes, Prices
 from outpace.kernels.build import loaded_kernels
 from outpace.testing.requests import draft_request
 from outpace.trees.union.growth import CompiledGrower, Growth, Lesson

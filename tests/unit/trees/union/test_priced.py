@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from outpace.budget.costs import ROWS, PassCosts
+from outpace.budget.costs import ROWS, PassCosts, PassTimes, Prices
 from outpace.budget.decisions import TimedOption
-from outpace.budget.prices import PassTimes, Prices
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Observation, Verdict
 from outpace.core.tree import DraftTree
