@@ -138,24 +138,6 @@ def relative_error(have: Tensor | Iterable[Tensor], want: Tensor | Iterable[Tens
     return float((have.double() - want.double()).abs().max() / want.double().abs().max())
 
 
-def forward_block(net: DominoNet, hidden: Tensor, base_logits: Tensor, token_embeddings: Tensor) -> Tensor:
-    """Final logits [N, B, V] of whole blocks under teacher forcing: what the steps give when these tokens are drafted.
-
-    Args:
-        net: whose head.
-        hidden: [N, B, H], the block's outputs.
-        base_logits: [N, B, V], the target's LM head of them.
-        token_embeddings: [N, B, H], of the true tokens, the anchor first.
-    """
-    head, first = net.head, net.config.first_corrected
-    states, _ = head.prefix_gru(token_embeddings)  # [N, B, G], at k: tokens 0..k
-    # Without the shift position k predicts token k, so that its state must end at token k - 1.
-    states = states[:, first:] if net.config.shift_label else states[:, first - 1 : -1]
-    low = head.low_rank(hidden[:, first:], states)  # [N, B - first, r]
-    final = base_logits[:, first:] + torch.nn.functional.linear(low, head.vocabulary_weight)
-    return torch.cat((base_logits[:, :first], final), dim=1)
-
-
 def speculators_files(net: DFlashNet) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors of a DFlash drafter as speculators writes them."""
     config = net.config

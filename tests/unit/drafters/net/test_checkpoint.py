@@ -50,22 +50,6 @@ def test_the_three_kinds_of_weights_are_read(tmp_path: Path) -> None:
         assert all(torch.equal(checkpoint.tensors[key], TENSORS[key]) for key in TENSORS)
 
 
-@pytest.mark.parametrize("kept", [0, 4, 60, 120, -1])
-def test_safetensors_that_were_cut_off_are_refused(tmp_path: Path, kept: int) -> None:
-    """Guards against an interrupted download read as far as it goes."""
-    save_file(TENSORS, tmp_path / "whole")
-    (tmp_path / "model.safetensors").write_bytes((tmp_path / "whole").read_bytes()[:kept])
-    with pytest.raises(ModelError, match=r"model\.safetensors: cannot be read, maybe cut off"):
-        read_checkpoint(folder(tmp_path))
-
-
-def test_a_shard_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """Guards against a net made of the shards that happen to be there."""
-    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "gone.safetensors"}}')
-    with pytest.raises(ModelError, match=r"gone\.safetensors"):
-        read_checkpoint(folder(tmp_path))
-
-
 @pytest.mark.parametrize("index", ["[]", "{}", '{"weight_map": {"a": "../x"}}', '{"weight_map": {"a": 3}}', "{"])
 def test_a_malformed_index_is_refused(tmp_path: Path, index: str) -> None:
     """Guards against stack traces from a damaged index, and against an index that reads files elsewhere."""
@@ -99,14 +83,6 @@ def test_a_pickle_that_would_execute_code_is_refused(tmp_path: Path) -> None:
         assert not evidence.exists()
 
 
-def test_torch_files_hold_tensors_and_nothing_else(tmp_path: Path) -> None:
-    """Guards against training states, whose weights lie one level deeper, read as weights."""
-    for content in ({"model": TENSORS}, [TENSORS["a"]], {"a": 3}):
-        torch.save(content, tmp_path / "pytorch_model.bin")
-        with pytest.raises(ModelError, match="dictionary of tensors"):
-            read_checkpoint(folder(tmp_path))
-
-
 def test_a_folder_without_a_checkpoint_says_what_is_missing(tmp_path: Path) -> None:
     """Guards against a name on a hub, or an empty folder, answered by a stack trace."""
     with pytest.raises(ModelError, match=r"no config\.json"):
@@ -126,14 +102,6 @@ def test_all_that_does_not_fit_is_named_at_once() -> None:
             filled(lambda: nn.Linear(3, 2), {"weight": torch.ones(2, 3).to(dtype), "bias": torch.ones(2)}, "here")
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_weights_that_are_no_numbers_are_refused(value: float) -> None:
-    """Guards against a file from a run that diverged: one such weight makes every draft noise, and nothing says so."""
-    bias = torch.tensor([1.0, value])
-    with pytest.raises(ModelError, match=r"here: .*bias has values that are NaN or infinite"):
-        filled(lambda: nn.Linear(3, 2), {"weight": torch.ones(2, 3), "bias": bias}, "here")
-
-
 def test_memory_is_asked_for_only_once_everything_fits() -> None:
     """Guards against a damaged size in a config that takes the machine down before it is compared with the file."""
     with pytest.raises(ModelError, match=r"its config says \[67108864, 67108864\]"):
@@ -145,3 +113,12 @@ def test_nan_is_never_written(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="NaN: a"):
         write_checkpoint(tmp_path, {}, {"a": torch.tensor([1.0, torch.nan]), "b": torch.ones(1)})
     assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    """Guards against a drafter overwritten by a slip of the path."""
+    write_checkpoint(tmp_path, {}, {"a": torch.ones(1)})
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ModelError, match="already holds"):
+        write_checkpoint(tmp_path, {"x": 1}, {"a": torch.zeros(1)})
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.drafters.dart.files import read_dart, write_dart
-from outpace.drafters.dart.net import DartConfig, DartNet
+from outpace.drafters.dart.net import DartNet
 from outpace.lib.checkpoint import read_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
-from tests.unit.drafters.net.small import SIZES, Cached, dart_net, relative, rows, whole
+from tests.unit.drafters.net.small import Cached, dart_net, relative, rows, whole
 
 
 def after(net: DartNet, embeddings: Tensor, features: Tensor, attend: Any = whole, start: int = 0) -> Tensor:
@@ -94,41 +94,12 @@ def test_two_requests_in_one_pass_match_each_alone() -> None:
         torch.testing.assert_close(found, after(net, embeddings, features), rtol=1e-10, atol=1e-12)
 
 
-def test_every_weight_starts_as_nan_and_matters() -> None:
-    """Guards against a weight that a file forgot, the mask vector above all."""
-    fresh = DartNet(DartConfig(**SIZES, draft_length=3))
-    assert all(weight.isnan().all() for weight in fresh.parameters())
-    for name in dict(fresh.named_parameters()):
-        net = dart_net()
-        with torch.no_grad():
-            net.get_parameter(name).fill_(torch.nan)
-        assert after(net, rows(4, 24), rows(4, 72)).isnan().any(), f"{name} does not matter"
-
-
-@pytest.mark.parametrize("changes", [{}, {"draft_vocab_size": 50}, {"rope_theta": 1e6}], ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_what_was_written_is_read_back(tmp_path: Path, dtype: torch.dtype, changes: dict[str, Any]) -> None:
-    """Guards against a field or a bit lost on the way."""
-    net = dart_net(dtype, **changes)
-    write_dart(net, tmp_path)
-    checkpoint = read_checkpoint(tmp_path)
-    assert checkpoint.tensors["midlayer.mask_rep"].shape == (48,)
-    again = read_dart(checkpoint)
-    assert again.config == net.config
-    assert again.fc.weight.dtype == dtype
-    for key, tensor in net.state_dict().items():
-        assert torch.equal(again.state_dict()[key], tensor), key
-    embedded = checkpoint.tensors | {"embed_tokens.weight": torch.zeros(50, 24)}
-    assert "embed_tokens.weight" not in read_dart(replace(checkpoint, tensors=embedded)).state_dict()
-
-
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     """Guards against an EAGLE-3 file read as DART, and weights that are missing or of other shapes."""
     write_dart(dart_net(torch.float32), tmp_path)
     checkpoint = read_checkpoint(tmp_path)
-    for key in dart_net().state_dict():
-        with pytest.raises(ModelError, match=f"missing {key}"):
-            read_dart(replace(checkpoint, tensors={k: t for k, t in checkpoint.tensors.items() if k != key}))
+    embedded = checkpoint.tensors | {"embed_tokens.weight": torch.zeros(50, 24)}
+    assert "embed_tokens.weight" not in read_dart(replace(checkpoint, tensors=embedded)).state_dict()
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"draft_length": None}, "draft_length is missing"),
         ({"draft_length": 0}, "draft_length=0"),
@@ -154,8 +125,3 @@ def test_a_base_that_is_not_stated_is_the_authors(tmp_path: Path) -> None:
     config = json.loads((tmp_path / "config.json").read_text())
     assert config.pop("rope_theta") == 1e6
     assert read_dart(replace(read_checkpoint(tmp_path), config=config)).config.rope_theta == 10000.0
-
-
-def test_the_mask_vector_is_a_parameter_of_the_layer() -> None:
-    """Guards against a mask that training would not move."""
-    assert isinstance(dart_net().midlayer.mask_rep, nn.Parameter)

@@ -13,8 +13,8 @@ from outpace.drafters.domino.files import export_domino, is_domino, read_domino,
 from outpace.drafters.domino.net import DominoConfig
 from outpace.lib.checkpoint import Checkpoint, read_checkpoint
 from outpace.lib.errors import ModelError
-from tests.unit.drafters.net.block_nets import HEAD, SIZES, SLIDING, small_dflash, small_domino
-from tests.unit.drafters.net.test_dflash_layout import Edit, add, both, put, rename, swap
+from tests.unit.drafters.net.block_nets import HEAD, SIZES, small_dflash, small_domino
+from tests.unit.drafters.net.test_dflash_layout import Edit, add, both, put, rename
 
 HEAD_NAMES = ("prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0", "embed_proj.0.weight", "embed_proj.2.weight")
 
@@ -25,25 +25,6 @@ def exported(layout: str = "domino", edit: Edit | None = None, **changes: Any) -
     if edit is not None:
         edit(config, tensors)
     return Checkpoint("drafter", config, tensors)
-
-
-@pytest.mark.parametrize("layout", ["domino", "sglang"])
-@pytest.mark.parametrize("shift_label", [True, False], ids=["shifted", "in place"])
-@pytest.mark.parametrize("changes", [{}, SLIDING], ids=["full", "sliding"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_what_was_written_reads_back_bit_equal(
-    layout: str, shift_label: bool, changes: dict[str, Any], dtype: torch.dtype, tmp_path: Path
-) -> None:
-    """Guards against a field of the head that one direction forgets, or a tensor under another name."""
-    net = small_domino(dtype, shift_label=shift_label, **changes)
-    write_domino(net, tmp_path, layout)  # type: ignore[arg-type]
-    checkpoint = read_checkpoint(tmp_path)
-    assert is_domino(checkpoint.config)
-    back = read_domino(checkpoint)
-    assert back.config == net.config
-    for key, tensor in net.state_dict().items():
-        assert back.state_dict()[key].dtype == dtype, key
-        assert torch.equal(back.state_dict()[key], tensor), key
 
 
 def test_writers_put_what_each_reader_looks_for() -> None:
@@ -75,13 +56,6 @@ def test_other_generations_mean_the_same(edit: Edit) -> None:
     assert all(torch.equal(back.state_dict()[key], tensor) for key, tensor in net.state_dict().items())
 
 
-def shrink(name: str, rows: int) -> Edit:
-    def edit(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-        tensors[name] = tensors[name][:rows]
-
-    return edit
-
-
 SPOILT: dict[str, tuple[Edit, list[str]]] = {
     "legacy": (put("dflash_config", "projector_type", value="causal_v5"), ["causal_v5", "early"]),
     "other projector": (put("dflash_config", "projector_type", value="dspark"), ["dspark", "'domino'"]),
@@ -101,13 +75,9 @@ SPOILT: dict[str, tuple[Edit, list[str]]] = {
     "no prefix": (put("dflash_config", "pure_draft_prefix_len", value=None), ["pure_draft_prefix_len is missing"]),
     "long prefix": (put("dflash_config", "pure_draft_prefix_len", value=5), ["pure_draft_prefix_len=5", "block_size"]),
     "unknown field": (put("dflash_config", "use_correction_target_fusion", value=True), ["use_correction_target"]),
-    "vocabulary": (shrink("embed_proj.2.weight", 60), ["head.embed_proj.2.weight", "[60, 7]", "[61, 7]"]),
-    "swapped": (swap("prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0"), ["prefix_gru"]),
     "twice": (add("logit_head.embed_proj.0.weight", torch.zeros(7, 34)), ["embed_proj.0.weight twice"]),
-    "no gru": (rename("prefix_gru.weight_hh_l0", "prefix_gru.bias_hh_l0"), ["missing", "weight_hh_l0", "bias_hh_l0"]),
     "early nonsense": (add("logit_head.gate.weight", torch.zeros(3)), ["unexpected logit_head.gate.weight"]),
     "other net": (put("architectures", value=["DSparkDraftModel"]), ["DSparkDraftModel"]),
-    "mask outside": (put("dflash_config", "mask_token_id", value=99), ["mask_token_id=99", "vocab_size=61"]),
 }
 
 

@@ -13,7 +13,7 @@ from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.fusion_files import membership
 from outpace.lib.checkpoint import Checkpoint
 from outpace.lib.errors import ModelError
-from tests.unit.drafters.net.small import eagle3_net, offsets
+from tests.unit.drafters.net.small import eagle3_net
 
 LAYER = {
     "hidden_size": 24,
@@ -201,17 +201,6 @@ def test_a_full_vocabulary_needs_neither_maps_nor_head() -> None:
     assert same(read_eagle3(file(net=own)), own)
 
 
-def test_a_missing_weight_is_an_error_whichever_it_is() -> None:
-    """Guards against a net that loads with NaN in the place of a weight its file forgot."""
-    net = eagle3_net(norm_before_fc=True, fc_norm=True, qk_norm=True, bias=True)
-    fields: dict[str, Any] = {"norm_before_fc": True, "fc_norm": True, "attention_bias": True}
-    for key in net.state_dict():
-        checkpoint = file(net=net, **fields)
-        del checkpoint.tensors[key]
-        with pytest.raises(ModelError, match=f"missing {key}"):
-            read_eagle3(checkpoint)
-
-
 def changed(**tensors: Tensor) -> Callable[[], Checkpoint]:
     def build() -> Checkpoint:
         checkpoint = file()
@@ -245,15 +234,8 @@ def changed(**tensors: Tensor) -> Callable[[], Checkpoint]:
         (lambda: file(fc_norm="yes"), "fc_norm must be true or false"),
         (lambda: file(fc_norm=True, eagle_config={"fc_norm": False}), "fc_norm"),
         (lambda: file(target_hidden_size=16), "target_hidden_size=16"),
-        (changed(midlayer__extra=torch.zeros(1)), r"unexpected midlayer.extra \[1\]"),
         (changed(layers__0__hidden_norm__weight=torch.ones(24)), "two tensors stand for midlayer.hidden_norm.weight"),
-        (changed(midlayer__mlp__up_proj__weight=torch.ones(24, 40)), r"up_proj.weight has shape \[24, 40\]"),
-        (changed(norm__weight=torch.ones(24, dtype=torch.int64)), "norm.weight has dtype torch.int64"),
-        (changed(d2t=offsets() + 31), "outside vocab_size=50"),
-        (changed(d2t=offsets() + torch.arange(20)), "outside vocab_size|ascending|disagree"),
-        (changed(t2d=torch.ones(50, dtype=torch.bool)), "t2d and d2t disagree"),
         (changed(fc__weight=torch.ones(24, 48)), "fc has 48 columns"),
-        (changed(fc__weight=torch.ones(24, 72, dtype=torch.int8)), "fc.weight has dtype torch.int8"),
     ],
 )
 def test_what_does_not_fit_is_named(build: Callable[[], Checkpoint], message: str) -> None:

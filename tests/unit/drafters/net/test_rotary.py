@@ -1,4 +1,4 @@
-"""Rotary positions of drafter nets."""
+"""Rotary positions and norms of drafter nets."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from outpace.drafters.layers import Rotary
+from outpace.drafters.layers import RMSNorm, Rotary, fill_with_nan
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net.block_nets import randn
 
@@ -18,7 +18,9 @@ LLAMA3: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-YARN: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+YARN: dict[str, Any] = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.3,
+}  # fmt: skip
 LINEAR: dict[str, Any] = {"rope_type": "linear", "factor": 3.0}
 
 
@@ -54,8 +56,9 @@ def test_a_net_built_on_the_meta_device_gets_real_frequencies() -> None:
 
 def test_rotations_that_depend_on_the_longest_position_are_refused() -> None:
     """Guards against keys computed at one length and read at another."""
-    with pytest.raises(ModelError, match="dynamic"):
-        Rotary(16, 1e4, {"rope_type": "dynamic", "factor": 2.0}, 256)
+    for kind in ("dynamic", "longrope", "mrope"):
+        with pytest.raises(ModelError, match=kind):
+            Rotary(16, 1e4, {"rope_type": kind, "factor": 2.0}, 256)
 
 
 @pytest.mark.parametrize(
@@ -73,3 +76,12 @@ def test_scalings_with_keys_missing_are_refused(scaling: dict[str, Any]) -> None
     """Guards against a KeyError, or a division by zero, out of the depths of a drafter's config."""
     with pytest.raises(ModelError, match="rope_scaling"):
         Rotary(16, 1e4, scaling, 64)
+
+
+def test_norms_compute_in_float32_inside() -> None:
+    """Guards against squares that overflow in float16."""
+    norm = fill_with_nan(RMSNorm(8, 1e-6))
+    assert norm.weight.isnan().all()
+    norm.weight.fill_(1.0)
+    out = norm.half()(torch.full((1, 8), 1000.0, dtype=torch.float16))
+    torch.testing.assert_close(out, torch.ones(1, 8, dtype=torch.float16))

@@ -1,6 +1,6 @@
 """What tests of EAGLE-3's and DART's objectives do alike."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from outpace.train.trainer import Simulation, simulate
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
 from tests.unit.drafters.training import tiny
-from tests.unit.models.tiny import byte_tokenizer, tiny_config, tiny_target
+from tests.unit.models.tiny import byte_tokenizer
 
 THREE = ((4, 22), (5, 19), (6, 24))
 
@@ -32,34 +32,6 @@ def some(taps: tuple[int, ...], target: FrozenTarget | None = None, cuts: Sequen
     ]
     batch = collate(chosen, range(7, 7 + len(cuts)))
     return replace(batch, features=(target or tiny.frozen()).features(batch.ids, batch.lengths, taps))
-
-
-def assert_half_precision_trains(build: Callable[[FrozenTarget], Objective]) -> None:
-    """A bfloat16 target and float32 weights, as the trainer runs them, against the same target in float32."""
-    config = tiny_config("llama", vocab_size=tiny.VOCAB, num_key_value_heads=3)
-    whole, half = (
-        FrozenTarget(tiny_target(config, dtype, max_length=64, pack=False)) for dtype in (torch.float32, torch.bfloat16)
-    )
-    objective = build(whole)
-    exact = objective(some(objective.taps, whole), 0.0)
-    objective = build(half)
-    batch = some(objective.taps, half)
-    assert batch.features.dtype == torch.bfloat16
-    with torch.autocast("cpu", torch.bfloat16):
-        found = objective(batch, 0.0)
-    found["loss"].backward()
-    assert all(value.dtype == torch.float32 for value in found.values())
-    single = objective(batch, 0.0)  # weights in float32 and no conversion but ours
-    means = [(terms["loss"] / terms["weight"]).item() for terms in (found, single, exact)]
-    assert means[:2] == pytest.approx(means[2:] * 2, rel=0.01)
-    gradients = [weight.grad for weight in objective.net.parameters()]
-    assert all(gradient is not None and gradient.dtype == torch.float32 for gradient in gradients)
-    with torch.autocast("cpu", torch.bfloat16):
-        objective.hits(batch, all_anchors(batch))
-
-
-def without_answers(batch: Batch) -> Batch:
-    return replace(batch, mask=torch.zeros_like(batch.mask))
 
 
 def without_prompts(batch: Batch, first: int = 0) -> Batch:
@@ -78,13 +50,6 @@ def assert_first_tokens_are_no_anchors(objective: Objective, batch: Batch) -> No
     anchors = all_anchors(zeros)
     right = objective.hits(zeros, anchors)[:, 0]
     assert torch.equal(right, anchors.positions > 0)
-
-
-def missing_gradients(objective: Objective, batch: Batch) -> list[str]:
-    """Parameters that no gradient reaches, zeros being gradients too."""
-    objective.net.zero_grad(set_to_none=True)
-    objective(batch, 0.5)["loss"].backward()
-    return [name for name, weight in objective.net.named_parameters() if weight.grad is None]
 
 
 def played(objective: Objective) -> Simulation:

@@ -110,31 +110,10 @@ def test_training_raises_tokens_per_step_and_the_engine_agrees() -> None:
     pairs.assert_engine_agrees(simulation, pairs.chain_of(source, 5))
 
 
-def test_gradients_reach_every_parameter() -> None:
-    """Guards against parameters left out of the graph, which stop processes that share the work."""
-    objective = objective_of()
-    batch = pairs.some(objective.taps)
-    assert not pairs.missing_gradients(objective, batch)
-    assert all(bool(weight.grad.any()) for weight in objective.net.parameters() if weight.grad is not None)
-    assert not pairs.missing_gradients(objective, pairs.without_answers(batch))
-    assert float(objective(pairs.without_answers(batch), 0.0)["weight"]) == 0.0
-
-
 def test_an_answer_without_a_prompt_begins_with_its_second_token() -> None:
     """Guards against the anchor at position 0, before which there is no pair: its row would be the last one's."""
     objective = objective_of()
     pairs.assert_first_tokens_are_no_anchors(objective, pairs.some(objective.taps))
-
-
-def test_features_of_bfloat16_train_float32_weights() -> None:
-    """Guards against dtypes that meet unconverted, and sums of losses in eight bits."""
-    sizes, settings = DartNetSettings(draft_vocab_size=12), DartObjectiveSettings()
-    pairs.assert_half_precision_trains(lambda target: build_dart(sizes, settings, target, tiny.facts(), 0))
-
-
-def test_what_was_trained_is_what_a_file_says(tmp_path: Path) -> None:
-    """Guards against maps or rotations that a file loses."""
-    pairs.assert_file_says_the_same(trained(), tmp_path / "new")
 
 
 def test_targets_with_scaled_positions_get_drafters_that_a_file_can_say(tmp_path: Path) -> None:

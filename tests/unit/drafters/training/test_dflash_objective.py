@@ -121,27 +121,6 @@ def test_only_the_anchors_that_are_drawn_count() -> None:
     assert sum(objective(one, 0.0)["loss"].item() for one in (alone, first)) == pytest.approx(loss, rel=1e-5)
 
 
-def test_gradients_reach_every_parameter() -> None:
-    """Guards against a part of the net that never learns, and a target that does."""
-    objective = fresh(**KINDS["sliding"])
-    objective(blocks.held_out(objective), 0.0)["loss"].backward()
-    for name, weight in objective.net.named_parameters():
-        assert weight.grad is not None, name
-        assert bool(weight.grad.any()), name
-    assert tiny.frozen().head.grad is None
-    assert not tiny.frozen().head.requires_grad
-
-
-def test_a_batch_without_anchors_takes_part() -> None:
-    """Guards against processes that wait for each other's gradients, or divide by what one of them lacks."""
-    objective = fresh()
-    batch = blocks.held_out(objective)
-    terms = objective(replace(batch, mask=torch.zeros_like(batch.mask)), 0.0)
-    assert (terms["loss"].item(), terms["weight"].item()) == (0.0, 0.0)
-    terms["loss"].backward()
-    assert all(weight.grad is not None and not weight.grad.any() for weight in objective.net.parameters())
-
-
 def test_a_first_token_has_no_context() -> None:
     """Guards against a block without anything before it, where nothing is seen or the context has no rows at all."""
     objective = blocks.wild(fresh(gamma=3.0))
@@ -158,32 +137,12 @@ def test_a_first_token_has_no_context() -> None:
         assert all(weight.grad is not None for weight in objective.net.parameters())
 
 
-def test_training_in_bfloat16() -> None:
-    """Guards against dtypes that do not go together: features in the target's, weights in float32, autocast."""
-    objective = fresh(**KINDS["sliding"])
-    batch = blocks.held_out(objective)
-    exact = objective(batch, 0.0)["loss"].item()
-    half = replace(batch, features=batch.features.bfloat16())
-    with torch.autocast("cpu", torch.bfloat16):
-        terms = objective(half, 0.0)
-        assert objective.hits(half, all_anchors(half)).dtype == torch.bool
-    terms["loss"].backward()
-    assert terms["loss"].dtype == torch.float32
-    assert terms["loss"].item() == pytest.approx(exact, rel=0.01)
-    for name, weight in objective.net.named_parameters():
-        assert weight.grad is not None, name
-        assert weight.grad.dtype == torch.float32
-        assert bool(weight.grad.any()), name
-        assert bool(weight.grad.isfinite().all()), name
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_helps(seed: int) -> None:
     """Guards against a loss that falls while nothing useful is learned.
 
-    Measured, tokens per step on held-out answers before and after: 1.013 and 1.592 with seed 0, 1.009 and 1.581 with
-    seed 1. A part of what is left is out of reach: all drafts of a block are made at once, none knowing the others.
+    Measured, tokens per step before and after: 1.01 and 1.59 with seed 0, 1.01 and 1.58 with seed 1.
     """
     before, after = (pairs.played(one).tokens_per_step for one in (fresh(seed), trained(seed)))
     assert before < 1.1
@@ -195,11 +154,6 @@ def test_training_helps(seed: int) -> None:
 def test_simulated_rounds_are_the_engines(kind: str) -> None:
     """Guards against figures of training that drafting does not keep: a tap, a row or a depth apart."""
     blocks.assert_engine_agrees(trained(0, kind))
-
-
-def test_the_file_says_what_was_trained(tmp_path: Path) -> None:
-    """Guards against a drafter that is written with other taps, masks or windows than it learned with."""
-    pairs.assert_file_says_the_same(trained(0, "sliding"), tmp_path)
 
 
 def test_chains_end_with_the_first_wrong_draft_and_with_the_text() -> None:

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,8 +103,7 @@ def test_how_much_the_base_counts() -> None:
 def test_a_new_head_learns_at_once() -> None:
     """Guards against weights so small that the head stands still at first, and ones that spoil the base's drafts.
 
-    Measured after two epochs, base loss minus final loss on held-out answers, seeds 0 and 1: 0.19 and 0.25; 0.01 and
-    0.00 with small weights throughout.
+    Measured after two epochs, base minus final loss, seeds 0 and 1: 0.19 and 0.25; 0.01 and 0.00 with small weights.
     """
     objective = fresh(anchors=16)
     terms = objective(blocks.held_out(objective), 0.5)
@@ -119,36 +117,8 @@ def test_a_new_head_learns_at_once() -> None:
     assert losses["final"] < losses["base"] - 0.1
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
-def test_gradients_reach_every_parameter(strategy: Strategy, precision: torch.dtype) -> None:
-    """Guards against a head that never learns, and dtypes that do not go together under autocast.
-
-    Autocast keeps weights that it has cast; those cast while the head drafts without gradients must not serve the loss.
-    """
-    objective = fresh(strategy=strategy)
-    torch.nn.init.normal_(objective.net.head.vocabulary_weight, std=0.02)  # at zero nothing reaches what is behind it
-    batch = blocks.held_out(objective)
-    exact = objective(batch, 0.5)["loss"].item()
-    half = replace(batch, features=batch.features.to(precision))
-    with torch.autocast("cpu", torch.bfloat16, enabled=precision == torch.bfloat16):
-        terms = objective(half, 0.5)
-        assert objective.hits(half, all_anchors(half)).dtype == torch.bool
-    terms["loss"].backward()
-    assert {name: value.dtype for name, value in terms.items()} == dict.fromkeys(
-        ("loss", "weight", "base", "final"), torch.float32
-    )
-    assert terms["loss"].item() == pytest.approx(exact, rel=0.01)
-    for name, weight in objective.net.named_parameters():
-        assert weight.grad is not None, name
-        assert weight.grad.dtype == torch.float32
-        assert bool(weight.grad.any()), name
-        assert bool(weight.grad.isfinite().all()), name
-    assert tiny.frozen().head.grad is None
-
-
 def test_parameters_without_work_take_part() -> None:
-    """Guards against processes that wait for each other's gradients: of the head, or of everything."""
+    """Guards against processes that wait for each other's gradients: of the head alone."""
     objective = fresh()
     batch = blocks.held_out(objective)
     ends = torch.zeros_like(batch.mask)
@@ -163,11 +133,6 @@ def test_parameters_without_work_take_part() -> None:
         assert objective.net.fc.weight.grad is not None
         assert bool(objective.net.fc.weight.grad.any())
         assert all(weight.grad is not None and not weight.grad.any() for weight in head)
-    objective.zero_grad()
-    terms = objective(replace(batch, mask=torch.zeros_like(batch.mask)), 0.5)
-    terms["loss"].backward()
-    assert [terms[name].item() for name in ("loss", "weight", "base", "final")] == [0.0] * 4
-    assert all(weight.grad is not None and not weight.grad.any() for weight in objective.net.parameters())
 
 
 @pytest.mark.thorough
@@ -175,14 +140,8 @@ def test_parameters_without_work_take_part() -> None:
 def test_the_curriculum_keeps_the_base_strong(seed: int) -> None:
     """Guards against a curriculum that changes nothing: figure 4 of the paper, at the size of a test.
 
-    These figures were taken before `wake` began heads; the assertions hold since then too.
-
-    Measured at the end, base loss on held-out answers under the curriculum and under direct teacher forcing: 2.42 and
-    2.79 with seed 0, 2.46 and 2.78 with seed 1. Tokens per step, before and after the curriculum: 1.026 and 1.828,
-    1.031 and 1.828. So small a net gains nothing by it there: direct teacher forcing reaches 1.814 and 1.857.
-
-    On 120 other answers, where both are 1.76 to 1.80: base losses 2.70 and 3.33, 2.69 and 3.18; own drafts instead of
-    true tokens give 1.60, DFlash 1.48.
+    Measured, base loss under the curriculum and under teacher forcing: 2.42 and 2.79 with seed 0, 2.46 and 2.78 with
+    seed 1; tokens per step before and after the curriculum: 1.03 and 1.83 with both.
     """
     direct, anchored = (trained(strategy, seed) for strategy in ("teacher-forcing", "curriculum"))
     assert held_out_losses(anchored)["base"] < held_out_losses(direct)["base"] - 0.25
@@ -233,11 +192,6 @@ def test_simulated_rounds_are_the_engines(is_shifted: bool, prefix: int) -> None
         blocks.learn(objective, 3)
         assert pairs.played(objective).tokens_per_step > 1.2
     blocks.assert_engine_agrees(objective)
-
-
-def test_the_file_says_what_was_trained(tmp_path: Path) -> None:
-    """Guards against a drafter that is written with another alignment than it learned with."""
-    pairs.assert_file_says_the_same(fresh(net={"shift_label": False, "pure_draft_prefix_len": 0}), tmp_path)
 
 
 def test_a_prefix_as_long_as_the_block_is_refused() -> None:

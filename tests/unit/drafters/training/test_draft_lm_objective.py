@@ -105,47 +105,6 @@ def test_the_loss_is_that_of_every_position_by_itself(kind: str) -> None:
     assert count == 3 * tiny.ANSWER, "the first token of an answer is to be foreseen too"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_reach_everything(kind: str) -> None:
-    """Guards against a weight that never learns, and a target that does."""
-    objective = fresh(kind)
-    objective(held_out(), 0.0)["loss"].backward()
-    for name, weight in objective.net.named_parameters():
-        assert weight.grad is not None, name
-        assert weight.grad.any(), name
-    assert all(weight.grad is None for weight in tiny.frozen().decoder.parameters())
-    assert objective.taps == (() if kind.endswith("tokens") else (3,)), "what no loss reads need not be captured"
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_without_anything_to_learn(kind: str) -> None:
-    """Guards against a process that waits for gradients because its batch had nothing for it."""
-    samples = [replace(one, mask=torch.zeros(len(one.ids), dtype=torch.bool)) for one in tiny.samples()[:2]]
-    objective = fresh(kind)
-    terms = objective(collate(samples, (1, 2), [torch.randn(len(one.ids), 48) for one in samples]), 0.0)
-    assert (terms["loss"].item(), terms["weight"].item()) == (0.0, 0.0)
-    terms["loss"].backward()
-    assert all(weight.grad is not None and not weight.grad.any() for weight in objective.net.parameters())
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_training_in_bfloat16(kind: str) -> None:
-    """Guards against dtypes that do not go together: features in the target's, weights in float32, autocast."""
-    objective, batch = trained(kind, 0), held_out()
-    exact = objective(batch, 0.0)["loss"].item()
-    half = replace(batch, features=batch.features.bfloat16())
-    with torch.autocast("cpu", torch.bfloat16):
-        terms = objective(half, 0.0)
-        assert objective.hits(half, all_anchors(half)).any()
-    objective.net.zero_grad()
-    (terms["loss"] / terms["weight"]).backward()
-    assert terms["loss"].item() == pytest.approx(exact, rel=0.05)
-    for weight in objective.net.parameters():
-        assert weight.grad is not None
-        assert weight.grad.dtype == torch.float32
-        assert bool(weight.grad.isfinite().all())
-
-
 @pytest.mark.parametrize(
     ("kind", "seed", "start", "gain"),
     [
@@ -159,13 +118,8 @@ def test_training_in_bfloat16(kind: str) -> None:
     ],
 )
 def test_training_helps(kind: str, seed: int, start: float, gain: float) -> None:
-    """Guards against a loss that falls while nothing useful is learned.
-
-    Measured after 10 epochs at a rate of 0.003, on held-out answers: one layer from random weights, from 1.02 to 1.04
-    tokens per step to 1.97 and 2.00 by "kl", to 1.93 and 2.00 by "tokens" (seeds 0 and 1); two of the target's three
-    layers, from 1.41 to 2.79. On the target's embedding and head the one layer gets from 1.03 to 1.84 and 1.77, the two
-    to 2.66.
-    """
+    """Guards against a loss that falls while nothing useful is learned. Measured gains, tokens per step: 0.9 to 1.0 of
+    one layer, 1.4 of two of the target's; on the target's embedding 0.74 to 0.81, and 1.25."""
     before, after = (simulate(one, [held_out()]).tokens_per_step for one in (fresh(kind, seed), trained(kind, seed)))
     assert before < start
     assert after > before + gain

@@ -3,23 +3,19 @@
 import math
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
-from outpace.drafters.load import load_net
-from outpace.drafters.medusa.net import HeadKind, MedusaHead, MedusaNet
+from outpace.drafters.medusa.net import HeadKind, MedusaHead
 from outpace.drafters.medusa.objective import MedusaNetSettings, MedusaObjective, MedusaObjectiveSettings, build_medusa
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.training.batch import Batch, all_anchors, collate
-from outpace.models.tokenizer import TextCodec
 from outpace.train.trainer import simulate
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
 from tests.unit.drafters.training import tiny
-from tests.unit.models.tiny import byte_tokenizer
 
 KINDS: tuple[HeadKind, ...] = ("own", "shared", "target")
 
@@ -106,47 +102,13 @@ def test_the_start_is_the_targets_own_head(head: HeadKind) -> None:
     assert tiny.frozen().head.grad is None
 
 
-@pytest.mark.parametrize("head", KINDS)
-def test_a_batch_without_anything_to_learn(head: HeadKind) -> None:
-    """Guards against a process that waits for gradients of heads that its batch had nothing for."""
-    samples = [replace(one, mask=torch.arange(len(one.ids)) >= len(one.ids) - 1) for one in tiny.samples()[:2]]
-    batch = collate(samples, (1, 2), [torch.randn(len(one.ids), 48) for one in samples])
-    objective = fresh(head)
-    terms = objective(batch, 0.0)
-    assert (terms["loss"].item(), terms["weight"].item()) == (0.0, 0.0)
-    terms["loss"].backward()
-    assert all(weight.grad is not None and not weight.grad.any() for weight in objective.net.parameters())
-
-
-@pytest.mark.parametrize("head", KINDS)
-def test_training_in_bfloat16(head: HeadKind) -> None:
-    """Guards against dtypes that do not go together: features in the target's, weights in float32, autocast."""
-    objective, batch = shaken(fresh(head)), held_out()
-    exact = objective(batch, 0.0)["loss"].item()
-    half = replace(batch, features=batch.features.bfloat16())
-    with torch.autocast("cpu", torch.bfloat16):
-        terms = objective(half, 0.0)
-        inside = objective.hits(half, all_anchors(half))
-    assert inside.any()
-    assert (inside == objective.hits(half, all_anchors(half))).float().mean() > 0.9, "without autocast too"
-    (terms["loss"] / terms["weight"]).backward()
-    assert terms["loss"].dtype == torch.float32
-    assert terms["loss"].item() == pytest.approx(exact, rel=0.02)
-    for weight in objective.net.parameters():
-        assert weight.grad is not None
-        assert weight.grad.dtype == torch.float32
-        assert bool(weight.grad.isfinite().all())
-
-
 @pytest.mark.costly
 @pytest.mark.parametrize("head", KINDS)
 def test_training_helps(head: HeadKind) -> None:
     """Guards against a loss that falls while nothing useful is learned.
 
-    The start repeats the pending token, which this text does now and then: 1.376 tokens per step on held-out answers,
-    1.092 on those trained on. Measured after 20 epochs at a rate of 0.01: 1.50 to 1.53 held out, 1.51 to 1.77 on what
-    was trained on; at 0.003, 1.47 to 1.48 and 1.34 to 1.44. A table of pairs of tokens, counted on the same answers,
-    reaches 1.86 held out: it sees the pending token, Medusa's heads what it was chosen by.
+    The start repeats the pending token: 1.376 tokens per step on held-out answers, 1.092 on those trained on. Measured
+    after training: 1.50 to 1.53 held out, 1.51 to 1.77 on what was trained on.
     """
     objective = trained(head)
     before, after = (simulate(one, [held_out()]).tokens_per_step for one in (fresh(head), objective))
@@ -171,18 +133,6 @@ def test_simulated_rounds_are_the_engines(head: HeadKind) -> None:
     assert played.tokens == tiny.HELD_OUT * (tiny.ANSWER - 1)
     assert played.rounds == round(played.tokens / tokens_per_step)
     assert math.isclose(played.tokens_per_step, tokens_per_step, rel_tol=1e-12)
-
-
-@pytest.mark.parametrize("head", KINDS)
-def test_what_is_written_is_what_was_trained(head: HeadKind, tmp_path: Path) -> None:
-    """Guards against a run that ends with heads that no public layout can say."""
-    objective = shaken(fresh(head))
-    state = objective.net.state_dict()
-    objective.write(state, tmp_path / "heads", TextCodec(byte_tokenizer(), "tiny"), "bfloat16")
-    again = load_net(str(tmp_path / "heads"))
-    assert isinstance(again, MedusaNet)
-    assert again.config == objective.net.config
-    assert all(torch.equal(one, state[name].bfloat16()) for name, one in again.state_dict().items())
 
 
 def test_a_first_token_without_a_prompt_is_never_right() -> None:
