@@ -1,0 +1,181 @@
+"""Which tensors of a GGUF file make which parameters of a model, and how their values differ.
+
+The names and changes are those of llama.cpp's converter: it orders the rows of Llama's queries and keys for a rotation
+of neighbouring dimensions (transformers rotates dimensions half a head apart), separates GPT-NeoX's fused queries, keys
+and values, stores GPT-2's matrices transposed, and adds 1 to Gemma's norms.
+"""
+
+import re
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from outpace.lib.errors import ModelError
+from outpace.models.loading.config import check_sizes
+from outpace.models.loading.gguf import GgufFile, GgufTensor
+
+_LAYER = re.compile(r"\w+\.(?:layers|h)\.(\d+)\.(.+?)(?:\.(weight|bias))?")
+_OUTER = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "transformer.wte": "token_embd",
+    "transformer.wpe": "position_embd",
+    "transformer.ln_f": "output_norm",
+    "gpt_neox.embed_in": "token_embd",
+    "gpt_neox.final_layer_norm": "output_norm",
+}
+_INNER: dict[str, tuple[str, ...]] = {
+    "input_layernorm": ("attn_norm",),
+    "self_attn.q_proj": ("attn_q",),
+    "self_attn.k_proj": ("attn_k",),
+    "self_attn.v_proj": ("attn_v",),
+    "self_attn.qkv_proj": ("attn_qkv",),
+    "self_attn.o_proj": ("attn_output",),
+    "self_attn.q_norm": ("attn_q_norm",),
+    "self_attn.k_norm": ("attn_k_norm",),
+    "post_attention_layernorm": ("ffn_norm",),
+    "mlp.gate_proj": ("ffn_gate",),
+    "mlp.up_proj": ("ffn_up",),
+    "mlp.gate_up_proj": ("ffn_up",),
+    "mlp.down_proj": ("ffn_down",),
+    "mlp.gate": ("ffn_gate_inp",),
+    "mlp.experts.gate_up_proj": ("ffn_gate_exps", "ffn_up_exps"),
+    "mlp.experts.down_proj": ("ffn_down_exps",),
+    # GPT-2
+    "ln_1": ("attn_norm",),
+    "attn.c_attn": ("attn_qkv",),
+    "attn.c_proj": ("attn_output",),
+    "ln_2": ("ffn_norm",),
+    "mlp.c_fc": ("ffn_up",),
+    "mlp.c_proj": ("ffn_down",),
+    # GPT-NeoX
+    "attention.query_key_value": ("attn_qkv",),
+    "attention.dense": ("attn_output",),
+    "mlp.dense_h_to_4h": ("ffn_up",),
+    "mlp.dense_4h_to_h": ("ffn_down",),
+}
+# Families with a norm behind attention and behind the MLP, whose names others use for the norm before the MLP.
+_POST_NORMS: dict[str, tuple[str, ...]] = {
+    "post_attention_layernorm": ("post_attention_norm",),
+    "pre_feedforward_layernorm": ("ffn_norm",),
+    "post_feedforward_layernorm": ("post_ffw_norm",),
+}
+_POST_NORM_FAMILIES = ("gemma2", "gemma3_text", "olmo2")
+_SHIFTED_NORMS = ("gemma2", "gemma3_text")  # whose norms multiply by 1 + weight
+_NEIGHBOURS = ("llama", "smollm3")  # GGUF architectures that rotate neighbouring dimensions
+_SETTINGS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
+"""Tensors that are part of the config."""
+_MOST_NAMED = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A parameter as it is in a GGUF file: `(tensors joined)[rows] + add`.
+
+    Attributes:
+        tensors: joined along their output rows (the last dimension but one), in this order; usually one.
+        rows: of the tensor, in the parameter's order; None for the same order.
+        add: to every value.
+        is_transposed: the parameter is the tensor's transpose [in, out], as GPT-2's.
+    """
+
+    tensors: tuple[GgufTensor, ...]
+    rows: np.ndarray[Any, np.dtype[np.intp]] | None = None
+    add: float = 0.0
+    is_transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the parameter."""
+        first = self.tensors[0].shape
+        if len(self.tensors) > 1:
+            first = (*first[:-2], sum(tensor.shape[-2] for tensor in self.tensors), first[-1])
+        return first[::-1] if self.is_transposed else first
+
+    def floats(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The parameter in float32; may be a view of the file.
+
+        Raises:
+            ModelError: a type that cannot be converted.
+        """
+        parts = [_floats(tensor) for tensor in self.tensors]
+        values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
+        if self.rows is not None:
+            values = values[self.rows]
+        if self.add:
+            values = values + np.float32(self.add)
+        return values.T if self.is_transposed else values
+
+
+def weights_of(file: GgufFile, config: PretrainedConfig) -> dict[str, Weight]:
+    """The weights of a file by the names of `AutoModelForCausalLM`'s parameters.
+
+    Raises:
+        ModelError: tensors that are missing, left over or of another shape; the error names them.
+    """
+    check_sizes(config, max(max(tensor.shape) for tensor in file.tensors.values()), str(file.path))
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config)
+    found, complaints, used = {}, [], set(_SETTINGS)
+    for name, parameter in model.named_parameters():
+        names = _tensor_names(name, config.model_type)
+        used.update(names)
+        if not names or any(one not in file.tensors for one in names):
+            complaints.append(f"{name} is missing ({' and '.join(names) or 'known for no GGUF file'})")
+            continue
+        weight = _weight(tuple(file.tensors[one] for one in names), name, config, file)
+        if weight.shape != tuple(parameter.shape):
+            complaints.append(f"{' and '.join(names)} has shape {list(weight.shape)}, not {list(parameter.shape)}")
+        found[name] = weight
+    complaints += [f"{name} is left over" for name in file.tensors if name not in used]
+    if complaints:
+        more = f"; and {len(complaints) - _MOST_NAMED} more" if len(complaints) > _MOST_NAMED else ""
+        raise ModelError(
+            f"{file.path}: its tensors do not fit its config: {'; '.join(complaints[:_MOST_NAMED])}{more}; download "
+            "the file again, or convert the model with a current llama.cpp"
+        )
+    return found
+
+
+def _tensor_names(parameter: str, family: str) -> tuple[str, ...]:
+    """The tensors that make a parameter; none for a parameter that no GGUF file has."""
+    if match := _LAYER.fullmatch(parameter):
+        stems = (_INNER | _POST_NORMS if family in _POST_NORM_FAMILIES else _INNER).get(match[2], ())
+        return tuple(f"blk.{match[1]}.{stem}.{match[3] or 'weight'}" for stem in stems)
+    module, _, kind = parameter.rpartition(".")
+    return (f"{_OUTER[module]}.{kind}",) if module in _OUTER else ()
+
+
+def _weight(tensors: tuple[GgufTensor, ...], name: str, config: Any, file: GgufFile) -> Weight:
+    heads = {"q_proj": config.num_attention_heads, "k_proj": getattr(config, "num_key_value_heads", None)}
+    module, _, kind = name.rpartition(".")
+    part, size = module.rpartition(".")[2], tensors[0].shape[0]
+    rows = None
+    if file.values["general.architecture"] in _NEIGHBOURS and part in heads:
+        rows = _order(size, (heads[part], -1, 2), (0, 2, 1))
+    elif part == "query_key_value":
+        rows = _order(size, (3, heads["q_proj"], -1), (1, 0, 2))
+    is_shifted = config.model_type in _SHIFTED_NORMS and name.endswith("norm.weight")
+    is_transposed = config.model_type == "gpt2" and kind == "weight" and part.startswith("c_")
+    return Weight(tensors, rows, -1.0 if is_shifted else 0.0, is_transposed)
+
+
+def _order(size: int, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.intp]] | None:
+    """Rows 0 to size in another order; None if they cannot be arranged so, which a check of shapes reports."""
+    if size % abs(prod(shape)):
+        return None
+    return np.arange(size, dtype=np.intp).reshape(shape).transpose(axes).reshape(-1)
+
+
+def _floats(tensor: GgufTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    try:
+        values: np.ndarray[Any, np.dtype[np.float32]] = gguf.quants.dequantize(tensor.data, tensor.kind)
+    except NotImplementedError as error:
+        raise ModelError(f"tensor {tensor.name} is of type {tensor.kind.name}, which cannot be read") from error
+    return values.reshape(tensor.shape)

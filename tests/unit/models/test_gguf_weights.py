@@ -1,0 +1,110 @@
+"""GGUF tensors by the names of a model's parameters."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from outpace.lib.errors import ModelError
+from outpace.models.loading.gguf import GgufFile, GgufTensor, read_gguf
+from outpace.models.loading.gguf_weights import weights_of
+from tests.unit.models.gguf_models import as_array, write_model
+from tests.unit.models.tiny import FAMILIES, tiny_config, write_tiny_gguf
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True, "head_dim": 16},
+    "smollm3": {"attention_bias": True, "mlp_bias": True},
+    "qwen3": {"attention_bias": True},
+    "qwen3_moe": {"mlp_only_layers": []},
+}
+"""Settings by which families have biases that are absent by default, and none of what no GGUF file has."""
+
+
+@pytest.mark.parametrize(
+    ("family", "tied"), [(family, tied) for family in FAMILIES for tied in (False, True) if tied or family != "gemma2"]
+)
+def test_every_parameter_is_that_of_the_model(family: str, tied: bool, tmp_path: Path) -> None:
+    """Guards against rows of queries and keys in GGUF's order (biases and grouped heads included), norms that are one
+    off, transposed matrices, experts in the wrong half, and a head where there is none."""
+    config = tiny_config(family, tie_word_embeddings=tied, **CHANGES.get(family, {}))
+    wanted = write_model(tmp_path / "m.gguf", config)
+    found = weights_of(read_gguf(tmp_path / "m.gguf"), config)
+    assert found.keys() == wanted.keys()
+    for name, parameter in wanted.items():
+        tolerance = 1e-6 if found[name].add else 0
+        assert found[name].shape == tuple(parameter.shape)
+        np.testing.assert_allclose(found[name].floats(), as_array(parameter), rtol=0, atol=tolerance, err_msg=name)
+
+
+def test_they_are_the_weights_that_transformers_reads(tmp_path: Path) -> None:
+    """Guards against another order of rows than transformers' own loader makes of the same file."""
+    path = write_tiny_gguf(tmp_path / "m.gguf")
+    model: Any = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    found = weights_of(read_gguf(path), model.config)
+    parameters = dict(model.named_parameters())
+    assert found.keys() == parameters.keys()
+    assert all(np.array_equal(weight.floats(), as_array(parameters[name].detach())) for name, weight in found.items())
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "F16", "BF16", "MXFP4"])
+def test_blocks_stay_the_bytes_of_the_file(kind: str, tmp_path: Path) -> None:
+    """Guards against weights requantised or copied on the way, and experts whose blocks end up in other rows."""
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "num_attention_heads": 4}
+    config = tiny_config("qwen3_moe", **sizes, **CHANGES["qwen3_moe"])
+    parameters = write_model(tmp_path / "m.gguf", config, kind)
+    raw = GGMLQuantizationType[kind]
+    for name, weight in weights_of(read_gguf(tmp_path / "m.gguf"), config).items():
+        values = as_array(parameters[name])
+        if values.ndim > 1:
+            data = np.concatenate([tensor.data for tensor in weight.tensors], axis=-2)
+            assert np.array_equal(data, gguf.quants.quantize(values, raw).view(np.uint8)), name
+            assert all(tensor.kind == raw and not tensor.data.flags.owndata for tensor in weight.tensors)
+            assert np.array_equal(weight.floats(), gguf.quants.dequantize(data, raw))
+
+
+def _file(path: Path, config: PretrainedConfig) -> GgufFile:
+    write_model(path, config)
+    return read_gguf(path)
+
+
+def test_tensors_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    """Guards against random numbers for tensors that are missing, and tensors that are ignored in silence."""
+    config = tiny_config("llama")
+    file = _file(tmp_path / "m.gguf", config)
+    file.tensors["blk.1.extra.weight"] = file.tensors.pop("blk.1.ffn_up.weight")
+    first = file.tensors["blk.0.attn_k.weight"]
+    file.tensors["blk.0.attn_k.weight"] = GgufTensor(first.name, (8, 48), first.kind, first.data[:8])
+    with pytest.raises(ModelError) as caught:
+        weights_of(file, config)
+    text = str(caught.value)
+    assert "model.layers.1.mlp.up_proj.weight is missing (blk.1.ffn_up.weight)" in text
+    assert "blk.1.extra.weight is left over" in text
+    assert "blk.0.attn_k.weight has shape [8, 48], not [16, 48]" in text
+    assert "download the file again" in text
+
+
+def test_a_config_that_asks_for_more_than_the_file_has_is_refused(tmp_path: Path) -> None:
+    """Guards against memory for what a damaged config announces, and a traceback for a count that cannot be divided."""
+    file = _file(tmp_path / "m.gguf", tiny_config("llama"))
+    for change, complaint in (
+        ({"hidden_size": 6 * 2**28, "head_dim": 8}, "hidden_size=1610612736: must be from 1 to 160"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}, r"attn_q\.weight has shape \[48, 48\]"),
+        ({"num_hidden_layers": 4}, r"blk\.3\.attn_norm\.weight"),
+    ):
+        with pytest.raises(ModelError, match=complaint):
+            weights_of(file, tiny_config("llama", **change))
+
+
+def test_a_type_without_a_conversion_is_refused_by_name(tmp_path: Path) -> None:
+    """Guards against an error out of the gguf package for a type that only activations have."""
+    config = tiny_config("llama", hidden_size=256, num_attention_heads=8)
+    file = _file(tmp_path / "m.gguf", config)
+    data = np.zeros((160, 292), np.uint8)
+    file.tensors["output.weight"] = GgufTensor("output.weight", (160, 256), GGMLQuantizationType.Q8_K, data)
+    with pytest.raises(ModelError, match=r"output\.weight is of type Q8_K, which cannot be read"):
+        weights_of(file, config)["lm_head.weight"].floats()
