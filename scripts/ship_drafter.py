@@ -11,11 +11,11 @@ from typing import Any
 
 import yaml
 
-from outpace.drafters.domino.files import write_domino
+from outpace.drafters.domino.files import export_domino
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.load import load_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
-from outpace.lib.checkpoint import write_index
+from outpace.lib.checkpoint import write_checkpoint, write_index
 from outpace.models.loading.shipped import size_of
 
 LIMIT_MB, RECIPE = 16.0, "recipe.yaml"
@@ -101,7 +101,7 @@ def drop_rows(folder: Path) -> None:
     ids = load_vocabulary(vocabulary, net.config.vocab_size)
     for file in (*folder.glob("model*"), folder / "config.json"):
         file.unlink()
-    write_domino(net, folder, ids=ids)
+    write_checkpoint(folder, *export_domino(net, "domino", ids=ids))
     write_index(folder)
 
 

@@ -15,10 +15,8 @@ from outpace import cli
 from outpace.bench.runner import BenchRun
 from outpace.core.tree import Topology
 from outpace.drafters import convert
-from outpace.drafters.dart.files import write_dart
 from outpace.drafters.dart.net import DartConfig, DartNet
-from outpace.drafters.dflash.files import write_dflash
-from outpace.drafters.medusa.files import write_medusa
+from outpace.drafters.kinds import write_net
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.lib.errors import InvalidRequest, ModelError
 from tests.unit.drafters.net.block_nets import small_dflash
@@ -275,7 +273,7 @@ def test_a_speculative_config_goes_with_nothing_that_says_the_same(
 
 def test_convert_writes_compares_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a conversion that reports what it did not check, and a wrong file left with status 0."""
-    write_dflash(small_dflash(torch.float32), tmp_path / "in")
+    write_net(small_dflash(torch.float32), tmp_path / "in")
     options = ["convert", str(tmp_path / "in"), "--to", "z-lab"]
     report = _last_json(_run(*options, str(tmp_path / "out"), "--dtype", "bfloat16", "--json"))
     assert report == {
@@ -307,7 +305,7 @@ def test_convert_takes_a_borrowed_head_from_the_target(tmp_path: Path, folder: s
     net = MedusaNet(MedusaConfig(hidden_size=48, vocab_size=264, draft_vocab_size=264, heads=2, head="target"))
     for weight in net.parameters():
         weight.zero_()
-    write_medusa(net, tmp_path / "in", "authors")
+    write_net(net, tmp_path / "in", "authors")
     command = ["convert", str(tmp_path / "in"), str(tmp_path / "out"), "--to", "vllm"]
     missing = _run(*command)
     assert isinstance(missing.exception, InvalidRequest)
@@ -358,7 +356,7 @@ def test_count_ngrams_writes_what_dart_reads(folder: str, tmp_path: Path) -> Non
     out, net = tmp_path / "ngrams.safetensors", DartNet(DartConfig(**OURS, draft_vocab_size=264, draft_length=3))
     options = ["count-ngrams", "-m", folder, "-w", str(tmp_path / "texts.jsonl"), "--out", str(out)]
     assert _last_json(_run(*options)) == {"file": str(out), "kept": [2, 2, 2], "of": 264}
-    write_dart(random_net(net), tmp_path / "dart")
+    write_net(random_net(net), tmp_path / "dart")
     drafting = ["--method", f"dart:ngrams={out}", "--drafter", str(tmp_path / "dart"), "--max-new-tokens", "8"]
     answer = _last_json(_run("generate", "hello", "-m", folder, *drafting, "--json"))
     assert answer["samples"][0]["metrics"]["drafted"] > 0

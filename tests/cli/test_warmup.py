@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from outpace import cli
-from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.kinds import write_net
 from outpace.lib.errors import InvalidRequest
 from tests.unit.drafters.source.learned import random_net
 from tests.unit.methods.test_presets import OURS
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def eagle(tmp_path_factory: pytest.TempPathFactory) -> str:
     net = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264)))
     folder = tmp_path_factory.mktemp("eagle3")
-    write_eagle3(net, folder, "midlayer")
+    write_net(net, folder, "midlayer")
     return str(folder)
 
 

@@ -15,7 +15,8 @@ import httpx
 import pytest
 import torch
 
-from outpace.drafters.domino.files import read_domino, write_domino
+from outpace.drafters.domino.files import read_domino
+from outpace.drafters.kinds import write_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
 from outpace.lib.checkpoint import read_checkpoint, write_index
 from outpace.vllm.versions import installed_version
@@ -54,7 +55,7 @@ def vllm_version() -> str:
 def ranked(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A drafter with a ranked vocabulary, whose rows of the target's head are spread over workers."""
     folder, ids = tmp_path_factory.mktemp("distributed") / "ranked", torch.arange(0, VOCAB, 3)
-    write_domino(read_domino(read_checkpoint(tiny.shifted)), folder, "domino", ids)
+    write_net(read_domino(read_checkpoint(tiny.shifted)), folder, "domino", ids)
     save_vocabulary(folder / FILE_NAME, ids, VOCAB)
     write_index(folder)
     return folder

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from outpace.drafters.domino.files import read_domino, write_domino
+from outpace.drafters.domino.files import read_domino
+from outpace.drafters.kinds import write_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
 from outpace.lib.checkpoint import read_checkpoint, write_index
 from tests.vllm.engines import Engine, engine, speculative
@@ -47,7 +48,7 @@ def test_a_ranked_vocabulary_and_a_narrow_w2(tiny: Tiny, wanted: list[list[int]]
     folder has a vocabulary of its own, and rows for some ids of it alone."""
     net = read_domino(read_checkpoint(tiny.domino))
     ranked, rows = torch.arange(0, VOCAB, 3), torch.arange(0, VOCAB, 2)
-    write_domino(net, tmp_path / "ranked", "domino", rows)
+    write_net(net, tmp_path / "ranked", "domino", rows)
     save_vocabulary(tmp_path / "ranked" / FILE_NAME, ranked, VOCAB)
     write_index(tmp_path / "ranked")
     answers, drafts = our_drafts(tiny.target, "domino", tmp_path / "ranked", PROMPTS, LENGTH)

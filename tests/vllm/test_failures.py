@@ -9,8 +9,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import outpace.vllm
-from outpace.drafters.domino.files import write_domino
 from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.kinds import write_net
 from outpace.lib.errors import ModelError
 from outpace.vllm import cpu_sampling, versions
 from tests.vllm.engines import engine, speculative
@@ -32,7 +32,7 @@ def lacking(tiny: Tiny, folder: Path) -> Path:
 def foreign(tiny: Tiny, folder: Path) -> Path:
     """A drafter for a narrower model."""
     net = DominoNet(domino_config(hidden_size=128, target_hidden_size=128))
-    write_domino(randomised(net, 7), folder, "domino")
+    write_net(randomised(net, 7), folder, "domino")
     return folder
 
 

@@ -8,12 +8,10 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outpace.drafters.dflash.files import write_dflash
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
-from outpace.drafters.domino.files import write_domino
 from outpace.drafters.domino.net import DominoConfig, DominoNet
-from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.kinds import write_net
 from tests.unit.models.tiny import byte_tokenizer
 
 VOCAB, HIDDEN, LAYERS, BLOCK = 512, 256, 4, 5
@@ -69,10 +67,10 @@ def write_tiny(folder: Path) -> Tiny:
     plain = randomised(DFlashNet(DFlashConfig(**BLOCKS)), 1)
     first, second = (layer.self_attn.k_norm.weight for _, layer in plain.each_layer())
     first.data.copy_(second)  # vLLM's kernel for CPUs takes the first layer's for all; Domino's class knows better
-    write_dflash(plain, made.dflash)
-    write_eagle3(randomised(Eagle3Net(eagle3_config()), 2), made.eagle3, "midlayer")
-    write_domino(randomised(DominoNet(domino_config(shift_label=False)), 3), made.domino, "domino")
-    write_domino(randomised(DominoNet(domino_config(shift_label=True)), 4), made.shifted, "sglang")
+    write_net(plain, made.dflash)
+    write_net(randomised(Eagle3Net(eagle3_config()), 2), made.eagle3, "midlayer")
+    write_net(randomised(DominoNet(domino_config(shift_label=False)), 3), made.domino, "domino")
+    write_net(randomised(DominoNet(domino_config(shift_label=True)), 4), made.shifted, "sglang")
     return made
 
 

@@ -1,8 +1,10 @@
-"""What EAGLE-3 and DART share: the sizes of a one-layer drafter on target features, and the layer itself.
+"""What EAGLE-3 and DART share: a drafter of one layer on target features.
 
 The layer's queries, keys and values are made of two rows side by side, the embedding of a token and a feature of the
 target, each normed by itself (EAGLE-3, arXiv 2503.01840, section 3.1).
 """
+
+from typing import Any
 
 import torch
 from pydantic import Field, model_validator
@@ -118,3 +120,40 @@ class FusionLayer(nn.Module):
         """Rows [T, H] after attention, with what the MLP adds."""
         out: Tensor = rows + self.mlp(self.post_attention_layernorm(rows))
         return out
+
+
+class FusionNet(nn.Module):
+    """Features fused into states, one layer, and a head over a reduced vocabulary."""
+
+    def __init__(self, config: FusionConfig, layer: FusionLayer) -> None:
+        super().__init__()
+        self.config: Any = config
+        size = config.hidden_size
+        self.fc = nn.Linear(config.joined_size, size, bias=False)
+        self.midlayer = layer
+        self.norm = RMSNorm(size, config.rms_eps)
+        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if config.own_head else None
+        self.d2t: Tensor | None
+        reduced = config.draft_vocab_size < config.vocab_size
+        self.register_buffer("d2t", torch.full((config.draft_vocab_size,), -1) if reduced else None)
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """One state [T, H] per row of the target's joined features [T, taps * Ht], in the order of the taps."""
+        if features.shape[-1] != self.config.joined_size:
+            raise ModelError(
+                f"features have {features.shape[-1]} columns, but taps={self.config.tap_count} x "
+                f"target_hidden_size={self.config.target_hidden_size} is {self.config.joined_size}"
+            )
+        fused: Tensor = self.fc(features)
+        return fused
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [N, Vd] of hidden rows [N, H] by the drafter's own head."""
+        if self.lm_head is None:
+            raise ModelError("own_head=False: this drafter has no head; score its hidden rows with the target's")
+        out: Tensor = self.lm_head(hidden)
+        return out
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """The target's ids of draft ids, of the same shape."""
+        return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]

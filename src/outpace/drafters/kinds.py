@@ -1,7 +1,8 @@
 """The table of drafter kinds. Loading, conversion, training, commands and defaults are derived from it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from pathlib import Path
 from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any
@@ -9,23 +10,24 @@ from typing import Any
 from torch import nn
 
 from outpace.drafters.dart import methods as dart
-from outpace.drafters.dart.files import is_dart, probe_dart, read_dart, write_dart
+from outpace.drafters.dart.files import export_dart, is_dart, probe_dart, read_dart
 from outpace.drafters.dart.net import DartNet
 from outpace.drafters.dflash import methods as dflash
-from outpace.drafters.dflash.files import is_dflash, probe_dflash, read_dflash, write_dflash
+from outpace.drafters.dflash.files import export_dflash, is_dflash, probe_dflash, read_dflash
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.domino import methods as domino
-from outpace.drafters.domino.files import is_domino, probe_domino, read_domino, write_domino
+from outpace.drafters.domino.files import export_domino, is_domino, probe_domino, read_domino
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.draft_lm import methods as draft_lm
 from outpace.drafters.eagle3 import methods as eagle3
-from outpace.drafters.eagle3.files import HEADLESS, is_eagle3, probe_eagle3, read_eagle3, write_eagle3
+from outpace.drafters.eagle3.files import HEADLESS, export_eagle3, is_eagle3, probe_eagle3, read_eagle3
 from outpace.drafters.eagle3.net import Eagle3Net
-from outpace.drafters.kind import DrafterKind
+from outpace.drafters.kind import DrafterKind, Writer
 from outpace.drafters.medusa import methods as medusa
-from outpace.drafters.medusa.files import is_medusa, probe_medusa, read_medusa, write_medusa
+from outpace.drafters.medusa.files import export_medusa, is_medusa, probe_medusa, read_medusa
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.drafters.method import LANGUAGE_MODEL
+from outpace.lib.checkpoint import write_checkpoint
 from outpace.lib.errors import ModelError
 from outpace.lib.plugins import plugins
 
@@ -35,6 +37,15 @@ def _objective(package: str) -> partial[Any]:
     return partial(resolve_name, f"outpace.drafters.{package}.objective:TRAINING")
 
 
+def _layouts(export: Callable[..., tuple[Any, ...]], *names: str) -> dict[str, Writer]:
+    """Writers of the layouts that a function exports."""
+
+    def write(layout: str, net: nn.Module, folder: Path, target: str | None) -> None:
+        write_checkpoint(folder, *export(net, layout, target))
+
+    return {name: partial(write, name) for name in names}
+
+
 _ROWS = (
     DrafterKind(
         name="domino",
@@ -42,10 +53,7 @@ _ROWS = (
         net=DominoNet,
         matches=is_domino,
         read=read_domino,
-        layouts={
-            "domino": lambda net, folder, target: write_domino(net, folder, "domino"),
-            "sglang": lambda net, folder, target: write_domino(net, folder, "sglang"),
-        },
+        layouts=_layouts(export_domino, "domino", "sglang"),
         probe=probe_domino,
         methods=domino.METHODS,
         default_method="outpace",
@@ -60,7 +68,7 @@ _ROWS = (
         net=DFlashNet,
         matches=is_dflash,
         read=read_dflash,
-        layouts={"z-lab": lambda net, folder, target: write_dflash(net, folder)},
+        layouts=_layouts(export_dflash, "z-lab"),
         probe=probe_dflash,
         methods=dflash.METHODS,
         default_method="outpace:draft=dflash",
@@ -73,7 +81,7 @@ _ROWS = (
         net=DartNet,
         matches=is_dart,
         read=read_dart,
-        layouts={"dart": lambda net, folder, target: write_dart(net, folder)},
+        layouts=_layouts(export_dart, "dart"),
         probe=probe_dart,
         methods=dart.METHODS,
         objective=_objective("dart"),
@@ -84,11 +92,7 @@ _ROWS = (
         net=Eagle3Net,
         matches=is_eagle3,
         read=read_eagle3,
-        layouts={
-            "midlayer": lambda net, folder, target: write_eagle3(net, folder, "midlayer"),
-            "speculators": lambda net, folder, target: write_eagle3(net, folder, "speculators", verifier=target),
-            HEADLESS: lambda net, folder, target: write_eagle3(net, folder, "headless"),
-        },
+        layouts=_layouts(export_eagle3, "midlayer", "speculators", HEADLESS),
         probe=probe_eagle3,
         methods=eagle3.METHODS,
         default_method="outpace:draft=eagle3",
@@ -101,10 +105,7 @@ _ROWS = (
         net=MedusaNet,
         matches=is_medusa,
         read=read_medusa,
-        layouts={
-            "authors": lambda net, folder, target: write_medusa(net, folder, "authors"),
-            "vllm": lambda net, folder, target: write_medusa(net, folder, "vllm"),
-        },
+        layouts=_layouts(export_medusa, "authors", "vllm"),
         probe=probe_medusa,
         methods=medusa.METHODS,
         objective=_objective("medusa"),
@@ -142,6 +143,12 @@ def kind_of(net: nn.Module) -> DrafterKind:
     if not exact + derived:
         raise ModelError(f"{type(net).__name__} is the network of no kind of drafter; kinds are {', '.join(kinds())}")
     return (exact + derived)[0]
+
+
+def write_net(net: nn.Module, folder: str | Path, layout: str = "", target: str | None = None) -> None:
+    """Write a net in a layout of its kind, by default the first, for a target if that is known."""
+    layouts = kind_of(net).layouts
+    layouts[layout or next(iter(layouts))](net, Path(folder), target)
 
 
 def kind_of_config(config: Mapping[str, Any]) -> DrafterKind | None:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
-from outpace.drafters.dart.net import DartNet
-from outpace.drafters.eagle3.net import Eagle3Net
+from outpace.drafters.fusion import FusionNet
 from outpace.drafters.net_slots import NetSlots, Rows
 
 
@@ -55,7 +54,7 @@ class PairSource(ABC, Generic[S]):
 
     def __init__(
         self,
-        net: Eagle3Net | DartNet,
+        net: FusionNet,
         taps: tuple[int, ...],
         max_length: int,
         max_slots: int,

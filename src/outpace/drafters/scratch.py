@@ -5,7 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from outpace.core.protocols import Observation
+from outpace.core.drafting import Candidates, Frontier
+from outpace.core.protocols import Observation, Stream
+from outpace.drafters.best import best_ids
+from outpace.sampling.scores import Pool
 
 
 class Scratch:
@@ -87,3 +90,24 @@ class Scratch:
             rows.append(found)
             above = found
         return rows
+
+
+def best_children(
+    grown: Sequence[tuple[Stream, Scratch, range]],
+    logits: Tensor,
+    frontier: Frontier,
+    width: int,
+    noise: bool,
+    pool: Pool | None,
+) -> Candidates:
+    """Candidates of a frontier's nodes from their logits [F, K], of one pass; `grown` names each request's nodes."""
+    streams: list[Stream] = []
+    depths: list[int] = []
+    paths: list[list[int]] = []
+    for stream, scratch, nodes in grown:
+        streams += [stream] * len(nodes)
+        depths += [scratch.depth] * len(nodes)
+        paths += scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
+    asked = frontier.wants_entropy, frontier.draws
+    best = best_ids(logits, streams, depths, width, noise, paths, pool, *asked)
+    return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)

@@ -7,12 +7,10 @@ import pytest
 import torch
 
 import outpace
-from outpace.drafters.dflash.files import write_dflash
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
-from outpace.drafters.domino.files import write_domino
 from outpace.drafters.domino.net import DominoConfig, DominoNet
-from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.kinds import write_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.methods import catalog
 from outpace.models.loading import registry, shipped
@@ -32,13 +30,13 @@ def ship(root: Path) -> Path:
     pulled, folder = root / "home" / "models" / "tiny", root / "drafters" / "tiny"
     save_tiny_model(pulled, eos_token_id=None, max_position_embeddings=2048)
     (pulled / "outpace.json").write_text("{}")
-    write_eagle3(
+    write_net(
         random_net(Eagle3Net(Eagle3Config(**SIZES, taps=(0, 1, 2), draft_vocab_size=264))),
         folder / "eagle3",
         "midlayer",
     )
-    write_dflash(random_net(DFlashNet(DFlashConfig(**SIZES, **BLOCK))), folder / "dflash")
-    write_domino(random_net(DominoNet(DominoConfig(**SIZES, **BLOCK, **HEAD))), folder / "domino", "sglang")
+    write_net(random_net(DFlashNet(DFlashConfig(**SIZES, **BLOCK))), folder / "dflash")
+    write_net(random_net(DominoNet(DominoConfig(**SIZES, **BLOCK, **HEAD))), folder / "domino", "sglang")
     save_tiny_model(folder / "draft-lm", num_hidden_layers=1, max_position_embeddings=2048)
     for kind in WITH_VOCABULARY:
         save_vocabulary(folder / kind / "vocabulary.safetensors", EVEN, 264)

@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 import outpace
 from outpace.drafters import load as net_loading
 from outpace.drafters.domino.net import DominoNet
-from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.kinds import write_net
 from outpace.drafters.load import load_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -220,7 +220,7 @@ def test_what_a_drafter_weighs(drafters: Path, tmp_path: Path) -> None:
     """Guards against tables of ids counted as parameters, and files left out of the size."""
     eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=60)))
     eagle.d2t.zero_()
-    write_eagle3(eagle, tmp_path / "ranked", "midlayer")
+    write_net(eagle, tmp_path / "ranked", "midlayer")
     model = AutoModelForCausalLM.from_pretrained(drafters / "draft-lm")
     nets = {drafters / kind: load_net(str(drafters / kind)) for kind in ("dflash", "domino", "eagle3")}
     for folder, net in (nets | {tmp_path / "ranked": eagle, drafters / "draft-lm": model}).items():

@@ -28,15 +28,6 @@ def test_what_is_read_is_what_was_written(vocab_size: int, tmp_path: Path) -> No
     assert len(list(store.folder.glob("part-*"))) == 2
 
 
-def test_a_run_goes_on_where_the_last_part_ended(tmp_path: Path) -> None:
-    """Guards against parts that a second run writes over."""
-    AnswerStore(tmp_path, ABOUT).write(FIRST)
-    again = AnswerStore(tmp_path, ABOUT)
-    assert again.done == {"a", "ü", "cut"}
-    again.write(SECOND)
-    assert list(read_answers(tmp_path)) == FIRST + SECOND
-
-
 @pytest.mark.parametrize("change", [{"target": "other"}, {"sampling": {"temperature": 0.6}}, {"endpoint": "http://x"}])
 def test_other_settings_need_another_folder(change: Mapping[str, Any], tmp_path: Path) -> None:
     """Guards against a folder in which some answers are of another target, or sampled otherwise."""
@@ -55,15 +46,6 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     with pytest.raises(ModelError, match=r"about\.json"):
         read_about(tmp_path)
-
-
-def test_a_part_cut_off_is_named(tmp_path: Path) -> None:
-    """Guards against a traceback, or half an answer, after a disk error."""
-    AnswerStore(tmp_path, ABOUT).write(FIRST)
-    (part,) = tmp_path.glob("part-*")
-    part.write_bytes(part.read_bytes()[:-3])
-    with pytest.raises(ModelError, match=r"part-00000.*delete it"):
-        AnswerStore(tmp_path, ABOUT)
 
 
 def test_a_deleted_part_is_made_again_and_no_other_is_lost(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from outpace.doctor import method
 from outpace.doctor.finding import Finding
 from outpace.doctor.method import Comparison, DrafterFacts, Totals, compare, drafter, drafter_of, examine_method
 from outpace.doctor.model import examine_model
-from outpace.drafters.domino.files import write_domino
 from outpace.drafters.domino.net import DominoConfig, DominoNet
+from outpace.drafters.kinds import write_net
 from tests.unit.drafters.source.learned import BLOCK, random_net
 from tests.unit.methods.test_presets import HEAD, OURS
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
@@ -38,7 +38,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def random_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drafters") / "domino"
     sizes = OURS | {"max_positions": 128}
-    write_domino(random_net(DominoNet(DominoConfig(**sizes, **BLOCK, **HEAD))), folder, "sglang")
+    write_net(random_net(DominoNet(DominoConfig(**sizes, **BLOCK, **HEAD))), folder, "sglang")
     run = {"target": "another", "chat_template": "0" * 16}
     (folder / "provenance.json").write_text(json.dumps({"run": run}))
     return folder

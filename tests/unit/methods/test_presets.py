@@ -9,16 +9,12 @@ import torch
 
 import outpace
 from outpace.core.tree import DraftTree
-from outpace.drafters.dart.files import write_dart
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.dart.ngrams import count_ngrams, save_ngrams
-from outpace.drafters.dflash.files import write_dflash
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
-from outpace.drafters.domino.files import write_domino
 from outpace.drafters.domino.net import DominoConfig, DominoNet
-from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
-from outpace.drafters.medusa.files import write_medusa
+from outpace.drafters.kinds import write_net
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -47,13 +43,13 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def write_drafters(folder: Path) -> dict[str, Path]:
     """A random drafter of each kind, for the model of `save_tiny_model`."""
     eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=264)))
-    write_eagle3(eagle, folder / "eagle3", "midlayer")
+    write_net(eagle, folder / "eagle3", "midlayer")
     # The layout says no taps: the usual three depend on the target, and of three layers 0, 1 and 2 are tapped.
-    write_dart(random_net(DartNet(DartConfig(**OURS, draft_vocab_size=264, draft_length=3))), folder / "dart")
-    write_dflash(random_net(DFlashNet(DFlashConfig(**OURS, **BLOCK))), folder / "dflash")
-    write_domino(random_net(DominoNet(DominoConfig(**OURS, **BLOCK, **HEAD))), folder / "domino", "sglang")
+    write_net(random_net(DartNet(DartConfig(**OURS, draft_vocab_size=264, draft_length=3))), folder / "dart")
+    write_net(random_net(DFlashNet(DFlashConfig(**OURS, **BLOCK))), folder / "dflash")
+    write_net(random_net(DominoNet(DominoConfig(**OURS, **BLOCK, **HEAD))), folder / "domino", "sglang")
     sizes: dict[str, Any] = {"hidden_size": 48, "vocab_size": 264, "draft_vocab_size": 264, "heads": 4}
-    write_medusa(random_net(MedusaNet(MedusaConfig(**sizes))), folder / "medusa", "authors")
+    write_net(random_net(MedusaNet(MedusaConfig(**sizes))), folder / "medusa", "authors")
     return {name: folder / name for name in ("eagle3", "dflash", "domino", "medusa", "dart")}
 
 
@@ -194,7 +190,7 @@ def test_fr_spec_needs_a_vocabulary_and_a_full_head(target: Path, drafters: dict
     """Guards against FR-Spec by name that drafts from everything, or thins out what is thinned out already."""
     eagle = random_net(Eagle3Net(Eagle3Config(**OURS, taps=(0, 1, 2), draft_vocab_size=60)))
     eagle.d2t.zero_()
-    write_eagle3(eagle, tmp_path / "ranked", "midlayer")
+    write_net(eagle, tmp_path / "ranked", "midlayer")
     save_vocabulary(tmp_path / "other", torch.arange(100), 300)
     for method, drafter, complaint in (
         ("fr-spec", drafters["eagle3"], "vocabulary=FILE is missing; make one"),
@@ -256,7 +252,7 @@ def test_a_drafter_for_another_target_is_refused(target: Path, tmp_path: Path) -
     ):
         sizes: dict[str, Any] = OURS | BLOCK | changes
         folder = tmp_path / complaint
-        write_dflash(random_net(DFlashNet(DFlashConfig(**sizes))), folder)
+        write_net(random_net(DFlashNet(DFlashConfig(**sizes))), folder)
         with pytest.raises(ModelError, match=complaint):
             outpace.load(str(target), "dflash", drafter=str(folder), dtype="float32", device="cpu")
 
@@ -275,9 +271,9 @@ def test_an_eagle_or_dart_drafter_for_another_target_is_refused(
 ) -> None:
     """Guards against the same for one-layer drafters, and taps beyond the target's layers."""
     sizes: dict[str, Any] = OURS | {"draft_vocab_size": 264} | changes
-    write_eagle3(random_net(Eagle3Net(Eagle3Config(**sizes))), tmp_path / "eagle3", "midlayer")
+    write_net(random_net(Eagle3Net(Eagle3Config(**sizes))), tmp_path / "eagle3", "midlayer")
     if "taps" not in changes:  # DART's layout says none
-        write_dart(random_net(DartNet(DartConfig(**sizes, draft_length=3))), tmp_path / "dart")
+        write_net(random_net(DartNet(DartConfig(**sizes, draft_length=3))), tmp_path / "dart")
     for folder in tmp_path.iterdir():
         with pytest.raises(ModelError, match=complaint):
             outpace.load(str(target), folder.name, drafter=str(folder), dtype="float32", device="cpu")
@@ -290,7 +286,7 @@ def test_heads_beyond_the_configs_count_are_used(target: Path, drafters: dict[st
     (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
     model = outpace.load(str(target), "medusa", drafter=str(tmp_path), dtype="float32", device="cpu")
     assert len(model.drafters.net("medusa").heads) == 4  # type: ignore[arg-type]
-    write_medusa(
+    write_net(
         random_net(MedusaNet(MedusaConfig(hidden_size=32, vocab_size=264, draft_vocab_size=264, heads=1))),
         tmp_path / "narrow",
         "authors",

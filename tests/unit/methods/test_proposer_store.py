@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import outpace
-from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.kinds import write_net
 from outpace.methods import proposer_store
 from outpace.methods.catalog import methods, stored_proposer
 from outpace.methods.proposer_store import MOST_KEPT
@@ -165,7 +165,7 @@ def test_the_last_ones_asked_for_are_kept(folder: Path) -> None:
 def test_methods_that_differ_in_budget_share_net_and_head(folder: Path, tmp_path: Path) -> None:
     """Guards against a copy of the drafter's vocabulary layer for each budget: 18 MB of SmolLM2's."""
     net = random_net(Eagle3Net(Eagle3Config(**SIZES | {"vocab_size": 264}, taps=(0, 1, 2), draft_vocab_size=264)))
-    write_eagle3(net, tmp_path, "midlayer")
+    write_net(net, tmp_path, "midlayer")
     model = loaded(folder, drafter=str(tmp_path))
     one, other = (model.proposer(f"eagle3:budget={budget}").source for budget in (3, 5))  # type: ignore[attr-defined]
     assert one is not other

@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 
 import outpace
 from outpace.core.drafting import Gates
-from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.kinds import write_net
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.trees.graft.proposer import GraftedProposer
 from outpace.trees.growing import GrowingProposer
@@ -42,7 +42,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def model(target: str, tmp_path_factory: pytest.TempPathFactory) -> outpace.Model:
     folder = tmp_path_factory.mktemp("eagle3")
-    write_eagle3(net(), folder, "midlayer")
+    write_net(net(), folder, "midlayer")
     return outpace.load(target, "plain", drafter=str(folder), dtype="float32", device="cpu")
 
 
@@ -149,7 +149,7 @@ def test_gates_hold_for_the_drafter_they_were_calibrated_for(
     with safe_open(file, framework="pt") as opened:
         about = opened.metadata()
     assert (about["gates_drafter"], about["gates_budget"], about["gates_temperature"]) == (drafter, "15", "0.5")
-    write_eagle3(net(0.01), tmp_path / "another", "midlayer")
+    write_net(net(0.01), tmp_path / "another", "midlayer")
     another = outpace.load(target, "plain", drafter=str(tmp_path / "another"), dtype="float32", device="cpu")
     own = another.drafters.fingerprint("eagle3")
     assert own != drafter

@@ -181,8 +181,7 @@ def test_what_a_dtype_cannot_hold_is_refused(dtype: str, value: float, tmp_path:
 
 @pytest.mark.parametrize("rows", [256, 3])
 def test_the_likeliest_ids_after_every_token(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against positions off by one, probabilities of a part of the vocabulary, and sequences that see each
-    other."""
+    """Guards against positions off by one, probabilities of a part of the vocabulary."""
     monkeypatch.setattr(features, "ROWS", rows)
     target = tiny.frozen()
     draws = torch.Generator().manual_seed(3)

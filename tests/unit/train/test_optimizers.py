@@ -1,9 +1,5 @@
 """What moves the weights: matrices by whole updates, everything else by AdamW, and a run goes on to the same bits."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -11,9 +7,7 @@ from torch import nn
 from outpace.drafters.training.settings import TrainingSettings
 from outpace.train.trainer import make_optimizers
 from tests.unit.drafters.training import tiny
-from tests.unit.drafters.training.linear import LinearObjective, trainer
 from tests.unit.drafters.training.test_domino_objective import fresh
-from tests.unit.train.test_trainer import losses
 
 
 def test_muon_moves_matrices_and_adamw_the_rest() -> None:
@@ -56,32 +50,3 @@ def test_muon_learns(seed: int) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
     assert curve[-1] < 0.75 * curve[0]
-
-
-class Biased(LinearObjective):
-    """With a matrix for the one optimizer and a vector for the other."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(3)
-        self.net = nn.Linear(tiny.frozen().hidden_size, tiny.VOCAB)
-        for weight in self.net.parameters():
-            nn.init.normal_(weight, std=0.01, generator=generator)
-
-
-class Stop(Exception):
-    pass
-
-
-def test_a_run_with_two_optimizers_goes_on_to_the_same_bits(tmp_path: Path) -> None:
-    """Guards against the state of one optimizer, or its schedule, that is not kept."""
-
-    def interrupt(shown: Mapping[str, Any]) -> None:
-        if shown["step"] == 6 and "loss" in shown:
-            raise Stop
-
-    expected = trainer(tmp_path / "whole", objective=Biased(), optimizer="muon").run()
-    with pytest.raises(Stop):
-        trainer(tmp_path / "cut", interrupt, Biased(), optimizer="muon").run()
-    assert trainer(tmp_path / "cut", objective=Biased(), optimizer="muon").run() == expected
-    assert losses(tmp_path / "cut") == losses(tmp_path / "whole")

@@ -103,8 +103,7 @@ def test_an_empty_file_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_no_default_of_training_is_written_twice() -> None:
-    """Guards against an option of a command or a function with its own default, as `outpace train regenerate` had: 192
-    tokens and 16 conversations, where a run's own regeneration had 512 and 32."""
+    """Guards against an option of a command or a function with its own default, as `outpace train regenerate` had."""
     sections: list[Any] = [DataSettings, RegenerateSettings, TrainingSettings]
     for kind in KINDS:
         sections += [training_of(kind).net, training_of(kind).objective]

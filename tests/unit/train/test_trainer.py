@@ -108,9 +108,21 @@ def test_passes_do_not_matter(micro: int, tmp_path: Path) -> None:
     assert losses(tmp_path / "other") == pytest.approx(losses(tmp_path / "base"), rel=1e-5)
 
 
-@pytest.mark.parametrize("stop", [3, 7, 8])
-def test_a_stopped_run_goes_on_to_the_same_bits(stop: int, tmp_path: Path) -> None:
-    """Guards against a state that lacks the optimizer, the schedule, the order of the data or the best so far."""
+class Biased(LinearObjective):
+    """With a matrix for Muon and a vector for AdamW."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net.bias = torch.nn.Parameter(torch.full((tiny.VOCAB,), 0.01))
+
+
+@pytest.mark.parametrize(
+    ("stop", "make", "optimizer"), [(3, LinearObjective, "adamw"), (7, Biased, "muon"), (8, LinearObjective, "adamw")]
+)
+def test_a_stopped_run_goes_on_to_the_same_bits(
+    stop: int, make: type[LinearObjective], optimizer: str, tmp_path: Path
+) -> None:
+    """Guards against a state that lacks an optimizer, a schedule, the order of the data or the best so far."""
 
     class Stop(Exception):
         pass
@@ -119,15 +131,17 @@ def test_a_stopped_run_goes_on_to_the_same_bits(stop: int, tmp_path: Path) -> No
         if shown["step"] == stop and "loss" in shown:
             raise Stop
 
-    whole, objective = trainer(tmp_path / "whole", objective=LinearObjective()), LinearObjective()
+    whole, objective = trainer(tmp_path / "whole", objective=make(), optimizer=optimizer), make()
     expected = whole.run()
     with pytest.raises(Stop):
-        trainer(tmp_path / "cut", interrupt).run()
-    assert trainer(tmp_path / "cut", objective=objective).run() == expected
+        trainer(tmp_path / "cut", interrupt, make(), optimizer=optimizer).run()
+    assert trainer(tmp_path / "cut", objective=objective, optimizer=optimizer).run() == expected
     assert torch.equal(objective.net.weight, whole._objective.net.weight)  # type: ignore[arg-type]
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
     assert measured(tmp_path / "cut") == measured(tmp_path / "whole")
-    assert trainer(tmp_path / "cut").run() == expected, "a finished run is finished"
+    assert trainer(tmp_path / "cut", objective=make(), optimizer=optimizer).run() == expected, (
+        "a finished run is finished"
+    )
 
 
 def test_early_stop(tmp_path: Path) -> None:
@@ -178,8 +192,7 @@ def on_two_processes(folder: Path, how: str) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", ["copies", "fsdp"])
 def test_two_processes_learn_what_one_does(how: str, tmp_path: Path) -> None:
-    """Guards against gradients averaged with the wrong weights, processes that see each other's sequences, and weights
-    spread over processes that are measured, written or kept in parts."""
+    """Guards against gradients averaged with the wrong weights, processes that see each other's sequences."""
     on_two_processes(tmp_path / "two", how)
     trainer(tmp_path / "one").run()
     assert len(losses(tmp_path / "two")) == 15, "one process writes the log"

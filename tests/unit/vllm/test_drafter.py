@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.drafters.domino.files import write_domino
+from outpace.drafters.kinds import write_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.vllm.drafter import check_use, is_domino, read_drafter
@@ -18,7 +18,7 @@ from tests.unit.drafters.net.block_nets import small_domino
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """24 wide, for a target of 9 layers and 61 ids, in blocks of 5."""
-    write_domino(small_domino(torch.float32), tmp_path / "drafter", "sglang")
+    write_net(small_domino(torch.float32), tmp_path / "drafter", "sglang")
     return tmp_path / "drafter"
 
 

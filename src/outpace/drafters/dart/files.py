@@ -1,7 +1,6 @@
 """The layout of DART's authors: EAGLE-3's names, `draft_length` in config.json and a mask vector in the layer."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,7 +10,7 @@ from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.fields import Fields, architectures, build, dtype_name, rope, write_sizes
 from outpace.drafters.fusion_files import check_features, check_offsets, membership, read_sizes
 from outpace.drafters.probe import ROWS, Random, causal
-from outpace.lib.checkpoint import Checkpoint, filled, write_checkpoint
+from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 
 ARCHITECTURE = "LlamaForCausalLMDart"
@@ -53,7 +52,9 @@ def read_dart(checkpoint: Checkpoint) -> DartNet:
     return filled(lambda: DartNet(config), tensors, name)
 
 
-def export_dart(net: DartNet) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def export_dart(
+    net: DartNet, layout: str = "dart", target: str | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors in the authors' layout."""
     config, tensors = net.config, dict(net.state_dict())
     if config.bias or config.qk_norm or config.taps is not None:
@@ -70,11 +71,6 @@ def export_dart(net: DartNet) -> tuple[dict[str, Any], dict[str, Tensor]]:
         "torch_dtype": dtype_name(net.fc.weight),
     }
     return write_sizes(config) | fields, tensors
-
-
-def write_dart(net: DartNet, folder: str | Path) -> None:
-    """Write a checkpoint in the authors' layout."""
-    write_checkpoint(folder, *export_dart(net))
 
 
 def probe_dart(net: DartNet, random: Random) -> list[Tensor]:

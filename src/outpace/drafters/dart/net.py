@@ -10,9 +10,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from outpace.drafters.fusion import FusionConfig, FusionLayer
-from outpace.drafters.layers import Attend, RMSNorm, fill_with_nan
-from outpace.lib.errors import ModelError
+from outpace.drafters.fusion import FusionConfig, FusionLayer, FusionNet
+from outpace.drafters.layers import Attend, fill_with_nan
 
 
 class DartConfig(FusionConfig):
@@ -33,32 +32,17 @@ class DartLayer(FusionLayer):
         self.mask_rep = nn.Parameter(torch.empty(2 * config.hidden_size))
 
 
-class DartNet(nn.Module):
-    """A DART drafter without the target's embedding, which is handed in.
+class DartNet(FusionNet):
+    """A DART drafter without the target's embedding, which is handed in. Weights are NaN until they are filled."""
 
-    Weights are NaN until they are filled."""
+    config: DartConfig
+    midlayer: DartLayer
+    lm_head: nn.Linear
 
     def __init__(self, config: DartConfig) -> None:
-        super().__init__()
+        super().__init__(config, DartLayer(config))
         self.config = config
-        self.fc = nn.Linear(config.joined_size, config.hidden_size, bias=False)
-        self.midlayer = DartLayer(config)
-        self.norm = RMSNorm(config.hidden_size, config.rms_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False)
-        self.d2t: Tensor | None
-        reduced = config.draft_vocab_size < config.vocab_size
-        self.register_buffer("d2t", torch.full((config.draft_vocab_size,), -1) if reduced else None)
         fill_with_nan(self)
-
-    def fuse(self, features: Tensor) -> Tensor:
-        """One state [T, H] per row of the target's joined features [T, taps * Ht]."""
-        if features.shape[-1] != self.config.joined_size:
-            raise ModelError(
-                f"features have {features.shape[-1]} columns, but taps={self.config.tap_count} x "
-                f"target_hidden_size={self.config.target_hidden_size} is {self.config.joined_size}"
-            )
-        fused: Tensor = self.fc(features)
-        return fused
 
     def forward(
         self,
@@ -91,12 +75,3 @@ class DartNet(nn.Module):
         mixed = residual + layer.attention(pairs, torch.cat((positions, mask_positions)), attend)
         hidden: Tensor = self.norm(self.norm(layer.finish(mixed[wanted])))
         return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [N, Vd] of hidden rows [N, H]."""
-        out: Tensor = self.lm_head(hidden)
-        return out
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """The target's ids of draft ids, of the same shape."""
-        return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]

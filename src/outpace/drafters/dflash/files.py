@@ -7,7 +7,6 @@ embedding on, so that its ids are larger by one. Tensor names are the same every
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from outpace.drafters.fields import (
     write_decoder,
 )
 from outpace.drafters.probe import ROWS, Random, attention
-from outpace.lib.checkpoint import Checkpoint, filled, write_checkpoint
+from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -162,7 +161,9 @@ def check_block_weights(config: DFlashConfig, tensors: Mapping[str, Tensor], nam
         raise ModelError(f"{name}: {'; '.join(complaints)}")
 
 
-def export_dflash(net: DFlashNet) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def export_dflash(
+    net: DFlashNet, layout: str = "z-lab", target: str | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors of a drafter in z-lab's layout, which SGLang, SpecForge and vLLM read too."""
     tensors = dict(net.state_dict())
     return zlab_config(net.config, tensors), tensors
@@ -181,11 +182,6 @@ def zlab_config(config: DFlashConfig, tensors: dict[str, Tensor]) -> dict[str, A
     if config.target_layers is not None:
         written["num_target_layers"] = config.target_layers
     return written | {"dflash_config": inner, "dtype": dtype_name(tensors["fc.weight"])}
-
-
-def write_dflash(net: DFlashNet, folder: str | Path) -> None:
-    """Write a drafter in z-lab's layout."""
-    write_checkpoint(folder, *export_dflash(net))
 
 
 def probe_dflash(net: DFlashNet, random: Random) -> list[Tensor]:

@@ -25,12 +25,10 @@ class DraftStep:
     Attributes:
         position: block position whose output predicts it; 0 is the anchor, the last committed token.
         corrected: whether a causal head adds a correction to the base logits of that position.
-        seen: block tokens that the causal state has read by then, the anchor included; 0 without such a state.
     """
 
     position: int
     corrected: bool
-    seen: int
 
 
 class DFlashConfig(LayerConfig):
@@ -105,7 +103,7 @@ class DFlashConfig(LayerConfig):
 
     def draft_step(self, depth: int) -> DraftStep:
         """What makes the drafted token of a depth, counted from 1: the block position of that token itself."""
-        return DraftStep(depth, corrected=False, seen=0)
+        return DraftStep(depth, corrected=False)
 
     def drafts_per_block(self, every_position: bool = False) -> int:
         """Tokens that a block drafts: B - 1, as the anchor's position predicts the anchor."""

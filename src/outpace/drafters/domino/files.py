@@ -6,8 +6,7 @@ ships with the project has W2's rows for a ranked vocabulary alone (`ranked_rows
 """
 
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,10 +25,9 @@ from outpace.drafters.dflash.files import (
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.fields import Fields, agreed, architectures, build, needed
 from outpace.drafters.probe import Random
-from outpace.lib.checkpoint import Checkpoint, filled, write_checkpoint
+from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 
-DominoLayout = Literal["domino", "sglang"]
 PROJECTOR = "domino"
 HEAD = ("prefix_gru.", "embed_proj.")
 EARLY = "logit_head."
@@ -93,7 +91,7 @@ def _explain_head(config: DominoConfig, tensors: Mapping[str, Tensor], name: str
 
 
 def export_domino(
-    net: DominoNet, layout: DominoLayout, ids: Tensor | None = None
+    net: DominoNet, layout: str, target: str | None = None, ids: Tensor | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors of a drafter in a public layout.
 
@@ -119,13 +117,6 @@ def export_domino(
         "pure_draft_prefix_len": config.pure_draft_prefix_len,
     }
     return written, tensors if ids is None else without_other_rows(tensors, ids)
-
-
-def write_domino(
-    net: DominoNet, folder: str | Path, layout: DominoLayout = "domino", ids: Tensor | None = None
-) -> None:
-    """Write a drafter in a public layout; the arguments are those of `export_domino`."""
-    write_checkpoint(folder, *export_domino(net, layout, ids))
 
 
 def probe_domino(net: DominoNet, random: Random) -> list[Tensor]:

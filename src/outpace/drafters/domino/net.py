@@ -49,7 +49,7 @@ class DominoConfig(DFlashConfig):
         drafts before; only the block position differs, by one.
         """
         position = depth - 1 if self.shift_label else depth
-        return DraftStep(position, corrected=position >= self.first_corrected, seen=depth)
+        return DraftStep(position, corrected=position >= self.first_corrected)
 
     def drafts_per_block(self, every_position: bool = False) -> int:
         """Tokens that a block drafts.

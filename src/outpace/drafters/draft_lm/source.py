@@ -8,8 +8,7 @@ from torch import Tensor
 
 from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
-from outpace.drafters.best import best_ids
-from outpace.drafters.scratch import Scratch
+from outpace.drafters.scratch import Scratch, best_children
 from outpace.models.draft import DraftModel, DraftRows
 from outpace.sampling.scores import Pool
 
@@ -27,6 +26,12 @@ class DraftState:
     told: int = 0
     request: DraftRequest | None = None
     scratch: Scratch = field(default_factory=Scratch)
+
+    @property
+    def asked(self) -> DraftRequest:
+        """The request of this round."""
+        assert self.request is not None, "begin() comes before expand()"
+        return self.request
 
 
 class DraftLM(BaseSource):
@@ -98,19 +103,13 @@ class DraftLM(BaseSource):
             else:
                 growths.append(_extend(state, frontier.tokens[nodes.start : nodes.stop], above, nodes.start))
         logits, pool = self._whole(self.model.grow(growths, self._head))
-        streams, depths, paths = [], [], []
+        grown = []
         for (owner, nodes), growth in zip(groups.items(), growths, strict=True):
             state = states[owner]
-            assert state.request is not None, "begin() comes before expand()"
             if not len(state.scratch):
                 self.model.commit([state.slot], [range(len(growth.tokens))])
-            stream = state.request.stream
-            streams += [stream] * len(nodes)
-            depths += [state.scratch.depth] * len(nodes)
-            paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
-        asked = frontier.wants_entropy, frontier.draws
-        best = best_ids(logits, streams, depths, width, self._noise, paths, pool, *asked)
-        return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)
+            grown.append((state.asked.stream, state.scratch, nodes))
+        return best_children(grown, logits, frontier, width, self._noise, pool)
 
     def _whole(self, logits: Tensor) -> tuple[Tensor, Pool | None]:
         """Logits in the target's ids, or of those that a pool names."""
@@ -131,8 +130,7 @@ class DraftLM(BaseSource):
 
     def _catch_up(self, state: DraftState) -> DraftRows:
         """The ids without rows, the pending token last."""
-        assert state.request is not None, "begin() comes before expand()"
-        tokens = torch.tensor(state.request.ids[self.model.length(state.slot) :])
+        tokens = torch.tensor(state.asked.ids[self.model.length(state.slot) :])
         count = len(tokens)
         visible = torch.ones(count, count, dtype=torch.bool).tril()
         return DraftRows(state.slot, tokens, torch.arange(count), visible, scratch=0, wanted=1)

@@ -10,7 +10,6 @@ Ids under `eagle_config` count layer outputs (SGLang), ids at the top level inde
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,10 +19,9 @@ from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.fields import Fields, architectures, build, dtype_name, flag, rope, write_sizes
 from outpace.drafters.fusion_files import check_features, check_offsets, membership, read_sizes
 from outpace.drafters.probe import ROWS, Random, causal
-from outpace.lib.checkpoint import Checkpoint, filled, write_checkpoint
+from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 
-Layout = Literal["midlayer", "speculators", "headless"]
 Numbering = Literal["inputs", "outputs"]
 
 AUTHORS, ANGELSLIM, SPECFORGE = "LlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"
@@ -168,7 +166,7 @@ def _qk_norm(layer: Fields, tensors: Mapping[str, Tensor], layout: str) -> bool:
     return any(key.endswith(("q_norm.weight", "k_norm.weight")) for key in tensors)
 
 
-def eagle3_tensors(net: Eagle3Net, layout: Layout) -> dict[str, Tensor]:
+def eagle3_tensors(net: Eagle3Net, layout: str) -> dict[str, Tensor]:
     """The tensors of a file, by the names of a layout."""
     tensors = dict(net.state_dict())
     if net.lm_head is None and layout != HEADLESS:
@@ -182,7 +180,13 @@ def eagle3_tensors(net: Eagle3Net, layout: Layout) -> dict[str, Tensor]:
     return tensors
 
 
-def eagle3_config(net: Eagle3Net, layout: Layout, verifier: str | None = None) -> dict[str, Any]:
+def export_eagle3(net: Eagle3Net, layout: str, target: str | None = None) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Config and tensors in a layout: "midlayer" as SpecForge writes it (SGLang, vLLM); "speculators" (vLLM), which can
+    express every variant and keeps the target's name; or "headless", which is "midlayer" without a head (vLLM)."""
+    return eagle3_config(net, layout, target), eagle3_tensors(net, layout)
+
+
+def eagle3_config(net: Eagle3Net, layout: str, verifier: str | None) -> dict[str, Any]:
     """config.json of a layout."""
     config = net.config
     layer = write_sizes(config) | {"attention_bias": config.bias}
@@ -231,16 +235,6 @@ def _speculators_config(
         "embed_requires_grad": config.own_embedding,
         "tie_word_embeddings": False,
     } | shared
-
-
-def write_eagle3(net: Eagle3Net, folder: str | Path, layout: Layout, *, verifier: str | None = None) -> None:
-    """Write a checkpoint that SGLang and vLLM ("midlayer") or vLLM ("speculators") load.
-
-    Args:
-        layout: "midlayer" as SpecForge writes it; "speculators", which can express every variant; "headless", which is
-            "midlayer" for drafters that are scored by the target's head, and which this package and vLLM read.
-    """
-    write_checkpoint(folder, eagle3_config(net, layout, verifier), eagle3_tensors(net, layout))
 
 
 def probe_eagle3(net: Eagle3Net, random: Random) -> list[Tensor]:

@@ -8,9 +8,8 @@ previous output, and nothing is fused.
 import torch
 from torch import Tensor, nn
 
-from outpace.drafters.fusion import FusionConfig, FusionLayer
+from outpace.drafters.fusion import FusionConfig, FusionLayer, FusionNet
 from outpace.drafters.layers import Attend, RMSNorm, fill_with_nan
-from outpace.lib.errors import ModelError
 
 
 class Eagle3Config(FusionConfig):
@@ -28,29 +27,19 @@ class Eagle3Config(FusionConfig):
     norm_output: bool = False
 
 
-class Eagle3Net(nn.Module):
+class Eagle3Net(FusionNet):
     """An EAGLE-3 drafter. Where it has no embedding or head of its own, the target's serve.
 
     Weights are NaN until they are filled."""
 
+    config: Eagle3Config
+
     def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
-        self.config = config
-        size, joined = config.hidden_size, config.joined_size
-        self.embed_tokens = nn.Embedding(config.vocab_size, size) if config.own_embedding else None
-        self.input_norm = RMSNorm(joined, config.rms_eps) if config.norm_before_fc else None
-        self.fc_norm = (
-            nn.ModuleList(RMSNorm(config.target_hidden_size, config.rms_eps) for _ in range(config.tap_count))
-            if config.fc_norm
-            else None
-        )
-        self.fc = nn.Linear(joined, size, bias=False)
-        self.midlayer = FusionLayer(config)
-        self.norm = RMSNorm(size, config.rms_eps)
-        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if config.own_head else None
-        self.d2t: Tensor | None
-        reduced = config.draft_vocab_size < config.vocab_size
-        self.register_buffer("d2t", torch.full((config.draft_vocab_size,), -1) if reduced else None)
+        super().__init__(config, FusionLayer(config))
+        size, taps, eps = config.target_hidden_size, config.tap_count, config.rms_eps
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size) if config.own_embedding else None
+        self.input_norm = RMSNorm(config.joined_size, eps) if config.norm_before_fc else None
+        self.fc_norm = nn.ModuleList(RMSNorm(size, eps) for _ in range(taps)) if config.fc_norm else None
         fill_with_nan(self)
 
     def embed(self, ids: Tensor, table: Tensor) -> Tensor:
@@ -58,26 +47,12 @@ class Eagle3Net(nn.Module):
         return nn.functional.embedding(ids, table if self.embed_tokens is None else self.embed_tokens.weight)
 
     def fuse(self, features: Tensor) -> Tensor:
-        """One state per row from the target's joined features.
-
-        Args:
-            features: hidden states of the taps side by side, in the order of the taps, [T, taps * Ht].
-
-        Returns:
-            [T, H].
-        """
-        if features.shape[-1] != self.config.joined_size:
-            raise ModelError(
-                f"features have {features.shape[-1]} columns, but taps={self.config.tap_count} x "
-                f"target_hidden_size={self.config.target_hidden_size} is {self.config.joined_size}"
-            )
         if self.input_norm is not None:
             features = self.input_norm(features)
         if self.fc_norm is not None:
             chunks = features.chunk(self.config.tap_count, dim=-1)  # taps x [T, Ht]
             features = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=-1)
-        fused: Tensor = self.fc(features)
-        return fused
+        return super().fuse(features)
 
     def forward(self, embeddings: Tensor, states: Tensor, positions: Tensor, attend: Attend) -> tuple[Tensor, Tensor]:
         """One pass over packed rows.
@@ -97,14 +72,3 @@ class Eagle3Net(nn.Module):
         out = layer.finish(mixed)
         hidden = self.norm(out)
         return (hidden if self.config.norm_output else out), hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [T, Vd] of hidden rows [T, H] by the drafter's own head."""
-        if self.lm_head is None:
-            raise ModelError("own_head=False: this drafter has no head; score its hidden rows with the target's")
-        out: Tensor = self.lm_head(hidden)
-        return out
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """The target's ids of draft ids, of the same shape."""
-        return draft_ids if self.d2t is None else draft_ids + self.d2t[draft_ids]

@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
-from outpace.core.protocols import Stream
-from outpace.drafters.best import best_ids, own_scores_of
+from outpace.drafters.best import own_scores_of
 from outpace.drafters.eagle3.kernel import compiled_fusion
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.net_slots import NetPass, Rows
 from outpace.drafters.pairs import PairSource, PairState
 from outpace.drafters.ranked_vocabulary import head_of, pool_of
-from outpace.drafters.scratch import Scratch
+from outpace.drafters.scratch import Scratch, best_children
 from outpace.models.head import LmHead, SubsetHead
 
 SCRATCH_ROWS = 512
@@ -86,18 +85,9 @@ class EagleSource(PairSource[EagleState]):
             hidden = self._write(members, self._unwritten(members))  # [R, H]
         else:
             hidden = self._grow([(states[owner], nodes) for owner, nodes in groups.items()], frontier)
-        streams: list[Stream] = []
-        depths: list[int] = []
-        paths: list[list[int]] = []
-        for owner, nodes in groups.items():
-            state, stream = states[owner], states[owner].asked.stream
-            streams += [stream] * len(nodes)
-            depths += [state.scratch.depth] * len(nodes)
-            paths += state.scratch.paths(len(nodes)) if stream.params.has_processors else [[]] * len(nodes)
-        logits, pool = self._scores(hidden), pool_of(self._head, len(hidden))  # [F, K]
-        asked = frontier.wants_entropy, frontier.draws
-        best = best_ids(logits, streams, depths, width, self._noise, paths, pool, *asked)
-        return Candidates(best.tokens, best.log_probs, 1, best.entropy, best.draft_probs)
+        grown = [(states[owner].asked.stream, states[owner].scratch, nodes) for owner, nodes in groups.items()]
+        pool = pool_of(self._head, len(hidden))
+        return best_children(grown, self._scores(hidden), frontier, width, self._noise, pool)
 
     @torch.inference_mode()
     def _write(self, states: Sequence[EagleState], ids: Sequence[Sequence[int]]) -> Tensor:

@@ -10,8 +10,7 @@ The authors' config states no sizes; they are read off the weights.
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,10 +18,8 @@ from torch import Tensor
 from outpace.drafters.fields import Fields, architectures, build, flag
 from outpace.drafters.medusa.net import HeadKind, MedusaConfig, MedusaNet
 from outpace.drafters.probe import ROWS, Random
-from outpace.lib.checkpoint import MEDUSA_WEIGHTS, WEIGHTS, Checkpoint, filled, write_checkpoint
+from outpace.lib.checkpoint import MEDUSA_WEIGHTS, WEIGHTS, Checkpoint, filled
 from outpace.lib.errors import ModelError
-
-Layout = Literal["authors", "vllm"]
 
 
 def is_medusa(config: Mapping[str, Any]) -> bool:
@@ -125,8 +122,10 @@ def _check_map(token_map: Tensor | None, config: MedusaConfig, name: str) -> Non
         raise ModelError(f"{name}: token_map must name different ids below vocab_size={config.vocab_size}")
 
 
-def export_medusa(net: MedusaNet, layout: Layout) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors in a public layout: "authors" (also text-generation-inference), or "vllm"."""
+def export_medusa(
+    net: MedusaNet, layout: str, target: str | None = None
+) -> tuple[dict[str, Any], dict[str, Tensor], str]:
+    """Config, tensors and the file's name in a public layout: "authors" (also text-generation-inference), or "vllm"."""
     config, state = net.config, dict(net.state_dict())
     if layout == "authors" and (config.head == "shared" or net.token_map is not None):
         raise ModelError(f"layout='authors' has no head={config.head!r} and no token_map; use layout='vllm'")
@@ -135,7 +134,7 @@ def export_medusa(net: MedusaNet, layout: Layout) -> tuple[dict[str, Any], dict[
     sizes: dict[str, Any] = {"hidden_size": config.hidden_size, "vocab_size": config.vocab_size}
     if layout == "authors":
         fields = sizes | {"medusa_num_heads": config.heads, "medusa_num_layers": config.layers}
-        return fields, {_to_authors(key, config): state[key] for key in state}
+        return fields, {_to_authors(key, config): state[key] for key in state}, MEDUSA_WEIGHTS
     fields = sizes | {
         "architectures": ["MedusaModel"],
         "model_type": "medusa",
@@ -145,12 +144,7 @@ def export_medusa(net: MedusaNet, layout: Layout) -> tuple[dict[str, Any], dict[
         "medusa_fc_bias": config.bias,
         "original_lm_head": config.head == "shared",
     }
-    return fields, {_to_vllm(key): state[key] for key in state}
-
-
-def write_medusa(net: MedusaNet, folder: str | Path, layout: Layout) -> None:
-    """Write a checkpoint; the layouts are those of `export_medusa`."""
-    write_checkpoint(folder, *export_medusa(net, layout), MEDUSA_WEIGHTS if layout == "authors" else WEIGHTS)
+    return fields, {_to_vllm(key): state[key] for key in state}, WEIGHTS
 
 
 def _to_authors(key: str, config: MedusaConfig) -> str:

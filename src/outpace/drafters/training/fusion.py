@@ -8,8 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from outpace.drafters.dart.net import DartNet
-from outpace.drafters.eagle3.net import Eagle3Net
+from outpace.drafters.fusion import FusionNet
 from outpace.drafters.layers import Size
 from outpace.drafters.training.attention import ChainAttention
 from outpace.drafters.training.batch import Anchors, Batch, Facts
@@ -17,7 +16,7 @@ from outpace.drafters.training.objective import Objective, initialise, layer_siz
 from outpace.drafters.training.settings import Section
 from outpace.models.frozen import FrozenTarget
 
-P = TypeVar("P", Eagle3Net, DartNet)
+P = TypeVar("P", bound=FusionNet)
 
 
 class FusionNetSettings(Section):
@@ -65,7 +64,7 @@ class PairObjective(Objective):
     the following positions. A chain sees the pairs before its first row, and itself.
     """
 
-    net: Eagle3Net | DartNet
+    net: FusionNet
 
     @abstractmethod
     def _embed(self, ids: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.drafters.convert import DTYPES
-from outpace.drafters.kinds import kind_of
+from outpace.drafters.kinds import kind_of, write_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
 from outpace.drafters.training.batch import Anchors, Batch
 from outpace.drafters.training.losses import LossVocabulary
@@ -109,7 +109,7 @@ class Objective(nn.Module, ABC):
         wanted = DTYPES[dtype]
         cast = {name: one.to(wanted) if one.is_floating_point() else one for name, one in tensors.items()}
         net = filled(partial(type(self.net), self.net.config), cast, str(folder))
-        kind_of(net).layouts[self.layout](net, folder, None)
+        write_net(net, folder, self.layout)
         self.write_vocabulary(folder)
         if (folder / FILE_NAME).exists():
             write_index(folder)  # otherwise vLLM and SGLang load the ids as a weight

@@ -12,9 +12,8 @@ from torch import nn
 
 from outpace.drafters import convert as convert_module
 from outpace.drafters.convert import changed_settings, convert, largest_difference
-from outpace.drafters.domino.files import write_domino
-from outpace.drafters.eagle3.files import write_eagle3
-from outpace.drafters.kinds import KINDS, kind_of
+from outpace.drafters.domino.files import export_domino
+from outpace.drafters.kinds import KINDS, kind_of, write_net
 from outpace.drafters.load import load_net
 from outpace.lib.checkpoint import read_checkpoint, write_checkpoint
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -28,8 +27,9 @@ from tests.unit.drafters.net.test_medusa import medusa
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drafters")
     write_all(folder)
-    write_domino(small_domino(torch.float32, shift_label=False), folder / "domino-unshifted", "domino")
-    write_domino(small_domino(torch.float32), folder / "domino-ranked", "domino", torch.tensor([1, 5]))
+    write_net(small_domino(torch.float32, shift_label=False), folder / "domino-unshifted", "domino")
+    ranked = export_domino(small_domino(torch.float32), "domino", ids=torch.tensor([1, 5]))
+    write_checkpoint(folder / "domino-ranked", *ranked)
     return folder
 
 
@@ -76,7 +76,7 @@ def test_a_cast_is_written_and_compared(folder: Path, tmp_path: Path) -> None:
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float16, torch.int64, torch.bool}
     large = eagle3_net(torch.float32)
     large.fc.weight[0, 0] = 1e30
-    write_eagle3(large, tmp_path / "large", "midlayer")
+    write_net(large, tmp_path / "large", "midlayer")
     with pytest.raises(ModelError, match=r"fc\.weight has values beyond torch\.float16"):
         convert(str(tmp_path / "large"), tmp_path / "small", "midlayer", dtype="float16")
     assert not (tmp_path / "small").exists()

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from outpace.drafters.dart.files import read_dart, write_dart
+from outpace.drafters.dart.files import read_dart
 from outpace.drafters.dart.net import DartNet
+from outpace.drafters.kinds import write_net
 from outpace.lib.checkpoint import read_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
@@ -96,7 +97,7 @@ def test_two_requests_in_one_pass_match_each_alone() -> None:
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     """Guards against an EAGLE-3 file read as DART, and weights that are missing or of other shapes."""
-    write_dart(dart_net(torch.float32), tmp_path)
+    write_net(dart_net(torch.float32), tmp_path)
     checkpoint = read_checkpoint(tmp_path)
     embedded = checkpoint.tensors | {"embed_tokens.weight": torch.zeros(50, 24)}
     assert "embed_tokens.weight" not in read_dart(replace(checkpoint, tensors=embedded)).state_dict()
@@ -116,12 +117,12 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="embed_tokens has shape"):
         read_dart(replace(checkpoint, tensors=checkpoint.tensors | {"embed_tokens.weight": torch.ones(3, 24)}))
     with pytest.raises(ModelError, match="usual three"):
-        write_dart(dart_net(taps=(1, 2)), tmp_path / "other")
+        write_net(dart_net(taps=(1, 2)), tmp_path / "other")
 
 
 def test_a_base_that_is_not_stated_is_the_authors(tmp_path: Path) -> None:
     """Guards against the target's base taken for a drafter trained without one."""
-    write_dart(dart_net(torch.float32, rope_theta=1e6), tmp_path)
+    write_net(dart_net(torch.float32, rope_theta=1e6), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config.pop("rope_theta") == 1e6
     assert read_dart(replace(read_checkpoint(tmp_path), config=config)).config.rope_theta == 10000.0

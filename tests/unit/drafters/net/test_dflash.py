@@ -66,7 +66,7 @@ def test_a_block_drafts_all_but_the_anchor() -> None:
     """Guards against the anchor's output taken for a draft."""
     config = DFlashConfig(**SIZES)
     assert config.drafts_per_block() == 4
-    assert [config.draft_step(depth) for depth in (1, 4)] == [DraftStep(1, False, 0), DraftStep(4, False, 0)]
+    assert [config.draft_step(depth) for depth in (1, 4)] == [DraftStep(1, False), DraftStep(4, False)]
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from outpace.drafters.dflash.files import export_dflash, read_dflash
-from outpace.drafters.domino.files import export_domino, is_domino, read_domino, write_domino
+from outpace.drafters.domino.files import export_domino, is_domino, read_domino
 from outpace.drafters.domino.net import DominoConfig
-from outpace.lib.checkpoint import Checkpoint, read_checkpoint
+from outpace.lib.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net.block_nets import HEAD, SIZES, small_dflash, small_domino
 from tests.unit.drafters.net.test_dflash_layout import Edit, add, both, put, rename
@@ -20,7 +20,7 @@ HEAD_NAMES = ("prefix_gru.weight_ih_l0", "prefix_gru.weight_hh_l0", "embed_proj.
 
 
 def exported(layout: str = "domino", edit: Edit | None = None, **changes: Any) -> Checkpoint:
-    config, tensors = export_domino(small_domino(torch.float32, **changes), layout)  # type: ignore[arg-type]
+    config, tensors = export_domino(small_domino(torch.float32, **changes), layout)
     config = json.loads(json.dumps(config))
     if edit is not None:
         edit(config, tensors)
@@ -117,7 +117,7 @@ RANKED = torch.tensor([0, 3, 4, 9])
 def test_rows_of_ids_that_are_never_drafted_may_stay_away(dtype: torch.dtype, tmp_path: Path) -> None:
     """Guards against rows that come back under other ids, and corrections of ids that have none."""
     net = small_domino(torch.float32)
-    write_domino(net, tmp_path, ids=RANKED)
+    write_checkpoint(tmp_path, *export_domino(net, "domino", ids=RANKED))
     checkpoint = read_checkpoint(tmp_path)
     assert list(checkpoint.tensors["embed_proj.2.weight"].shape) == [4, 7]
     tensors = {**checkpoint.tensors, "embed_proj.ids": RANKED.to(dtype)}
@@ -144,7 +144,7 @@ def test_rows_of_ids_that_are_never_drafted_may_stay_away(dtype: torch.dtype, tm
 )
 def test_rows_of_unclear_ids_are_refused(ids: Tensor, named: str) -> None:
     """Guards against corrections of the wrong tokens, which cost speed and say nothing."""
-    config, tensors = export_domino(small_domino(torch.float32), "domino", RANKED)
+    config, tensors = export_domino(small_domino(torch.float32), "domino", ids=RANKED)
     tensors["embed_proj.ids"] = ids
     with pytest.raises(ModelError, match=named):
         read_domino(Checkpoint("ranked", config, tensors))
@@ -156,4 +156,4 @@ def test_rows_of_unclear_ids_are_refused(ids: Tensor, named: str) -> None:
 def test_public_layouts_have_every_row() -> None:
     """Guards against an export that no server can read."""
     with pytest.raises(ModelError, match="layout 'domino', or all rows"):
-        export_domino(small_domino(shift_label=False), "sglang", RANKED)
+        export_domino(small_domino(shift_label=False), "sglang", ids=RANKED)

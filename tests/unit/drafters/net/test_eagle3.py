@@ -30,8 +30,7 @@ OTHERS: list[dict[str, Any]] = [
 )
 @torch.inference_mode()
 def test_two_steps_match_the_equations(changes: dict[str, Any]) -> None:
-    """Guards against a wrong order in the pair, a residual after its norm, a norm left out or fed back where it must
-    not be: each variant is computed by equations of its own, first on features, then on its own states."""
+    """Guards against a wrong order in the pair, a residual after its norm."""
     for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4)):
         net = eagle3_net(dtype, **changes)
         config, w = net.config, reference.weights_of(net)
@@ -55,8 +54,7 @@ def test_two_steps_match_the_equations(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("changes", [{}, {"qk_norm": True, "norm_output": True, "bias": True}], ids=["plain", "all"])
 @torch.inference_mode()
 def test_rows_one_by_one_match_the_whole_sequence(changes: dict[str, Any]) -> None:
-    """Guards against positions counted from the first row of a pass, and against rows that look at each other outside
-    of attention."""
+    """Guards against positions counted from the first row of a pass."""
     net = eagle3_net(**changes)
     embeddings, states, positions = rows(12, 24, seed=1), rows(12, 24, seed=2), torch.arange(12)
     wanted, wanted_hidden = net(embeddings, states, positions, whole)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.drafters.eagle3.files import IDS, Layout, write_eagle3
+from outpace.drafters.eagle3.files import IDS
+from outpace.drafters.kinds import write_net
 from outpace.lib.checkpoint import read_checkpoint
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net.small import eagle3_net
@@ -15,7 +16,7 @@ from tests.unit.drafters.net.small import eagle3_net
 
 def test_the_midlayer_file_states_what_engines_would_guess(tmp_path: Path) -> None:
     """Guards against engines that fall back to a base, a head size or layer ids of their own."""
-    write_eagle3(eagle3_net(taps=(2, 5, 9)), tmp_path, "midlayer")
+    write_net(eagle3_net(taps=(2, 5, 9)), tmp_path, "midlayer")
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert (config["rope_theta"], config["head_dim"], config["draft_vocab_size"]) == (10000.0, 8, 20)
@@ -29,7 +30,7 @@ def test_the_midlayer_file_states_what_engines_would_guess(tmp_path: Path) -> No
 
 def test_the_speculators_file_states_norm_before_residual(tmp_path: Path) -> None:
     """Guards against vLLM's true for a field that is missing, and against a config vLLM does not recognise."""
-    write_eagle3(eagle3_net(taps=(2, 5, 9)), tmp_path, "speculators", verifier="someone/target")
+    write_net(eagle3_net(taps=(2, 5, 9)), tmp_path, "speculators", target="someone/target")
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["norm_before_residual"] is False
     assert config["speculators_model_type"] == "eagle3"
@@ -45,13 +46,13 @@ def test_a_variant_that_an_engine_would_skip_is_not_written(tmp_path: Path, flag
     """Guards against a file that loads without complaint and drafts nonsense."""
     changes: dict[str, Any] = {flag: True}
     with pytest.raises(ModelError, match=f"cannot express {flag}.*layout='speculators'"):
-        write_eagle3(eagle3_net(**changes), tmp_path, "midlayer")
+        write_net(eagle3_net(**changes), tmp_path, "midlayer")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("layout", ["midlayer", "speculators"])
-def test_a_file_without_a_head_is_not_written(layout: Layout, tmp_path: Path) -> None:
+def test_a_file_without_a_head_is_not_written(layout: str, tmp_path: Path) -> None:
     """Guards against files without a head, which engines fill with whatever they have."""
     with pytest.raises(ModelError, match="own_head=False"):
-        write_eagle3(eagle3_net(torch.float32, draft_vocab_size=50, own_head=False), tmp_path, layout)
+        write_net(eagle3_net(torch.float32, draft_vocab_size=50, own_head=False), tmp_path, layout)
     assert not list(tmp_path.iterdir())

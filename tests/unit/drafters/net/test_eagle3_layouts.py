@@ -83,8 +83,7 @@ def test_every_layout_gives_the_same_weights(checkpoint: Checkpoint, layout: str
 
 
 def test_the_authors_files_turn_by_10000_when_they_state_no_base() -> None:
-    """Guards against the target's base taken for a drafter trained without one, and against the same guess for
-    layouts that always state it."""
+    """Guards against the target's base taken for a drafter trained without one."""
     assert read_eagle3(file("LlamaForCausalLM", rope_theta=None)).config.rope_theta == 10000.0
     for architecture in ("Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"):
         with pytest.raises(ModelError, match="rope_theta is missing"):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from outpace.drafters.domino.net import DominoNet
-from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
+from outpace.drafters.kinds import write_net
 from outpace.drafters.load import fingerprint, load_net
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from tests.unit.drafters.net.block_nets import small_dflash, small_domino
@@ -31,8 +31,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("kind", NETS)
 def test_every_weight_counts(kind: str) -> None:
-    """Guards against a drafter trained on from another one, in all of its layers or one, passing for it; and against
-    anything of this process, as the order of a set, in a fingerprint that files carry."""
+    """Guards against a drafter trained on from another one, in all of its layers or one, passing for it."""
     net: nn.Module = NETS[kind]()
     own = fingerprint(net)
     assert own == fingerprint(NETS[kind]())
@@ -56,11 +55,10 @@ def test_kind_and_config_count() -> None:
 
 
 def test_layout_and_wider_dtypes_do_not_count(tmp_path: Path) -> None:
-    """Guards against gates refused by the drafter they were calibrated for, since its file was converted, moved or
-    widened in between."""
+    """Guards against gates refused by the drafter they were calibrated for, since its file was converted."""
     net = eagle3().to(torch.bfloat16)
-    write_eagle3(net, tmp_path / "one", "midlayer")
-    write_eagle3(net, tmp_path / "two", "speculators")
+    write_net(net, tmp_path / "one", "midlayer")
+    write_net(net, tmp_path / "two", "speculators")
     first = fingerprint(load_net(str(tmp_path / "one")))
     assert first == fingerprint(load_net(str(tmp_path / "two")))
     assert first == fingerprint(load_net(str(tmp_path / "one")).float())

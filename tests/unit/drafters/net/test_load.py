@@ -8,17 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from outpace.drafters.dart.files import write_dart
 from outpace.drafters.dart.net import DartNet
-from outpace.drafters.dflash.files import write_dflash
 from outpace.drafters.dflash.net import DFlashNet
-from outpace.drafters.domino.files import write_domino
 from outpace.drafters.domino.net import DominoNet
-from outpace.drafters.eagle3.files import write_eagle3
 from outpace.drafters.eagle3.net import Eagle3Net
-from outpace.drafters.kinds import kind_of_config
+from outpace.drafters.kinds import kind_of_config, write_net
 from outpace.drafters.load import is_net, load_net
-from outpace.drafters.medusa.files import write_medusa
 from outpace.drafters.medusa.net import MedusaNet
 from outpace.lib.checkpoint import write_checkpoint
 from outpace.lib.errors import ModelError
@@ -34,14 +29,14 @@ def write_all(folder: Path) -> dict[str, type[nn.Module]]:
     """One checkpoint of every kind and layout; the class that each is to be read as."""
     folder.mkdir(exist_ok=True)
     for layout in ("midlayer", "speculators"):
-        write_eagle3(eagle3_net(torch.float32), folder / f"eagle3-{layout}", layout)  # type: ignore[arg-type]
-    write_dflash(small_dflash(torch.float32), folder / "dflash-z-lab")
+        write_net(eagle3_net(torch.float32), folder / f"eagle3-{layout}", layout)
+    write_net(small_dflash(torch.float32), folder / "dflash-z-lab")
     write_checkpoint(folder / "dflash-speculators", *speculators_files(small_dflash(torch.float32)))
     for layout in ("domino", "sglang"):
-        write_domino(small_domino(torch.float32), folder / f"domino-{layout}", layout)  # type: ignore[arg-type]
+        write_net(small_domino(torch.float32), folder / f"domino-{layout}", layout)
     for layout in ("authors", "vllm"):
-        write_medusa(medusa(torch.float32), folder / f"medusa-{layout}", layout)  # type: ignore[arg-type]
-    write_dart(dart_net(torch.float32), folder / "dart-own")
+        write_net(medusa(torch.float32), folder / f"medusa-{layout}", layout)
+    write_net(dart_net(torch.float32), folder / "dart-own")
     kinds = {"eagle3": Eagle3Net, "dflash": DFlashNet, "domino": DominoNet, "medusa": MedusaNet, "dart": DartNet}
     return {path.name: kinds[path.name.partition("-")[0]] for path in folder.iterdir()}
 

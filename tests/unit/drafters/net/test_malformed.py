@@ -259,8 +259,7 @@ ELSEWHERE = ("architectures", "rope_scaling", "rope_parameters", "eagle_config",
 
 @each_layout
 def test_no_value_of_any_field_is_a_traceback(layout: str, written: Path) -> None:
-    """Guards against configs of another version, hand-edited or hostile: each field in turn is removed or holds
-    something odd. It is either meaningless to the net or refused, and never asks for memory that is not there."""
+    """Guards against configs of another version, hand-edited or hostile."""
     whole = read_checkpoint(written / layout)
     refused = 0
     for place in {*places(whole.config), *((key,) for key in ELSEWHERE)}:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from outpace.drafters.medusa.files import read_medusa, write_medusa
+from outpace.drafters.kinds import write_net
+from outpace.drafters.medusa.files import read_medusa
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.lib.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from outpace.lib.errors import ModelError
@@ -69,20 +70,20 @@ def test_heads_without_a_vocabulary_layer_say_so() -> None:
 
 def test_names_are_those_of_the_layouts(tmp_path: Path) -> None:
     """Guards against files that only we can read."""
-    write_medusa(medusa(heads=1), tmp_path / "authors", "authors")
+    write_net(medusa(heads=1), tmp_path / "authors", "authors")
     assert (tmp_path / "authors" / "medusa_lm_head.safetensors").is_file()
     assert read_checkpoint(tmp_path / "authors").tensors.keys() == {
         "0.0.linear.weight",
         "0.0.linear.bias",
         "0.1.weight",
     }
-    write_medusa(medusa(heads=1, bias=False), tmp_path / "vllm", "vllm")
+    write_net(medusa(heads=1, bias=False), tmp_path / "vllm", "vllm")
     assert read_checkpoint(tmp_path / "vllm").tensors.keys() == {"blocks.0.layers.0.weight", "lm_heads.0.weight"}
     config = json.loads((tmp_path / "vllm" / "config.json").read_text())
     assert (config["num_heads"], config["num_hidden_layers"], config["medusa_fc_bias"]) == (1, 1, False)
     for changes, layout in ((VARIANTS[2], "authors"), (VARIANTS[3], "authors"), (VARIANTS[4], "vllm")):
         with pytest.raises(ModelError, match="layout="):
-            write_medusa(medusa(**changes), tmp_path / "refused", layout)  # type: ignore[arg-type]
+            write_net(medusa(**changes), tmp_path / "refused", layout)
 
 
 def authors(**changes: Any) -> Checkpoint:
@@ -106,8 +107,7 @@ def test_sizes_are_read_off_the_authors_weights(tmp_path: Path) -> None:
 
 
 def test_all_heads_of_the_file_are_taken_and_none_that_is_stated_may_be_missing(tmp_path: Path) -> None:
-    """Guards against heads dropped because a config counts too few, as public ones do, and against half a file that
-    drafts with what is there."""
+    """Guards against heads dropped because a config counts too few, as public ones do."""
     checkpoint = authors()
     for stated in (1, 2, 3):
         net = read_medusa(replace(checkpoint, config={"medusa_num_heads": stated, "medusa_num_layers": 1}))
@@ -125,7 +125,7 @@ def test_all_heads_of_the_file_are_taken_and_none_that_is_stated_may_be_missing(
         read_medusa(replace(checkpoint, tensors=gap, config={"medusa_num_heads": 2}))
     with pytest.raises(ModelError, match="holds a tensor twice"):
         read_medusa(replace(checkpoint, tensors=checkpoint.tensors | {"0.1.weight": torch.ones(50, 16)}))
-    write_medusa(medusa(torch.float32), tmp_path, "vllm")
+    write_net(medusa(torch.float32), tmp_path, "vllm")
     vllm = read_checkpoint(tmp_path)
     assert len(read_medusa(replace(vllm, config=vllm.config | {"num_heads": 1})).heads) == 3
     with pytest.raises(ModelError, match="num_heads=5, but the file has heads"):
@@ -135,7 +135,7 @@ def test_all_heads_of_the_file_are_taken_and_none_that_is_stated_may_be_missing(
 def test_vllm_files_share_and_thin_out_vocabulary_layers(tmp_path: Path) -> None:
     """Guards against whole layers beside a token_map, of which vLLM keeps the mapped rows, refused or used whole."""
     net = medusa(torch.float32, head="shared", draft_vocab_size=20)
-    write_medusa(net, tmp_path, "vllm")
+    write_net(net, tmp_path, "vllm")
     checkpoint = read_checkpoint(tmp_path)
     tensors = dict(checkpoint.tensors)
     kept, full = tensors["token_map"], rows(50, 16, dtype=torch.float32)
@@ -166,4 +166,4 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         read_medusa(replace(checkpoint, config={}))
     write_checkpoint(tmp_path, {}, {})
     with pytest.raises(ModelError, match="already holds"):
-        write_medusa(medusa(), tmp_path, "authors")
+        write_net(medusa(), tmp_path, "authors")

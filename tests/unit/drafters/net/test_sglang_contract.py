@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outpace.drafters.convert import convert
-from outpace.drafters.eagle3.files import write_eagle3
+from outpace.drafters.kinds import write_net
 from outpace.models.loading.shipped import shipped_folder
 from tests.unit.drafters.net.small import eagle3_net
 
@@ -46,8 +46,7 @@ def domino(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], di
 
 
 def test_domino_is_stated_as_sglang_asks(domino: tuple[dict[str, Any], dict[str, Tensor]]) -> None:
-    """Guards against fields that SGLang refuses, misses or looks for elsewhere: its class is DFlash's and not the
-    authors', no code comes along, and the rank stands in both places that its readers look at."""
+    """Guards against fields that SGLang refuses, misses or looks for elsewhere."""
     config, _ = domino
     inner = config["dflash_config"]
     assert config["architectures"] == ["DFlashDraftModel"]
@@ -65,8 +64,7 @@ def test_domino_is_stated_as_sglang_asks(domino: tuple[dict[str, Any], dict[str,
 
 
 def test_domino_holds_what_sglang_asks_and_nothing_else(domino: tuple[dict[str, Any], dict[str, Tensor]]) -> None:
-    """Guards against W2 as it ships, with rows for some ids alone, and tensors that SGLang refuses as stray: ids,
-    biases, a copy of the target's embedding or head."""
+    """Guards against W2 as it ships, with rows for some ids alone, and tensors that SGLang refuses."""
     config, tensors = domino
     inner, width = config["dflash_config"], config["hidden_size"]
     assert set(tensors) == BACKBONE | PROJECTOR | layers(config["num_hidden_layers"])
@@ -91,9 +89,8 @@ def test_dflash_is_what_sglang_asks(tmp_path: Path) -> None:
 
 
 def test_eagle3_is_what_sglang_asks(tmp_path: Path) -> None:
-    """Guards against names or maps of ids that SGLang skips without a word: a head over the draft's ids, offsets to the
-    target's as whole numbers, and the mask of which of the target's they are."""
-    write_eagle3(eagle3_net(torch.float32), tmp_path / "eagle3", "midlayer")
+    """Guards against names or maps of ids that SGLang skips without a word."""
+    write_net(eagle3_net(torch.float32), tmp_path / "eagle3", "midlayer")
     config, tensors = written(tmp_path / "eagle3")
     width, draft, vocab = config["hidden_size"], config["draft_vocab_size"], config["vocab_size"]
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]

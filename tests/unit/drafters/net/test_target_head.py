@@ -12,8 +12,8 @@ from torch import Tensor
 
 from outpace.drafters import load as load_module
 from outpace.drafters.convert import convert, read_head
+from outpace.drafters.kinds import write_net
 from outpace.drafters.load import load_net
-from outpace.drafters.medusa.files import write_medusa
 from outpace.lib.checkpoint import Checkpoint, write_checkpoint
 from outpace.lib.errors import InvalidRequest, ModelError
 from tests.unit.drafters.net.small import eagle3_net, rows
@@ -47,7 +47,7 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> Path:
     net = eagle3_net(torch.float32, draft_vocab_size=50, own_head=False)
     written: Checkpoint = file(net=net, draft_vocab_size=50)
     write_checkpoint(folder / "eagle3", written.config, written.tensors)
-    write_medusa(medusa(torch.float32, hidden_size=24, head="target"), folder / "medusa", "authors")
+    write_net(medusa(torch.float32, hidden_size=24, head="target"), folder / "medusa", "authors")
     return folder
 
 

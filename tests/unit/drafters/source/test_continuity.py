@@ -84,8 +84,7 @@ def search(logits: Sequence[Tensor], requests: Sequence[Any], continuity: Contin
 
 @pytest.mark.parametrize("continuity", [None, CONTINUITY], ids=["alone", "ngrams"])
 def test_the_search_is_the_papers(continuity: Continuity | None) -> None:
-    """Guards against any slip in the formula: a level counted twice or from 1, a context of the wrong two tokens or of
-    another node, the n-gram's term faded with the guess's. Three requests in a batch, one of a single prompt token."""
+    """Guards against any slip in the formula: a level counted twice or from 1."""
     distribution = None if continuity is None else log_distribution(continuity.ngrams)
     for seed in range(4):
         rows = [guesses(3 * seed + place) for place in range(3)]
@@ -117,9 +116,7 @@ def test_company_changes_nothing(heat: float, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("decay", [None, DECAY])
 @pytest.mark.parametrize("params", [{}, {"temperature": 1.0}, {"temperature": 1.0, "repetition_penalty": 1.4}], ids=str)
 def test_scores_are_a_laws_under_the_requests_noise(params: dict[str, Any], decay: float | None) -> None:
-    """Guards against an n-gram term added behind the noise, penalties that miss its candidates, ids beyond them, and
-    thresholds that read the search's scores, which are no distribution's: they are less by what the node's guesses add
-    up to."""
+    """Guards against an n-gram term added behind the noise, penalties that miss its candidates, ids beyond them."""
     logits, request = guesses(1), draft_request([4, 9], 60, 9, 5, **params)
     draft = ContinuousDraft(request, logits, Continuity(NGRAMS, search_decay=decay))
     paths: list[list[int]] = [[]]
@@ -143,10 +140,7 @@ def test_scores_are_a_laws_under_the_requests_noise(params: dict[str, Any], deca
 
 
 def test_guesses_never_add_up_to_more_than_one() -> None:
-    """Guards against mass above 1 by rounding: a child could outscore its parent, and the best nodes be no tree.
-
-    Without weight the mass is that of the candidates alone, which here is all there is.
-    """
+    """Guards against mass above 1 by rounding: a child could outscore its parent, and the best nodes be no tree."""
     for seed in range(150):
         logits = (guesses(seed) + seed % 30).index_fill(1, torch.arange(CANDIDATES, VOCAB), -200.0)
         draft = ContinuousDraft(draft_request([3, 3], 60, 9), logits, Continuity(NGRAMS, 0.0, DECAY))
@@ -170,8 +164,7 @@ class Unread(Tensor):
 
 @pytest.mark.parametrize("params", [{}, {"temperature": 0.7}, {"repetition_penalty": 1.3}], ids=str)
 def test_drafted_tokens_are_not_read_back(params: dict[str, Any]) -> None:
-    """Guards against a wait for the device in every level; options that look back need one, which shows that reads are
-    noticed."""
+    """Guards against a wait for the device in every level; options that look back need one."""
     draft = ContinuousDraft(draft_request([4, 9], 60, 9, **params), guesses(0), CONTINUITY)
     pending = torch.tensor([9]).as_subclass(Unread)
     tokens, *_ = expand_depthwise([draft], Frontier(pending, [0], [-1]), 3)
@@ -206,13 +199,7 @@ def test_lossless(shape: str, options: dict[str, Any]) -> None:
 
 
 def test_a_table_of_the_same_law_finds_longer_paths() -> None:
-    """Guards against n-grams that are counted, filed and asked, and help nothing.
-
-    The text is a Markov chain in which three tokens can follow each, the guesses are its exact distribution at each
-    depth, so n-grams alone can say what follows what. All is seeded: over 60 rounds of 60 nodes the paths found add up
-    to 158 tokens without a table, 228 with one, and 192 where the search is given a distribution's scores instead of
-    the authors'.
-    """
+    """Guards against n-grams that are counted, filed and asked, and help nothing."""
     size, generator = 64, torch.Generator().manual_seed(7)
     step = torch.zeros(size, size)  # [V, V] next token's distribution
     for share in (0.6, 0.25, 0.15):

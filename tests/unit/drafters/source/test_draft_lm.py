@@ -106,10 +106,7 @@ def test_lossless(method: str, temperature: float, drafter: str, folder: Path, s
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS)
 def test_the_target_as_its_own_drafter_is_always_right(method: str, temperature: float, folder: Path) -> None:
-    """Guards against stale or shifted draft rows: positions, masks, catching up, and noise of the wrong position.
-
-    A fully accepted path leaves a leaf without a row, so every round but the first catches up two ids.
-    """
+    """Guards against stale or shifted draft rows: positions, masks, catching up, and noise of the wrong position."""
     model = load(folder, folder)
     answer = model.generate(PROMPTS[0], method=method, max_new_tokens=61, temperature=temperature, seed=9)
     metrics = answer.metrics
@@ -164,8 +161,7 @@ def test_draft_rows_after_many_rounds_equal_a_fresh_prefill(pair: Model) -> None
 
 
 def test_a_round_that_it_was_left_out_of_commits_none_of_its_rows() -> None:
-    """Guards against rows of an earlier round's tree kept as those of tokens that retrieval brought: a union asks its
-    draft in some rounds only, and tells it of every tree."""
+    """Guards against rows of an earlier round's tree kept as those of tokens that retrieval brought."""
     target = tiny_target(tiny_config("llama"))
     source = DraftLM(early_exit(target, 2), target.vocab_size)
     proposer = StaticProposer(source, Chain(), 3, torch.device("cpu"))

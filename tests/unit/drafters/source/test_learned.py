@@ -46,8 +46,7 @@ class Led(StaticProposer):
 @pytest.mark.parametrize("is_led", [False, True], ids=["rejected", "accepted"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str, is_led: bool) -> None:
-    """Guards against stale or shifted context: features of rejected nodes, or of others than the accepted path's, rows
-    of trees kept, positions off by one."""
+    """Guards against stale or shifted context: features of rejected nodes, or of others than the accepted path's."""
     target = tiny_target(tiny_config("llama"))
     source = source_of(kind, target)
     engine, proposer = Engine(target, prefill_chunk=8), proposer_of("dynatree", source)

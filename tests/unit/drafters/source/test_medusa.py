@@ -16,8 +16,7 @@ from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 
 @torch.inference_mode()
 def test_head_k_guesses_depth_k_plus_one_from_what_the_lm_head_read() -> None:
-    """Guards against heads off by one depth, and against a state of another position or before the final norm: with
-    residual blocks of zero weight every head reads that state itself, and a target's head then says its own token."""
+    """Guards against heads off by one depth, and against a state of another position or before the final norm."""
     target = tiny_target(tiny_config("llama"))
     prompt = random_ids(12, 3)
     net = MedusaNet(MedusaConfig(hidden_size=48, vocab_size=VOCAB, draft_vocab_size=VOCAB, heads=3))

@@ -37,8 +37,7 @@ def distribution(tables: Sequence[dict[tuple[int, ...], int]], context: tuple[in
 
 @pytest.mark.parametrize("keep", [1000, 6, 1])
 def test_log_probs_are_those_counted_by_hand(keep: int) -> None:
-    """Guards against n-grams across the border of two texts, contexts read backwards, totals of a pruned context that
-    count what was dropped, and a first token that is missing taken for one that is there."""
+    """Guards against n-grams across the border of two texts, contexts read backwards."""
     tables = [counted(TEXTS, order, keep) for order in (1, 2, 3)]
     ngrams = count_ngrams(TEXTS, VOCAB, keep)
     assert [len(keys) for keys in ngrams.keys] == [len(table) for table in tables]
@@ -57,8 +56,7 @@ def test_log_probs_are_those_counted_by_hand(keep: int) -> None:
 
 @pytest.mark.parametrize("keep", [1000, 5, 1])
 def test_probabilities_sum_to_one(keep: int) -> None:
-    """Guards against mass that pruning or an unseen context loses or adds: paths would be ranked by where they are
-    known, not by what they say."""
+    """Guards against mass that pruning or an unseen context loses or adds."""
     ngrams = count_ngrams(TEXTS, VOCAB, keep)
     contexts = torch.tensor([(first, second) for first in range(-1, VOCAB) for second in range(VOCAB)])
     probs = ngrams.log_probs(contexts, torch.arange(VOCAB).expand(len(contexts), -1)).double().exp()

@@ -41,8 +41,7 @@ def drafted(kind: str, budgets: list[int], rewound: int = 0) -> tuple[Any, list[
 @pytest.mark.parametrize("rewound", [0, 100])
 @pytest.mark.parametrize("kind", ["dflash", "domino", "eagle3", "dart"])
 def test_drafts_behind_what_waited(kind: str, rewound: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against features that are dropped, taken in twice or in another order while nothing is drafted, against
-    memory that grows with every round without a draft, and a rewind that forgets them or keeps them too long."""
+    """Guards against features that are dropped, taken in twice or in another order while nothing is drafted."""
     for module in (block_context, pairs):
         monkeypatch.setattr(module, "_WAITING", 64)
     always, (shape, _), _ = drafted(kind, [10] * ROUNDS, rewound)

@@ -67,8 +67,7 @@ def test_the_loss_is_that_of_every_block_by_itself(kind: str, monkeypatch: pytes
 @pytest.mark.parametrize("labels", ["tokens", "target-softmax"])
 @pytest.mark.parametrize("limits", [{}, {"vocabulary": 20}, {"vocabulary": 12, "sampled": 9}])
 def test_a_loss_may_compare_some_ids_and_learn_from_distributions(limits: dict[str, int], labels: str) -> None:
-    """Guards against places among the compared ids that are taken for ids, rare tokens that are learned as others,
-    distributions of another position or of the whole vocabulary, and features of the labels that the net reads."""
+    """Guards against places among the compared ids that are taken for ids, rare tokens that are learned as others."""
     objective = blocks.wild(fresh(gamma=3.0, loss={"labels": labels, **limits}))
     assert len(objective.taps) == len(objective.net.config.taps) + (labels == "target-softmax")
     batch = blocks.short(objective.taps)
@@ -90,8 +89,7 @@ def assert_lists_its_weights(folder: Path) -> None:
 
 
 def test_a_limited_drafter_keeps_its_ids(tmp_path: Path) -> None:
-    """Guards against a drafter that is simulated with ids that it will not draft, or drafts ids it never learned, and
-    against ids that vLLM takes for a weight: it then refused to load the folder."""
+    """Guards against a drafter that is simulated with ids that it will not draft, or drafts ids it never learned."""
     objective = fresh(loss={"vocabulary": 20, "sampled": 4})
     objective.write(objective.net.state_dict(), tmp_path, cast(Any, None), "float32")
     assert objective.vocabulary.ranked is not None
@@ -140,10 +138,7 @@ def test_a_first_token_has_no_context() -> None:
 @pytest.mark.costly
 @pytest.mark.parametrize("seed", [0, 1])
 def test_training_helps(seed: int) -> None:
-    """Guards against a loss that falls while nothing useful is learned.
-
-    Measured, tokens per step before and after: 1.01 and 1.59 with seed 0, 1.01 and 1.58 with seed 1.
-    """
+    """Guards against a loss that falls while nothing useful is learned."""
     before, after = (pairs.played(one).tokens_per_step for one in (fresh(seed), trained(seed)))
     assert before < 1.1
     assert after > before + 0.46
@@ -196,21 +191,8 @@ def test_sizes_that_are_left_open_are_the_targets() -> None:
     chosen = ("layers", "block_size", "intermediate_size", "heads", "kv_heads", "head_dim", "rms_eps", "rope_theta")
     assert [values[name] for name in chosen] == [5, 16, 96, 6, 2, 8, 1e-5, 5e5]
     assert (values["max_positions"], values["rope_scaling"], values["target_layers"]) == (512, None, 36)
-    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-               "original_max_position_embeddings": 64}  # fmt: skip
-    scaled = block_fields(
-        DFlashNetSettings(heads=3, head_dim=16, rope_theta=2e4),
-        some_target(rope_parameters=scaling | {"rope_theta": 1e4}),
-        facts((3,)),
-    )
-    assert (scaled["rope_scaling"], scaled["rope_theta"]) == (scaling, 2e4)
-    assert (scaled["heads"], scaled["head_dim"], scaled["kv_heads"]) == (3, 16, 2)
-    partly = block_fields(DFlashNetSettings(), some_target("gpt_neox"), facts((3,)))  # turns half of each head
-    assert (partly["rope_scaling"], partly["kv_heads"]) == (None, 6)
     without = block_fields(DFlashNetSettings(), some_target("gpt2"), facts((3,)))
     assert (without["intermediate_size"], without["rope_theta"], without["rms_eps"]) == (96, 1e4, 1e-5)
-    two = block_fields(DFlashNetSettings(), some_target("gemma3_text"), facts((3,)))  # of its two bases the full one's
-    assert two["rope_theta"] == 1e6
 
 
 @pytest.mark.parametrize(("layers", "taps"), [(30, (1, 8, 14, 20, 27)), (6, (1, 2, 3)), (3, (0, 1)), (1, (0,))])

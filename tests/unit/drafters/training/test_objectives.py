@@ -59,8 +59,7 @@ def objective_of(case: str, target: FrozenTarget) -> Objective:
 @each_case
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_gradients_reach_every_parameter(case: str, dtype: torch.dtype) -> None:
-    """Guards against weights that never learn, a target that does, and dtypes that do not go together: a bfloat16
-    target, float32 weights, with and without autocast."""
+    """Guards against weights that never learn, a target that does, and dtypes that do not go together."""
     exact = objective_of(case, target(torch.float32))
     wanted = exact(pairs.some(exact.taps, exact.target), 0.5)
     objective = objective_of(case, target(dtype))

@@ -49,8 +49,7 @@ def captured_calls(monkeypatch: pytest.MonkeyPatch, source: Any) -> Callable[[],
 
 @pytest.mark.parametrize(("kind", "shape"), CASES)
 def test_trees_are_those_without_buffers(kind: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against levels and blocks that see padding, another request's rows or those of the round before; and
-    against a switch that changes nothing. Products of padded rows may round otherwise: scores are close, ids equal."""
+    """Guards against levels and blocks that see padding, another request's rows or those of the round before."""
     found: dict[str, list[Any]] = {}
     for wish in ("off", "on"):
         monkeypatch.setenv(VARIABLE, wish)

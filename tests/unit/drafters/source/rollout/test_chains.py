@@ -38,8 +38,7 @@ def sources(kind: str) -> tuple[DominoSource, DominoSource]:
 @pytest.mark.parametrize("shape", ["chain", "fixed", "beam", "cut"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_trees_are_those_of_the_modules(kind: str, shape: str, count: int) -> None:
-    """Guards against a head whose kernels read another request's block, another depth, or a sibling's state; for chains
-    against tokens of another request or round."""
+    """Guards against a head whose kernels read another request's block, another depth, or a sibling's state."""
     fast, slow = sources(kind)
     for _ in range(2):  # the second round writes over the first one's buffers
         found, expected = (propose(shape, source, count, str(DEVICE)) for source in (fast, slow))

@@ -47,8 +47,7 @@ def random_rows(seed: int, count: int, dtype: torch.dtype, columns: int, correct
 
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_has_the_same_bits(seed: int) -> None:
-    """Guards against a seed that means something else in a kernel: drafts would be judged by a noise that they were not
-    drawn with. Values follow the bits up to what the two logarithms round."""
+    """Guards against a seed that means something else in a kernel."""
     from outpace.drafters.domino.gpu import kernels
 
     chance = random.Random(seed)
@@ -68,8 +67,7 @@ def test_noise_has_the_same_bits(seed: int) -> None:
 @pytest.mark.parametrize("corrected", [True, False])
 @pytest.mark.parametrize("is_subset", [False, True])
 def test_a_step_is_that_of_torch(dtype: torch.dtype, count: int, width: int, corrected: bool, is_subset: bool) -> None:
-    """Guards against gates in another order, tiles whose best are lost or counted twice, noise of columns instead of
-    ids, and normalisers without the last tile."""
+    """Guards against gates in another order, tiles whose best are lost or counted twice."""
     assert runs_triton(DEVICE)
     ids = torch.arange(3, 900, 7, device=DEVICE) if is_subset else None
     weights = random_weights(count, dtype, ids)
@@ -118,8 +116,7 @@ def rollout_inputs(seed: int, requests: int, depths: int) -> tuple[Tensor, ...]:
 
 
 def test_a_rollout_is_the_chain_that_is_drafted_level_by_level() -> None:
-    """Guards against states of another request, and depths that read another depth's logits or token; and against
-    buffers with padding, or of an earlier call, that reach a result. On CUDA this replays graphs."""
+    """Guards against states of another request, and depths that read another depth's logits or token."""
     weights = random_weights(1, torch.float32)
     embedding = torch.randn(VOCABULARY, HIDDEN, generator=torch.Generator().manual_seed(2)).to(DEVICE)
     corrected, embed = (False, True, True), embedding.__getitem__
