@@ -21,10 +21,7 @@ ABOUT, CONTENTS = "about.json", "answers"
 
 class PartFolder:
     """A folder of parts, and of a file that records how they were made. An interrupted run resumes after the last part.
-
-    Args:
-        contents: what is stored there, as users name it: "answers", "features".
-    """
+    `contents`: what is stored there, as users name it: "answers", "features"."""
 
     def __init__(self, folder: str | Path, contents: str) -> None:
         self.path, self.contents = path_of(folder), contents
@@ -109,22 +106,14 @@ def write_whole(path: Path, content: bytes) -> None:
 
 @dataclass(frozen=True)
 class Conversation:
-    """The target's answers to one prompt.
-
-    Attributes:
-        answers: token ids per turn, with the EOS where the target generated it.
-    """
+    """The target's answers to one prompt. `answers`: token ids per turn, with the EOS where the target generated it."""
 
     id: str
     answers: tuple[tuple[int, ...], ...]
 
 
 class AnswerStore:
-    """A folder of answers.
-
-    Args:
-        folder: new, or of an earlier run with the same settings.
-    """
+    """A folder of answers. `folder`: new, or of an earlier run with the same settings."""
 
     def __init__(self, folder: str | Path, about: Mapping[str, Any]) -> None:
         self._files, self.about = PartFolder(folder, CONTENTS), dict(about)

@@ -35,11 +35,8 @@ class WorkItem:
 
 
 def read_workload(spec: str, limit: int | None = None) -> list[WorkItem]:
-    """Read "FILE" or "FILE:LIMIT"; "builtin" and "builtin:LIMIT" are a few prompts of this package.
-
-    Args:
-        limit: if `spec` has none; None for all.
-    """
+    """Read "FILE" or "FILE:LIMIT"; "builtin" and "builtin:LIMIT" are a few prompts of this package. `limit`: if `spec`
+    has none; None for all."""
     name, _, ending = spec.rpartition(":")
     if (count := as_count(ending)) is None:
         name = spec

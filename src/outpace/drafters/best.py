@@ -35,11 +35,8 @@ def counts_scores_alone(streams: Sequence[Stream], noise: bool, wants_entropy: b
 
 
 def draws_of(streams: Sequence[Stream], depths: Sequence[int], noise: bool, ids: Tensor | None) -> KeyedDraws | None:
-    """The keyed draws whose noise decides which ids of each row are best; None where there are none.
-
-    Args:
-        ids: [C] of the columns of all rows, or [F, C] of each row's; None where columns are ids.
-    """
+    """The keyed draws whose noise decides which ids of each row are best; None where there are none. `ids`: [C] of the
+    columns of all rows, or [F, C] of each row's; None where columns are ids."""
     rows = [row for row, stream in enumerate(streams) if noise and not stream.params.is_greedy]
     if not rows:
         return None

@@ -19,11 +19,8 @@ SHIPPED, NOTHING = "shipped", "none"
 
 
 class Drafted(Protocol):
-    """What trained drafters take of the target that they draft for: ours, or one inside another engine.
-
-    Attributes:
-        embedding: ids [T] to [T, H].
-    """
+    """What trained drafters take of the target that they draft for: ours, or one inside another engine. `embedding`:
+    ids [T] to [T, H]."""
 
     config: Any
     vocab_size: int

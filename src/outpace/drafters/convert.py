@@ -110,12 +110,8 @@ def _cast(net: nn.Module, dtype: torch.dtype, name: str) -> nn.Module:
 
 @torch.inference_mode()
 def largest_difference(net: nn.Module, other: nn.Module) -> float:
-    """Largest difference between the outputs of two nets, in units of the largest output of the first.
-
-    Returns:
-        0.0 for equal bits, and for kinds without a probe; infinity where outputs are missing, of other shapes or not
-        numbers.
-    """
+    """Largest difference between the outputs of two nets, in units of the largest output of the first. Returns 0.0 for
+    equal bits, and for kinds without a probe; infinity where outputs are missing, of other shapes or not numbers."""
     probe = kind_of(net).probe
     if probe is None or type(net) is not type(other):
         return 0.0 if type(net) is type(other) else float("inf")
@@ -137,10 +133,8 @@ def changed_weights(net: nn.Module, other: nn.Module) -> list[str]:
 
 
 def changed_settings(net: nn.Module, other: nn.Module) -> list[str]:
-    """Settings that both nets have and that differ: taps, mask tokens and block sizes move no weight, but decide.
-
-    A setting that the other's file leaves out is no difference.
-    """
+    """Settings that both nets have and that differ: taps, mask tokens and block sizes move no weight, but decide. A
+    setting that the other's file leaves out is no difference."""
     ours, theirs = _settings(net), _settings(other)
     return [
         f"{name}={theirs[name]!r} instead of {ours[name]!r}"
@@ -169,10 +163,7 @@ HEAD, BIAS, EMBEDDING = "lm_head.weight", "lm_head.bias", "model.embed_tokens.we
 
 def supply_head(net: nn.Module, layout: str, target: str | None) -> nn.Module:
     """The drafter with the target's LM head as its own, if it has none and the layout holds one; else as it is.
-
-    Args:
-        target: folder or hub id of the target; None if it was not given.
-    """
+    `target`: folder or hub id of the target; None if it was not given."""
     borrows = isinstance(net, Eagle3Net) and net.lm_head is None and layout != HEADLESS
     borrows |= isinstance(net, MedusaNet) and net.config.head == "target" and layout == "vllm"
     if not borrows:

@@ -44,15 +44,9 @@ class Depthwise:
         self._paths: list[list[int]] = [[]]
 
     def advance(self, tokens: Tensor, above: Sequence[int], start: int) -> list[list[int]]:
-        """Go one level down.
-
-        Args:
-            tokens: [N] of the request's nodes.
-
-        Returns:
-            Drafted tokens down to each node that needs scores of its own: all nodes of requests whose options look
-            back, which costs a host read, and one for all nodes of any other.
-        """
+        """Go one level down. `tokens`: [N] of the request's nodes. Returns drafted tokens down to each node that needs
+        scores of its own: all nodes of requests whose options look back, which costs a host read, and one for all nodes
+        of any other."""
         self.depth += 1
         if self.depth and self.request.stream.params.has_processors:
             pairs = zip(above, tokens.tolist(), strict=True)
@@ -66,11 +60,7 @@ class Depthwise:
 
 
 def expand_depthwise(drafts: Sequence[Depthwise], frontier: Frontier, width: int, noise: bool = True) -> Best:
-    """Candidates of one level of all requests' trees.
-
-    Returns:
-        The best candidates of each node.
-    """
+    """Candidates of one level of all requests' trees. Returns the best candidates of each node."""
     streams: list[Stream] = []
     depths: list[int] = []
     paths: list[list[int]] = []

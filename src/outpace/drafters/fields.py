@@ -30,11 +30,8 @@ C = TypeVar("C", bound=BaseModel)
 
 
 class Fields:
-    """One JSON object of a config; null counts as absent, as Hugging Face writes it for defaults.
-
-    Args:
-        where: the file and the object's place in it, for errors.
-    """
+    """One JSON object of a config; null counts as absent, as Hugging Face writes it for defaults. `where`: the file and
+    the object's place in it, for errors."""
 
     def __init__(self, values: Any, where: str) -> None:
         if not isinstance(values, Mapping):
@@ -56,11 +53,7 @@ class Fields:
         return value
 
     def count(self, key: str, absent: int | None = None) -> int:
-        """A size.
-
-        Args:
-            absent: the size of files that do not state it; None if they must.
-        """
+        """A size. `absent`: the size of files that do not state it; None if they must."""
         value = self.need(key) if absent is None else self.get(key, absent)
         if type(value) is not int or not 1 <= value <= LARGEST_SIZE:
             raise ModelError(f"{self.where}: {key}={value!r} must be a whole number from 1 to {LARGEST_SIZE}")
@@ -134,11 +127,8 @@ def check_activation(fields: Fields) -> None:
 
 
 def rope(fields: Fields, absent: float | None = None) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling`, both of which transformers 5 keeps in `rope_parameters`.
-
-    Args:
-        absent: the base where the layout has one for files that state none.
-    """
+    """`rope_theta` and `rope_scaling`, both of which transformers 5 keeps in `rope_parameters`. `absent`: the base
+    where the layout has one for files that state none."""
     rotation, scaling = fields.inside("rope_parameters"), fields.inside("rope_scaling")
     if agreed("partial_rotary_factor", fields, rotation, scaling) not in (None, 1):
         raise ModelError(f"{fields.where}: partial_rotary_factor: drafter layers rotate whole heads only")

@@ -46,12 +46,8 @@ def check_features(taps: tuple[int, ...] | None, width: int, tensors: Mapping[st
 
 
 def check_offsets(d2t: Tensor, t2d: Tensor | None, draft_size: int, size: int, name: str) -> None:
-    """Check that offsets name different target ids, in ascending order, inside the vocabulary.
-
-    Args:
-        d2t: offsets, int64 [draft_size].
-        t2d: which target ids are in the draft vocabulary, bool [size]; None if the file has none.
-    """
+    """Check that offsets name different target ids, in ascending order, inside the vocabulary. `d2t`: offsets, int64
+    [draft_size]. `t2d`: which target ids are in the draft vocabulary, bool [size]; None if the file has none."""
     if d2t.dtype != torch.int64 or d2t.shape != (draft_size,):
         raise ModelError(
             f"{name}: d2t is {d2t.dtype} {list(d2t.shape)}; draft_vocab_size={draft_size} asks for int64 [{draft_size}]"

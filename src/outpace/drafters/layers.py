@@ -96,10 +96,7 @@ def _scaled(kind: str, settings: dict[str, Any], parameters: dict[str, Any]) -> 
 
 class Rotary(nn.Module):
     """Rotary position embedding over the whole head dimension, halves rotated against each other (Llama, Qwen).
-
-    Args:
-        scaling: a `rope_scaling` dictionary of a static kind ("linear", "llama3", "yarn"), or None.
-    """
+    `scaling`: a `rope_scaling` dictionary of a static kind ("linear", "llama3", "yarn"), or None."""
 
     def __init__(self, head_dim: int, theta: float, scaling: dict[str, Any] | None, max_positions: int) -> None:
         super().__init__()

@@ -33,11 +33,8 @@ def load_net(name: str) -> nn.Module:
 
 
 def locate(name: str, files: Sequence[str], field: str) -> Path:
-    """The folder of a checkpoint; one on the hub is downloaded first.
-
-    Args:
-        files: names or patterns of the files that are wanted of it.
-    """
+    """The folder of a checkpoint; one on the hub is downloaded first. `files`: names or patterns of the files that are
+    wanted of it."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path
@@ -67,16 +64,9 @@ SAMPLED = 64
 
 
 def fingerprint(net: nn.Module) -> str:
-    """The net's kind, and a hash of its config and of a sample of every tensor.
-
-    Layouts, file names and wider dtypes of the same values do not matter; a rounding does.
-
-    Args:
-        net: as it was read, in its file's dtype and with its own linear layers: packed ones hide their weights.
-
-    Returns:
-        As in "Eagle3Net-0f3a5c7e9b1d".
-    """
+    """The net's kind, and a hash of its config and of a sample of every tensor. Layouts, file names and wider dtypes of
+    the same values do not matter; a rounding does. `net`: as it was read, in its file's dtype and with its own linear
+    layers: packed ones hide their weights. Returns as in "Eagle3Net-0f3a5c7e9b1d"."""
     config: Any = net.config
     return fingerprint_of(type(net).__name__, config.model_dump_json(exclude_defaults=True), net.state_dict())
 

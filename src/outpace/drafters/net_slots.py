@@ -91,11 +91,8 @@ class NetSlots:
         return torch.cat([part.offsets[part.scratch :] + self.kv.lengths[part.slot] for part in parts])
 
     def attention(self, parts: Sequence[Rows], sights: Sequence[Sight] = ()) -> Attend:
-        """The attention function of one pass over the parts' fresh rows.
-
-        Args:
-            sights: what each layer lets a row see; everything that its part does if left out.
-        """
+        """The attention function of one pass over the parts' fresh rows. `sights`: what each layer lets a row see;
+        everything that its part does if left out."""
         if self.tiled:
             return self.tiled_attention(
                 [tables.on(self.kv.keys.device) for tables in self.tables(parts, sights)], sights
@@ -177,11 +174,8 @@ class TiledAttention:
 
 
 class NetPass:
-    """A net's pass over rows of its slots, captured where its slots are.
-
-    Args:
-        function: of positions [T], an attention function and packed rows; returns tensors of T rows.
-    """
+    """A net's pass over rows of its slots, captured where its slots are. `function`: of positions [T], an attention
+    function and packed rows; returns tensors of T rows."""
 
     def __init__(
         self, slots: NetSlots, function: Callable[..., tuple[Tensor, ...]], sights: Sequence[Sight] = ()

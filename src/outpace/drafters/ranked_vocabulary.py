@@ -32,12 +32,9 @@ def count_tokens(texts: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
 
 
 def rank_tokens(counts: Tensor, keep: int, eos_ids: Sequence[int]) -> Tensor:
-    """The most frequent ids, [keep] int64 in ascending order.
-
-    Args:
-        counts: [V], how often each id occurs. Among equals the lower id, which tokenizers learned earlier, is kept.
-        eos_ids: always among them: a drafter that cannot draft the end loses the last round of every answer.
-    """
+    """The most frequent ids, [keep] int64 in ascending order. `counts`: [V], how often each id occurs. Among equals the
+    lower id, which tokenizers learned earlier, is kept. `eos_ids`: always among them: a drafter that cannot draft the
+    end loses the last round of every answer."""
     ends = sorted(set(eos_ids))
     if ends and (ends[0] < 0 or ends[-1] >= len(counts)):
         raise InvalidRequest(f"eos_ids={ends}: the vocabulary has ids 0 to {len(counts) - 1}")

@@ -39,14 +39,8 @@ class Scratch:
         self._level = (start, -1)  # where the last level began in its frontier, and in the scratch
 
     def extend(self, tokens: Tensor, above: Sequence[int], start: int) -> Tensor:
-        """Add a level.
-
-        Args:
-            tokens: [N] of its nodes.
-
-        Returns:
-            [N, S + N] bool, what each new row sees of the scratch, itself included.
-        """
+        """Add a level. `tokens`: [N] of its nodes. Returns [N, S + N] bool, what each new row sees of the scratch,
+        itself included."""
         before, count = len(self), len(tokens)
         began, first = self._level
         parents = [-1 if first < 0 else parent - began + first for parent in above]

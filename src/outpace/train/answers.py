@@ -42,11 +42,8 @@ def store_for(
     endpoint: str | None,
     dtype: str,
 ) -> AnswerStore:
-    """The store in a folder, which records what answers depend on besides the prompts.
-
-    Args:
-        endpoint: of the server that answers, or None.
-    """
+    """The store in a folder, which records what answers depend on besides the prompts. `endpoint`: of the server that
+    answers, or None."""
     codec, vocab_size, _ = facts
     if not codec.tokenizer.chat_template and not all(item.raw for item in items):
         raise InvalidRequest(f'target={target!r} has no chat template; give prompts with "raw": true')

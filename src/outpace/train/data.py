@@ -29,11 +29,8 @@ def by_id(items: Iterable[WorkItem]) -> dict[str, WorkItem]:
 def training_samples(
     items: Iterable[WorkItem], conversations: Iterable[Conversation], codec: TextCodec, max_length: int
 ) -> Iterator[TrainingSample]:
-    """Join answers with their prompts, one sample per turn.
-
-    Args:
-        max_length: longer samples are cut at the end, and left out if only the prompt would remain.
-    """
+    """Join answers with their prompts, one sample per turn. `max_length`: longer samples are cut at the end, and left
+    out if only the prompt would remain."""
     known = by_id(items)
     for conversation in conversations:
         item = known.get(conversation.id)
@@ -94,9 +91,8 @@ class SampleSet(Dataset[TrainingSample]):
         return [index for index in range(len(self)) if index not in out]
 
     def held_out(self, count: int) -> tuple[int, ...]:
-        """Indices of sequences to measure on and not to train on: of the prompts whose ids have the lowest hashes.
-
-        All turns of a conversation are held out together, as later ones contain earlier ones."""
+        """Indices of sequences to measure on and not to train on: of the prompts whose ids have the lowest hashes. All
+        turns of a conversation are held out together, as later ones contain earlier ones."""
         prompts = set(sorted({_prompt_of(name) for name in self.names}, key=_hash)[:count])
         chosen = [index for index, name in enumerate(self.names) if _prompt_of(name) in prompts]
         if len(chosen) >= len(self):
@@ -155,9 +151,8 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class Deal:
-    """Which sequences each process gets at each step. It depends on the step alone, so a run can resume anywhere.
-
-    A step may take the last sequences of one epoch and the first of the next."""
+    """Which sequences each process gets at each step. It depends on the step alone, so a run can resume anywhere. A
+    step may take the last sequences of one epoch and the first of the next."""
 
     indices: tuple[int, ...]
     batch_size: int
@@ -184,10 +179,8 @@ class Deal:
         return max(1, -(-round(epochs * len(self.indices)) // self.batch_size))
 
     def micro_batches(self, samples: SampleSet, first_step: int, steps: int) -> Iterator[list[tuple[int, int]]]:
-        """This process's passes of steps `first_step` to `steps` - 1: pairs of sequence and epoch.
-
-        Sequences of similar length share a pass, as padding costs as much as tokens.
-        """
+        """This process's passes of steps `first_step` to `steps` - 1: pairs of sequence and epoch. Sequences of similar
+        length share a pass, as padding costs as much as tokens."""
         lengths, size = samples.lengths, len(self.indices)
         orders: dict[int, list[int]] = {}
         for step in range(first_step, steps):

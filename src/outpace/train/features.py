@@ -68,10 +68,7 @@ class FeatureStore:
 
     def write(self, pairs: Iterable[tuple[str, Tensor]]) -> None:
         """Add sequences, in parts of `part_bytes`; what is left is written at the end, or when the iterable fails.
-
-        Args:
-            pairs: names and features [T, width].
-        """
+        `pairs`: names and features [T, width]."""
         waiting: dict[str, dict[str, Tensor]] = {}
         size = 0
         try:
@@ -89,14 +86,8 @@ class FeatureStore:
                 self._add(waiting)
 
     def read(self, name: str, dtype: torch.dtype = torch.float32, taps: Sequence[int] | None = None) -> Tensor:
-        """Features of a sequence.
-
-        Args:
-            taps: which of the stored ones, in this order; None for all.
-
-        Returns:
-            [T, width], or [T, taps * H].
-        """
+        """Features of a sequence. `taps`: which of the stored ones, in this order; None for all. Returns [T, width], or
+        [T, taps * H]."""
         if name not in self._places:
             raise ModelError(f"{CONTENTS}={str(self.folder)!r}: none of {name!r}; capture them first")
         part, at = self._places[name]
@@ -162,11 +153,7 @@ def about_features(
 def capture(
     samples: SampleSet, target: FrozenTarget, store: FeatureStore, taps: tuple[int, ...], done: Callable[[], None]
 ) -> int:
-    """Store the features of the sequences that the store lacks.
-
-    Returns:
-        How many sequences were captured.
-    """
+    """Store the features of the sequences that the store lacks. Returns how many sequences were captured."""
     missing = [index for index in range(len(samples)) if not store.has(samples.names[index])]
     store.check_room(int(samples.lengths[missing].sum()))
 
@@ -218,14 +205,9 @@ def stored_features(
 def expected(
     samples: SampleSet, target: FrozenTarget, stored: Callable[[str], Tensor] | None = None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The target's distributions over whole sequences, prompts included, for tables of transitions.
-
-    Args:
-        stored: reads captured inputs of the target's head [T, H] by a sequence's name; None to run the target.
-
-    Yields:
-        Of each sequence its ids [T], the likeliest ids after each [T, 16], and their probabilities [T, 16].
-    """
+    """The target's distributions over whole sequences, prompts included, for tables of transitions. `stored`: reads
+    captured inputs of the target's head [T, H] by a sequence's name; None to run the target. Yields of each sequence
+    its ids [T], the likeliest ids after each [T, 16], and their probabilities [T, 16]."""
     for index in range(len(samples)):
         sample = samples[index]
         if stored is None:

@@ -27,9 +27,8 @@ TRIED_PASSES = 2
 
 
 def plan(run: Run) -> dict[str, Any]:
-    """Estimates of tokens, memory, disk and time for this machine and one process.
-
-    Missing answers are assumed to have the maximal length. Speeds are measured with the real target and new weights."""
+    """Estimates of tokens, memory, disk and time for this machine and one process. Missing answers are assumed to have
+    the maximal length. Speeds are measured with the real target and new weights."""
     items = read_workloads(list(run.prompts))
     target, codec = frozen_target(run, run.device)
     longest, held_out = min(run.settings.data.max_length, target.max_length), run.settings.data.held_out

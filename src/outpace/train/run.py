@@ -300,14 +300,10 @@ def _accelerator(run: Run) -> Accelerator:
 
 
 def begin_with(objective: Objective, folder: str) -> None:
-    """Fill a new drafter with the weights of one of the same kind and sizes; Domino also starts from DFlash.
-
-    If the loss compares as many ids as the earlier drafter drafts, it compares the same ones: other answers may rank
-    other ids among the frequent ones, whose rows of the head were never trained.
-
-    Args:
-        folder: of the drafter, as `OUT/drafter` of an earlier run; a hub id, or the name of a shipped one.
-    """
+    """Fill a new drafter with the weights of one of the same kind and sizes; Domino also starts from DFlash. If the
+    loss compares as many ids as the earlier drafter drafts, it compares the same ones: other answers may rank other ids
+    among the frequent ones, whose rows of the head were never trained. `folder`: of the drafter, as `OUT/drafter` of an
+    earlier run; a hub id, or the name of a shipped one."""
     net, found = objective.net, find_drafter(folder)
     is_drafter = hasattr(net, "config")
     if is_drafter:

@@ -36,10 +36,8 @@ ANCHORS_AT_ONCE = 256
 
 
 def make_optimizers(net: nn.Module, rates: TrainingSettings) -> list[Optimizer]:
-    """AdamW for everything; or Muon for matrices and AdamW for the rest.
-
-    Muon's updates are scaled to the size of AdamW's, so one learning rate fits both (arXiv 2502.16982, 2.2).
-    """
+    """AdamW for everything; or Muon for matrices and AdamW for the rest. Muon's updates are scaled to the size of
+    AdamW's, so one learning rate fits both (arXiv 2502.16982, 2.2)."""
 
     def is_matrix(name: str, weight: Tensor) -> bool:
         return rates.optimizer == "muon" and weight.ndim == 2 and not any(part in name for part in BY_ROW)
@@ -88,12 +86,8 @@ class Simulation:
         return [right / seen if seen else 0.0 for right, seen in zip(self.accepted, self.reached, strict=True)]
 
     def walk(self, hits: Tensor, length: int) -> None:
-        """Simulate the rounds of one answer.
-
-        Args:
-            hits: [M, depth] bool, of the answer's tokens 0 to M - 1 as anchors.
-            length: tokens of the answer, M + 1.
-        """
+        """Simulate the rounds of one answer. `hits`: [M, depth] bool, of the answer's tokens 0 to M - 1 as anchors.
+        `length`: tokens of the answer, M + 1."""
         depth = hits.shape[1]
         self.reached += [0] * (depth - len(self.reached))
         self.accepted += [0] * (depth - len(self.accepted))
@@ -190,12 +184,9 @@ class Trainer:
         self._figure = 0.0  # of the written drafter, on the prompts that it was not chosen by
 
     def run(self) -> dict[str, Any]:
-        """Train to the end, or until held-out prompts improve no more; resumes from the latest state.
-
-        Returns:
-            "step", "best" (tokens per step of the written drafter, on held-out prompts that it was not chosen by) and
-            "stopped_early".
-        """
+        """Train to the end, or until held-out prompts improve no more; resumes from the latest state. Returns "step",
+        "best" (tokens per step of the written drafter, on held-out prompts that it was not chosen by) and
+        "stopped_early"."""
         self._resume()
         settings, stopped = self._settings, self._is_stale()
         passes = iter(self._loader())

@@ -48,11 +48,8 @@ def load_continuity(
 
 
 class ContinuousDraft(Depthwise):
-    """One request's guesses, of which the best `CANDIDATES` of each depth are scored anew at every node.
-
-    Args:
-        logits: [D, V] float32 in the target's ids, row d for the tokens of depth d + 1.
-    """
+    """One request's guesses, of which the best `CANDIDATES` of each depth are scored anew at every node. `logits`: [D,
+    V] float32 in the target's ids, row d for the tokens of depth d + 1."""
 
     def __init__(self, request: DraftRequest, logits: Tensor, continuity: Continuity) -> None:
         super().__init__(request, logits)

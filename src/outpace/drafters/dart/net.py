@@ -15,11 +15,7 @@ from outpace.drafters.layers import Attend, fill_with_nan
 
 
 class DartConfig(FusionConfig):
-    """Sizes of a DART drafter.
-
-    Attributes:
-        draft_length: mask rows after the last token; one more token than that is drafted.
-    """
+    """Sizes of a DART drafter. `draft_length`: mask rows after the last token; one more token than that is drafted."""
 
     draft_length: int = Field(ge=1, le=1024)
 

@@ -83,11 +83,8 @@ class NGrams:
 
 
 def count_ngrams(texts: Iterable[Sequence[int]], vocab_size: int, keep: int) -> NGrams:
-    """Count what stands in texts; no n-gram reaches from one text into the next.
-
-    Args:
-        keep: n-grams per order at most, the most frequent; among equals the smaller ids.
-    """
+    """Count what stands in texts; no n-gram reaches from one text into the next. `keep`: n-grams per order at most, the
+    most frequent; among equals the smaller ids."""
     if vocab_size > MOST_IDS:
         raise InvalidRequest(f"vocab_size={vocab_size}: trigram keys fit into int64 up to {MOST_IDS} ids")
     if keep < 1:

@@ -34,10 +34,8 @@ class DartObjectiveSettings(Section):
 
 
 class DartObjective(PairObjective):
-    """Cross-entropy with the true tokens after random anchors, where they are in the draft vocabulary.
-
-    Of the real pairs only those before anchors predict (depth 1); for others only keys and values are computed.
-    """
+    """Cross-entropy with the true tokens after random anchors, where they are in the draft vocabulary. Of the real
+    pairs only those before anchors predict (depth 1); for others only keys and values are computed."""
 
     net: DartNet
 

@@ -82,14 +82,8 @@ class DartSource(PairSource[DartState]):
 
     @torch.inference_mode()
     def _run(self, states: Sequence[DartState], ids: Sequence[Sequence[int]], masks: int) -> Tensor:
-        """Write and commit the pairs that are due, with mask rows behind them.
-
-        Args:
-            masks: rows per request, 0 to draft nothing.
-
-        Returns:
-            [R * (1 + masks), H], for the head: the last pair and the mask rows of each request.
-        """
+        """Write and commit the pairs that are due, with mask rows behind them. `masks`: rows per request, 0 to draft
+        nothing. Returns [R * (1 + masks), H], for the head: the last pair and the mask rows of each request."""
         pairs, tokens, features = self._due(states, ids)
         behind = [_masks_behind(part, masks) for part in pairs] if masks else []
         positions = self.slots.positions(pairs).to(self._device)

@@ -127,11 +127,8 @@ class DFlashConfig(LayerConfig):
 
 
 def default_target_layer_ids(target_layers: int, taps: int) -> tuple[int, ...]:
-    """The authors' rule for which layers to tap: the middle one, or several evenly from 1 to target_layers - 3.
-
-    Args:
-        taps: how many, by default one for each layer of the drafter.
-    """
+    """The authors' rule for which layers to tap: the middle one, or several evenly from 1 to target_layers - 3. `taps`:
+    how many, by default one for each layer of the drafter."""
     if taps == 1:
         return (target_layers // 2,)
     return tuple(round(1 + index * (target_layers - 4) / (taps - 1)) for index in range(taps))
@@ -151,10 +148,8 @@ class DFlashLayer(nn.Module):
 
 
 class DFlashNet(nn.Module):
-    """The drafter's layers. The target's embedding and LM head stay the target's.
-
-    Parameters are NaN until they are filled.
-    """
+    """The drafter's layers. The target's embedding and LM head stay the target's. Parameters are NaN until they are
+    filled."""
 
     def __init__(self, config: DFlashConfig) -> None:
         super().__init__()

@@ -121,11 +121,8 @@ class DFlashObjective(Objective):
         return right_runs(ids, own, lambda depth, chains: self.scores(hidden[chains, depth]))
 
     def _supervised(self, batch: Batch, anchors: Anchors, depth: int) -> "SupervisedRows":
-        """What the loss supervises of the blocks after anchors.
-
-        Args:
-            batch: with features; for distributions the last ones are those that the target's head reads.
-        """
+        """What the loss supervises of the blocks after anchors. `batch`: with features; for distributions the last ones
+        are those that the target's head reads."""
         compared = self.vocabulary.draw(batch.step_seed)
         ids, own = anchors.followed(batch, depth)  # [A, D]
         places, known = compared.labels(ids)
@@ -182,10 +179,7 @@ def default_gamma(block_size: int) -> float:
 
 def block_outputs(net: DFlashNet, target: FrozenTarget, batch: Batch, anchors: Anchors) -> Tensor:
     """Outputs [A, B, H] of the blocks [anchor, MASK, ...], each after the context that a round there would have.
-
-    Args:
-        anchors: A > 0, each sequence's together.
-    """
+    `anchors`: A > 0, each sequence's together."""
     config, weight, device = net.config, net.norm.weight, batch.ids.device
     size = config.block_size
     tokens = torch.full((len(anchors), size), config.mask_token_id, device=device)

@@ -167,11 +167,9 @@ class BlockSource(BaseSource):
         self._keep(states, [_features_along(observation) for observation in observations])
 
     def _keep(self, states: Sequence[BlockState], features: Sequence[Tensor | None]) -> None:
-        """Keep the target's features [n, taps * H] of newly committed positions.
-
-        They become context when something is drafted after them, or when there are many: requests without drafts cost
-        little, and many rows in one pass cost less than one at a time.
-        """
+        """Keep the target's features [n, taps * H] of newly committed positions. They become context when something is
+        drafted after them, or when there are many: requests without drafts cost little, and many rows in one pass cost
+        less than one at a time."""
         found = [rows for rows in features if rows is not None]
         assert len(found) == len(states), "needs.taps asks for features at every position"
         many = []

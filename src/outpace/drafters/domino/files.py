@@ -93,11 +93,8 @@ def _explain_head(config: DominoConfig, tensors: Mapping[str, Tensor], name: str
 def export_domino(
     net: DominoNet, layout: str, target: str | None = None, ids: Tensor | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors of a drafter in a public layout.
-
-    Args:
-        ids: [K] ascending, the only ids whose rows of W2 are kept; with layout "domino".
-    """
+    """Config and tensors of a drafter in a public layout. `ids`: [K] ascending, the only ids whose rows of W2 are kept;
+    with layout "domino"."""
     config = net.config
     if ids is not None and layout != "domino":
         raise ModelError(f"layout={layout!r}: has no place for a part of W2's rows; use layout 'domino', or all rows")
@@ -131,12 +128,8 @@ IDS, WEIGHT = "embed_proj.ids", "embed_proj.2.weight"
 
 
 def without_other_rows(tensors: Mapping[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
-    """A checkpoint's tensors with the rows of some ids alone.
-
-    Args:
-        tensors: in the public layout, W2 whole.
-        ids: [K] ascending ids.
-    """
+    """A checkpoint's tensors with the rows of some ids alone. `tensors`: in the public layout, W2 whole. `ids`: [K]
+    ascending ids."""
     ids = ids.to(torch.int64)
     return {**tensors, WEIGHT: tensors[WEIGHT][ids].contiguous(), IDS: ids.to(torch.int32)}
 

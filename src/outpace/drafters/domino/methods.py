@@ -35,11 +35,7 @@ class DominoOptions(ModelOptions):
 def domino_proposer(
     options: DominoOptions, context: BuildContext, net_class: type[DominoNet] = DominoNet, method: str = "domino"
 ) -> Proposer:
-    """The proposer of a Domino drafter.
-
-    Args:
-        method: its name, which is also the name of the drafter's kind.
-    """
+    """The proposer of a Domino drafter. `method`: its name, which is also the name of the drafter's kind."""
     net, target = context.trained(net_class, method, method)
     net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
     vocabulary = context.ranked_vocabulary(options.vocabulary)

@@ -43,21 +43,16 @@ class DominoConfig(DFlashConfig):
         return self.pure_draft_prefix_len + (0 if self.shift_label else 1)
 
     def draft_step(self, depth: int) -> DraftStep:
-        """What makes the drafted token of a depth, counted from 1.
-
-        Both alignments correct the same depths and let the state read the same tokens, the anchor and the depth - 1
-        drafts before; only the block position differs, by one.
-        """
+        """What makes the drafted token of a depth, counted from 1. Both alignments correct the same depths and let the
+        state read the same tokens, the anchor and the depth - 1 drafts before; only the block position differs, by
+        one."""
         position = depth - 1 if self.shift_label else depth
         return DraftStep(position, corrected=position >= self.first_corrected)
 
     def drafts_per_block(self, every_position: bool = False) -> int:
-        """Tokens that a block drafts.
-
-        Args:
-            every_position: with shifted labels the last position predicts a B-th token. True uses it, as the authors
-                do (B drafts, B + 1 verified); False leaves it, as SpecForge and SGLang do (B - 1 drafts).
-        """
+        """Tokens that a block drafts. `every_position`: with shifted labels the last position predicts a B-th token.
+        True uses it, as the authors do (B drafts, B + 1 verified); False leaves it, as SpecForge and SGLang do (B - 1
+        drafts)."""
         return self.block_size if self.shift_label and every_position else self.block_size - 1
 
 

@@ -49,12 +49,10 @@ class DominoNetSettings(DFlashNetSettings):
 
 
 class DominoObjectiveSettings(DFlashObjectiveSettings):
-    """Domino's loss.
-
-    The strategies other than the curriculum are the paper's ablations (5.3.2), with lambda = 0. For training-time-test
-    the paper refers to EAGLE-3 without details. Here the head drafts each block as in decoding, with the weights of
-    that step and no gradients through the choice of tokens, and all depths are compared with the true tokens.
-    """
+    """Domino's loss. The strategies other than the curriculum are the paper's ablations (5.3.2), with lambda = 0. For
+    training-time-test the paper refers to EAGLE-3 without details. Here the head drafts each block as in decoding, with
+    the weights of that step and no gradients through the choice of tokens, and all depths are compared with the true
+    tokens."""
 
     anchors: int = Field(default=256, ge=1, description="Most blocks per sequence, drawn anew in every epoch.")
     strategy: Strategy = Field(
@@ -68,11 +66,8 @@ class DominoObjectiveSettings(DFlashObjectiveSettings):
 
 
 class DominoObjective(DFlashObjective):
-    """A Domino drafter in training.
-
-    With shifted labels the block's last position is trained too, though by default it drafts nothing
-    (`DominoConfig.drafts_per_block`).
-    """
+    """A Domino drafter in training. With shifted labels the block's last position is trained too, though by default it
+    drafts nothing (`DominoConfig.drafts_per_block`)."""
 
     net: DominoNet
     settings: DominoObjectiveSettings
@@ -194,16 +189,11 @@ def build_domino(
 
 
 def wake(head: DominoHead, target: FrozenTarget, seed: int) -> None:
-    """Initialise Domino's causal head so that it learns from the first step; the paper does not describe this.
-
-    With small weights everywhere W2 gets almost no signal from the state, nor the state from W2, and the head learns
-    nothing for hundreds of steps (docs/log.md). Here W2 is zero, so training begins with the backbone's logits, and W1
-    reads the state alone, at full scale: W2's first gradients depend on the earlier tokens.
-
-    Args:
-        target: its embedding feeds the head; the state's input weights match its scale, which in Gemma is larger by the
-            root of the width.
-    """
+    """Initialise Domino's causal head so that it learns from the first step; the paper does not describe this. With
+    small weights everywhere W2 gets almost no signal from the state, nor the state from W2, and the head learns nothing
+    for hundreds of steps (docs/log.md). Here W2 is zero, so training begins with the backbone's logits, and W1 reads
+    the state alone, at full scale: W2's first gradients depend on the earlier tokens. `target`: its embedding feeds the
+    head; the state's input weights match its scale, which in Gemma is larger by the root of the width."""
     generator = torch.Generator().manual_seed(seed)
     fed = target.embed(torch.arange(target.vocab_size, device=target.device))  # [V, H]
     scale = 1 / float(fed.float().square().mean().sqrt().clamp_min(1e-6))

@@ -82,10 +82,8 @@ class SmallLM(nn.Module):
 
 
 class BareLM(SmallLM):
-    """A decoder (`models.draft.build_bare`) that uses the embedding and head of a target of the same width.
-
-    Neither is part of the module, so they are not trained and not saved.
-    """
+    """A decoder (`models.draft.build_bare`) that uses the embedding and head of a target of the same width. Neither is
+    part of the module, so they are not trained and not saved."""
 
     def __init__(self, model: PreTrainedModel, target: FrozenTarget) -> None:
         super().__init__(model)
@@ -178,11 +176,8 @@ def _attention(config: PretrainedConfig) -> str:
 
 
 def copy_layers(small: SmallLM, decoder: nn.Module, head: Tensor) -> None:
-    """Copy the first layers, the final norm, and the embedding and head if it has them, of a larger model.
-
-    Args:
-        head: [V, H] of its LM head.
-    """
+    """Copy the first layers, the final norm, and the embedding and head if it has them, of a larger model. `head`: [V,
+    H] of its LM head."""
     twin: nn.Module = small.model.get_decoder()
     with torch.no_grad():
         for name, module in twin.named_modules():

@@ -15,12 +15,8 @@ from outpace.sampling.scores import Pool
 
 @dataclass(eq=False)
 class DraftState:
-    """One request in the draft model. Its committed rows are a prefix of the request's ids; the rows of the tree
-    that is growing lie behind them as scratch.
-
-    Attributes:
-        told: prompt ids it has been shown, whether they have rows or not.
-    """
+    """One request in the draft model. Its committed rows are a prefix of the request's ids; the rows of the tree that
+    is growing lie behind them as scratch. `told`: prompt ids it has been shown, whether they have rows or not."""
 
     slot: int
     told: int = 0

@@ -68,12 +68,8 @@ def layout_of(checkpoint: Checkpoint) -> str:
 
 
 def read_eagle3(checkpoint: Checkpoint, numbering: Numbering | None = None) -> Eagle3Net:
-    """The net of a checkpoint, in the dtype of its file.
-
-    Args:
-        numbering: how the file counts layer ids, if not by its place: "inputs" index `hidden_states`, "outputs"
-            are one less.
-    """
+    """The net of a checkpoint, in the dtype of its file. `numbering`: how the file counts layer ids, if not by its
+    place: "inputs" index `hidden_states`, "outputs" are one less."""
     tensors = _renamed(checkpoint)
     t2d = tensors.pop("t2d", None)
     config = _config(checkpoint, tensors, numbering)

@@ -28,9 +28,8 @@ class Eagle3Config(FusionConfig):
 
 
 class Eagle3Net(FusionNet):
-    """An EAGLE-3 drafter. Where it has no embedding or head of its own, the target's serve.
-
-    Weights are NaN until they are filled."""
+    """An EAGLE-3 drafter. Where it has no embedding or head of its own, the target's serve. Weights are NaN until they
+    are filled."""
 
     config: Eagle3Config
 

@@ -189,11 +189,7 @@ class Eagle3Objective(PairObjective):
 def build_eagle3(
     net: Eagle3NetSettings, objective: Eagle3ObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
 ) -> Eagle3Objective:
-    """A new EAGLE-3 drafter for a target, ready for training.
-
-    Args:
-        net: its sizes; the target's where None.
-    """
+    """A new EAGLE-3 drafter for a target, ready for training. `net`: its sizes; the target's where None."""
     if net.own_head and objective.vocabulary is not None:
         raise InvalidRequest(
             f"objective.vocabulary={objective.vocabulary}: a drafter with its own head has net.draft_vocab_size; "

@@ -22,11 +22,8 @@ SCRATCH_ROWS = 512
 
 @dataclass(eq=False)
 class EagleState(PairState):
-    """One request in an EAGLE-3 drafter.
-
-    Attributes:
-        outputs: [n, H] what the net made of the last level's rows, features of the next.
-    """
+    """One request in an EAGLE-3 drafter. `outputs`: [n, H] what the net made of the last level's rows, features of the
+    next."""
 
     scratch: Scratch = field(default_factory=Scratch)
     outputs: Tensor = field(default_factory=lambda: torch.empty(0))

@@ -31,10 +31,9 @@ def is_medusa(config: Mapping[str, Any]) -> bool:
 
 
 def read_medusa(checkpoint: Checkpoint) -> MedusaNet:
-    """The heads of a checkpoint, in the dtype of its file.
-
-    All heads of the file are taken, numbered from 0 without a gap. Public configs count fewer than their files hold;
-    a file that holds fewer than its config counts is incomplete."""
+    """The heads of a checkpoint, in the dtype of its file. All heads of the file are taken, numbered from 0 without a
+    gap. Public configs count fewer than their files hold; a file that holds fewer than its config counts is
+    incomplete."""
     name = checkpoint.name
     fields = Fields(checkpoint.config, f"{name}: config.json")
     bare = {re.sub(r"^medusa_heads?\.", "", key): tensor for key, tensor in checkpoint.tensors.items()}

@@ -17,11 +17,8 @@ HeadKind = Literal["own", "shared", "target"]
 
 
 class MedusaConfig(BaseModel):
-    """Sizes of a set of Medusa heads.
-
-    Attributes:
-        head: whose vocabulary layer is used: one per head ("own"), one in the file for all ("shared"), or the target's.
-    """
+    """Sizes of a set of Medusa heads. `head`: whose vocabulary layer is used: one per head ("own"), one in the file for
+    all ("shared"), or the target's."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
@@ -75,11 +72,8 @@ class MedusaNet(nn.Module):
         fill_with_nan(self)
 
     def forward(self, states: Tensor) -> Tensor:
-        """What each head's vocabulary layer reads, [T, heads, H].
-
-        Args:
-            states: what the target's own head reads, after the final norm, [T, H].
-        """
+        """What each head's vocabulary layer reads, [T, heads, H]. `states`: what the target's own head reads, after the
+        final norm, [T, H]."""
         return torch.stack([head(states) for head in self.heads], dim=1)
 
     def logits(self, hidden: Tensor) -> Tensor:

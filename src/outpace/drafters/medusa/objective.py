@@ -39,11 +39,9 @@ class MedusaObjectiveSettings(Section):
 
 
 class MedusaObjective(Objective):
-    """Cross-entropies of all heads with the true tokens.
-
-    While token t is pending, heads read the hidden state of position t - 1, from which the target chose it, and head k
-    drafts token t + 1 + k, as in `medusa.source`. The first token of an answer comes from the target.
-    """
+    """Cross-entropies of all heads with the true tokens. While token t is pending, heads read the hidden state of
+    position t - 1, from which the target chose it, and head k drafts token t + 1 + k, as in `medusa.source`. The first
+    token of an answer comes from the target."""
 
     net: MedusaNet
 
@@ -93,11 +91,8 @@ class MedusaObjective(Objective):
 def build_medusa(
     net: MedusaNetSettings, objective: MedusaObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
 ) -> MedusaObjective:
-    """New heads for a target, as `build_eagle3`.
-
-    They start from the target's prediction, as the authors' do: residual blocks of zeros and its vocabulary layer. No
-    weight is random and no fact of the data is used.
-    """
+    """New heads for a target, as `build_eagle3`. They start from the target's prediction, as the authors' do: residual
+    blocks of zeros and its vocabulary layer. No weight is random and no fact of the data is used."""
     config = MedusaConfig(
         hidden_size=target.hidden_size,
         vocab_size=target.vocab_size,

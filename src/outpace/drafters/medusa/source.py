@@ -16,11 +16,8 @@ from outpace.models.head import LmHead, SubsetHead
 
 @dataclass(eq=False)
 class MedusaState:
-    """One request in a set of Medusa heads.
-
-    Attributes:
-        hidden: [1, H] what the target's LM head read to choose the pending token; None if it is not known.
-    """
+    """One request in a set of Medusa heads. `hidden`: [1, H] what the target's LM head read to choose the pending
+    token; None if it is not known."""
 
     hidden: Tensor | None = None
     request: DraftRequest | None = None

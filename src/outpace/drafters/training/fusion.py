@@ -39,11 +39,8 @@ def sizes_for(net: FusionNetSettings, target: FrozenTarget, scalings: Collection
 
 
 def begin(net: P, target: FrozenTarget, facts: Facts, seed: int) -> P:
-    """Fill a new net: random layers, the ids supervised most often, and their rows of the target's head.
-
-    Returns:
-        The net in float32, on the target's device.
-    """
+    """Fill a new net: random layers, the ids supervised most often, and their rows of the target's head. Returns the
+    net in float32, on the target's device."""
     initialise(net, seed)
     if net.lm_head is None:
         return net.to(target.device)
@@ -58,11 +55,9 @@ def begin(net: P, target: FrozenTarget, facts: Facts, seed: int) -> P:
 
 
 class PairObjective(Objective):
-    """A drafter of pairs: row r combines the feature of position r and the embedding of token r + 1.
-
-    A draft after an anchor is a chain of rows. The first is the anchor's own pair, row anchor - 1; later ones stand at
-    the following positions. A chain sees the pairs before its first row, and itself.
-    """
+    """A drafter of pairs: row r combines the feature of position r and the embedding of token r + 1. A draft after an
+    anchor is a chain of rows. The first is the anchor's own pair, row anchor - 1; later ones stand at the following
+    positions. A chain sees the pairs before its first row, and itself."""
 
     net: FusionNet
 
@@ -71,15 +66,9 @@ class PairObjective(Objective):
         """Embeddings [R, H] of ids [R], as the engine gives them to the drafter."""
 
     def _begin_chains(self, batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor, ChainAttention]:
-        """Each anchor's first row, and the keys that chains see.
-
-        Args:
-            anchors: at least one, each sequence's together. For an anchor at position 0, which has no pair, the result
-                is meaningless (`_is_drafted`).
-
-        Returns:
-            Positions [A] and states [A, H] of the first rows, and attention over the pairs before them.
-        """
+        """Each anchor's first row, and the keys that chains see. `anchors`: at least one, each sequence's together. For
+        an anchor at position 0, which has no pair, the result is meaningless (`_is_drafted`). Returns positions [A] and
+        states [A, H] of the first rows, and attention over the pairs before them."""
         net, layer = self.net, self.net.midlayer
         rows, sequences = torch.unique(anchors.rows, return_inverse=True)  # [S], [A]
         first = (anchors.positions - 1).clamp(min=0)  # [A]

@@ -22,11 +22,8 @@ FEW_ROWS = 256  # float32 scores of more rows exceed a CPU's caches
 
 def summed(compute: Callable[..., Tensor], rows: Sequence[Tensor], at_once: int = ROWS_AT_ONCE) -> Tensor:
     """The sum of a loss over rows. Logits are recomputed in the backward pass, so they are never all in memory.
-
-    Args:
-        compute: gets a piece of each tensor and returns sums of losses, a scalar or [S].
-        rows: tensors [R, ...], split into the same pieces.
-    """
+    `compute`: gets a piece of each tensor and returns sums of losses, a scalar or [S]. `rows`: tensors [R, ...], split
+    into the same pieces."""
     pieces = zip(*(tensor.split(at_once) for tensor in rows), strict=True)
     # Losses draw no random numbers, so no generator state has to be kept.
     parts = [checkpoint(compute, *piece, use_reentrant=False, preserve_rng_state=False) for piece in pieces]
@@ -171,11 +168,7 @@ class Compared:
 
 class LossVocabulary:
     """The vocabulary of a loss: most of a small drafter's training time goes into scores of a large vocabulary, of
-    which most text uses a small part.
-
-    Args:
-        ranked: [K] ids in ascending order; None for all.
-    """
+    which most text uses a small part. `ranked`: [K] ids in ascending order; None for all."""
 
     def __init__(self, ranked: Tensor | None = None, vocab_size: int = 0, drawn: int = 0) -> None:
         self.ranked, self._size, self._drawn = ranked, vocab_size, drawn

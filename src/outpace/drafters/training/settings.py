@@ -117,11 +117,7 @@ def assemble(
     file: str | Path | None,
     overrides: Iterable[str],
 ) -> TrainSettings:
-    """Settings of a run.
-
-    Args:
-        file: YAML, or None.
-    """
+    """Settings of a run. `file`: YAML, or None."""
     kind = create_model(
         "Settings",
         __base__=TrainSettings,

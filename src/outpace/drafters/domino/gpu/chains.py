@@ -86,11 +86,7 @@ class Chains:
         self.rollout = Captured(Rollout(weights, embed, corrected, table), BUCKETS, weights.of_state.device)
 
     def level(self, states: Sequence[BlockState], tokens: Tensor, is_first: bool) -> Candidates:
-        """The next token of every chain.
-
-        Args:
-            tokens: [R] the pending ones, read at the first level.
-        """
+        """The next token of every chain. `tokens`: [R] the pending ones, read at the first level."""
         if is_first:
             hidden = torch.stack([state.hidden for state in states])  # [R, D, H]
             base = torch.stack([state.base for state in states])  # [R, D, K]

@@ -171,11 +171,8 @@ class TritonHead:
         return of_state.new_zeros(1, of_state.shape[1], dtype=torch.float32)
 
     def correct(self, rows: HeadRows, best: int | None) -> HeadStep:
-        """One more token in each row, and the candidates for the next.
-
-        Args:
-            best: how many of the best ids are wanted; None for all logits instead.
-        """
+        """One more token in each row, and the candidates for the next. `best`: how many of the best ids are wanted;
+        None for all logits instead."""
         weights, base = self.weights, _gathered(rows.base)
         gates = rows.gates
         if gates is None:
