@@ -45,7 +45,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "off")
 
 
-MOST_CASES = 12
+MOST_CASES = 8
 """Cases of one test in `make test`, if as many show every value of its parameters."""
 
 

@@ -1,23 +1,20 @@
 """What `outpace methods` prints of a method's options."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from typer.testing import CliRunner
 
+from outpace import cli
 from outpace.drafters.options import described
 from outpace.methods.catalog import method_named, option_kinds
 
 
-@pytest.mark.costly
 @pytest.mark.parametrize(("name", "columns"), [("graft", 80), ("outpace", 80), ("domino", 60), ("svip", 200)])
 def test_options_are_whole_in_a_narrow_terminal(name: str, columns: int) -> None:
     """Guards against sentences that end in dots, words broken in two, and a column of a few letters for the longest
     text: what each option means must be readable as it was written, in its own column, from 80 columns on."""
-    command = [sys.executable, "-m", "outpace.cli", "methods", name]
-    environment = {**os.environ, "COLUMNS": str(columns)}
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+    result = CliRunner().invoke(cli.app, ["methods", name], env={"COLUMNS": str(columns)})
+    assert result.exit_code == 0, result.output
+    shown = result.stdout
     assert "\u2026" not in shown
     rows = [[cell.strip() for cell in line.split("\u2502")[1:-1]] for line in shown.splitlines() if "\u2502" in line]
     found: dict[str, str] = {}

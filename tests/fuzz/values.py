@@ -68,27 +68,9 @@ def _scalar(rng: random.Random) -> Any:
 
 def _odd(rng: random.Random) -> Any:
     return rng.choice(
-        [
-            b"",
-            b"abc",
-            bytearray(b"abc"),
-            memoryview(b"abc"),
-            Path("x"),
-            Decimal(1),
-            Fraction(1, 2),
-            1j,
-            object(),
-            Unspeakable(),
-            Unspeakable,
-            len,
-            types,
-            NotImplemented,
-            ...,
-            slice(2),
-            range(3),
-            RuntimeError("x"),
-        ]
-    )
+        [b"", b"abc", bytearray(b"abc"), memoryview(b"abc"), Path("x"), Decimal(1), Fraction(1, 2), 1j, object(),
+         Unspeakable(), Unspeakable, len, types, NotImplemented, ..., slice(2), range(3), RuntimeError("x")]
+    )  # fmt: skip
 
 
 def _container(rng: random.Random, depth: int) -> Any:
@@ -107,16 +89,8 @@ def _container(rng: random.Random, depth: int) -> Any:
 
 def anything(rng: random.Random, depth: int = 0) -> Any:
     """A value of any type, containers two deep."""
-    kinds: list[Callable[[random.Random], Any]] = [
-        _whole,
-        _real,
-        _text,
-        _array,
-        _tensor,
-        _scalar,
-        _odd,
-        lambda rng: rng.choice([None, True, False]),
-    ]
+    kinds: list[Callable[[random.Random], Any]] = [_whole, _real, _text, _array, _tensor, _scalar, _odd]
+    kinds.append(lambda rng: rng.choice([None, True, False]))
     if depth < 2:
         kinds += [lambda rng: _container(rng, depth)] * 3
     return rng.choice(kinds)(rng)

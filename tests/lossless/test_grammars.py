@@ -160,6 +160,7 @@ class Drawn(BaseProposer):
         return trees
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize(
     "proposer", [Drawn(), AdversaryDrafter(VOCAB, [], 6), EmptyDraft()], ids=["drawn", "any", "plain"]
 )

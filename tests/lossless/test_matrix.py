@@ -94,7 +94,12 @@ def supported() -> Iterator[Case]:
 
 
 CASES = list(supported())
-PAIRWISE = covering(CASES)
+
+
+@cache
+def pairwise() -> list[Case]:
+    """Few cases in which every two values still meet. Finding them takes seconds: not while tests are collected."""
+    return covering(CASES)
 
 
 def showing(cases: Sequence[Case]) -> list[Case]:
@@ -107,13 +112,20 @@ def showing(cases: Sequence[Case]) -> list[Case]:
     return chosen
 
 
-SINGLES = showing(PAIRWISE)
+Group = tuple[str, str]
+"""All or only the pairwise cases, of a source."""
+GROUPS = [
+    *(pytest.param(case, id=str(case)) for case in showing(CASES)),
+    *(pytest.param(("pairwise", source), id=f"pairwise-{source}", marks=pytest.mark.thorough) for source in SOURCES),
+    *(pytest.param(("all", source), id=f"all-{source}", marks=pytest.mark.slow) for source in SOURCES),
+]
 
 
-def marks(case: Case) -> list[pytest.MarkDecorator]:
-    if case not in PAIRWISE:
-        return [pytest.mark.slow]
-    return [] if case in SINGLES else [pytest.mark.thorough]
+def cases_of(group: Case | Group) -> list[Case]:
+    if isinstance(group, Case):
+        return [group]
+    kind, source = group
+    return [case for case in (CASES if kind == "all" else pairwise()) if case.source == source]
 
 
 def requests(case: Case) -> tuple[list[list[int]], list[SamplingParams]]:
@@ -167,39 +179,47 @@ def retriever_of(name: str) -> Retriever:
     return MatrixRetriever(TransitionMatrix(VOCAB, CPU, context=2), retrieval_plan(paths), name == "private")
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, id=str(case), marks=marks(case)) for case in CASES])
-def test_lossless(case: Case) -> None:
-    """Guards against drafts that leak into what is said, by whatever source, shape, options and neighbours."""
+@pytest.mark.parametrize("group", GROUPS)
+def test_lossless(group: Case | Group) -> None:
+    """Guards against drafts that change the answer, by whatever source, shape, options and neighbours."""
+    for case in cases_of(group):
+        check(case)
+
+
+def check(case: Case) -> None:
     target = tiny_target(tiny_config("llama"))
     prompts, params = requests(case)
     expected = [plain(case.options, index) for index in range(case.batch)]
     proposer = proposer_for(case, target, [session.ids for session in expected])
     sessions = decode(Engine(target, prefill_chunk=32), prompts, params, [proposer] * case.batch)
     for index, (want, got) in enumerate(zip(expected, sessions, strict=True)):
-        assert got.generated == want.generated, f"request {index}"
+        assert got.generated == want.generated, f"request {index} of {case}"
         assert got.finish_reason == want.finish_reason
-        assert got.metrics.drafted > 0 or (case.source == "lookup" and index), f"nothing was drafted for {index}"
+        assert got.metrics.drafted > 0 or (case.source == "lookup" and index), (
+            f"nothing was drafted for {index} of {case}"
+        )
         if not case.source.startswith(("eagle3", *MODELS)):
-            assert got.metrics.draft_passes <= got.metrics.steps, "one pass per round"
+            assert got.metrics.draft_passes <= got.metrics.steps, f"one pass per round: {case}"
     if case.retriever != "none" and (case.retriever != "suffix" or case.shape != "gated"):
-        assert any(session.metrics.retrieved for session in sessions), "nothing was grafted"
+        assert any(session.metrics.retrieved for session in sessions), f"nothing was grafted: {case}"
     if case.drafts == "led":
         accepted = [session.metrics.accepted > 0 for session in sessions]
         is_enough = (
             any if case.shape == "gated" else all
         )  # of one or two nodes left none may be right in a short answer
-        assert is_enough(accepted), "nothing was accepted, so nothing was committed"
+        assert is_enough(accepted), f"nothing was accepted, so nothing was committed: {case}"
 
 
+@pytest.mark.thorough
 def test_the_subset_covers_every_pair() -> None:
     """Guards against two values that never meet in the subset, such as a source with a shape."""
     wanted = set[Any]().union(*(pairs_of(case) for case in CASES))
-    covered = set[Any]().union(*(pairs_of(case) for case in PAIRWISE))
+    covered = set[Any]().union(*(pairs_of(case) for case in pairwise()))
     assert covered == wanted
     assert wanted > {(0, source, 1, shape) for source in (*KINDS, *MODELS) for shape in SHAPES}
     assert wanted > {(1, shape, 6, retriever) for shape in SHAPES for retriever in ("none", *RETRIEVERS)}
-    assert set[Any]().union(*(pairs_of(case) for case in PAIRWISE[:-1])) < wanted, "every case is there for a pair"
-    assert len(PAIRWISE) < len(CASES) / 10
+    assert set[Any]().union(*(pairs_of(case) for case in pairwise()[:-1])) < wanted, "every case is there for a pair"
+    assert len(pairwise()) < len(CASES) / 10
 
 
 def test_a_covering_set_of_known_size() -> None:

@@ -167,20 +167,6 @@ def test_a_chain_is_accepted_as_often_as_can_be(share: float) -> None:
     assert sum(overlaps) - 4.9 * deviation > keyed
 
 
-@pytest.mark.thorough
-def test_drawn_drafts_save_more_target_passes_than_keyed_ones() -> None:
-    """Guards against a gain that does not reach the engine: tokens per step of a chain of 4, 60 answers of 50 tokens
-    under each rule. The difference is 6 deviations, so that it vanishes by chance below 1e-8."""
-    found = []
-    for verification in ("match", "rejection"):
-        params = SamplingParams(max_new_tokens=50, temperature=1.0, n=60, seed=5, verification=verification)
-        target = ToyTarget(12, seed=3, sharpness=4.0, max_slots=32)
-        sessions = decode(Engine(target), [[1, 2]], [params], [Watched(0.3, 4)])
-        found.append(torch.tensor([session.metrics.tokens_per_step for session in sessions], dtype=torch.float64))
-    match, rejection = found
-    assert float(rejection.mean()) > float(match.mean())
-
-
 @pytest.mark.parametrize("name", DRAWING)
 def test_all_of_a_perfect_draft_is_accepted(name: str) -> None:
     """Guards against a draft equal to the target that loses: with p = q the first of all siblings is always right."""
@@ -243,7 +229,7 @@ def test_trees_do_not_hear_the_targets_noise() -> None:
 
 
 def rejecting(**options: Any) -> list[SamplingParams]:
-    limits = (30, 9, 40, 17, 26)
+    limits = (14, 5, 18, 9, 12)
     common: dict[str, Any] = {"temperature": 1.0, "verification": "rejection"} | options
     return [SamplingParams(max_new_tokens=limit, seed=40 + place, **common) for place, limit in enumerate(limits)]
 

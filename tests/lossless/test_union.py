@@ -11,16 +11,12 @@ from outpace.core.params import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.models.target import TransformersTarget
-from outpace.testing import ToyTarget, decode
-from outpace.testing.sources import ToySource, blend
-from outpace.trees.growing import GrowingProposer
+from outpace.testing import decode
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from tests.lossless.test_matrix import OPTIONS, PROMPTS, Case, plain, proposer_for, requests
-from tests.statistics import chi_square_p
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
 
 CPU = torch.device("cpu")
@@ -113,32 +109,3 @@ def test_requests_that_arrive_while_others_are_drafted_for(source: str, verifica
         engine.step()
     assert_same(expected, sessions)
     assert sum(session.metrics.accepted for session in sessions) > 8
-
-
-@pytest.mark.thorough
-def test_rejection_keeps_the_distribution() -> None:
-    """Guards against trees that follow the noise by which they are judged: with the union drafting, the distribution of
-    the first two tokens over 2000 samples, by chi-square; false alarm: 1e-6."""
-    target = ToyTarget(8, seed=3, sharpness=1.5, max_slots=64)
-    base = GrowingProposer(ToySource(blend(0.7, 8, seed=3, sharpness=1.5)), Beam(BeamConfig(depth=2, breadth=2)), 3)
-    matrix = MatrixLearner(TransitionMatrix(8, CPU))
-    union = UnionProposer(
-        base,
-        matrix,
-        AcceptanceModel(priors()["greedy"]),
-        AcceptanceModel(priors()["sampled"]),
-        UnionPlan(3, 0.0, None),
-        5,
-        CPU,
-    )
-    params = SamplingParams(max_new_tokens=3, temperature=1.0, n=2000, seed=17, verification="rejection")
-    sessions = decode(Engine(target), [[1, 2]], [params], [union])
-    first = target.probs([1, 2]).tolist()
-    distribution = [first[a] * share for a in range(8) for share in target.probs([1, 2, a]).tolist()]
-    seen = [8 * session.generated[0] + session.generated[1] for session in sessions]
-    assert chi_square_p([seen.count(cell) for cell in range(64)], distribution) > 1e-6
-    retrieved, accepted, drafted = (
-        sum(getattr(session.metrics, name) for session in sessions)
-        for name in ("accepted_retrieved", "accepted", "drafted")
-    )
-    assert 0 < retrieved < accepted < drafted

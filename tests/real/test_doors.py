@@ -15,17 +15,15 @@ PROMPTS = ["Once upon a time", "def fibonacci(n):\n    if n < 2:\n        return
 
 @pytest.mark.costly
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 2}], ids=["greedy", "sampled"])
-def test_a_conversation_says_what_fresh_requests_say(options: dict[str, Any]) -> None:
+def test_a_conversation_says_what_fresh_requests_say(exact: outpace.Model, options: dict[str, Any]) -> None:
     """Guards against a real template, tokenizer or cache for which kept KV is not that of the new prompt."""
-    pull("smollm2-135m")
-    model = outpace.load("smollm2-135m", dtype="float32", device="cpu")
-    options = {"max_new_tokens": 24, **options}
-    with model.chat(**options) as conversation:
+    options = {"max_new_tokens": 12, **options}
+    with exact.chat(**options) as conversation:
         for number, text in enumerate(TURNS):
             messages = [*conversation.messages, {"role": "user", "content": text}]
             with conversation.send(text) as stream:
                 list(stream)
-            fresh = model.generate(messages, method="plain", **options)
+            fresh = exact.generate(messages, method="plain", **options)
             assert stream.result is not None
             assert stream.result.token_ids == fresh.token_ids
             assert (stream.result.metrics.reused_tokens > 20) == (number > 0)
@@ -34,7 +32,7 @@ def test_a_conversation_says_what_fresh_requests_say(options: dict[str, Any]) ->
 @pytest.mark.costly
 @pytest.mark.parametrize("pack", [False, True])
 def test_custom_generate_says_what_generate_says(pack: bool) -> None:
-    """Guards against a borrowed real model that answers otherwise: 48 greedy tokens, alone and padded on the left."""
+    """Guards against a borrowed real model that answers otherwise: 24 greedy tokens, alone and padded on the left."""
     folder = str(pull("smollm2-135m"))
     tokenizer: Any = AutoTokenizer.from_pretrained(folder, padding_side="left")
     tokenizer.pad_token = tokenizer.eos_token
@@ -42,5 +40,5 @@ def test_custom_generate_says_what_generate_says(pack: bool) -> None:
     door = outpace.custom_generate(method="recycle", pack=pack)
     for prompts in (PROMPTS, PROMPTS[:1]):
         inputs = tokenizer(prompts, return_tensors="pt", padding=True)
-        stock = model.generate(**inputs, max_new_tokens=48, do_sample=False)
-        assert torch.equal(model.generate(**inputs, max_new_tokens=48, do_sample=False, custom_generate=door), stock)
+        stock = model.generate(**inputs, max_new_tokens=24, do_sample=False)
+        assert torch.equal(model.generate(**inputs, max_new_tokens=24, do_sample=False, custom_generate=door), stock)

@@ -8,7 +8,6 @@ import pytest
 
 import outpace
 from outpace import Grammar, InvalidRequest
-from outpace.models.loading.registry import pull
 
 METHODS = ("lookup", "linear:budget=3", "outpace:draft=none", "outpace")
 SCHEMA: dict[str, Any] = {
@@ -45,19 +44,13 @@ CALL = {
 }
 
 
-@pytest.fixture(scope="module")
-def model() -> outpace.Model:
-    pull("smollm2-135m")
-    return outpace.load("smollm2-135m", dtype="float32", device="cpu", profile=False)
-
-
 def asked(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_every_method_answers_as_plain_decoding_does(model: outpace.Model, temperature: float) -> None:
+def test_every_method_answers_as_plain_decoding_does(exact: outpace.Model, temperature: float) -> None:
     """Guards against loss under grammars on a real vocabulary: equal tokens, JSON that the schema validates, fewer
     passes; beside neighbours without a grammar, with penalties, min-p and a stop string."""
     requests: list[tuple[str, dict[str, Any]]] = [
@@ -70,22 +63,22 @@ def test_every_method_answers_as_plain_decoding_does(model: outpace.Model, tempe
     ]
     for text, options in requests:
         options = {"max_new_tokens": 90, "temperature": temperature, "seed": 2, **options}
-        plain = model.generate(asked(text), method="plain", **options)
+        plain = exact.generate(asked(text), method="plain", **options)
         is_json = "grammar" in options and options["grammar"].kind == "json"
         if is_json and plain.finish_reason == "stop" and "stop" not in options:
             jsonschema.validate(json.loads(plain.text), json.loads(options["grammar"].text))
         for method in METHODS:
-            answer = model.generate(asked(text), method=method, **options)
+            answer = exact.generate(asked(text), method=method, **options)
             assert (answer.token_ids, answer.text) == (plain.token_ids, plain.text), (method, text)
             assert not is_json or answer.metrics.steps < 0.8 * plain.metrics.steps, (method, text)
 
 
-def test_a_tokenizer_from_a_gguf_file_follows_schemas(model: outpace.Model) -> None:
+def test_a_tokenizer_from_a_gguf_file_follows_schemas(exact: outpace.Model) -> None:
     """Guards against GGUF tokenizers, whose decoder hides that tokens are bytes: no schema could be followed."""
-    plain = model.generate(
+    plain = exact.generate(
         asked("Describe Ada Lovelace in JSON."), method="plain", grammar=Grammar.json_schema(SCHEMA), max_new_tokens=120
     )
-    fast = model.generate(
+    fast = exact.generate(
         asked("Describe Ada Lovelace in JSON."),
         method="lookup",
         grammar=Grammar.json_schema(SCHEMA),
@@ -98,18 +91,18 @@ def test_a_tokenizer_from_a_gguf_file_follows_schemas(model: outpace.Model) -> N
     assert fast.metrics.tokens_per_step > 1.5
 
 
-def test_batches_and_texts_beyond_ascii(model: outpace.Model) -> None:
+def test_batches_and_texts_beyond_ascii(exact: outpace.Model) -> None:
     """Guards against bytes of a character that are cut between tokens, and batches in which grammars meet."""
     grammar = Grammar.choice(["Größe: 日本", "é"])
-    both = model.generate(["Hello", "Hi"], grammar=grammar, max_new_tokens=20)
+    both = exact.generate(["Hello", "Hi"], grammar=grammar, max_new_tokens=20)
     assert {one.text for one in both} <= {"Größe: 日本", "é"}
 
 
-def test_what_cannot_be_satisfied_is_refused_when_it_is_asked(model: outpace.Model) -> None:
+def test_what_cannot_be_satisfied_is_refused_when_it_is_asked(exact: outpace.Model) -> None:
     """Guards against a bad grammar that harms requests which are being decoded."""
-    with model.stream("Hello", max_new_tokens=8) as stream:
+    with exact.stream("Hello", max_new_tokens=8) as stream:
         next(stream)
         with pytest.raises(InvalidRequest, match=r"grammar=json.*minimum"):
-            model.generate("x", grammar=Grammar.json_schema({"type": "integer", "minimum": 3, "maximum": 1}))
+            exact.generate("x", grammar=Grammar.json_schema({"type": "integer", "minimum": 3, "maximum": 1}))
         tokens = [token for event in stream for token in event.tokens]
     assert tokens

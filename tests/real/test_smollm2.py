@@ -22,12 +22,6 @@ METHODS = (
 )
 
 
-@pytest.fixture(scope="module")
-def exact() -> Model:
-    pull("smollm2-135m")
-    return outpace.load("smollm2-135m", dtype="float32", device="cpu")
-
-
 @pytest.mark.thorough
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_equal_in_float32(exact: Model, temperature: float) -> None:
@@ -54,9 +48,9 @@ def test_no_bugs_in_bfloat16() -> None:
     pull("smollm2-135m")
     model = outpace.load("smollm2-135m", dtype="bfloat16", device="cpu")
     for temperature in (0.0, 0.8):
-        params = SamplingParams(max_new_tokens=32, temperature=temperature, top_p=0.95, seed=3)
-        items = tuple(read_workload("builtin:3"))
-        assert_certified(model, certify(model, CertificatePlan(("recycle",), items, params, batch_sizes=(1, 3))))
+        params = SamplingParams(max_new_tokens=16, temperature=temperature, top_p=0.95, seed=3)
+        items = tuple(read_workload("builtin:2"))
+        assert_certified(model, certify(model, CertificatePlan(("recycle",), items, params, batch_sizes=(1, 2))))
 
 
 @pytest.mark.slow

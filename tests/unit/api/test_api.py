@@ -132,38 +132,6 @@ def test_a_stream_adds_up_to_what_generate_returns(model: outpace.Model, options
     assert (stream.result.text, stream.result.finish_reason) == (whole.text, whole.finish_reason)
 
 
-def test_closing_a_stream_early_cancels_the_request(model: outpace.Model) -> None:
-    """Guards against an abandoned request that goes on decoding in its slot."""
-    with model.stream("hello", max_new_tokens=200, eos_token_ids=()) as stream:
-        seen = [token for event in (next(stream), next(stream)) for token in event.tokens]
-    assert_nothing_runs(model)
-    assert stream.result is not None
-    assert stream.result.finish_reason == "cancelled"
-    assert list(stream.result.token_ids) == seen
-
-
-def test_an_exception_while_decoding_frees_every_slot(model: outpace.Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against an interrupt that leaves requests running behind the user's back."""
-
-    def interrupt(*arguments: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(model.target, "forward", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        model.generate(PROMPTS, max_new_tokens=5)
-    monkeypatch.undo()
-    assert_nothing_runs(model)
-    assert len(answers(model, PROMPTS, max_new_tokens=5)) == len(PROMPTS)
-
-
-def test_seeds_are_reported_and_reproduce_the_answer(model: outpace.Model) -> None:
-    """Guards against unseeded answers that cannot be had again. Two of 20 tokens agree with odds below 1 in 10**9."""
-    first, second = (model.generate("once", max_new_tokens=20, temperature=1.0) for _ in range(2))
-    assert first.token_ids != second.token_ids
-    again = model.generate("once", max_new_tokens=20, temperature=1.0, seed=first.samples[0].seed, method="plain")
-    assert again.token_ids == first.token_ids
-
-
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "seed": 11}], ids=["greedy", "T=0.8"])
 def test_methods_say_what_plain_decoding_says(model: outpace.Model, method: str, sampling: dict[str, Any]) -> None:
@@ -178,15 +146,6 @@ def test_methods_say_what_plain_decoding_says(model: outpace.Model, method: str,
         assert sum(generation.metrics.accepted for generation in alone) > 0, "drafts must have been accepted"
 
 
-def test_the_budget_of_a_call_replaces_the_methods(model: outpace.Model) -> None:
-    """Guards against a budget that is ignored, and against one that a request passes on to the next."""
-    options: dict[str, Any] = {"max_new_tokens": 10, "method": "recycle:budget=6", "eos_token_ids": ()}
-    for budget, most in ((0, 0), (2, 2), (None, 6)):
-        metrics = model.generate("hello", budget=budget, **options).metrics
-        assert metrics.drafted <= most * metrics.steps
-        assert metrics.drafted > (most - 1) * (metrics.steps - 3), f"budget {budget} must be used"
-
-
 def test_importing_outpace_is_cheap() -> None:
     """Guards against seconds of imports for a command that prints help, and against web frameworks in a library."""
     heavy = ("transformers", "fastapi", "starlette", "uvicorn", "flask", "aiohttp", "gradio")
@@ -194,12 +153,10 @@ def test_importing_outpace_is_cheap() -> None:
         "import sys, outpace\n"
         "outpace.SamplingParams(temperature=0.5)\n"
         f"print([name for name in {heavy!r} if name in sys.modules])\n"
-        "from outpace import load\n"
-        "print('transformers' in sys.modules)\n"
     )
     source = Path(outpace.__file__).parents[1]
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=source, check=True)
-    assert result.stdout.split("\n")[:2] == ["[]", "True"]
+    assert result.stdout == "[]\n"
 
 
 def test_the_keys_of_a_dictionary_are_a_batch(model: outpace.Model) -> None:

@@ -18,35 +18,37 @@ def some_prices(seed: int) -> tuple[Prices, list[float]]:
     return Prices(dice.uniform(0.01, 1), PassTimes(tuple(ms))), gains
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_no_other_number_is_worth_more(seed: int) -> None:
+def test_no_other_number_is_worth_more() -> None:
     """Guards against stopping at the first node that does not pay for itself, though those behind it, whose rows cost
     nothing more, do; and against a tree that is worth less than none."""
-    prices, gains = some_prices(seed)
-    ms = prices.times.ms
-    values = [sum(gains[:n]) - prices.rate * (ms[n] - ms[0]) for n in range(min(len(gains), len(ms) - 1) + 1)]
-    count, net = prices.best_count(gains)
-    assert net == pytest.approx(max(values))
-    assert values[count] == pytest.approx(max(values))
-    assert net >= 0
+    for seed in range(200):
+        prices, gains = some_prices(seed)
+        ms = prices.times.ms
+        values = [sum(gains[:n]) - prices.rate * (ms[n] - ms[0]) for n in range(min(len(gains), len(ms) - 1) + 1)]
+        count, net = prices.best_count(gains)
+        assert net == pytest.approx(max(values))
+        assert values[count] == pytest.approx(max(values))
+        assert net >= 0
 
 
-@pytest.mark.parametrize("seed", range(200))
-def test_least_gain_leaves_nothing_out(seed: int) -> None:
+def test_least_gain_leaves_nothing_out() -> None:
     """Guards against a growth that ends before a node which would have been taken."""
-    prices, gains = some_prices(seed)
-    count, _ = prices.best_count(gains)
-    for position, gain in enumerate(gains[:count]):
-        assert gain >= prices.least_gain(position) - 1e-12
+    for seed in range(200):
+        prices, gains = some_prices(seed)
+        count, _ = prices.best_count(gains)
+        for position, gain in enumerate(gains[:count]):
+            assert gain >= prices.least_gain(position) - 1e-12
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_least_times_are_those_of_all_pairs(seed: int) -> None:
+def test_least_times_are_those_of_all_pairs() -> None:
     """Guards against a corner of the hull that is passed over, by which growth would end too early or too late."""
-    times = some_prices(seed)[0].times
-    ms, last = times.ms, len(times.ms) - 1
-    own = [min((ms[end] - ms[start]) / (end - start) for end in range(start + 1, last + 1)) for start in range(last)]
-    assert times.least_ms == pytest.approx([min(own[start:]) for start in range(last)], abs=1e-12)
+    for seed in range(50):
+        times = some_prices(seed)[0].times
+        ms, last = times.ms, len(times.ms) - 1
+        own = [
+            min((ms[end] - ms[start]) / (end - start) for end in range(start + 1, last + 1)) for start in range(last)
+        ]
+        assert times.least_ms == pytest.approx([min(own[start:]) for start in range(last)], abs=1e-12)
 
 
 def test_least_gain_rises_and_ends() -> None:

@@ -11,30 +11,7 @@ from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
 from outpace.lib.errors import InvalidRequest
 from outpace.testing import OracleDrafter, decode
-from outpace.trees.proposer import EmptyDraft
 from tests.unit.engine.doubles import PROMPT, GreedyProposer, distinct_answer, run_all, toy_engine
-
-
-@pytest.mark.parametrize(
-    ("parents", "budget", "count", "complaint"),
-    [
-        ((-1, 0, 0, 0, 0), 3, 20, "4 nodes of depth 1; the budget is 3 nodes"),
-        ((-1, 0, 1, 2), 8, 4, "3 nodes of depth 3; the budget is 8 nodes of depth 2"),
-    ],
-    ids=["too many nodes", "too deep"],
-)
-def test_a_proposer_that_exceeds_its_budget_is_refused(
-    parents: tuple[int, ...], budget: int, count: int, complaint: str
-) -> None:
-    """Guards against drafts that cost more than asked, or run past the end of the context."""
-    engine = toy_engine()
-    (session,) = engine.add(PROMPT, SamplingParams(max_new_tokens=count), GreedyProposer(parents), budget)
-    with pytest.raises(ValueError, match=complaint):
-        run_all(engine, [session])
-    engine.cancel(session)
-    assert engine.is_idle
-    (after,) = decode(engine, [PROMPT], [SamplingParams(max_new_tokens=4)], [EmptyDraft()])
-    assert after.generated == distinct_answer(4), "the engine must still work"
 
 
 class Lending(GreedyProposer):

@@ -112,28 +112,6 @@ def test_rows_cost_what_rounds_say(tmp_path: Path) -> None:
     assert all(low <= high for low, high in pairwise(ms))
 
 
-def test_prices_are_for_who_asks(tmp_path: Path) -> None:
-    """Guards against requests under rejection whose trees, and so whose words, follow a clock; and against measuring
-    for methods that do not ask."""
-    costs = known_costs(tmp_path)
-    engine, pricing = Engine(ToyTarget(12, max_length=128), costs=costs), Pricing(costs)
-    rejecting = SamplingParams(max_new_tokens=3, temperature=1.0, verification="rejection")
-    for params, proposer, is_priced in (
-        (SamplingParams(max_new_tokens=3), Asking(), True),
-        (SamplingParams(max_new_tokens=3, temperature=1.0), Asking(), True),
-        (rejecting, Asking(), False),
-        (SamplingParams(max_new_tokens=3), EmptyDraft(), False),
-    ):
-        (session,) = engine.add([1, 2], params, proposer)
-        session.slot = 0
-        (prices,) = pricing.plan(engine.target, [session]).prices
-        assert (prices is not None) == is_priced
-        if prices is not None:
-            assert prices.times.ms == pytest.approx((11, 12, 13, 14, 15))
-            assert prices.rate == pytest.approx(1 / 11)  # plain decoding's, before anything is known
-        session.slot = None
-
-
 def test_the_rate_is_that_of_late_rounds(tmp_path: Path) -> None:
     """Guards against a rate that never forgets a slow beginning, or that one round upsets."""
     costs = known_costs(tmp_path)

@@ -11,7 +11,7 @@ from outpace.core.protocols import Observation
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.engine.stream import TokenStream
-from outpace.lib.errors import InvalidRequest, StateLost
+from outpace.lib.errors import StateLost
 from outpace.trees.proposer import EmptyDraft
 from tests.interrupted.injector import Injector, Interrupt, Shot
 from tests.unit.engine.doubles import PROMPT, toy_engine
@@ -62,14 +62,6 @@ def test_who_comes_and_goes_without_a_step_is_forgotten() -> None:
     for _ in range(2000):
         opened(engine)
     assert noted(engine) < 200
-
-
-def test_samples_have_a_limit() -> None:
-    """Guards against one request that takes gigabytes before its first step, as n=10**8 did."""
-    for count in (MAX_SAMPLES + 1, 10**8):
-        with pytest.raises(InvalidRequest, match=f"n={count}: must be an integer from 1 to {MAX_SAMPLES}"):
-            SamplingParams(n=count)
-    assert SamplingParams(n=MAX_SAMPLES).n == MAX_SAMPLES
 
 
 def test_samples_that_wait_are_light() -> None:

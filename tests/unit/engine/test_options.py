@@ -34,19 +34,6 @@ def oracle_run(answer: list[int], engine: Engine | None = None, **options: Any) 
     return session
 
 
-def test_what_the_model_does_not_have_is_refused_by_name() -> None:
-    """Guards against an index error in the middle of a batch, and against bad words that nobody can spell."""
-    engine = toy_engine()
-    for options, complaint in (
-        ({"logit_bias": {VOCAB: 1.0}}, f"logit_bias: token id {VOCAB} is outside the vocabulary of {VOCAB}"),
-        ({"bad_words_ids": [[1, 77]]}, "bad_words_ids: token id 77 is outside"),
-        ({"bad_words": ["no"]}, "bad words need a tokenizer; use bad_words_ids"),
-    ):
-        with pytest.raises(InvalidRequest, match=complaint):
-            engine.add(PROMPT, SamplingParams.from_options(**options), EmptyDraft())
-    assert engine.is_idle
-
-
 @pytest.mark.parametrize("own", [True, False])
 def test_ignored_eos_ids_are_tokens_like_any_other(answer: list[int], own: bool) -> None:
     """Guards against an answer that ends at an ignored EOS, of the model or of its own, or swallows it or its text."""

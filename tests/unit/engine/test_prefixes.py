@@ -1,6 +1,5 @@
 """Common beginnings of prompts: computed once, whoever has them, and no token changes."""
 
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +10,6 @@ from torch import Tensor
 from outpace.cache.slots import SlotKV
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Chunk, ChunkOutput
-from outpace.engine.admission import LEAST_SHARED
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.sampling.noise import noise_key, uniform
@@ -243,44 +241,6 @@ def test_whoever_wrote_a_beginning_gives_it(donor: Callable[..., Session | None]
         run_all(engine, [again])
         assert again.metrics.reused_tokens == len(prompt) - 2
         assert_plain(again)
-
-
-def test_any_mix_of_requests_says_what_each_says_alone() -> None:
-    """Guards against rows and states that are mixed up after many requests that come, share, are kept, resumed and
-    cancelled; 120 requests over 3 slots."""
-    source, engine = random.Random(7), mindful(max_slots=3)
-    proposers = [named(method, VOCAB) for method in TOYS]
-    stems = [random_ids(60, seed, VOCAB) for seed in range(3)]
-    sessions, conversations = list[Session](), list[Session]()
-    for number in range(120):
-        stem = source.choice(stems)[: source.choice([10, 35, 50, 60])]
-        prompt = [*stem, *random_ids(source.randint(1, 4), number, VOCAB)]
-        options: dict[str, Any] = {}
-        params = SamplingParams(
-            max_new_tokens=source.randint(1, 14),
-            n=source.choice([1, 1, 3]),
-            **source.choice(list(SAMPLING.values())),
-            verification=source.choice(["match"] * 4 + ["rejection"]),
-        )
-        if params.n == 1 and source.random() < 0.3:
-            options["keep"] = True
-            if conversations and source.random() < 0.7:
-                before = conversations.pop(source.randrange(len(conversations)))
-                options["resume"], prompt = before.kept, [*before.ids[: source.choice([-1, -4, 50])], number % VOCAB]
-        added = engine.add(prompt[:150], params, source.choice(proposers), **options)
-        sessions += added
-        for _ in range(source.randint(0, 6)):
-            engine.step()
-        if source.random() < 0.2:
-            engine.cancel(source.choice(sessions))
-        if options and added[0].has_ended:
-            conversations.append(added[0])
-    run_all(engine, sessions)
-    matched = [session for session in sessions if not session.params.is_rejection]
-    for session in matched:
-        assert_plain(session)
-    assert sum(session.metrics.reused_tokens >= LEAST_SHARED for session in matched) > 50
-    assert all(session.metrics.reused_tokens == 0 for session in sessions if session.params.is_rejection)
 
 
 @pytest.mark.parametrize("method", ["plain", "recycle:budget=8", "outpace:draft=none,budget=8"])

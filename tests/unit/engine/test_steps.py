@@ -166,20 +166,6 @@ def test_a_step_that_has_happened_is_not_made_again(kind: type[BaseException], m
     assert engine.is_idle
 
 
-def test_requests_that_nobody_holds_are_forgotten() -> None:
-    """Guards against a slot that is decoded for nobody: the caller was interrupted, or never came back."""
-    engine = toy_engine(max_slots=2)
-    sessions = [engine.add([number, 5], PARAMS, EmptyDraft())[0] for number in range(3)]
-    engine.step()
-    engine.step()
-    assert engine.free_slots == 0
-    del sessions[0]
-    assert engine.free_slots == 1
-    run_all(engine, sessions)
-    assert [session.generated for session in sessions] == [alone([number, 5]) for number in (1, 2)]
-    assert (engine.is_idle, engine.free_slots) == (True, 2)
-
-
 def test_an_error_that_is_asked_for_again_does_not_grow() -> None:
     """Guards against a traceback that gets longer with each reading of a request that is lost, without end."""
     target = Failing()

@@ -10,7 +10,6 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Proposer
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
-from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.requests import toy_context
@@ -146,9 +145,3 @@ def test_as_many_origins_as_nodes() -> None:
     """Guards against a proposer whose origins are shifted by one."""
     with pytest.raises(ValueError, match="1 origins on a topology of 2 nodes"):
         DraftTree(torch.tensor([1, 2]), Topology.chain(2), origins=("pending",))
-
-
-def test_trace_is_a_boolean() -> None:
-    """Guards against trace="no", which would be true."""
-    with pytest.raises(InvalidRequest, match="trace='no'"):
-        SamplingParams(trace="no")  # type: ignore[arg-type]

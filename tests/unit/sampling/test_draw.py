@@ -12,7 +12,6 @@ from outpace.core.tree import Topology
 from outpace.sampling.draw import BatchDraw, RejectionDraw, draw_keyed
 from outpace.sampling.noise import Purpose, gumbel, noise_key, uniform
 from outpace.sampling.warp import History, warp
-from tests.statistics import chi_square_p
 
 VOCAB = 20
 ROOT = Topology.chain(1)
@@ -50,48 +49,6 @@ def test_mixed_rows_draw_what_each_draws_alone() -> None:
     assert together == alone == by_definition
 
 
-def test_the_draw_depends_on_seed_sample_and_position() -> None:
-    """Guards against noise that forgets part of its key; 40 equal draws by chance have odds below 1e-20."""
-    row = torch.zeros(VOCAB)
-    params = SamplingParams(temperature=1.0)
-
-    def run(seed: int, sample: int, offset: int) -> list[int]:
-        return draw_keyed([row] * 40, [Stream(params, seed, sample, [])] * 40, [offset + 100 * i for i in range(40)])
-
-    base = run(1, 0, 0)
-    assert base == run(1, 0, 0)
-    assert base != run(2, 0, 0)
-    assert base != run(1, 1, 0)
-    assert base != run(1, 0, 1)
-
-
-def test_batch_draw_keys_a_node_by_its_depth() -> None:
-    """Guards against noise keyed by the node's index: two nodes at one depth stand for the same position."""
-    params, seed, first = SamplingParams(temperature=1.0), 8, 50
-    topology = Topology.of([-1, 0, 0, 1, 1])
-    row = random_logits(1)
-    outputs = outputs_of(row.expand(5, VOCAB).contiguous())
-    draw = BatchDraw([outputs], [topology], [[0] * 5], [Stream(params, seed, 0, [0] * first)])
-    drawn = [draw([(0, node)])[0] for node in range(5)]
-    expected = [draw_keyed([row[0]], [Stream(params, seed, 0, [])], [first + depth])[0] for depth in topology.depths]
-    assert drawn == expected
-    assert len(set(drawn)) > 1
-
-
-def test_batch_draw_answers_greedy_and_sampled_rows_in_the_order_asked() -> None:
-    """Guards against answers that slip to another request where greedy and sampled rows alternate."""
-    outputs = [outputs_of(random_logits(3, seed)) for seed in range(len(MIXED))]
-    trees, tokens = [Topology.of([-1, 0, 0])] * len(MIXED), [[0, 1, 2]] * len(MIXED)
-    streams = [Stream(params, 5, index, [0] * 10) for index, params in enumerate(MIXED)]
-    queries = [(index, node) for node in (2, 0, 1) for index in (4, 1, 0, 5, 2, 3)]
-    together = BatchDraw(outputs, trees, tokens, streams)(queries)
-    single = [BatchDraw([outputs[i]], trees[:1], tokens[:1], [streams[i]]) for i in range(len(MIXED))]
-    alone = [single[i]([(0, node)])[0] for i, node in queries]
-    assert together == alone
-    greedy = [token for (index, _), token in zip(queries, together, strict=True) if index == 1]
-    assert greedy == [int(outputs[1].logits[node].argmax()) for node in (2, 0, 1)]
-
-
 def test_the_top_logits_decide_where_the_compute_dtype_ties() -> None:
     """Guards against drawing from bfloat16 logits: rounding makes ties that float32 does not have."""
     exact = torch.tensor([[10.0, 10.01, 9.99, 0.0]])
@@ -104,37 +61,6 @@ def test_the_top_logits_decide_where_the_compute_dtype_ties() -> None:
     cold = RejectionDraw(outputs, ROOT, [0], Stream(SamplingParams(temperature=0.001), 0, 0, [0] * 5))
     assert int(cold.target_probs(0).argmax()) == 1
     assert float(cold.target_probs(0)[1]) > 0.99
-
-
-def test_acceptance_and_residual_are_independent() -> None:
-    """Guards against the purposes of noise being merged: a rejection would then spoil the residual's draw.
-
-    Accept with 1/2 and draw one of 4: all eight outcomes are equally likely. False alarm: 1e-6.
-    """
-    outputs = outputs_of(torch.zeros(2, 4))
-    probs = torch.full((4,), 0.25)
-    counts = [0] * 8
-    for seed in range(3000):
-        draw = RejectionDraw(
-            outputs, Topology.chain(2), [0, 1], Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7)
-        )
-        counts[4 * draw.bernoulli(0.5, 1) + draw.categorical(probs, 0)] += 1
-    assert chi_square_p(counts, [0.125] * 8) > 1e-6
-
-
-def test_siblings_do_not_share_their_luck() -> None:
-    """Guards against acceptances keyed by position alone: after a rejection a sibling's chance would be spoilt.
-
-    Two siblings accepted with 0.5 and 0.3: all four outcomes have the product distribution. False alarm: 1e-6.
-    """
-    outputs = outputs_of(torch.zeros(3, 4))
-    counts = [0] * 4
-    for seed in range(3000):
-        draw = RejectionDraw(
-            outputs, Topology.of([-1, 0, 0]), [0] * 3, Stream(SamplingParams(temperature=1.0), seed, 0, [0] * 7)
-        )
-        counts[2 * draw.bernoulli(0.5, 1) + draw.bernoulli(0.3, 2)] += 1
-    assert chi_square_p(counts, [0.35, 0.15, 0.35, 0.15]) > 1e-6
 
 
 def test_certain_acceptances_are_certain() -> None:

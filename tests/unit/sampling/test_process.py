@@ -39,67 +39,12 @@ def processed(options: dict[str, Any], prompt: Sequence[int], output: Sequence[i
     return values
 
 
-def test_the_repetition_penalty_divides_and_multiplies_once() -> None:
-    """Guards against a penalty that rewards negative logits, counts occurrences, or looks at the output alone."""
-    assert processed({"repetition_penalty": 2.0}, [0, 1, 1], [2, 3]) == [1.0, -4.0, 0.0, 0.5, -1.0, 4.0]
-    assert processed({"repetition_penalty": 2.0}, [], []) == ROW
-    assert processed({"repetition_penalty": 0.5}, [5], [4, 4, 4]) == [2.0, -2.0, 0.0, 1.0, -0.5, 8.0]
-
-
-def test_presence_and_frequency_look_at_the_output_alone() -> None:
-    """Guards against a prompt that is punished, a presence that counts, or a frequency that does not."""
-    assert processed({"presence_penalty": 0.5}, [0, 5, 5], [3, 1, 3]) == [2.0, -2.5, 0.0, 0.5, -1.0, 4.0]
-    assert processed({"frequency_penalty": 0.5}, [0, 5, 5], [3, 1, 3]) == [2.0, -2.5, 0.0, 0.0, -1.0, 4.0]
-    both = {"presence_penalty": -1.0, "frequency_penalty": 2.0}
-    assert processed(both, [0], [5, 5, 2]) == [2.0, -2.0, -1.0, 1.0, -1.0, 1.0]
-    assert processed(both, [0, 1], []) == ROW, "nothing was said yet"
-
-
-def test_the_bias_comes_before_the_penalties() -> None:
-    """Guards against another order than vLLM's: a bias that changes a logit's sign changes what the penalty does."""
-    assert processed({"logit_bias": {1: 5.0, 2: -1.5}}, [], []) == [2.0, 3.0, -1.5, 1.0, -1.0, 4.0]
-    both = {"logit_bias": {1: 5.0, 0: -4.0}, "repetition_penalty": 2.0}
-    assert processed(both, [0], [1]) == [-4.0, 1.5, 0.0, 1.0, -1.0, 4.0]
-
-
-@pytest.mark.parametrize(
-    ("banned", "prompt", "output", "removed"),
-    [
-        ([[3]], [1], [], {3}),
-        ([[4, 3]], [1], [4], {3}),
-        ([[4, 3]], [1], [4, 2], set()),
-        ([[4, 3]], [3, 4], [], {3}),  # begun by the prompt
-        ([[1, 4, 3]], [0, 1], [4], {3}),  # begun by the prompt, gone on by the answer
-        ([[1, 4, 3]], [1], [4], {3}),  # the whole history and the banned token are the sequence
-        ([[1, 4, 3]], [4], [], set()),  # longer than everything said
-        ([[0], [1, 2], [1, 5], [2, 4]], [1], [1], {0, 2, 5}),
-        ([[2, 2]], [2], [2], {2}),
-    ],
-)
-def test_bad_words_are_stopped_at_their_last_token(
-    banned: list[list[int]], prompt: list[int], output: list[int], removed: set[int]
-) -> None:
-    """Guards against bans that forget the prompt, fire one token early or late, or fail at the start of a text."""
-    values = processed({"bad_words_ids": banned}, prompt, output)
-    assert {token for token, value in enumerate(values) if value == -INFINITY} == removed
-    assert all(value == ROW[token] for token, value in enumerate(values) if token not in removed)
-
-
 def test_eos_ids_wait_for_the_minimum() -> None:
     """Guards against an off-by-one, a minimum that counts the prompt, and ids that index from the vocabulary's end."""
     for said in range(5):
         values = processed({"min_new_tokens": 3}, [1] * 9, [2] * said, (0, 5, -1, 6, 99))
         expected = [-INFINITY, *ROW[1:5], -INFINITY] if said < 3 else ROW
         assert values == expected, said
-
-
-def test_nothing_brings_a_banned_token_back() -> None:
-    """Guards against an order in which a bias or a reward is added to what was banned before."""
-    options = EVERYTHING | {"bad_words_ids": [[5]], "presence_penalty": -2.0, "repetition_penalty": 0.1}
-    values = processed(options, [5], [5, 0, 0], (0,))
-    assert values[5] == -INFINITY
-    assert values[0] > 0, "three tokens were said, so EOS is free"
-    assert processed(options, [5], [5, 0], (0,))[0] == -INFINITY
 
 
 def test_without_options_the_input_comes_back_itself() -> None:

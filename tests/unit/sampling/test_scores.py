@@ -56,42 +56,12 @@ def test_a_perfect_draft_ranks_the_targets_own_draw_first(params: SamplingParams
     assert best != keyed_scores(logits, streams, [depth + 1 for depth in depths]).argmax(dim=-1).tolist()
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), *SAMPLED])
-@pytest.mark.parametrize("noise", [True, False])
-def test_rows_are_normalised(params: SamplingParams, noise: bool) -> None:
-    """Guards against scores that do not add up along a path as log-probabilities do: thresholds would mean nothing."""
-    scores = keyed_scores(random_logits(50), [stream(params, seed) for seed in range(50)], list(range(50)), noise)
-    assert scores.dtype == torch.float32
-    torch.testing.assert_close(scores.double().exp().sum(dim=-1), torch.ones(50, dtype=torch.float64))
-
-
 @pytest.mark.parametrize("params", SAMPLED)
 def test_without_noise_the_scores_are_the_drafts_own(params: SamplingParams) -> None:
     """Guards against a switch that only half works: without noise a draft is the greedy one, at any temperature."""
     logits = random_logits(8)
     scores = keyed_scores(logits, [stream(params, seed) for seed in range(8)], [0] * 8, noise=False)
     assert torch.equal(scores, torch.log_softmax(logits, dim=-1))
-
-
-def test_tokens_ruled_out_have_no_score() -> None:
-    """Guards against noise that revives a token which the sampling parameters removed: it can never be drawn."""
-    logits = random_logits(40)
-    scores = keyed_scores(logits, [stream(SAMPLED[2], seed) for seed in range(40)], [3] * 40)
-    removed = logits < logits.topk(4, dim=-1).values[:, -1:]
-    assert torch.equal(scores == -math.inf, removed)
-    assert removed.sum(dim=-1).tolist() == [VOCAB - 4] * 40
-
-
-def test_mixed_rows_score_as_each_alone() -> None:
-    """Guards against rows of different parameters, seeds or depths handed back in another order."""
-    every = [SamplingParams(), *SAMPLED, SAMPLED[0], SamplingParams()]
-    logits = random_logits(len(every))
-    streams = [stream(params, seed, seed % 2) for seed, params in enumerate(every)]
-    depths = [3, 0, 1, 1, 5, 2, 0, 9]
-    together = keyed_scores(logits, streams, depths)
-    for row in range(len(every)):
-        alone = keyed_scores(logits[row : row + 1], [streams[row]], [depths[row]])[0]
-        torch.testing.assert_close(together[row], alone)
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ schema = schemathesis.openapi.from_dict(described())
 
 
 @schema.parametrize()
-@settings(max_examples=15, deadline=None, derandomize=True, database=None,
+@settings(max_examples=8, deadline=None, derandomize=True, database=None,
           suppress_health_check=list(HealthCheck))  # fmt: skip
 def test_generated_requests(case: Any, short: Served) -> None:
     """Guards against a 500, and answers that the OpenAPI file does not tell of, whatever the body is.

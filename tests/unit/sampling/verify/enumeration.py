@@ -22,6 +22,8 @@ Conditional = Callable[[Ids], Tensor]
 """The float64 distribution [V] of the token after these ids."""
 Round = Callable[[Ids, "Oracle"], Ids]
 """One round of decoding after these ids, the last of them pending; returns the tokens it emits."""
+Verify = Callable[[DraftTree, Ids, Conditional, "Oracle"], Ids]
+"""Verify a tree drafted after these ids; returns the tokens it emits."""
 
 
 class Oracle:

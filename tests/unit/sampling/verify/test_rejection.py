@@ -13,9 +13,11 @@ from tests.unit.sampling.verify.enumeration import (
     Conditional,
     Ids,
     Oracle,
+    Verify,
     chosen_tree,
     enumerate_outcomes,
     joint_distribution,
+    match_round,
     plain_distribution,
     random_topology,
     rejection_round,
@@ -28,16 +30,20 @@ KINDS = ["chain", "star", "random"]
 PLAIN, NARROW = SamplingParams(temperature=1.0), SamplingParams(temperature=0.6, top_k=2)
 
 
+@pytest.mark.parametrize("verify_round", [match_round, rejection_round])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("params", [PLAIN, NARROW, PENALISED], ids=["full", "narrow", "penalised"])
 @pytest.mark.parametrize("seed", range(8))
-def test_chosen_drafts_keep_the_joint_distribution(kind: str, params: SamplingParams, seed: int) -> None:
-    """Guards against a point mass treated as a draw: a rejected token must leave p, and only that token."""
+def test_chosen_drafts_keep_the_joint_distribution(
+    verify_round: Verify, kind: str, params: SamplingParams, seed: int
+) -> None:
+    """Guards against a point mass treated as a draw, where a rejected token must leave p, and only that token; and
+    under matching against a draft taken for granted or a bonus from the wrong node."""
     target = toy_distribution(seed, params)
 
     def decode_round(ids: Ids, oracle: Oracle) -> Ids:
         tree = chosen_tree(ids, random_topology(ids, seed, kind, most=6), seed)
-        return rejection_round(tree, ids, target, oracle)
+        return verify_round(tree, ids, target, oracle)
 
     distribution = joint_distribution(START, 3, decode_round)
     assert sum(distribution.values()) == pytest.approx(1.0, abs=1e-12)

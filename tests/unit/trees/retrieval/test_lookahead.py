@@ -16,7 +16,7 @@ from outpace.engine.session import Session
 from outpace.testing import ToyTarget, decode
 from outpace.testing.requests import draft_request
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.retrieval.lookahead import JacobiWindow, Lookahead, LookaheadState, NGramPool, Sizes
+from outpace.trees.retrieval.lookahead import Lookahead, LookaheadState, Sizes
 
 
 class LoopTarget(ToyTarget):
@@ -125,32 +125,6 @@ def test_the_tree_is_the_two_dimensional_window(budget: int, target: ToyTarget, 
     assert plain.pool
 
 
-def test_what_every_node_sees() -> None:
-    """Guards against columns that hang from another place of the chain, and guesses below the window."""
-    sizes, proposer = Sizes.within(60), Lookahead(60)
-    state, ids = proposer.open(0), list(range(1000, 1010))
-    proposer.propose([state], [draft_request(ids, 60, 99)])
-    assert state.window is not None
-    rows = [[100 * level + column for column in range(sizes.window)] for level in range(1, sizes.level)]
-    state.window.rows = [list(row) for row in rows]
-    grams = [tuple(range(5000 + 10 * number, 5004 + 10 * number)) for number in range(sizes.guess)]
-    for gram in grams:
-        state.pool.add(ids[-1], gram)
-    (tree,) = proposer.propose([state], [draft_request(ids, 60, 99)])
-    assert len(tree) - 1 == sizes.nodes == 55
-    rows[0][0] = ids[-1]
-    tokens: list[int] = tree.tokens.tolist()
-    for level, row in enumerate(rows):
-        for column, token in enumerate(row):
-            sees = rows[0][: column + 1] + [above[column] for above in rows[1 : level + 1]]
-            node = tokens.index(token)
-            assert [tokens[place] for place in tree.topology.path(node)] == sees
-            assert tree.topology.depths[node] == level + column
-    for gram in grams:
-        node = tokens.index(gram[-1])
-        assert [tokens[place] for place in tree.topology.path(node)] == [ids[-1], *gram]
-
-
 def test_nodes_that_say_the_same_are_one() -> None:
     """Guards against twins: of two siblings with one token, verification walks into the first and never the second."""
     proposer = Lookahead(60)
@@ -226,32 +200,6 @@ def test_the_prompt_may_fill_the_pool() -> None:
     proposer.rewind(state, 4)
     proposer.propose([state], [draft_request([5, 6, 7, 8, 1, 1], 60, 99)])
     assert state.pool.after(5) == [(6, 7, 8, 1), (6, 7, 8, 9)]
-
-
-def test_the_pool_gives_up_what_was_not_seen_for_longest() -> None:
-    """Guards against first in, first out: an n-gram that is met again is new again."""
-    pool = NGramPool(2)
-    for rest in ((1, 1), (2, 2), (1, 1), (3, 3)):
-        pool.add(7, rest)
-    pool.add(8, (4, 4))
-    assert pool.after(7) == [(3, 3), (1, 1)]
-    assert pool.after(8) == [(4, 4)]
-    assert pool.after(9) == []
-
-
-def test_the_window_moves_with_the_text() -> None:
-    """Guards against rows that stay behind when drafts are accepted, or move while the window fills and then not."""
-    window = JacobiWindow(Sizes(4, 3, 3), [0], random.Random(0))
-    window.rows[0] = [10, 11, 12, 13, 14]
-    window.advance([21, 22, 23, 24, 25], 0, [0])
-    assert window.rows == [[11, 12, 13, 14], [22, 23, 24, 25]]
-    window.advance([33, 34, 35, 36], 1, [0])
-    assert window.rows == [[13, 14, 0], [24, 25, 0], [35, 36, 0]]
-    assert window.ngrams([7, 8]) == [(13, (24, 35, 7)), (14, (25, 36, 8))]
-    window.advance([46, 47, 48], 1, [0])
-    assert window.rows == [[25, 0, 0], [36, 0, 0], [47, 48, 0]]
-    window.advance([58], 9, [5])
-    assert window.rows == [[5] * 3] * 3, "further than the window reaches"
 
 
 def test_a_request_may_change_its_budget_or_start_over() -> None:

@@ -3,8 +3,6 @@
 import random
 from collections.abc import Sequence
 
-import pytest
-
 from outpace.testing.requests import draft_request
 from outpace.trees.retrieval.lookup import LookupState, PromptLookup
 
@@ -22,30 +20,16 @@ def _slow_find(ids: Sequence[int], length: int) -> list[int]:
     return []
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_equals_the_published_rule_while_the_answer_grows(seed: int) -> None:
+def test_equals_the_published_rule_while_the_answer_grows() -> None:
     """Guards against an index that forgets, or finds a later match than the first with a full continuation."""
-    source = random.Random(seed)
-    ids = [source.randrange(5) for _ in range(3)]
-    states = {length: LookupState() for length in (1, 4, 10)}
-    for _ in range(80):
-        ids += [source.randrange(5) for _ in range(source.randint(1, 4))]
-        for length, state in states.items():
-            assert state.find(ids, length) == _slow_find(ids, length)
-
-
-def test_longest_suffix_wins() -> None:
-    """Guards against a one-token match that hides a three-token match further right."""
-    ids = [9, 1, 1, 5, 6, 7, 2, 2, 5, 6, 7]
-    assert LookupState().find(ids, 2) == [2, 2]
-    assert LookupState().find([7, 8, 3, 4, 7], 2) == [8, 3]
-
-
-def test_short_ids_and_no_match() -> None:
-    """Guards against an index error at the first token and against drafting from nothing."""
-    assert LookupState().find([4], 1) == []
-    assert LookupState().find([1, 2, 3, 4], 2) == []
-    assert LookupState().find([4, 4], 1) == [4]
+    for seed in range(20):
+        source = random.Random(seed)
+        ids = [source.randrange(5)]
+        states = {length: LookupState() for length in (1, 4, 10)}
+        for _ in range(80):
+            ids += [source.randrange(5) for _ in range(source.randint(1, 4))]
+            for length, state in states.items():
+                assert state.find(ids, length) == _slow_find(ids, length)
 
 
 def test_budget_and_room_shorten_the_chain() -> None:

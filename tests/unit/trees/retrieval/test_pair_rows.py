@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from outpace.core.drafting import UNKNOWN, Frontier
 from outpace.core.params import SamplingParams
-from outpace.core.protocols import NO_TOKEN, NodeOutputs, Observation, PromptChunk, Verdict
-from outpace.core.tree import DraftTree, Topology
+from outpace.core.protocols import NO_TOKEN
 from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
-from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.methods.proposer_store import matrix_of
 from outpace.testing import ToyTarget, decode
@@ -23,12 +22,11 @@ from outpace.trees.graft.retrievers import MatrixRetriever
 from outpace.trees.retrieval import transition_matrix
 from outpace.trees.retrieval.transition_matrix import (
     SUCCESSORS,
-    MatrixLearner,
     PairRows,
     TokenRecycling,
     TransitionMatrix,
 )
-from outpace.trees.retrieval.warm_file import KIND, load_matrix, save_matrix
+from outpace.trees.retrieval.warm_file import load_matrix, save_matrix
 from outpace.trees.shapes.rank_paths import retrieval_plan
 
 CPU = torch.device("cpu")
@@ -94,24 +92,6 @@ def test_pairs_come_first_and_tokens_where_there_are_none() -> None:
     assert plain.after(torch.tensor([1]), torch.tensor([2])).tolist() == [_row(7)]
     assert plain.nbytes == VOCAB * 64
     assert matrix.nbytes == VOCAB * 64 + 2**17 * 40
-
-
-def test_prompts_and_trees_teach_the_pairs_that_stand_in_them() -> None:
-    """Guards against pairs across chunks or requests, of a node and its neighbour instead of its parent, and against
-    the pending token without what stands before it."""
-    learner = MatrixLearner(TransitionMatrix(VOCAB, CPU, context=2))
-    states = [learner.open(0), learner.open(1)]
-    top = torch.tensor([_row(first) for first in range(10, 13)])
-    chunks = [PromptChunk(torch.tensor([4, 5, 6]), top), PromptChunk(torch.tensor([7, 8]), top[:2], before=3)]
-    learner.prefill(states, chunks)
-    prompt = {(NO_TOKEN, 4): _row(10), (4, 5): _row(11), (5, 6): _row(12), (3, 7): _row(10), (7, 8): _row(11)}
-    assert _known(learner.matrix) == prompt
-    tree = DraftTree(torch.tensor([6, 20, 21, 22]), Topology.of([-1, 0, 0, 1]))
-    said = torch.tensor([_row(first) for first in range(25, 29)])
-    outputs = NodeOutputs(torch.zeros(4, VOCAB), said, said.float())
-    learner.observe(states[:1], [Observation(tree, Verdict((0,), 1), outputs, before=5)])
-    tree_pairs = {(5, 6): _row(25), (6, 20): _row(26), (6, 21): _row(27), (20, 22): _row(28)}
-    assert _known(learner.matrix) == prompt | tree_pairs
 
 
 class Stationary(ToyTarget):
@@ -209,34 +189,6 @@ def test_files_keep_pairs(tmp_path: Path, context: int) -> None:
     assert set(load_file(old)) == {"tokens", "successors"}
     begun = load_matrix(old, VOCAB, CPU, context)
     assert (begun.successors[2].tolist(), _known(begun)) == (_row(3), {})
-
-
-@pytest.mark.parametrize(
-    "wrong", ["descending", "repeated", "id too large", "before too small", "narrow", "one column"]
-)
-def test_files_with_bad_pairs_are_refused(tmp_path: Path, wrong: str) -> None:
-    """Guards against an index error, or rows that look unseen, in the middle of an answer."""
-    pairs = torch.tensor([[1, 2], [3, 0]], dtype=torch.int32)
-    rows = torch.tensor([_row(0), _row(4)], dtype=torch.int32)
-    if wrong == "descending":
-        pairs = pairs.flip(0)
-    elif wrong == "repeated":
-        pairs[1] = pairs[0]
-    elif wrong == "id too large":
-        pairs[1, 1] = VOCAB
-    elif wrong == "before too small":
-        pairs[0, 0] = -2
-    elif wrong == "narrow":
-        rows = rows[:, :7]
-    else:
-        pairs = pairs[:, :1]
-    none = torch.zeros(0, dtype=torch.int32), torch.zeros(0, 8, dtype=torch.int32)
-    tensors = {"tokens": none[0], "successors": none[1], "pairs": pairs, "pair_successors": rows}
-    file = tmp_path / "bad.safetensors"
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, file, {"format": KIND.format, "vocab_size": str(VOCAB)})
-    with pytest.raises(ModelError, match="ascending int32 tokens, or pairs of them"):
-        load_matrix(file, VOCAB, CPU, 2)
 
 
 def test_contexts_that_do_nothing_are_refused() -> None:

@@ -34,88 +34,76 @@ def slow_own_match(ids: Sequence[int]) -> tuple[int, int]:
     return 0, 0
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_a_growing_text_matches_itself_as_brute_force_does(seed: int) -> None:
+def test_a_growing_text_matches_itself_as_brute_force_does() -> None:
     """Guards against clones that lose edges or take a later place than the first, met at any length of the text."""
-    source = random.Random(seed)
-    ids: list[int] = []
-    match = TextMatch()
-    for _ in range(60):
-        ids += [source.randrange(2 + seed % 3) for _ in range(source.randint(1, 3))]
-        match.follow(ids)
-        length, end = slow_own_match(ids)
-        assert match.length == length
-        going_on = list(ids)
-        for place in range(9 if length else 0):
-            going_on.append(going_on[end + place])
-        assert match.continuation(9) == going_on[len(ids) :]
-
-
-@pytest.mark.parametrize("seed", range(12))
-def test_a_match_goes_on_with_tokens_that_are_not_decided(seed: int) -> None:
-    """Guards against matches that lose their length on the way, are taken into the text, or end where it ends."""
-    source = random.Random(seed)
-    for _ in range(40):
-        ids = [source.randrange(2 + seed % 3) for _ in range(source.randint(1, 12))]
+    for seed in range(12):
+        source = random.Random(seed)
+        ids: list[int] = []
         match = TextMatch()
-        match.follow(ids)
-        place, drafted = match.place, list[int]()
-        for token in [*(source.randrange(2 + seed % 3) for _ in range(6)), 9]:
-            text = [*ids, *drafted]
-            ends = [(first_ends(ids, text[-length:]), length) for length in range(len(text), 0, -1)]
-            known = next(((ids[end], length) for end, length in ends if end is not None and end < len(ids)), None)
-            assert match.following(place) == known
-            place = match.step(place, token)
-            drafted.append(token)
-        assert match.following(place) is None, "9 never stood there"
-
-
-def test_a_text_that_repeats_itself_is_taken_to_go_on() -> None:
-    """Guards against chains that end where the text does, which after a loop is at once."""
-    match = TextMatch()
-    match.follow([7, 1, 2, 3, 1, 2, 3, 1, 2])
-    assert (match.length, match.continuation(7)) == (5, [3, 1, 2, 3, 1, 2, 3])
-    assert match.continuation(0) == []
-    nothing = TextMatch()
-    assert (nothing.length, nothing.continuation(3)) == (0, [])
-    nothing.follow([1, 2, 3])
-    assert (nothing.length, nothing.continuation(3)) == (0, [])
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_corpus_is_matched_as_brute_force_does(seed: int) -> None:
-    """Guards against a match that is not shortened on its way along suffix links, or goes across two texts."""
-    source = random.Random(seed)
-    texts = [[source.randrange(4) for _ in range(source.randint(1, 25))] for _ in range(6)]
-    joined = [token for text in texts for token in [*text, BORDER]]
-    corpus = SuffixAutomaton(joined)
-    match, ids = CorpusMatch(corpus), list[int]()
-    for _ in range(40):
-        ids += [source.randrange(5) for _ in range(source.randint(1, 4))]  # 4 is in no text
-        match.follow(ids)
-        length, end = slow_match(joined, ids)
-        assert match.length == length
-        after = joined[end : end + 6] if length else []
-        assert match.continuation(6) == after[: after.index(BORDER) if BORDER in after else None]
-    assert len(corpus.ids) == len(joined), "the corpus is shared: following must not change it"
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_rewinding_forgets_all_that_came_later(seed: int) -> None:
-    """Guards against a conversation that goes on from an earlier length and still drafts what it took back."""
-    source = random.Random(seed)
-    corpus = SuffixAutomaton([source.randrange(3) for _ in range(50)])
-    text, other, ids = TextMatch(), CorpusMatch(corpus), list[int]()
-    for _ in range(25):
-        kept = source.randint(0, len(ids) + 2)
-        text.rewind(kept)
-        other.rewind(kept)
-        ids = ids[:kept] + [source.randrange(3) for _ in range(source.randint(1, 6))]
-        fresh_text, fresh_other = TextMatch(), CorpusMatch(corpus)
-        for match in (text, other, fresh_text, fresh_other):
+        for _ in range(60):
+            ids += [source.randrange(2 + seed % 3) for _ in range(source.randint(1, 3))]
             match.follow(ids)
-        assert (text.length, text.continuation(8)) == (fresh_text.length, fresh_text.continuation(8))
-        assert (other.length, other.continuation(8)) == (fresh_other.length, fresh_other.continuation(8))
+            length, end = slow_own_match(ids)
+            assert match.length == length
+            going_on = list(ids)
+            for place in range(9 if length else 0):
+                going_on.append(going_on[end + place])
+            assert match.continuation(9) == going_on[len(ids) :]
+
+
+def test_a_match_goes_on_with_tokens_that_are_not_decided() -> None:
+    """Guards against matches that lose their length on the way, are taken into the text, or end where it ends."""
+    for seed in range(12):
+        source = random.Random(seed)
+        for _ in range(40):
+            ids = [source.randrange(2 + seed % 3) for _ in range(source.randint(1, 12))]
+            match = TextMatch()
+            match.follow(ids)
+            place, drafted = match.place, list[int]()
+            for token in [*(source.randrange(2 + seed % 3) for _ in range(6)), 9]:
+                text = [*ids, *drafted]
+                ends = [(first_ends(ids, text[-length:]), length) for length in range(len(text), 0, -1)]
+                known = next(((ids[end], length) for end, length in ends if end is not None and end < len(ids)), None)
+                assert match.following(place) == known
+                place = match.step(place, token)
+                drafted.append(token)
+            assert match.following(place) is None, "9 never stood there"
+
+
+def test_a_corpus_is_matched_as_brute_force_does() -> None:
+    """Guards against a match that is not shortened on its way along suffix links, or goes across two texts."""
+    for seed in range(8):
+        source = random.Random(seed)
+        texts = [[source.randrange(4) for _ in range(source.randint(1, 25))] for _ in range(6)]
+        joined = [token for text in texts for token in [*text, BORDER]]
+        corpus = SuffixAutomaton(joined)
+        match, ids = CorpusMatch(corpus), list[int]()
+        for _ in range(40):
+            ids += [source.randrange(5) for _ in range(source.randint(1, 4))]  # 4 is in no text
+            match.follow(ids)
+            length, end = slow_match(joined, ids)
+            assert match.length == length
+            after = joined[end : end + 6] if length else []
+            assert match.continuation(6) == after[: after.index(BORDER) if BORDER in after else None]
+        assert len(corpus.ids) == len(joined), "the corpus is shared: following must not change it"
+
+
+def test_rewinding_forgets_all_that_came_later() -> None:
+    """Guards against a conversation that goes on from an earlier length and still drafts what it took back."""
+    for seed in range(6):
+        source = random.Random(seed)
+        corpus = SuffixAutomaton([source.randrange(3) for _ in range(50)])
+        text, other, ids = TextMatch(), CorpusMatch(corpus), list[int]()
+        for _ in range(25):
+            kept = source.randint(0, len(ids) + 2)
+            text.rewind(kept)
+            other.rewind(kept)
+            ids = ids[:kept] + [source.randrange(3) for _ in range(source.randint(1, 6))]
+            fresh_text, fresh_other = TextMatch(), CorpusMatch(corpus)
+            for match in (text, other, fresh_text, fresh_other):
+                match.follow(ids)
+            assert (text.length, text.continuation(8)) == (fresh_text.length, fresh_text.continuation(8))
+            assert (other.length, other.continuation(8)) == (fresh_other.length, fresh_other.continuation(8))
 
 
 @pytest.mark.parametrize("text", [[0] * 400, [0, 1] * 200, list(range(400)), [0] * 200 + [1] + [0] * 199])

@@ -16,7 +16,7 @@ from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.methods.proposer_store import matrix_of
 from outpace.testing import ToyTarget, decode
-from outpace.testing.requests import no_draft_model
+from outpace.testing.requests import draft_request, no_draft_model
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TokenRecycling, TransitionMatrix
 from outpace.trees.retrieval.warm_file import KIND, load_matrix, save_matrix
@@ -100,13 +100,6 @@ def test_the_last_of_equal_tokens_wins() -> None:
     assert matrix.successors[0].eq(0).all()
 
 
-def test_wider_top_ids_are_cut_to_eight() -> None:
-    """Guards against a matrix that silently takes its candidates from a wider ranking."""
-    matrix = TransitionMatrix(50, CPU)
-    matrix.update(torch.tensor([1]), torch.arange(16)[None])
-    assert matrix.successors[1].tolist() == list(range(8))
-
-
 def test_vocabularies_too_small_are_refused() -> None:
     """Guards against an index error deep in a round: eight successors need eight tokens."""
     with pytest.raises(InvalidRequest, match="at least 8 tokens, not 5"):
@@ -188,3 +181,21 @@ def test_only_methods_with_a_matrix_have_one() -> None:
     around = BuildContext(VOCAB, CPU, no_draft_model)
     assert matrix_of(build_proposer(parse_method("plain"), around)) is None
     assert matrix_of(build_proposer(parse_method("lookup"), around)) is None
+
+
+def test_trees_follow_the_matrix() -> None:
+    """Guards against a template read with parents or ranks mixed up: each node succeeds its parent."""
+    matrix = TransitionMatrix(200, CPU)
+    matrix.successors = torch.randint(0, 200, (200, SUCCESSORS), generator=torch.Generator().manual_seed(0))
+    proposer = StaticProposer(TokenRecycling(matrix), RecyclingTemplate(), 80, CPU)
+    requests = [draft_request([17], 80, 9), draft_request([99, 5], 13, 3), draft_request([1], 0, 9)]
+    trees = proposer.propose([matrix] * 3, requests)
+    assert [len(tree) - 1 for tree in trees] == [80, 13, 0]
+    assert trees[1].topology.max_depth <= 3
+    for tree, request in zip(trees, requests, strict=True):
+        assert int(tree.tokens[0]) == request.ids[-1]
+        for node in range(1, len(tree)):
+            parent_token = int(tree.tokens[tree.topology.parents[node]])
+            assert int(tree.tokens[node]) in matrix.successors[parent_token].tolist()
+    first_level = [int(trees[0].tokens[node]) for node in trees[0].topology.children[0]]
+    assert first_level == matrix.successors[17].tolist()

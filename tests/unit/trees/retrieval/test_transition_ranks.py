@@ -1,7 +1,6 @@
 """Transitions added up over texts: ranks by mean probability, against a count by hand."""
 
 from collections import Counter, defaultdict
-from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +8,8 @@ import torch
 from outpace.core.protocols import NO_TOKEN
 from outpace.trees.retrieval import transition_matrix, warm_file
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
-from outpace.trees.retrieval.warm_file import TransitionRanks, load_matrix, save_matrix
+from outpace.trees.retrieval.warm_file import TransitionRanks
 
-CPU = torch.device("cpu")
 VOCAB, EXPECTED = 40, 12
 
 
@@ -70,20 +68,3 @@ def test_of_pairs_with_one_place_the_frequent_one_is_kept(monkeypatch: pytest.Mo
         known = added(given).rows()
         assert known.pairs.tolist() == [[3, 4]]
         assert known.tokens.tolist() == [1, 2, 3, 4, 30], "rows of one token have no places to share"
-
-
-def test_a_file_of_them_is_what_a_matrix_begins_with(tmp_path: Path) -> None:
-    """Guards against rows that are lost on the way, in copies, in a matrix for one request or after a reset, and
-    against copies that teach each other or what they began with."""
-    made = added(texts(30))
-    save_matrix(tmp_path / "warm.safetensors", made)
-    begun = load_matrix(tmp_path / "warm.safetensors", VOCAB, CPU, 2)
-    wanted = [part.tolist() for part in made.rows()]
-    for matrix in (begun, begun.copy(), begun.fresh()):
-        assert [part.tolist() for part in matrix.rows()] == wanted
-        matrix.update(torch.tensor([39, 39]), torch.arange(16).view(2, 8), torch.tensor([38, 37]))
-        assert [part.tolist() for part in matrix.rows()] != wanted
-        assert [part.tolist() for part in matrix.fresh().rows()] == wanted
-        matrix.copy().reset()
-        matrix.reset()
-        assert [part.tolist() for part in matrix.rows()] == wanted

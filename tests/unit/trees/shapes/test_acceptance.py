@@ -59,9 +59,9 @@ def tokens_per_step(sessions: Sequence[Session]) -> float:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_perfect_draft_is_trusted(shape: str) -> None:
     """Guards against thresholds that end, cut and widen drafts which are always right, since the best candidate of an
-    equal distribution may lead by little: with what was learned from ten answers, trees are as deep as they may be."""
+    equal distribution may lead by little: after a few answers trees are as deep as they may be."""
     learning = drafted_by(shape, KeyedAcceptance())
-    for seed in range(10):
+    for seed in range(5):
         said(learning, seed=10 * seed)
     learned, unlearned = said(learning, seed=500), said(drafted_by(shape, None), seed=500)
     plain = said(EmptyDraft(), seed=500)
@@ -111,12 +111,12 @@ def test_what_a_shape_is_shown_comes_true(share: float, temperature: float) -> N
     """Guards against rates of another depth, rank or tenth, and nodes counted of which nobody knows the outcome: over
     answers that were not learned from, as many of the first nodes are right as was foretold.
 
-    The depth-1 candidates of some 500 rounds by rank, each sum within 4.9 deviations of the foretold one, and within
+    The depth-1 candidates of some 400 rounds by rank, each sum within 4.9 deviations of the foretold one, and within
     5 % of all rounds for what the finite past leaves to chance. False alarm: below 1e-5 in all.
     """
     shape, acceptance = Watching(), KeyedAcceptance()
     proposer = GrowingProposer(ToySource(blend(share, V)), shape, 9, acceptance=acceptance)
-    for seed in range(8):
+    for seed in range(5):
         said(proposer, temperature, 10 * seed)
     outcomes: list[tuple[Tensor, list[bool]]] = []
     observe = proposer.observe
@@ -132,7 +132,7 @@ def test_what_a_shape_is_shown_comes_true(share: float, temperature: float) -> N
         observe(states, observations)
 
     proposer.observe = watch  # type: ignore[method-assign]
-    for seed in range(12):
+    for seed in range(9):
         said(proposer, temperature, 1000 + 10 * seed)
     foretold = torch.stack([rates for rates, _ in outcomes]).double()  # [N, 3]
     right = torch.tensor([hits for _, hits in outcomes]).double()
@@ -189,16 +189,6 @@ def test_tables_are_shared_or_private_and_apart_by_temperature() -> None:
     assert acceptance.at(7.0) is acceptance.at(2.0)
     shared.reset()
     assert acceptance.at(1.0).at(1).tolist() == [list(row) for row in PRIOR]
-
-
-def test_the_same_requests_teach_the_same() -> None:
-    """Guards against trees, and so figures, that differ from run to run."""
-    found = []
-    for _ in range(2):
-        acceptance = KeyedAcceptance()
-        sessions = said(drafted_by("dynatree", acceptance, 0.7))
-        found.append((acceptance.at(1.0).at(1).tolist(), [s.metrics.steps for s in sessions]))
-    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize(

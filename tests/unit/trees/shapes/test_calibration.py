@@ -30,35 +30,6 @@ from tests.unit.trees.shapes.test_grafted import CPU, PLAN, V, warm_matrix
 VAIN, RIGHT = Round((0.1, 0.05, 0.02, 0.01, 0.01), 0), Round((0.505, 0.405, 0.305, 0.205, 0.105), 4)
 
 
-def test_gates_stand_where_the_rule_says() -> None:
-    """Guards against a gate that takes what pays for what does not, and checkpoints elsewhere than where most levels
-    are saved: the vain rounds end at depth 1, and of the others only depth 4 of 5 costs nothing."""
-    assert calibrated([VAIN, RIGHT] * 100) == Gates((1, 2, 4), (0.5, 0.4, 0.99))
-    late = Round((0.6, 0.6, 0.02, 0.01, 0.01), 2)  # told apart at depth 3 only
-    assert calibrated([VAIN] * 50 + [late] * 100 + [RIGHT] * 100) == Gates((1, 3, 4), (0.5, 0.3, 0.99))
-
-
-def test_a_gate_costs_a_hundredth_of_all_tokens_and_no_more() -> None:
-    """Guards against rounds counted for tokens, the token of the target or that of the depth itself forgotten, and a
-    threshold beyond the last round that may be lost."""
-    doubtful = [Round((0.105 + step / 100, 0.9, 0.9, 0.9), 3) for step in range(5)]  # each costs 2 tokens at depth 1
-    rounds = [*doubtful, *[Round((0.8, 0.7, 0.6, 0.5), 2)] * 100, *[Round((0.05, 0.01, 0.01, 0.01), 0)] * 80]
-    assert sum(each.accepted + 1 for each in rounds) == 400, "so two of the doubtful may be lost"
-    gates = calibrated(rounds)
-    assert gates is not None
-    assert gates.thresholds[0] == 0.12
-
-
-def test_a_gate_is_judged_without_what_ended_above_it() -> None:
-    """Guards against a later gate held open for rounds that never come to it."""
-    costly = Round((0.1, 0.08, 0.07, 0.06), 3)
-    rounds = [costly] * 2 + [VAIN] * 200 + [Round((0.9, 0.9, 0.9, 0.9), 3)] * 50
-    gates = calibrated(rounds)
-    assert gates is not None
-    assert gates.thresholds[0] == 0.89, "4 of 408 tokens"
-    assert gates.thresholds[1] > 0.08
-
-
 def walked(rounds: Sequence[Round], gates: Gates) -> tuple[list[int], int]:
     """Tokens that each gate costs, and the levels that all save."""
     lost, saved = [0] * len(gates.checkpoints), 0

@@ -30,8 +30,10 @@ PRUNES: tuple[Prune, ...] = ("leaves", "expansion")
 LawTable = Mapping[Path, Sequence[float]]
 
 
-def draft(shape: DynaTreeShape | FixedTree, distribution: LawTable, budget: int = 2000) -> DraftTree:
-    proposer = GrowingProposer(ToySource(table(distribution, VOCAB)), shape, budget)
+def draft(
+    shape: DynaTreeShape | FixedTree, distribution: LawTable, budget: int = 2000, vocab: int = VOCAB
+) -> DraftTree:
+    proposer = GrowingProposer(ToySource(table(distribution, vocab)), shape, budget)
     (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], budget, 64)])
     return tree
 
@@ -67,13 +69,6 @@ def test_breadth_by_hand(confidence: float, breadth: int) -> None:
     assert sum(mark != "." for mark in row) == 2, "switched off, every node gets B_mid"
 
 
-def test_breadth_is_each_nodes_own() -> None:
-    """Guards against one confidence for a whole level, and confidences read from the path."""
-    rows = [[0.95, 0.04, 0.01], [0.38, 0.32, 0.3], [0.5, 0.3, 0.2]]
-    marks = grow(DynaTreeConfig(prune="expansion"), 2, rows, above=0.3)
-    assert [sum(mark != "." for mark in row) for row in marks] == [1, 3, 2]
-
-
 def test_breadth_and_depth_are_each_requests_own() -> None:
     """Guards against the history of one request steering its neighbour's tree."""
     shape = DynaTreeShape(DynaTreeConfig(prune="expansion"))
@@ -106,14 +101,6 @@ def test_depth_gate_by_hand(depth: int, path: float, expanded: bool) -> None:
         level = Level(depth, torch.tensor([0]), torch.tensor([[-0.1]]), torch.tensor([[math.log(path)]]))
         selected, more = shape.grow([shape.open()], level)
         assert (selected.item(), more.item()) == (True, expanded)
-
-
-def test_depth_switched_off_by_hand() -> None:
-    """Guards against early stopping or deep expansion that survive their switch."""
-    config = DynaTreeConfig(adaptive_depth=False)
-    assert grow(config, 4, [[0.95]], above=0.07) == [["e"]], "no early stopping: above tau is enough"
-    assert grow(config, 4, [[0.95]], above=0.04) == [["."]]
-    assert grow(config, 5, [[0.95]]) == [["n"]], "no deep expansion, however likely"
 
 
 def test_pruning_by_hand() -> None:
@@ -268,33 +255,34 @@ def test_contradictions_are_refused_with_both_names(given: dict[str, Any], lower
         parse_method(spec)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
+BAD = {
+    "dynatree": (
         "min_breadth=0", "max_breadth=17", "base_depth=x", "base_depth=4.5", "depth=65", "depth=",
         "high_confidence=1.1", "high_confidence=nan", "low_confidence=0", "stop_path_prob=-1",
         "min_path_prob=0", "min_path_prob=nan", "target_acceptance=1", "target_acceptance=nan", "window=4",
         "depth_step=-0.1", "depth_step=inf", "confidence_step=nan", "history=mine", "adaptive_breadth=maybe",
         "prune=never", "budget=512",
-    ],
-)  # fmt: skip
-def test_bad_values_are_refused_by_name(bad: str) -> None:
+    ),
+    "fixed": (
+        "depth=0", "depth=65", "depth=2.5", "breadth=0", "breadth=17", "breadth=two", "root_breadth=0",
+        "min_path_prob=1", "min_path_prob=-0.1", "min_path_prob=nan", "min_path_prob=inf", "prune=all", "budget=-1",
+    ),
+}  # fmt: skip
+
+
+def test_bad_values_are_refused_by_name() -> None:
     """Guards against values that fail deep in a round, or, like nan, pass every comparison and switch rules off."""
-    with pytest.raises(InvalidRequest, match=f"method='dynatree:{bad}': {bad}: "):
-        parse_method(f"dynatree:{bad}")
+    for method, options in BAD.items():
+        for bad in options:
+            with pytest.raises(InvalidRequest, match=f"method='{method}:{bad}': {bad}: "):
+                parse_method(f"{method}:{bad}")
+    with pytest.raises(InvalidRequest, match="not 'width=3'"):
+        parse_method("fixed:width=3")
 
 
 FEW = 4
 # After the pending token, token 1 has 1/2, token 2 1/4, and so on: all scores are exact in float32.
 HALVES = [0.125, 0.5, 0.25, 0.125]
-
-
-def fixed_tree(
-    config: FixedTreeConfig, distribution: Mapping[Path, Sequence[float]], vocab: int, budget: int = 500
-) -> DraftTree:
-    proposer = GrowingProposer(ToySource(table(distribution, vocab)), FixedTree(config), budget)
-    (tree,) = proposer.propose([proposer.open(0)], [draft_request([0], budget, 64)])
-    return tree
 
 
 @pytest.mark.parametrize(
@@ -315,58 +303,27 @@ def test_small_trees_by_hand(prune: Prune, threshold: float, expected: list[Path
     Breadth 2, depth 2, each node with 1/2 and 1/4: paths of 1/2, 1/4 and of 1/4, 1/8, 1/8, 1/16.
     """
     distribution = {(): HALVES, (1,): HALVES, (2,): HALVES}
-    tree = fixed_tree(FixedTreeConfig(depth=2, breadth=2, min_path_prob=threshold, prune=prune), distribution, FEW)
+    tree = draft(
+        FixedTree(FixedTreeConfig(depth=2, breadth=2, min_path_prob=threshold, prune=prune)), distribution, vocab=FEW
+    )
     assert node_paths(tree)[1:] == expected
 
 
 @pytest.mark.parametrize(("depth", "breadth"), [(1, 1), (1, 4), (3, 1), (3, 3), (2, 9)])
 def test_depth_and_breadth_count_nodes(depth: int, breadth: int) -> None:
     """Guards against one level too many or too few, and breadths beyond the vocabulary."""
-    tree = fixed_tree(FixedTreeConfig(depth=depth, breadth=breadth, min_path_prob=0), {}, FEW)
+    tree = draft(FixedTree(FixedTreeConfig(depth=depth, breadth=breadth, min_path_prob=0)), {}, vocab=FEW)
     assert tree.topology.max_depth == tree.draft_passes == depth
     assert len(tree) == sum(min(breadth, FEW) ** level for level in range(depth + 1))
-
-
-def plain_paths(
-    distribution: Mapping[Path, Sequence[float]], config: FixedTreeConfig, path: Path, mass: float
-) -> set[Path]:
-    """The published rule as a recursion: paths of the nodes below one that is expanded."""
-    found: set[Path] = set()
-    best = sorted(enumerate(distribution[path]), key=lambda pair: -pair[1])[: config.breadth]
-    for token, share in best:
-        child, below = (*path, token), mass * share
-        likely = below >= config.min_path_prob
-        if likely or config.prune == "expansion":
-            found.add(child)
-        if likely and len(child) < config.depth:
-            found |= plain_paths(distribution, config, child, below)
-    return found
-
-
-@pytest.mark.parametrize("prune", ["leaves", "expansion"])
-@pytest.mark.parametrize("seed", range(15))
-def test_equals_a_plain_recursion(seed: int, prune: Prune) -> None:
-    """Guards against scores, depths or parents that slip between levels of a random tree."""
-    distribution = random_table(5, 4, seed)
-    config = FixedTreeConfig(
-        depth=1 + seed % 4, breadth=1 + seed % 3, min_path_prob=(0.01, 0.07, 0.2)[seed % 3], prune=prune
-    )
-    assert set(node_paths(fixed_tree(config, distribution, 5))[1:]) == plain_paths(distribution, config, (), 1.0)
-
-
-def test_the_threshold_reads_the_path() -> None:
-    """Guards against `log_probs` where `cumulative` is meant: here only the sum is below the threshold."""
-    log_probs = torch.tensor([[-0.1], [-3.0]])
-    level = Level(1, torch.tensor([0, 1]), log_probs, torch.tensor([[math.log(0.1) - 0.01], [math.log(0.1) + 0.01]]))
-    selected, expanded = FixedTree(FixedTreeConfig(prune="leaves")).grow([None, None], level)
-    assert selected.tolist() == expanded.tolist() == [[False], [True]]
 
 
 @pytest.mark.parametrize("root_breadth", [1, 2, 4, 5])
 def test_the_pending_token_has_as_many_children_as_is_said(root_breadth: int) -> None:
     """Guards against a root that branches where it should not, one that cannot branch more than others, and the number
     of its children given to all nodes."""
-    tree = fixed_tree(FixedTreeConfig(depth=3, breadth=2, root_breadth=root_breadth, min_path_prob=0), {}, FEW)
+    tree = draft(
+        FixedTree(FixedTreeConfig(depth=3, breadth=2, root_breadth=root_breadth, min_path_prob=0)), {}, vocab=FEW
+    )
     first = min(root_breadth, FEW)
     assert [tree.topology.depths.count(depth) for depth in (1, 2, 3)] == [first, 2 * first, 4 * first]
 
@@ -380,24 +337,8 @@ def test_the_default_is_the_papers_baseline() -> None:
     assert isinstance(config, FixedTreeConfig)
     assert (config.breadth, config.min_path_prob, config.prune) == (3, 0.1, "expansion")
     sure = {(1,) * depth: [0.01, 0.97, 0.01, 0.01] for depth in range(12)}
-    tree = fixed_tree(config, sure, FEW)
+    tree = draft(FixedTree(config), sure, vocab=FEW)
     assert [tree.topology.depths.count(depth) for depth in range(11)] == [1, 1, *[3] * 8, 0]
     plain = parse_method("linear:shape=fixed").options
     assert isinstance(plain, ModelOptions)
     assert plain.shape_settings() == FixedTreeConfig()
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "depth=0", "depth=65", "depth=2.5", "breadth=0", "breadth=17", "breadth=two", "root_breadth=0",
-        "min_path_prob=1", "min_path_prob=-0.1", "min_path_prob=nan", "min_path_prob=inf", "prune=all",
-        "budget=-1",
-    ],
-)  # fmt: skip
-def test_bad_options_are_refused(bad: str) -> None:
-    """Guards against options that are read and then ignored, or that fail deep in a round."""
-    with pytest.raises(InvalidRequest, match=f"method='fixed:{bad}': {bad}: "):
-        parse_method(f"fixed:{bad}")
-    with pytest.raises(InvalidRequest, match="not 'width=3'"):
-        parse_method("fixed:width=3")

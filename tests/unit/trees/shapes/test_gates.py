@@ -86,17 +86,6 @@ def test_gates_may_prune_afterwards(stage: int, kept: int) -> None:
     assert tree.tokens.tolist() == dense.tokens.tolist()
 
 
-def test_requests_end_apart() -> None:
-    """Guards against one request's gate that closes on its neighbours, and slots of the wrong one cut."""
-    requests, source = batch(ENDING[2], SURE, ENDING[0], ENDING[1])
-    shape = Gated(GatedConfig(thresholds=THRESHOLDS))
-    trees, states = run(shape, requests, source)
-    found = [shape.stage(state.of_shape) for state in states]
-    assert found == [2, 2, 0, 1]  # 0.9 to the sixth is below 0.6
-    assert [len(tree) - 1 for tree in trees] == [40, 40, 8, 24]
-    assert [tree.draft_passes for tree in trees] == [6, 6, 1, 2]
-
-
 def test_a_round_forgets_the_one_before() -> None:
     """Guards against a gate that stays closed: also for a request that may draft nothing in the next round."""
     requests, source = batch(ENDING[0], SURE)

@@ -112,18 +112,6 @@ def test_retrieval_takes_exactly_what_the_base_leaves() -> None:
             assert (request.ids[-1] + 1) % V in children, "the root's best successor"
 
 
-def test_the_tail_continues_the_chain() -> None:
-    """Guards against Graft(TAIL) rooted at the pending token, or a tail that exceeds the block's budget."""
-    chain = retrieval_plan([(0,) * depth for depth in range(1, 9)])
-    proposer = GraftedProposer(chain_of(3), MatrixRetriever(warm_matrix(), chain), CPU, place="tail")
-    requests = [draft_request([2, 9], 7, 20), draft_request([1], 2, 20), draft_request([4], 9, 4)]
-    trees = proposer.propose([proposer.open(slot) for slot in range(len(requests))], requests)
-    assert [len(tree) - 1 for tree in trees] == [7, 2, 4]
-    assert all(tree.topology.is_chain for tree in trees)
-    last = int(trees[0].tokens[3])
-    assert trees[0].tokens[4:].tolist() == [(last + step) % V for step in range(1, 5)]
-
-
 def test_the_tail_continues_every_end_of_a_tree() -> None:
     """Guards against Graft(TAIL) as one chain below an arbitrary leaf, which leaves slots free: a tree pruned to five
     nodes has four ends, and of seven free slots each gets one in turn, the likeliest first; what was pruned none."""

@@ -1,7 +1,6 @@
 """Grafting as set theory: what is in the tree afterwards, for any tree, any retrieval and any budget."""
 
 import random
-from dataclasses import replace
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -14,7 +13,6 @@ from outpace.core.drafting import UNKNOWN, Retrieved
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Stream
 from outpace.core.tree import DraftTree, Topology
-from outpace.sampling.draw import match
 from outpace.trees.graft.proposer import Offer, free_slots, graft
 
 VOCAB = 4  # few, so that draft and retrieval share tokens all the time
@@ -140,53 +138,6 @@ def test_slots_that_moved_are_not_filled_again() -> None:
     assert sum(len(tree) - 1 for tree in grafted) <= sum(budgets)
     alone = free_slots(trees[:1], wanted[:1])
     assert alone == [5]
-
-
-def accepted(tree: DraftTree, distribution: int) -> int:
-    """Drafts that a target accepts which says one token after each path, the same at any node with that path."""
-    paths = paths_of(tree.tokens, tree.topology)
-
-    def say(nodes: list[tuple[int, int]]) -> list[int]:
-        return [random.Random(repr((distribution, paths[node]))).randrange(VOCAB) for _, node in nodes]
-
-    (verdict,) = match([tree.topology], [tree.tokens.tolist()], say)
-    return verdict.accepted_drafts
-
-
-def without(tree: DraftTree, cut: int) -> DraftTree:
-    """The tree pruned to its first nodes, and to one of its subtrees the less."""
-    kept = [node for node in range(cut) if 1 + cut // 2 not in tree.topology.path(node)]
-    number = {node: place for place, node in enumerate(kept)}
-    parents = [-1] + [number[tree.topology.parents[node]] for node in kept[1:]]
-    return DraftTree(tree.tokens[kept], Topology.of(parents))
-
-
-@settings(max_examples=100, deadline=None)
-@given(rounds(), st.integers(1, 12))
-def test_candidates_never_shorten_what_is_accepted(batch: Round, cut: int) -> None:
-    """Guards against a graft that hides or moves drafted paths: propositions 1 and 2 of the paper (appendix B.1), a
-    pruned tree never accepts more than the whole one, nor less after grafting than before."""
-    whole_trees = [replace(tree, pruned=0) for tree in batch.trees]
-    pruned = [without(tree, min(cut, len(tree))) for tree in whole_trees]
-    root = [[Offer(0, offer.found) for offer in offers] for offers in batch.offers]
-    wanted = [
-        replace(one, budget=max(one.budget, len(tree) - 1)) for one, tree in zip(batch.requests, pruned, strict=True)
-    ]
-    grafted = graft(pruned, root, wanted)
-    for small, whole, hybrid in zip(pruned, whole_trees, grafted, strict=True):
-        for distribution in range(4):
-            assert accepted(small, distribution) <= accepted(whole, distribution)
-            assert accepted(small, distribution) <= accepted(hybrid, distribution)
-
-
-def test_grafting_can_accept_what_pruning_lost() -> None:
-    """Guards against properties above that hold because nothing retrieved is ever reached."""
-    kept = DraftTree(torch.tensor([0, 1]), Topology.of([-1, 0]))
-    retrieved = Retrieved(torch.tensor([0, 1, 2, 3]), Topology.of([-1, 0, 1, 2]))
-    (tree,) = graft([kept], [at_root(retrieved)], [DraftRequest(Stream(SamplingParams(), 0, 0, [0]), 3, 9)])
-    assert tree.tokens.tolist() == [0, 1, 2, 3]
-    assert tree.topology.is_chain
-    assert (tree.retrieved, tree.drafted) == (2, 2)
 
 
 def test_of_equal_siblings_the_first_is_continued() -> None:

@@ -90,7 +90,7 @@ def test_levels_end_where_they_take_too_long(clock: list[float]) -> None:
     assert depths.count(1) > 30
     assert max(depths[5:]) > 1
     clock[0] = 0.001
-    depths = [trees(made, Prices(0.2, FREE), PROMPTS[:1])[0].draft_passes for _ in range(4000)]
+    depths = [trees(made, Prices(0.2, FREE), PROMPTS[:1])[0].draft_passes for _ in range(1600)]
     assert depths[-1] == 5
 
 

@@ -12,7 +12,6 @@ from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, blend, node_paths
 from outpace.trees.growing import GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig, SearchConfig
-from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
 
 VOCAB = 9
 ROUNDING = 1e-5
@@ -24,16 +23,6 @@ BEAMS = st.builds(
     level_power=st.sampled_from([0.0, 0.7, 4.0]),
     level_decay=st.sampled_from([1.0, 0.9, 0.5]),
 )
-
-
-def test_weights_of_levels() -> None:
-    """Guards against levels counted from 1 where the paper's formula counts from 0, and weights where none are due."""
-    search = Beam(SearchConfig())
-    for depth in range(1, 9):
-        level = depth - 1
-        assert search.weight(depth) == pytest.approx((level + 1) ** -0.7 * 0.9**level, rel=1e-12)
-        for shape in (Beam(BeamConfig()), FixedTree(FixedTreeConfig()), DynaTreeShape(DynaTreeConfig())):
-            assert shape.weight(depth) == 1.0
 
 
 def test_the_smallest_weight_is_a_normal_number() -> None:

@@ -57,12 +57,6 @@ def random_prior(seed: int) -> list[float]:
     return [source.uniform(-3, 3) for _ in range(SIZE)]
 
 
-def test_every_clue_has_a_weight_of_its_own() -> None:
-    """Guards against kinds that share a weight, fall on the bias, or leave one that nothing says."""
-    said = [feature for kinds in KINDS for feature in kinds]
-    assert sorted([BIAS, *said]) == list(range(SIZE))
-
-
 def test_kinds_begin_where_they_say() -> None:
     """Guards against bins that are off by one, and against certain, impossible and far-off values beyond them."""
     assert [drafted(math.log(share)) for share in (0.001, 0.09, 0.11, 0.89, 0.91)] == [
@@ -203,32 +197,6 @@ def test_prices_come_to_be_what_is_accepted(prior: str) -> None:
         if number >= 3000:
             late.append(acceptance.prices(named))
     assert [sum(prices) / len(late) for prices in zip(*late, strict=True)] == pytest.approx(list(rates), abs=0.04)
-
-
-def test_witnesses_that_agree_are_worth_more_than_one() -> None:
-    """Guards against prices of one candidate source alone: which of them speaks together must show, and what was
-    learned of some siblings must hold for others."""
-    distribution, source = AcceptanceModel(random_prior(11)), random.Random(5)
-
-    def seen(count: int) -> list[Seen]:
-        found: list[Seen] = []
-        for _ in range(count):
-            named: list[Features] = [
-                (source.choice(DRAFTS), OUTRANKED, source.choice(RANKS), source.choice([LENGTHS[1], UNMATCHED]), QUIET)
-                for _ in range(source.randint(1, 4))
-            ]
-            drawn, prices = source.random(), distribution.prices(named)
-            found.append((named, next((i for i in range(len(named)) if drawn < sum(prices[: i + 1])), None)))
-        return found
-
-    def loss(acceptance: AcceptanceModel, what: Sequence[Seen]) -> float:
-        prices = [(acceptance.prices(named), said) for named, said in what]
-        return -sum(math.log(1 - sum(each) if said is None else each[said]) for each, said in prices)
-
-    learner, unseen = AcceptanceModel([0.0] * SIZE), seen(2000)
-    learner.learn(seen(6000))
-    assert loss(learner, unseen) < 1.05 * loss(distribution, unseen)
-    assert loss(learner, unseen) < 0.8 * loss(AcceptanceModel([0.0] * SIZE), unseen)
 
 
 def test_a_reset_forgets_and_nobody_shares_weights() -> None:

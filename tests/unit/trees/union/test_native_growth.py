@@ -33,7 +33,7 @@ def columns(growth: Growth) -> tuple[object, ...]:
     wanted_gain=st.sampled_from([0.0, 1.0, 2.5]),
     prices=st.sampled_from([None, PRICES]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_trees_are_those_of_the_reference(
     worlds: list[World], budget: int, depth: int, min_prob: float, wanted_gain: float, prices: Prices | None
 ) -> None:
@@ -50,7 +50,7 @@ def test_trees_are_those_of_the_reference(
 
 
 @given(ids=st.lists(st.integers(0, 3), min_size=1, max_size=60), kept=st.integers(1, 60), cuts=st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_text_that_grows_is_matched_as_in_python(ids: list[int], kept: int, cuts: st.DataObject) -> None:
     """Guards against an automaton whose states do not part, and against one that remembers what was taken back."""
     world = World(draft_request(ids, 0, 0).stream, None, False, None, flat(single=1.0, pair=2.0, longer=3.0))

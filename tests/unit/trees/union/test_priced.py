@@ -15,7 +15,7 @@ from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.engine.pricing import Pricing
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.testing import ToyTarget, assert_lossless, decode
+from outpace.testing import ToyTarget, assert_lossless
 from outpace.testing.requests import toy_context
 from outpace.testing.sources import node_paths
 from outpace.trees.proposer import EmptyDraft
@@ -100,19 +100,6 @@ def test_lossless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, times: dict[s
         assert all(one.plain_steps == one.steps for one in metrics)
     if times["row"] == 0.0:
         assert all(one.drafted > 4 * one.steps for one in metrics)
-
-
-def test_rejection_says_the_same_whatever_time_costs(tmp_path: Path) -> None:
-    """Guards against sampled answers under rejection, where the tree has a say, that follow the clock."""
-    params = [
-        SamplingParams(max_new_tokens=24, temperature=1.0, seed=seed, verification="rejection") for seed in (1, 2)
-    ]
-    said = []
-    for row in (0.0, 90.0):
-        engine = Engine(ToyTarget(VOCAB, max_length=128), costs=costs_of(tmp_path, {"pass": 5.0, "row": row}))
-        sessions = decode(engine, PROMPTS[:2], params, [made(toy_draft(), PRICED)] * 2)
-        said.append([(session.ids, session.metrics.drafted) for session in sessions])
-    assert said[0] == said[1]
 
 
 def test_who_gives_a_budget_gets_it() -> None:

@@ -1,0 +1,19 @@
+"""The real model, loaded once for all of these tests that a process runs."""
+
+import pytest
+
+import outpace
+from outpace.models.loading.registry import pull
+
+
+@pytest.fixture(scope="session")
+def loaded() -> outpace.Model:
+    pull("smollm2-135m")
+    return outpace.load("smollm2-135m", dtype="float32", device="cpu")
+
+
+@pytest.fixture
+def exact(loaded: outpace.Model) -> outpace.Model:
+    """In float32, with nothing that another test's requests taught or left in a cache."""
+    loaded.reset()
+    return loaded
