@@ -32,8 +32,7 @@ from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings, default_of, settings_of
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.options import described, written
-from outpace.methods.catalog import BUILT_IN, method
-from outpace.methods.presets import presets_of
+from outpace.methods.catalog import BUILT_IN, method, presets_of
 from outpace.serve.settings import ServeSettings
 from outpace.trees.shapes.table import BUILT_IN as SHAPES
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
+from outpace.cache.passes import TilePlan
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
-from outpace.cache.tiles import TilePlan
 from outpace.core.tree import Topology
 from outpace.drafters.domino.gpu import head as steps
 from outpace.gpu.backend import runs_triton

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outpace.cache.passes import PassCache
-from outpace.cache.tiles import TilePlan
+from outpace.cache.passes import PassCache, TilePlan
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree, Topology
 from outpace.drafters.dflash.net import DFlashNet

@@ -23,9 +23,8 @@ from outpace.lib.errors import InvalidRequest
 from outpace.lib.stages import loading, stage
 from outpace.lib.threads import warn_of_spinning
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method
-from outpace.methods.profile import choose
-from outpace.methods.proposer_store import ProposerStore
-from outpace.methods.speculative_config import from_speculative_config
+from outpace.methods.profile import choose, from_speculative_config
+from outpace.methods.stores import ProposerStore
 from outpace.models.costs_file import costs_file
 from outpace.models.exactness import probe
 from outpace.models.loading.load import load_target

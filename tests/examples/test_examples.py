@@ -17,7 +17,7 @@ from outpace.lib import plugins
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, methods, parse_method
 from outpace.testing import ToySource, ToyTarget, assert_lossless, blend, toy_context
-from outpace.trees.growing import GrowingProposer
+from outpace.trees.proposer import GrowingProposer
 from outpace.trees.shapes.table import shapes
 from tests.unit.models.tiny import save_tiny_model
 

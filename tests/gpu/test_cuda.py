@@ -19,8 +19,7 @@ from outpace.models.exactness import probe
 from outpace.models.target import TransformersTarget
 from outpace.sampling.noise import noise_bits, noise_key
 from outpace.testing import AdversaryDrafter, assert_lossless
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.retrievers import JoinedRetriever, MatrixRetriever, SuffixRetriever
+from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from outpace.trees.union.acceptance import AcceptanceModel, priors

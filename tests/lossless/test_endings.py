@@ -13,8 +13,7 @@ from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget, decode
 from outpace.testing.sources import ToySource, ToyState, blend, node_paths
-from outpace.trees.growing import GrowingProposer
-from outpace.trees.proposer import EmptyDraft, StaticProposer
+from outpace.trees.proposer import EmptyDraft, GrowingProposer, StaticProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.dynatree import FixedTree, FixedTreeConfig

@@ -11,8 +11,7 @@ from outpace.core.protocols import DraftRequest
 from outpace.core.tree import Topology
 from outpace.engine.engine import Engine
 from outpace.testing import OracleDrafter, decode
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.retrievers import MatrixRetriever
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from tests.lossless.test_matrix import Case, plain, proposer_for, requests

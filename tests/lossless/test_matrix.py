@@ -25,9 +25,8 @@ from outpace.models.attention import ATTENTION_NAME
 from outpace.models.draft import draft_model_of, early_exit
 from outpace.models.target import TransformersTarget
 from outpace.testing import decode
-from outpace.testing.requests import no_draft_model
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.retrievers import JoinedRetriever, MatrixRetriever, SuffixRetriever
+from outpace.testing.toy import no_draft_model
+from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.retrieval.transition_matrix import TokenRecycling, TransitionMatrix
 from outpace.trees.shapes.rank_paths import RecyclingTemplate, grafted_paths, retrieval_plan

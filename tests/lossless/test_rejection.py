@@ -16,8 +16,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.testing import ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
-from outpace.trees.growing import GrowingProposer
-from outpace.trees.proposer import EmptyDraft, StaticProposer
+from outpace.trees.proposer import EmptyDraft, GrowingProposer, StaticProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.dynatree import FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain, rank_plan

@@ -15,17 +15,14 @@ from outpace.methods.catalog import build_proposer, parse_method
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.warp import warp
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, assert_lossless, decode
-from outpace.testing.requests import no_draft_model
 from outpace.testing.sources import ToySource, blend
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.retrievers import MatrixRetriever
-from outpace.trees.growing import GrowingProposer
-from outpace.trees.proposer import EmptyDraft, StaticProposer
+from outpace.testing.toy import no_draft_model
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever
+from outpace.trees.proposer import EmptyDraft, GrowingProposer, StaticProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
-from outpace.trees.shapes.echo import Echo, EchoConfig
-from outpace.trees.shapes.gates import Gated, GatedConfig
+from outpace.trees.shapes.gates import Echo, EchoConfig, Gated, GatedConfig
 from outpace.trees.shapes.rank_paths import Chain, grafted_paths, retrieval_plan
 from outpace.trees.shapes.svip import Svip, SvipConfig
 from outpace.trees.union.acceptance import AcceptanceModel, priors

@@ -14,7 +14,8 @@ from outpace.data.workload import read_workload
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.drafters.training.settings import settings_of
 from outpace.lib.checkpoint import INDEX, WEIGHTS
-from outpace.methods.catalog import default_method, parse_method
+from outpace.methods.catalog import parse_method
+from outpace.methods.stores import default_method
 from outpace.models.loading.shipped import shipped_folder, shipped_for, shipped_transitions, size_of
 from tests.real.certified import assert_certified
 

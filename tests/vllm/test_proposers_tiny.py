@@ -15,7 +15,8 @@ from outpace.budget.decisions import RoundRates
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
-from outpace.methods.catalog import parse_method, stored_proposer
+from outpace.methods.catalog import parse_method
+from outpace.methods.stores import stored_proposer
 from outpace.trees.linear_form import LinearForm
 from tests.vllm.engines import Engine, engine, speculative
 from tests.vllm.tiny import Tiny

@@ -2,6 +2,7 @@
 
 import hashlib
 import platform
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Hashable, Mapping
@@ -16,7 +17,6 @@ import torch
 from torch import Tensor
 
 from outpace.api import Model
-from outpace.lib.checkout import git
 from outpace.methods.catalog import build_proposer, parse_method
 
 
@@ -141,3 +141,20 @@ def resolved_options(model: Model, method: str, budget: int | None) -> dict[str,
 def _sha256(file: Path) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+PACKAGE = Path(__file__).parents[1]
+
+
+def git(*arguments: str) -> str | None:
+    """What git says of the checkout; None for an installed copy, also one that lies in somebody else's checkout."""
+    try:
+        is_ours = _said("ls-files", "--error-unmatch", "--", "__init__.py") is not None
+        return _said(*arguments) if is_ours else None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _said(*arguments: str) -> str | None:
+    done = subprocess.run(["git", "-C", str(PACKAGE), *arguments], capture_output=True, text=True, timeout=20)
+    return done.stdout.strip() if done.returncode == 0 else None

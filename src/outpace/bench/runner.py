@@ -13,7 +13,7 @@ from outpace.core.protocols import Proposer
 from outpace.data.workload import WorkItem, fingerprint, in_groups
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
-from outpace.methods.proposer_store import learns
+from outpace.methods.stores import learns
 from outpace.models.reference import TransformersReference
 
 PLAIN, TRANSFORMERS = "plain", "transformers"

@@ -1,18 +1,195 @@
-"""The cache of one packed pass: stores fresh keys and values in slots, and groups requests for attention on a CPU."""
+"""A packed pass: the cache that stores its keys and values in slots, and tables for one attention call per layer.
+
+A *tile* is up to 16 rows of one request, an *item* a tile and a range of its visible keys. Long contexts are several
+items, whose sums are combined afterwards. A prefix needs only its length; the rows after the committed ones have a mask
+of bits. So only the number of items grows with the context.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from outpace.cache.slots import AttentionSettings, Segment, SlotKV, in_blocks
-from outpace.cache.tiles import TilePlan
+from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 
-# Numbers of storage that are read in the time of one more product's calls.
-_NUMBERS_PER_PRODUCT = 2**16
+ROWS_PER_TILE = 16
+EXACT_CHUNK = 1024
+"""Keys of an item in exact mode; items begin and end at multiples, independent of other requests."""
+_SMALLEST_CHUNK = 256
+# Several programs for each multiprocessor of a large GPU.
+_PROGRAMS = 512
+_ALIGNED = 4  # tables begin at multiples of 16 bytes, so that one compiled kernel serves all
+Table = NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class Tables:
+    """Tables of a pass on the host, int32; see `TilePlan`."""
+
+    rows: Table
+    tiles: Table
+    items: Table
+    tail: Table
+    sight: Table
+    ends: NDArray[np.int64]
+    exact: bool
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], exact: bool = False, chunk: int | None = None) -> "Tables":
+        """Tables of a pass.
+
+        Args:
+            segments: in the order of their rows, which begin at 0 without gaps.
+            exact: see `TilePlan`; every row must see exactly the positions up to its own.
+            chunk: keys of an item; by default as many as occupy a GPU.
+        """
+        positions = [segment.positions.numpy() for segment in segments]
+        offsets = np.cumsum([0, *(len(each) for each in positions)])
+        rows = np.concatenate([_rows_of(one, where) for one, where in zip(segments, positions, strict=True)])
+        tiles = _tiles_of(segments, offsets, rows, 1 if exact else ROWS_PER_TILE)
+        ends = _ends(segments, tiles, rows, exact)
+        if exact:
+            chunk = EXACT_CHUNK
+        elif chunk is None:
+            wanted = int(ends.sum()) * segments[0].kv.keys.shape[2] // _PROGRAMS
+            chunk = max(_SMALLEST_CHUNK, -(-wanted // _SMALLEST_CHUNK) * _SMALLEST_CHUNK)
+        items = _items_of(tiles, ends, chunk)
+        sight = _paths(segments, positions) if exact else _bits(segments, positions)
+        return cls(rows, tiles, items, np.concatenate(positions).astype(np.int32), sight, ends=ends, exact=exact)
+
+    @property
+    def is_split(self) -> bool:
+        """Whether some tile has more than one item."""
+        return len(self.items) > len(self.tiles)
+
+    def on(self, device: torch.device) -> "TilePlan":
+        """Copy all tables to a device in one transfer."""
+        tables = self.rows, self.tiles, self.items, self.tail, self.sight
+        starts = starts_of([table.size for table in tables])
+        buffer = np.zeros(starts[-1], np.int32)
+        for start, table in zip(starts, tables, strict=False):
+            buffer[start : start + table.size] = table.ravel()
+        whole = staged(buffer, device).to(device, non_blocking=True)
+        rows, tiles, items, tail, sight = (
+            whole[start : start + table.size].view(table.shape) for start, table in zip(starts, tables, strict=False)
+        )
+        on_host = np.column_stack([self.tiles, self.ends]).tolist()
+        return TilePlan(rows, tiles, items, tail, sight, exact=self.exact, is_split=self.is_split, on_host=on_host)
+
+
+@dataclass(frozen=True, eq=False)
+class TilePlan:
+    """Tables of a pass on its device, int32, parts of one buffer that was copied there once.
+
+    Attributes:
+        rows: [T, 4] per row its slot, its row there, its logical position, and 0.
+        tiles: [P, 8] slot, first row, rows, committed keys, offset in `tail`, lowest position, first item, items.
+        items: [I, 4] tile, first key, end of its keys, and 0. Keys of exact tiles are counted in logical order.
+        tail: per request the logical positions [S + N] of the rows after its committed keys.
+        sight: [T, W]; bit b of word w of a row: whether it sees row 32 w + b of its request's tail. In exact mode the
+            numbers of the visible rows, in the order of their positions.
+        exact: a tile is a single row, whose keys are summed in logical order in blocks that depend on nothing else.
+        is_split: whether some tile has more than one item.
+        on_host: `tiles` and the end of each one's keys, for computing tile by tile; None if not needed.
+    """
+
+    rows: Tensor
+    tiles: Tensor
+    items: Tensor
+    tail: Tensor
+    sight: Tensor
+    exact: bool
+    is_split: bool
+    on_host: list[list[int]] | None
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], exact: bool = False, chunk: int | None = None) -> "TilePlan":
+        """Tables of a pass, on the device of its slots; arguments as of `Tables.of`."""
+        return Tables.of(segments, exact, chunk).on(segments[0].kv.keys.device)
+
+
+def starts_of(sizes: Sequence[int]) -> list[int]:
+    """Offsets of tables of these sizes in one buffer, and the end of the last one."""
+    return [0, *np.cumsum([-(-size // _ALIGNED) * _ALIGNED for size in sizes]).tolist()]
+
+
+def staged(buffer: Table, device: torch.device) -> Tensor:
+    """A host buffer that can be copied to a device asynchronously."""
+    whole = torch.from_numpy(buffer)
+    return whole.pin_memory() if device.type == "cuda" else whole
+
+
+def _rows_of(segment: Segment, positions: NDArray[np.int64]) -> Table:
+    rows = np.zeros((segment.count, 4), np.int32)
+    rows[:, 0], rows[:, 1] = segment.slot, np.arange(segment.end - segment.count, segment.end)
+    rows[:, 2] = positions[segment.scratch :]
+    return rows
+
+
+def _tiles_of(segments: Sequence[Segment], offsets: NDArray[np.int64], rows: Table, size: int) -> Table:
+    """Tiles without their items."""
+    counts = np.array([segment.count for segment in segments])
+    per_segment = -(-counts // size)
+    owner = np.repeat(np.arange(len(segments)), per_segment)  # [P]
+    before = np.arange(len(owner)) - (np.cumsum(per_segment) - per_segment)[owner]  # the segment's tiles before each
+    first = (np.cumsum(counts) - counts)[owner] + before * size
+    tiles = np.zeros((len(owner), 8), np.int32)
+    tiles[:, 0] = np.array([segment.slot for segment in segments])[owner]
+    tiles[:, 1], tiles[:, 2] = first, np.minimum(size, counts[owner] - before * size)
+    tiles[:, 3] = np.array([segment.committed for segment in segments])[owner]
+    tiles[:, 4] = offsets[owner]
+    tiles[:, 5] = np.minimum.reduceat(rows[:, 2], first)
+    return tiles
+
+
+def _ends(segments: Sequence[Segment], tiles: Table, rows: Table, exact: bool) -> NDArray[np.int64]:
+    """[P] the end of each tile's keys."""
+    if exact:
+        return np.asarray(rows[tiles[:, 1], 2] + 1, np.int64)
+    ends = {segment.start: segment.end for segment in segments}
+    starts = np.array(sorted(ends))
+    owner = np.searchsorted(starts, tiles[:, 1], side="right") - 1
+    return np.array([ends[start] for start in starts[owner].tolist()], np.int64)
+
+
+def _items_of(tiles: Table, ends: NDArray[np.int64], chunk: int) -> Table:
+    """Items, tile by tile; fills in the tiles' last two columns."""
+    tiles[:, 7] = -(-ends // chunk)
+    tiles[:, 6] = np.cumsum(tiles[:, 7]) - tiles[:, 7]
+    owner = np.repeat(np.arange(len(tiles)), tiles[:, 7])  # [I]
+    items = np.zeros((len(owner), 4), np.int32)
+    items[:, 0], items[:, 1] = owner, (np.arange(len(owner)) - tiles[owner, 6]) * chunk
+    items[:, 2] = np.minimum(items[:, 1] + chunk, ends[owner])
+    return items
+
+
+def _bits(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) -> Table:
+    words = -(-max(len(each) for each in positions) // 32)
+    seen = np.zeros((sum(segment.count for segment in segments), words * 32), np.bool_)
+    for segment, where in zip(segments, positions, strict=True):
+        part = seen[segment.start : segment.start + segment.count, : len(where)]
+        part[:] = True if segment.visible is None else segment.visible.numpy()
+    return np.packbits(seen, axis=1, bitorder="little").view("<i4")
+
+
+def _paths(segments: Sequence[Segment], positions: Sequence[NDArray[np.int64]]) -> Table:
+    deepest = max(int(where.max()) - segment.committed for segment, where in zip(segments, positions, strict=True))
+    paths = np.zeros((sum(segment.count for segment in segments), deepest + 1), np.int32)
+    for segment, where in zip(segments, positions, strict=True):
+        order = np.argsort(where, kind="stable")
+        seen = np.ones((segment.count, len(where)), np.bool_)
+        if segment.visible is not None:
+            seen = segment.visible.numpy().astype(np.bool_)
+        row, column = np.nonzero(seen[:, order])
+        rank = where[order[column]] - segment.committed
+        assert (rank == (seen[:, order].cumsum(1) - 1)[row, column]).all(), "a row in exact mode sees one path"
+        paths[segment.start + row, rank] = order[column]
+    return paths
 
 
 class FreshRows:
@@ -42,104 +219,6 @@ class FreshRows:
             storage[self._slots, :, self._rows] = rows
 
 
-@dataclass
-class _Range:
-    """Segments in a range of slots, and the range of rows that any of them sees."""
-
-    segments: list[Segment]
-    first: int
-    end: int
-
-    def with_next(self, other: "_Range") -> "_Range":
-        return _Range([*self.segments, *other.segments], min(self.first, other.first), max(self.end, other.end))
-
-    @property
-    def size(self) -> int:
-        """Rows that a product over the range reads, including slots between its segments."""
-        return (self.segments[-1].slot - self.segments[0].slot + 1) * (self.end - self.first)
-
-
-class SlotGroup:
-    """One-row segments in a range of slots, attended in one product over views of the storage.
-
-    Args:
-        segments: ascending by slot.
-        firsts: the first row that each sees.
-
-    Attributes:
-        rows: [R] the segments' rows in the pass.
-        slots: [R] their slots, counted from the range's first.
-        row_of_slot: [S] per slot of the range its row in the pass; any row for a slot without a segment.
-        hidden: [S, 1, 1, L] bool, rows that a slot's segment does not see; None if all see all.
-    """
-
-    def __init__(self, segments: Sequence[Segment], firsts: Sequence[int]) -> None:
-        self._segments, self._kv = segments, segments[0].kv
-        start, stop = segments[0].slot, segments[-1].slot + 1
-        first, end = min(firsts), max(segment.end for segment in segments)
-        self._slots, self._seen = slice(start, stop), slice(first, end)
-        self._key_blocks = slice(first, first + in_blocks(end - first))
-        self.rows = torch.tensor([segment.start for segment in segments])
-        self.slots = torch.tensor([segment.slot - start for segment in segments])
-        self.row_of_slot = self.rows.new_full((stop - start,), segments[0].start)
-        self.row_of_slot[self.slots] = self.rows
-        self.hidden: Tensor | None = None
-        if any(segment.end < end for segment in segments) or max(firsts) > first:
-            where = torch.arange(first, end)  # [L]
-            starts, ends = torch.full((2, stop - start, 1), first)
-            starts[self.slots, 0] = torch.tensor(firsts)
-            ends[self.slots, 0] = torch.tensor([segment.end for segment in segments])
-            self.hidden = ((where < starts) | (where >= ends))[:, None, None]
-
-    def keys(self, layer: int) -> Tensor:
-        """[S * kv_heads, L in blocks, head_dim] view of the range."""
-        return self._kv.keys[layer, self._slots, :, self._key_blocks].flatten(0, 1)
-
-    def values(self, layer: int) -> Tensor:
-        """[S * kv_heads, L, head_dim] view of the range."""
-        return self._kv.values[layer, self._slots, :, self._seen].flatten(0, 1)
-
-    def clear_hidden(self, layer: int) -> None:
-        """Zero the values after the segments' ends, which are overwritten before they are read."""
-        for segment in self._segments:
-            self._kv.values[layer, segment.slot, :, segment.end : self._seen.stop] = 0
-
-
-@dataclass
-class Plan:
-    """The segments of a pass that are attended in groups on a CPU, and those attended alone."""
-
-    groups: list[SlotGroup]
-    alone: list[Segment]
-
-    @classmethod
-    def of(cls, segments: Sequence[Segment], window: int | None) -> "Plan":
-        """Group segments of one row that see all rows from their first on, of neighbouring slots and similar lengths.
-
-        Prompts are summed in float32, whose bits depend on the length of the sum, and are not grouped.
-        """
-        sights = {segment.start: segment.sight(window) for segment in segments}
-        alone = [s for s in segments if s.count > 1 or s.is_prompt or sights[s.start][1] is not None]
-        kept = {segment.start for segment in alone}
-        ranges: list[_Range] = []
-        for segment in sorted((s for s in segments if s.start not in kept), key=lambda s: s.slot):
-            new = _Range([segment], sights[segment.start][0], segment.end)
-            joined = ranges[-1].with_next(new) if ranges else new
-            saved = _NUMBERS_PER_PRODUCT // (segment.kv.keys.shape[2] * segment.kv.keys.shape[4])
-            # A group costs its longest segment times its slots: padding must not cost more than it saves.
-            if ranges and joined.size <= ranges[-1].size + new.size + saved:
-                ranges[-1] = joined
-            else:
-                ranges.append(new)
-        alone += [one.segments[0] for one in ranges if len(one.segments) == 1]
-        groups = [
-            SlotGroup(one.segments, [sights[segment.start][0] for segment in one.segments])
-            for one in ranges
-            if len(one.segments) > 1
-        ]
-        return cls(groups, alone)
-
-
 class PassCache(Cache):
     """The cache that a transformers forward gets for one packed pass.
 
@@ -153,13 +232,6 @@ class PassCache(Cache):
         self.kv = segments[0].kv if segments else kv
         self.settings: dict[int, AttentionSettings] = {}
         self._fresh = FreshRows(self.kv, segments, tiles)
-        self._plans: dict[int | None, Plan] = {}
-
-    def plan(self, window: int | None) -> Plan:
-        """How the segments are attended with a sliding window, or without one."""
-        if window not in self._plans:
-            self._plans[window] = Plan.of(self.segments, window)
-        return self._plans[window]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

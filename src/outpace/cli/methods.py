@@ -20,9 +20,8 @@ def methods(
     from outpace.bench.sheet import UNLIMITED, Column, Sheet
     from outpace.drafters.model_options import ModelOptions
     from outpace.drafters.options import written
-    from outpace.methods.catalog import method_named, option_kinds
+    from outpace.methods.catalog import method_named, option_kinds, presets_of
     from outpace.methods.catalog import methods as known
-    from outpace.methods.presets import presets_of
 
     if name is None and shape is not None:
         raise InvalidRequest(f"shape={shape!r}: of which method? Name one, as in `outpace methods domino --shape beam`")

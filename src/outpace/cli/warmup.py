@@ -14,7 +14,7 @@ from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from outpace.api import Model
-    from outpace.trees.graft.calibration import Recorder
+    from outpace.trees.gate_calibration import Recorder
     from outpace.trees.retrieval.warm_file import Calibration
 
 ROUNDS = 5
@@ -37,8 +37,8 @@ def warmup(
     from outpace.bench.runner import warm_up
     from outpace.data.workload import read_workloads
     from outpace.lib.table_file import new_file
-    from outpace.methods.proposer_store import matrix_of
-    from outpace.trees.graft.calibration import gates_open
+    from outpace.methods.stores import matrix_of
+    from outpace.trees.gate_calibration import gates_open
     from outpace.trees.retrieval.transition_matrix import TransitionMatrix
     from outpace.trees.retrieval.warm_file import save_matrix
 
@@ -82,7 +82,7 @@ def _calibration(
 ) -> "Calibration | None":
     """Gates from what was recorded, and for what; None, and a note, where that is too little."""
     from outpace.methods.catalog import parse_method
-    from outpace.trees.graft.calibration import LEAST_ROUNDS, calibrated
+    from outpace.trees.gate_calibration import LEAST_ROUNDS, calibrated
     from outpace.trees.retrieval.warm_file import Calibration
 
     gates = calibrated(recorder.rounds)

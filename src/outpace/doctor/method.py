@@ -14,7 +14,7 @@ from outpace.data.workload import WorkItem, read_workload
 from outpace.doctor.finding import Finding, finding
 from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.methods.catalog import parse_method
-from outpace.methods.proposer_store import computed_by
+from outpace.methods.stores import computed_by
 
 PROMPTS, TOKENS = "builtin:3", 48
 PROVENANCE = "provenance.json"

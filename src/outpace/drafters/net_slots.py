@@ -7,12 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from outpace.cache.passes import FreshRows
+from outpace.cache.passes import FreshRows, Tables, TilePlan
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
-from outpace.cache.tiles import Tables, TilePlan
 from outpace.drafters.layers import Attend
-from outpace.gpu.capture import captures_on
-from outpace.gpu.captured_pass import CapturedPass
+from outpace.gpu.capture import CapturedPass, captures_on
 from outpace.gpu.tree_attention import attend_plan
 from outpace.kernels.build import loaded_kernels
 from outpace.models.attention import attend_segments

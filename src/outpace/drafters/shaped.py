@@ -11,9 +11,8 @@ from outpace.core.protocols import Proposer, check_source
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.model_options import ModelOptions
 from outpace.lib.errors import InvalidRequest
-from outpace.trees.growing import GrowingProposer
 from outpace.trees.keyed_acceptance import KeyedAcceptance
-from outpace.trees.proposer import StaticProposer
+from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.retrieval.warm_file import load_gates
 from outpace.trees.shapes.table import shapes
 

@@ -16,8 +16,7 @@ from outpace.core.events import Sample
 from outpace.core.params import MAX_SEED, SamplingParams
 from outpace.core.protocols import Detokenizer, Proposer, Target, check_proposer
 from outpace.engine.admission import Admission, Roster
-from outpace.engine.pricing import Pricing
-from outpace.engine.round import run_prefill, run_round
+from outpace.engine.round import Pricing, run_prefill, run_round
 from outpace.engine.session import Gain, KeptSlot, Session, Stop, StopChecker
 from outpace.lib.checks import check_int, shown
 from outpace.lib.errors import InvalidRequest, StateLost

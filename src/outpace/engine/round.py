@@ -1,11 +1,19 @@
-"""One round: propose token trees, verify them in one target pass, commit one path each, and let proposers observe."""
+"""One round: plan budgets, propose token trees, verify them in one target pass, commit one path each, and observe.
 
-from collections.abc import Iterator, Sequence
+Plans follow measured times of passes and what requests gain, both learned from clocks.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from time import perf_counter
+from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 
+from outpace.budget.costs import ROWS, Averages, PassCosts, PassTimes, Prices, averaged
+from outpace.budget.decisions import RoundRates, TreeSizes
 from outpace.core.events import RoundTrace, TokenLogprob
 from outpace.core.protocols import (
     NO_TOKEN,
@@ -23,11 +31,169 @@ from outpace.core.protocols import (
 )
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.forced import under_grammar
-from outpace.engine.pricing import Pricing, RoundPlan
 from outpace.engine.session import Gain, Session
 from outpace.kernels.draw import draw_natively, draws_natively
 from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.sampling.draw import BatchDraw, FastDraw, RejectionDraw, match, rejection, token_logprobs
+
+_KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembered
+_PACE_KEPT = 0.95  # of what a request gained
+_REPEATS, _SECONDS = 5, 1.0  # measurements of each size at most, and how long they may take before another starts
+
+
+class Clock(Protocol):
+    """Times of a round's phases."""
+
+    def ms(self, *names: str) -> float: ...
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """How a round drafts.
+
+    Attributes:
+        budgets: drafted nodes of each request at most.
+        prices: of each request; None for those that follow none.
+        is_drafted: false where requests that follow prices or sizes draft nothing, since rounds are faster so.
+    """
+
+    budgets: Sequence[int]
+    prices: Sequence[Prices | None]
+    is_drafted: bool = True
+
+
+class Pricing:
+    """Plans rounds by prices that it learns from their clocks.
+
+    Clocks decide which nodes are taken, and never what is generated: under "match" the target's own draws decide,
+    whatever the tree. Under "rejection" the tree affects the answer, so that such requests get no prices.
+    """
+
+    def __init__(self, costs: PassCosts) -> None:
+        self._costs = costs
+        self._ms = Averages(_KEPT)  # of a round, by its number of requests
+        self._paces: WeakKeyDictionary[Session, float] = WeakKeyDictionary()  # tokens gained per round
+        self._pace: float | None = None  # of all requests
+        self._sizes: WeakKeyDictionary[Proposer, TreeSizes] = WeakKeyDictionary()
+        self._rates = RoundRates()
+
+    def plan(self, target: Target, sessions: Sequence[Session]) -> RoundPlan:
+        """How the next round of these requests drafts. Passes are measured when this is first needed.
+
+        A request gets its own budget; or fewer nodes, where it shares the round, its method follows no prices itself,
+        and more nodes do not pay.
+        """
+        count, budgets = len(sessions), [session.budget for session in sessions]
+        nothing: list[Prices | None] = [None] * count
+        if not _follow(sessions):
+            return RoundPlan(budgets, nothing)
+        if count > 1 and not self._rates.drafts(count):
+            follow = [session.is_priced or session.is_sized for session in sessions]
+            own = [0 if one else budget for one, budget in zip(follow, budgets, strict=True)]
+            return RoundPlan(own, nothing, is_drafted=False)
+        times, paces = self._times(target, sessions), self._paces_of(sessions)
+        each = count / self._ms.known.get(count, times.ms[0])
+        prices = [
+            Prices(pace * each, times, pace) if session.is_priced else None
+            for session, pace in zip(sessions, paces, strict=True)
+        ]
+        rate = sum(paces) / self._ms.known.get(count, times.ms[0])
+        for proposer, members in _sized(sessions).items():
+            sizes = self._sizes.setdefault(proposer, TreeSizes(max(budgets[index] for index in members)))
+            for index, nodes in zip(members, sizes.budgets(len(members), times, rate), strict=True):
+                budgets[index] = nodes
+        return RoundPlan(budgets, prices)
+
+    def pays(self, count: int) -> bool:
+        """Whether drafting pays in rounds of so many requests, as far as is known."""
+        return count == 1 or self._rates.pays(count)
+
+    def learn(
+        self,
+        sessions: Sequence[Session],
+        plan: RoundPlan,
+        trees: Sequence[DraftTree],
+        verdicts: Mapping[int, Verdict],
+        clock: Clock,
+        tokens: Sequence[int],
+    ) -> None:
+        """Learn from a round, if any of its requests follows prices."""
+        if not _follow(sessions):
+            return
+        if len(sessions) > 1:
+            self._rates.advance(len(sessions), plan.is_drafted)
+            if plan.is_drafted or all(len(tree) == 1 for tree in trees):
+                self._rates.learn(len(sessions), sum(tokens), clock.ms())
+        self.learn_times(sessions, sum(map(len, trees)), clock.ms("forward", "verify"), clock.ms(), tokens)
+        for proposer, members in (_sized(sessions) if plan.is_drafted else {}).items():
+            ms = clock.ms("draft") if len(members) == len(sessions) else None
+            seen = [_seen(trees[index], verdicts.get(index)) for index in members]
+            self._sizes[proposer].learn([plan.budgets[index] for index in members], seen, ms)
+
+    def learn_times(
+        self, sessions: Sequence[Session], rows: int, pass_ms: float, round_ms: float, tokens: Sequence[int]
+    ) -> None:
+        """Learn how long a round took, and what each request gained in tokens."""
+        self._costs.learn(rows, _context(sessions), pass_ms)
+        self._ms.learn(len(sessions), round_ms)
+        for session, gained in zip(sessions, tokens, strict=True):
+            self._paces[session] = averaged(self._paces.get(session, self._pace), float(gained), _PACE_KEPT)
+        self._pace = averaged(self._pace, sum(tokens) / len(tokens), _KEPT)
+
+    def _times(self, target: Target, sessions: Sequence[Session]) -> PassTimes:
+        """Of passes of these requests, for all numbers of nodes that they may have together."""
+        if not self._costs.is_known:
+            first = sessions[0]
+            assert first.slot is not None, "a session in a round has a slot"
+            measure(self._costs, target, first.slot, first.ids[-1])
+        return self._costs.times(len(sessions), _context(sessions), sum(session.budget for session in sessions))
+
+    def _paces_of(self, sessions: Sequence[Session]) -> list[float]:
+        return [self._paces.get(session, self._pace or 1.0) for session in sessions]
+
+
+def measure(costs: PassCosts, target: Target, slot: int, token: int) -> None:
+    """Time passes after the contents of a slot, which stays as it was."""
+    trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
+    # The largest allocates memory; where passes are captured as graphs, each size is captured first.
+    for tree in trees if getattr(target, "captures", False) else trees[-1:]:
+        _seconds(target, slot, tree)
+    seconds: list[list[float]] = []
+    while not seconds or (len(seconds) < _REPEATS and sum(map(sum, seconds)) < _SECONDS):
+        seconds.append([_seconds(target, slot, tree) for tree in trees])
+    costs.set_measured([min(own) * 1e3 for own in zip(*seconds, strict=True)])
+
+
+def _seconds(target: Target, slot: int, tree: DraftTree) -> float:
+    started = perf_counter()
+    (outputs,) = target.forward([slot], [tree], [()])
+    outputs.top_ids.tolist()  # waits for a GPU
+    return perf_counter() - started
+
+
+def _seen(tree: DraftTree, verdict: Verdict | None) -> tuple[int, list[int]] | None:
+    """The method's own nodes in a tree, and the accepted ones; not those that a grammar forces."""
+    own = len(tree) - tree.forced
+    return None if verdict is None else (own - 1, [node for node in verdict.path[1:] if node < own])
+
+
+def _follow(sessions: Sequence[Session]) -> bool:
+    """Whether any request of a round follows prices or sizes. A single request's method drafts as configured."""
+    return any(session.is_priced or (session.is_sized and len(sessions) > 1) for session in sessions)
+
+
+def _sized(sessions: Sequence[Session]) -> dict[Proposer, list[int]]:
+    """Places of the requests whose budgets follow sizes, by proposer."""
+    groups: dict[Proposer, list[int]] = {}
+    for index, session in enumerate(sessions):
+        if session.is_sized and len(sessions) > 1:
+            groups.setdefault(session.proposer, []).append(index)
+    return groups
+
+
+def _context(sessions: Sequence[Session]) -> int:
+    """Average length of the requests' contexts."""
+    return sum(len(session.ids) for session in sessions) // len(sessions)
 
 
 class Phases:

@@ -1,11 +1,14 @@
-"""Whether Triton's kernels run here: on CUDA where it is installed, on a CPU where its interpreter is asked for."""
+"""Triton (on CUDA where it is installed, on a CPU where its interpreter is requested), and streams of CUDA."""
 
 import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 @cache
@@ -49,3 +52,31 @@ def _mend_interpreter() -> None:
 
     interpreter._patch_lang_tensor = patched
     interpreter.InterpreterBuilder.create_dot = wide_product
+
+
+class SideStream:
+    """A stream of its own on a GPU; elsewhere what is asked is done at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """What is launched inside waits for all that was launched before, and for nothing that is launched later."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self, made: Sequence[Tensor]) -> None:
+        """What is launched from here on waits for all that was launched beside it, and may read what was made there."""
+        if self._stream is None:
+            return
+        current = torch.cuda.current_stream(self._device)
+        current.wait_stream(self._stream)
+        for tensor in made:
+            if tensor.device.type == "cuda":
+                tensor.record_stream(current)  # its memory is not given away before they have read it

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from outpace.cache.passes import ROWS_PER_TILE, TilePlan
 from outpace.cache.slots import AttentionSettings, SlotKV
-from outpace.cache.tiles import ROWS_PER_TILE, TilePlan
 from outpace.gpu.backend import runs_triton
 
 _LEAST = 16  # rows, columns and inputs of the smallest product that a GPU's matrix units compute

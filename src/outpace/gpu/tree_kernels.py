@@ -1,6 +1,6 @@
 """Triton: attention of a packed pass over slots, one call per layer for all requests.
 
-Keys are read where they lie. A program computes an item of the pass's plan (`cache.tiles`) for one key-value head: the
+Keys are read where they lie. A program computes an item of the pass's plan (`cache.passes`) for one key-value head: the
 rows of a tile times the query heads that share the key-value head are the rows of its products. Softmax runs online in
 float32; items of one tile are put together by `join`.
 

@@ -1,18 +1,20 @@
-"""Profiles: what `outpace tune` found best for a model on this machine; and the method where none is named."""
+"""Which method a model drafts with: as vLLM's options name it, as `outpace tune` found it, or the default."""
 
 import hashlib
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from platformdirs import user_cache_path
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from outpace.lib.checks import path_of
+from outpace.lib.checks import path_of, shown
 from outpace.lib.errors import InvalidRequest, OutpaceError
-from outpace.methods.catalog import MethodLike, default_method, parse_method, stored_proposer
-from outpace.methods.drafter_store import DrafterStore
+from outpace.methods.catalog import MethodLike, methods, parse_method
+from outpace.methods.stores import DrafterStore, default_method, stored_proposer
 from outpace.models.costs_file import identity
 from outpace.models.target import TransformersTarget
 from outpace.models.tokenizer import TextCodec
@@ -155,3 +157,128 @@ def choose(
     if method is not None:
         return Choice(method, drafters, drafter, "named")
     return Choice(default_method(name, drafters, target.native is not None), drafters, drafter, "the default")
+
+
+@dataclass(frozen=True)
+class ConfigRow:
+    """A method of vLLM's: its name here, and which keys it must have besides `method` and `num_speculative_tokens`."""
+
+    name: str
+    keys: tuple[str, ...]
+
+
+# vLLM drafts chains only, of num_speculative_tokens each. Its ngram also drafts where fewer tokens than that followed
+# the match; prompt lookup then tries a shorter suffix.
+ROWS = {
+    "eagle3": ConfigRow("eagle3", ("model",)),
+    "dflash": ConfigRow("dflash", ("model",)),
+    "draft_model": ConfigRow("linear", ("model",)),
+    "medusa": ConfigRow("medusa", ("model",)),
+    "ngram": ConfigRow("lookup", ("prompt_lookup_max", "prompt_lookup_min")),
+}
+# The lengths of suffixes that prompt lookup tries (MAX_NGRAM down to 1), and vLLM's keys for them.
+LOOKUP_SIZES = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}
+KEYS = ("method", "num_speculative_tokens", "model", *LOOKUP_SIZES)
+
+_PARALLEL = "there is one process here, and nothing to spread"
+_DTYPE = "a drafter has the target's dtype and attention"
+_LENGTH = "drafters serve requests as long as the target's; use max_model_len of the target"
+_HUB = "name a downloaded folder of that revision as model"
+_ACCEPTANCE = "verification is an option of the request here (verification='match' or 'rejection'), and always lossless"
+_SYNTHETIC = "synthetic acceptance changes the output"
+_SUFFIX = "suffix decoding is not a method here"
+_SCHEDULE = "the budget does not depend on the batch size here"
+REASONS = {
+    "draft_tensor_parallel_size": _PARALLEL,
+    "tensor_parallel_size": _PARALLEL,
+    "use_local_argmax_reduction": _PARALLEL,
+    "quantization": _DTYPE,
+    "kv_cache_dtype": _DTYPE,
+    "moe_backend": _DTYPE,
+    "attention_backend": _DTYPE,
+    "enforce_eager": "set OUTPACE_GRAPHS=off in the environment, which leaves graphs on a GPU out",
+    "draft_load_config": "drafters are read one way only",
+    "max_model_len": _LENGTH,
+    "revision": _HUB,
+    "code_revision": "no code of a checkpoint is run here",
+    "index_share_for_mtp_iteration": "MTP is not a method here",
+    "disable_padded_drafter_batch": "batches are never padded here",
+    "disable_eagle_block_drop": "there are no cache blocks here",
+    "use_heterogeneous_vocab": "a draft model must have the target's tokenizer here",
+    "parallel_drafting": "among the methods here dart, dflash, domino and medusa draft in one pass, and they always do",
+    "num_speculative_tokens_per_batch_size": _SCHEDULE,
+    "disable_by_batch_size": _SCHEDULE,
+    "speculative_token_tree": "give the method's own shape instead, as in method='eagle3:shape=beam'",
+    "suffix_decoding_max_tree_depth": _SUFFIX,
+    "suffix_decoding_max_cached_requests": _SUFFIX,
+    "suffix_decoding_max_spec_factor": _SUFFIX,
+    "suffix_decoding_min_token_prob": _SUFFIX,
+    "rejection_sample_method": _ACCEPTANCE,
+    "draft_sample_method": "drafts are scored under the noise of the target's own draw here (option noise of a method)",
+    "synthetic_acceptance_rates": _SYNTHETIC,
+    "synthetic_acceptance_length": _SYNTHETIC,
+    "enable_adaptive_verification": "use method='dynatree' for trees that follow confidence",
+    "dspark_draft_topk": "DSpark is not a method here",
+}
+"""Keys that vLLM knows and that have no equal here, and why."""
+
+
+def from_speculative_config(config: Any, **given: Any) -> tuple[str, str | None]:
+    """The method, with its options, and the drafter that a speculative config asks for.
+
+    Args:
+        config: vLLM's JSON as an object; null counts as absent, as in vLLM.
+        **given: arguments of our own with the same meaning, such as method, drafter and budget; all must be None.
+
+    Raises:
+        InvalidRequest: something given twice; a key, method or value that has no equal here, by name.
+    """
+    if not isinstance(config, Mapping):
+        raise InvalidRequest(f"speculative_config={shown(config)}: must be a JSON object")
+    for name, value in given.items():
+        if value is not None:
+            both = f"{name}={shown(value)} and speculative_config={shown(dict(config))}"
+            raise InvalidRequest(f"{both} were both given: leave one of them out")
+    stated = {key: value for key, value in config.items() if value is not None}
+    for key in stated:
+        if key not in KEYS:
+            reason = REASONS.get(key, f"not a key that is known here; known are {', '.join(KEYS)}")
+            raise InvalidRequest(f"speculative_config: {key}={shown(stated[key])}: {reason}")
+    method = _need(stated, "method", "vLLM would guess it from the model's name")
+    row = ROWS.get(method) if isinstance(method, str) else None
+    if row is None or row.name not in methods():
+        known = ", ".join(name for name, one in ROWS.items() if one.name in methods())
+        raise InvalidRequest(
+            f"speculative_config: method={shown(method)}: none here is the same; choose one of {known}"
+        )
+    for key, value in stated.items():
+        if key not in ("method", "num_speculative_tokens", *row.keys):
+            raise InvalidRequest(f"speculative_config: {key}={shown(value)}: method {shown(method)} does not take it")
+    count = _need(stated, "num_speculative_tokens", "vLLM would look for it in the drafter's config")
+    if type(count) is not int or count < 1:
+        raise InvalidRequest(
+            f"speculative_config: num_speculative_tokens={shown(count)}: must be a whole number from 1 on"
+        )
+    for key in row.keys:
+        _check(key, _need(stated, key, f"method {method!r} needs it"))
+    chain = "shape=chain," if "shape" in methods()[row.name].options.model_fields else ""
+    text = f"{row.name}:{chain}budget={count}"
+    parse_method(text)  # now, so that a budget beyond ours is refused before anything is loaded
+    return text, stated.get("model")
+
+
+def _need(stated: Mapping[str, Any], key: str, why: str) -> Any:
+    if key not in stated:
+        raise InvalidRequest(f"speculative_config: {key} is missing ({why}); state it")
+    return stated[key]
+
+
+def _check(key: str, value: Any) -> None:
+    if key == "model" and (not isinstance(value, str) or not value):
+        raise InvalidRequest(f"speculative_config: model={shown(value)}: must be a folder or a hub id")
+    wanted = LOOKUP_SIZES.get(key)
+    if wanted is not None and (type(value) is not int or value != wanted):
+        raise InvalidRequest(
+            f"speculative_config: {key}={shown(value)}: prompt lookup tries suffixes of 3 tokens down to 1 here; only "
+            f"{key}={wanted} is the same"
+        )

@@ -12,12 +12,11 @@ from outpace.drafters.domino.methods import DOMINO
 from outpace.drafters.eagle3.methods import EAGLE3
 from outpace.drafters.method import Method
 from outpace.drafters.options import MatrixOptions, Options, RetrievalOptions, idle_option
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.retrievers import JoinedRetriever, MatrixRetriever, SuffixRetriever
+from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.retrieval.lookahead import Lookahead
-from outpace.trees.retrieval.lookup import CONTINUATION, PromptLookup
 from outpace.trees.retrieval.samd import SamDecoding, load_corpus
+from outpace.trees.retrieval.suffix import CONTINUATION, PromptLookup
 from outpace.trees.retrieval.transition_matrix import TokenRecycling
 from outpace.trees.retrieval.warm_file import load_matrix
 from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate, grafted_paths, retrieval_plan

@@ -1,12 +1,10 @@
 """Tree attention over slots, registered as an attention implementation of unmodified transformers models.
 
 The requests of a pass are packed into one row of tokens, and each attends to its own slot at its exact length. On a GPU
-one call per layer attends for all of them (`gpu.tree_attention`). On a CPU attention is batch-invariant; without
-compiled kernels, single rows are attended together, padded where that is faster. Stock attention would copy grouped
-keys, read unused positions and need one rectangular mask.
+one call per layer attends for all of them (`gpu.tree_attention`). On a CPU attention is batch-invariant. Stock
+attention would copy grouped keys, read unused positions and need one rectangular mask.
 """
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from outpace.cache.passes import PassCache, SlotGroup
+from outpace.cache.passes import PassCache
 from outpace.cache.slots import AttentionSettings, Segment, in_blocks
 from outpace.gpu.tree_attention import attend_plan
 from outpace.kernels import attention as kernel_attention
@@ -52,10 +50,6 @@ def tree_attention(
     if slots.tiles is not None:
         assert slots.kv is not None, "tables are of slots"
         return attend_plan(query[0], slots.kv, slots.tiles, settings)[None], None
-    if kernel_attention.has_kernels(slots.segments[0].kv):
-        return kernel_attention.attend(query[0], slots.segments, settings)[None], None
-    if len(slots.segments) > 1:
-        return _attend_in_groups(query[0], slots, settings)[None], None
     return attend_segments(query[0], slots.segments, settings)[None], None
 
 
@@ -71,19 +65,6 @@ def attend_segments(query: Tensor, segments: Sequence[Segment], settings: Attent
             for segment in segments
         ]
     )
-
-
-def _attend_in_groups(query: Tensor, cache: PassCache, settings: AttentionSettings) -> Tensor:
-    """As `attend_segments` without kernels, bit for bit, in fewer and larger products."""
-    heads, count, head_dim = query.shape
-    plan = cache.plan(settings.window)
-    output = query.new_empty(count, heads, head_dim)
-    for group in plan.groups:
-        output[group.rows] = _attend_together(query, group, settings)
-    for segment in plan.alone:
-        rows = slice(segment.start, segment.start + segment.count)
-        output[rows] = _attend_on_cpu(query[:, rows], segment, settings)
-    return output
 
 
 def _attend_on_cpu(query: Tensor, segment: Segment, settings: AttentionSettings) -> Tensor:
@@ -110,34 +91,6 @@ def _attend_on_cpu(query: Tensor, segment: Segment, settings: AttentionSettings)
     else:
         output = torch.bmm(torch.softmax(scores, dim=-1, dtype=torch.float64), values)  # [G, H/G*N, D]
     return output.view(heads, count, head_dim).transpose(0, 1).to(query.dtype)  # [N, H, D]
-
-
-def _attend_together(query: Tensor, group: SlotGroup, settings: AttentionSettings) -> Tensor:
-    """[R, H, D] attention of a group's rows, bit for bit as `_attend_on_cpu`.
-
-    The products treat all rows and keys alike, and hidden keys have a weight of exactly zero. Slots of the range that
-    are not in the group are computed as well and discarded.
-    """
-    heads, _, head_dim = query.shape
-    keys, values = group.keys(settings.layer), group.values(settings.layer)  # [S * G, L, D] float32, float64
-    rows = query.transpose(0, 1)[group.row_of_slot].to(keys.dtype) * settings.scaling  # [S, H, D]
-    scores = products(rows.reshape(len(keys), -1, head_dim), keys, values.shape[1])  # [S * G, H/G, L]
-    if settings.softcap is not None:
-        scores = scores.div_(settings.softcap).tanh_().mul_(settings.softcap)
-    if group.hidden is not None:
-        # Filled, not added to: unwritten storage may hold NaN.
-        scores.unflatten(0, (len(rows), -1)).masked_fill_(group.hidden, -torch.inf)
-    weights = torch.softmax(scores, dim=-1, dtype=torch.float64)
-
-    def weighted() -> Tensor:
-        return torch.bmm(weights, values).view(-1, heads, head_dim)[group.slots]  # [R, H, D]
-
-    output = weighted()
-    if group.hidden is not None and not math.isfinite(output.sum()):
-        # Zero times NaN or infinity, which unwritten storage may hold, is NaN.
-        group.clear_hidden(settings.layer)
-        output = weighted()
-    return output.to(query.dtype)
 
 
 def products(rows: Tensor, keys: Tensor, length: int) -> Tensor:

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from outpace.cache.passes import PassCache
+from outpace.cache.passes import PassCache, Tables, TilePlan
 from outpace.cache.slots import Segment, SlotKV
-from outpace.cache.tiles import Tables, TilePlan
 from outpace.core.tree import MAX_TREE_NODES, Topology
-from outpace.gpu.capture import captures_on
-from outpace.gpu.captured_pass import CapturedPass
+from outpace.gpu.capture import CapturedPass, captures_on
 from outpace.kernels.attention import has_kernels
 from outpace.kernels.exact import NotCompiled, check_kernels, check_same, path_taken
 from outpace.kernels.linear import KernelLinear

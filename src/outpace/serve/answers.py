@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from outpace import __version__
 from outpace.core.events import ORIGINS, Sample, StepEvent, TokenLogprob
-from outpace.methods.proposer_store import computed_by
+from outpace.methods.stores import computed_by
 from outpace.models.tokenizer import Pieces
 from outpace.serve.engine_thread import Inbox, News
 from outpace.serve.errors import ApiError, from_engine

@@ -2,9 +2,8 @@
 
 from outpace.testing.drafters import AdversaryDrafter, OracleDrafter
 from outpace.testing.lossless import assert_lossless, decode
-from outpace.testing.requests import draft_request, toy_context
 from outpace.testing.sources import ToySource, blend
-from outpace.testing.toy import ToyTarget
+from outpace.testing.toy import ToyTarget, draft_request, toy_context
 
 __all__ = [
     "AdversaryDrafter",

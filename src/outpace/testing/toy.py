@@ -1,12 +1,15 @@
-"""A target with a few tokens and probabilities in closed form."""
+"""A target with a few tokens and probabilities in closed form, and requests for its drafters."""
 
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
-from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
+from outpace.core.params import SamplingParams
+from outpace.core.protocols import Chunk, ChunkOutput, DraftRequest, NodeOutputs, Stream
 from outpace.core.tree import DraftTree
+from outpace.drafters.build_context import BuildContext
 from outpace.sampling.noise import noise_key, uniform
 
 TOP = 16
@@ -98,3 +101,18 @@ class ToyTarget:
 def _outputs(logits: Tensor) -> NodeOutputs:
     top_logits, top_ids = logits.topk(min(TOP, logits.shape[-1]), dim=-1)
     return NodeOutputs(logits, top_ids, top_logits)
+
+
+def draft_request(ids: Sequence[int], budget: int, max_depth: int, seed: int = 0, **params: Any) -> DraftRequest:
+    """A request for a tree."""
+    return DraftRequest(Stream(SamplingParams(**params), seed, 0, ids, len(ids)), budget, max_depth)
+
+
+def toy_context(vocab_size: int) -> BuildContext:
+    """The build context of a method without a model."""
+    return BuildContext(vocab_size, torch.device("cpu"), no_draft_model)
+
+
+def no_draft_model() -> NoReturn:
+    """Takes the place of the loader of a draft model."""
+    raise AssertionError("this method needs no draft model")

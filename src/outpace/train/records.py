@@ -11,9 +11,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from outpace.bench.environment import git
 from outpace.data.answers import write_whole
 from outpace.data.workload import WorkItem
-from outpace.lib.checkout import git
 from outpace.lib.errors import InvalidRequest, ModelError
 
 PROVENANCE, LOG, COUNTERS = "provenance.json", "log.jsonl", "counters.json"

@@ -1,15 +1,17 @@
-"""Proposers without a growing shape: plain decoding, and a source under a static shape."""
+"""Proposers: plain decoding, a source under a static shape, and trees that grow level by level on its scores."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import Frontier, LevelSource, StaticShape
+from outpace.core.drafting import Candidates, Frontier, GrowingShape, Level, LevelSource, StaticShape
 from outpace.core.events import NodeOrigin, origins_of
 from outpace.core.protocols import BaseProposer, DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
+from outpace.trees.keyed_acceptance import KeyedAcceptance, Scored, ScoredLevels, calibrated
 
 
 class EmptyDraft(BaseProposer):
@@ -126,3 +128,230 @@ class StaticProposer(BaseProposer):
 def _first(topology: Topology, count: int) -> Topology:
     """The first nodes of a plan, level by level."""
     return topology if count == len(topology) else Topology.of(topology.parents[:count])
+
+
+_ROOT = torch.zeros(1)  # the score of a tree without drafts
+RERANKED_SLOTS = 1 << 20
+"""A shape that reranks sets its own limits while it grows."""
+
+
+@dataclass(eq=False)
+class GrowingState:
+    """A request's state in a source and in a shape, the length of its prompt, and the acceptance rates that it
+    reads and updates."""
+
+    of_source: Any
+    of_shape: Any
+    prompt_length: int | None = None
+    lesson: ScoredLevels | None = None
+
+
+class GrowingProposer:
+    """Expands a source level by level under a shape that decides on the scores of each level. One host read per level.
+
+    Args:
+        leaves_room: keep what the shape has pruned in the trees, for a retriever (`DraftTree.pruned`). It adds chosen
+            nodes, so that none may be drawn.
+        acceptance: replaces keyed scores by acceptance rates; None to leave them as they are.
+    """
+
+    def __init__(
+        self,
+        source: LevelSource,
+        shape: GrowingShape,
+        budget: int,
+        leaves_room: bool = False,
+        acceptance: KeyedAcceptance | None = None,
+        private: bool = False,
+    ) -> None:
+        self.source, self.shape, self.budget, self.acceptance = source, shape, budget, acceptance
+        self.needs = replace(source.needs, prices=budget if shape.wants_prices else 0)
+        self._leaves_room, self.private = leaves_room, private
+
+    def open(self, slot: int, alone: bool = False) -> GrowingState:
+        return self._around(self.source.open(slot, alone), alone)
+
+    def can_fork(self, own: bool) -> bool:
+        return self.source.can_fork(own)
+
+    def fork(self, state: GrowingState | None, slot: int, length: int) -> GrowingState:
+        return self._around(self.source.fork(None if state is None else state.of_source, slot, length))
+
+    def _around(self, of_source: Any, alone: bool = False) -> GrowingState:
+        lesson = None
+        if self.acceptance is not None:
+            lesson = ScoredLevels(KeyedAcceptance() if self.private or alone else self.acceptance)
+        return GrowingState(of_source, self.shape.open(alone), lesson=lesson)
+
+    def close(self, state: GrowingState) -> None:
+        self.shape.close(state.of_shape)
+
+    def rewind(self, state: GrowingState, length: int) -> None:
+        self.source.rewind(state.of_source, length)
+
+    def prefill(self, states: Sequence[GrowingState], chunks: Sequence[PromptChunk]) -> None:
+        self.source.prefill([state.of_source for state in states], chunks)
+
+    def propose(self, states: Sequence[GrowingState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        sources, shapes = [state.of_source for state in states], [state.of_shape for state in states]
+        for state, request in zip(states, requests, strict=True):
+            length = request.stream.prompt_length
+            if state.prompt_length not in (None, length):  # the next turn of a conversation
+                self.shape.end_answer(state.of_shape)
+            state.prompt_length = length
+        limits = torch.tensor(self.source.begin(sources, requests))  # [R]
+        grove = _Grove([request.ids[-1] for request in requests])
+        budgets = torch.tensor([request.budget for request in requests])  # [R]
+        endings = _endings(requests)
+        slots = budgets * RERANKED_SLOTS if self.shape.reranks else budgets.clone()
+        self.shape.begin(shapes, budgets.tolist(), [request.prices for request in requests])
+        lessons = [state.lesson for state in states]
+        for place, (lesson, request) in enumerate(zip(lessons, requests, strict=True)):
+            if lesson is not None:
+                lesson.begin(place, request)
+        if not any(request.budget for request in requests):
+            return [DraftTree(torch.tensor(request.ids[-1:]), Topology.chain(1), scores=_ROOT) for request in requests]
+        nodes = ((slots > 0) & (limits > 0)).nonzero()[:, 0]  # [F] to expand
+        above = torch.full_like(nodes, -1)
+        passes = torch.zeros(len(requests), dtype=torch.int64)
+        draws, distributions = self.shape.draws and not self._leaves_room, dict[int, Tensor]()
+        depth = 0
+        while len(nodes):
+            depth += 1
+            owners = grove.owners[nodes]
+            where = owners.tolist(), above.tolist()
+            frontier = Frontier(grove.tokens[nodes], *where, self.shape.wants_entropy, draws=draws)
+            found = self.source.expand(sources, frontier, self.shape.width)
+            assert found.log_probs is not None, "a growing shape needs a source with scores"
+            passes[owners.unique()] += found.passes
+            tokens = found.tokens.cpu()  # [F, C]
+            scored = Scored(grove.tokens[nodes], above, owners, tokens, found.log_probs.cpu())
+            log_probs, is_rate = calibrated(lessons, depth, scored)
+            cumulative = grove.scores[nodes, None] + self.shape.weight(depth) * log_probs
+            ends = (tokens[:, :, None] == endings[owners, None]).any(dim=2) if endings.numel() else None  # [F, C]
+            level = Level(
+                depth,
+                owners,
+                log_probs,
+                cumulative=cumulative,
+                entropy=self._entropy(found),
+                ends=ends,
+                is_rate=is_rate,
+            )
+            selected, expanded = self.shape.grow(shapes, level)
+            distributions |= {int(nodes[place]): distribution for place, distribution in found.draft_probs.items()}
+            order = _blind_order(level, list(found.draft_probs), grove.scores[nodes])
+            selected = within_slots(selected & torch.isfinite(level.cumulative), order, slots)
+            places, ranks = selected.nonzero(as_tuple=True)  # [M]
+            added = grove.add(nodes[places], tokens[places, ranks], level.cumulative[places, ranks])
+            slots -= torch.bincount(owners[places], minlength=len(slots))
+            onward = expanded[places, ranks] & (slots > 0)[owners[places]] & (depth < limits)[owners[places]]
+            if ends is not None:
+                onward &= ~ends[places, ranks]
+            nodes, above = added[onward], places[onward]
+        kept = self.shape.kept(shapes, budgets)
+        assert int(kept.sum()) <= int(budgets.sum()), "a shape may move slots between requests, not add any"
+        pruned = budgets.tolist() if self._leaves_room else [0] * len(kept)
+        return grove.trees(passes.tolist(), kept.tolist(), pruned, distributions)
+
+    def _entropy(self, found: Candidates) -> Tensor | None:
+        if not self.shape.wants_entropy:
+            return None
+        assert found.entropy is not None, "this shape needs a source with entropies"
+        return found.entropy.cpu()  # [F]
+
+    def observe(self, states: Sequence[GrowingState], observations: Sequence[Observation]) -> None:
+        self.source.observe([state.of_source for state in states], observations)
+        for state, observation in zip(states, observations, strict=True):
+            self.shape.observe(state.of_shape, observation)
+            if state.lesson is not None:
+                state.lesson.learn(observation)
+
+    def reset(self) -> None:
+        self.source.reset()
+        self.shape.reset()
+        if self.acceptance is not None:
+            self.acceptance.reset()
+
+
+def _blind_order(level: Level, drawn: list[int], above: Tensor) -> Level:
+    """The level scored independently of the tokens that were drawn: first candidates before second ones, and among them
+    those below the best nodes first."""
+    if not drawn:
+        return level
+    order = level.cumulative.double()
+    order[drawn] = above[drawn].double()[:, None] - torch.arange(order.shape[1]) * 1e6
+    return replace(level, cumulative=order)
+
+
+def _endings(requests: Sequence[DraftRequest]) -> Tensor:
+    """[R, E] the ids that end each request, filled up with -1."""
+    ids = [request.stream.ending_ids for request in requests]
+    most = max(map(len, ids), default=0)
+    return torch.tensor([[*own, *[-1] * (most - len(own))] for own in ids], dtype=torch.int64)
+
+
+def within_slots(selected: Tensor, level: Level, slots: Tensor) -> Tensor:
+    """[F, C] the selected candidates that fit each request's free slots [R], the best by cumulative score first."""
+    counts = torch.bincount(level.owners, selected.sum(dim=1).double(), minlength=len(slots))
+    if bool((counts <= slots).all()):
+        return selected
+    places, ranks = selected.nonzero(as_tuple=True)  # [M]
+    owners = level.owners[places]
+    order = level.cumulative[places, ranks].argsort(descending=True, stable=True)
+    order = order[owners[order].argsort(stable=True)]
+    first = torch.searchsorted(owners[order], torch.arange(len(slots)))  # where each request's candidates begin
+    kept = order[torch.arange(len(order)) - first[owners[order]] < slots[owners[order]]]
+    fitting = torch.zeros_like(selected)
+    fitting[places[kept], ranks[kept]] = True
+    return fitting
+
+
+class _Grove:
+    """The growing trees of a batch as flat host tensors, numbered level by level.
+
+    Attributes:
+        owners, tokens, parents: [N] of all nodes so far; parents by number, -1 for pending tokens.
+        scores: [N] cumulative score, 0 for pending tokens.
+    """
+
+    def __init__(self, pending: Sequence[int]) -> None:
+        self.owners = torch.arange(len(pending))
+        self.tokens = torch.tensor(pending)
+        self.parents = torch.full((len(pending),), -1)
+        self.scores = torch.zeros(len(pending))
+        self._count = len(pending)
+
+    def add(self, parents: Tensor, tokens: Tensor, scores: Tensor) -> Tensor:
+        """Add nodes below `parents` [M]; their numbers."""
+        numbers = torch.arange(len(self.tokens), len(self.tokens) + len(tokens))
+        self.owners = torch.cat([self.owners, self.owners[parents]])
+        self.tokens = torch.cat([self.tokens, tokens])
+        self.parents = torch.cat([self.parents, parents])
+        self.scores = torch.cat([self.scores, scores])
+        return numbers
+
+    def trees(
+        self, passes: Sequence[int], kept: Sequence[int], pruned: Sequence[int], distributions: Mapping[int, Tensor]
+    ) -> list[DraftTree]:
+        """The trees of the best `kept` nodes each, followed by up to `pruned` of the next best. A parent never scores
+        less than its child and comes before it, so what is kept is a tree. `distributions` are those from which
+        children were drawn, by the number of their parent."""
+        local = torch.empty(len(self.tokens), dtype=torch.int64)
+        trees = []
+        for owner in range(self._count):
+            own = (self.owners == owner).nonzero()[:, 0]
+            ranked = self.scores[own].argsort(descending=True, stable=True)
+            end = kept[owner] + 1
+            rest = ranked[end : end + pruned[owner]]
+            own = own[torch.cat([ranked[:end].sort().values, rest])]
+            local[own] = torch.arange(len(own))
+            topology = Topology.of([-1, *local[self.parents[own[1:]]].tolist()])
+            tokens, scores = self.tokens[own], self.scores[own]
+            drawn = (
+                {int(local[node]): distributions[node] for node in own.tolist() if node in distributions}
+                if distributions
+                else None
+            )
+            trees.append(DraftTree(tokens, topology, drawn, passes[owner], scores=scores, pruned=len(rest)))
+        return trees

@@ -14,7 +14,7 @@ from outpace.models.export import export, export_draft
 from outpace.models.loading.config import is_bare, read_config
 from outpace.models.loading.registry import resolve
 from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names, shipped_transitions
-from outpace.trees.retrieval.lookup import CONTINUATION
+from outpace.trees.retrieval.suffix import CONTINUATION
 from outpace.vllm.settings import KEY, check_drafts, linear_method
 
 PROPOSER = "outpace.vllm.proposer.Method"

@@ -19,8 +19,8 @@ from outpace.drafters.kinds import write_net
 from outpace.drafters.load import load_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.methods import drafter_store
-from outpace.methods.proposer_store import matrix_of
+from outpace.methods import stores
+from outpace.methods.stores import matrix_of
 from outpace.models.loading.shipped import (
     find_drafter,
     shipped,
@@ -72,7 +72,7 @@ def test_one_model_serves_methods_of_many_kinds_each_with_its_own(monkeypatch: p
         read.append(Path(name).name)
         return load_net(name)
 
-    monkeypatch.setattr(drafter_store, "load_net", reading)
+    monkeypatch.setattr(stores, "load_net", reading)
     model = load("tiny", "domino")
     assert read == ["domino"]
     for method in ("domino", "dflash", "eagle3", "fr-spec", "domino:shape=beam", "linear", "fixed", "dynatree"):

@@ -12,7 +12,7 @@ from outpace.bench.environment import held_mb
 from outpace.bench.runner import BenchPlan, BenchRun
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem
-from outpace.methods.proposer_store import matrix_of
+from outpace.methods.stores import matrix_of
 from outpace.models.layers.linear import PackedLinear
 from tests.unit.models.tiny import save_tiny_model
 

@@ -10,9 +10,9 @@ from outpace.budget.costs import ROWS, PassCosts
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import Needs, Target
 from outpace.core.tree import DraftTree
-from outpace.engine import pricing as module
+from outpace.engine import round as module
 from outpace.engine.engine import Engine
-from outpace.engine.pricing import Pricing, measure
+from outpace.engine.round import Pricing, measure
 from outpace.testing import ToyTarget, decode
 from outpace.trees.proposer import EmptyDraft
 

@@ -14,7 +14,7 @@ from outpace.engine.session import KeptSlot, Session
 from outpace.lib.errors import InvalidRequest, NonFiniteLogits
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import AdversaryDrafter, OracleDrafter, ToyTarget, decode
-from outpace.testing.requests import no_draft_model
+from outpace.testing.toy import no_draft_model
 from outpace.trees.proposer import EmptyDraft
 from tests.unit.engine.doubles import PROMPT, VOCAB, PoisonedTarget, run_all, toy_engine
 from tests.unit.models.tiny import FAMILIES, tiny_config, tiny_target

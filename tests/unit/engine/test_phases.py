@@ -15,10 +15,9 @@ from outpace.engine import round as timing
 from outpace.engine import session as sessions
 from outpace.engine.session import Session
 from outpace.testing import OracleDrafter, ToyTarget, decode
-from outpace.testing.requests import draft_request
-from outpace.trees.graft import proposer as grafted
-from outpace.trees.graft.proposer import GraftedProposer, Offer, graft
-from outpace.trees.graft.retrievers import MatrixRetriever
+from outpace.testing.toy import draft_request
+from outpace.trees import grafting as grafted
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever, Offer, graft
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from tests.unit.engine.doubles import CharDetokenizer

@@ -11,8 +11,7 @@ from outpace.core.protocols import BaseProposer, DraftRequest, Needs
 from outpace.core.tree import DraftTree, Topology
 from outpace.lib.errors import MethodError
 from outpace.testing import decode
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.retrievers import MatrixRetriever
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 from tests.unit.engine.doubles import VOCAB, toy_engine

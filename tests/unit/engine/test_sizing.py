@@ -15,13 +15,12 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
-from outpace.engine.pricing import _seen
+from outpace.engine.round import _seen
 from outpace.engine.session import Session
 from outpace.methods.catalog import own_budget, parse_method
 from outpace.testing import OracleDrafter, ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
-from outpace.trees.growing import GrowingProposer
-from outpace.trees.proposer import EmptyDraft
+from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig
 
 V = 12

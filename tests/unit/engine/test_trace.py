@@ -12,12 +12,10 @@ from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import OracleDrafter, ToyTarget, decode
-from outpace.testing.requests import toy_context
 from outpace.testing.sources import ToySource, blend
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.retrievers import JoinedRetriever, MatrixRetriever, SuffixRetriever
-from outpace.trees.growing import GrowingProposer
-from outpace.trees.proposer import EmptyDraft
+from outpace.testing.toy import toy_context
+from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever
+from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan

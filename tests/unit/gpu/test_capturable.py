@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from outpace.cache.passes import Tables
 from outpace.cache.slots import Segment
-from outpace.cache.tiles import Tables
 from outpace.drafters import net_slots
 from outpace.drafters.dflash.source import BlockSource
 from outpace.drafters.eagle3.source import EagleSource
-from outpace.gpu.captured_pass import Bucket
+from outpace.gpu.capture import Bucket
 from outpace.models import attention
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.target import TransformersTarget

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from outpace.cache.passes import Tables
 from outpace.cache.slots import AttentionSettings
-from outpace.cache.tiles import Tables
 from outpace.core.tree import DraftTree
 from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
-from outpace.gpu import capture, captured_pass
-from outpace.gpu.capture import VARIABLE, Captured, Graphs, captures_on
-from outpace.gpu.captured_pass import ROWS, Bucket, CapturedPass
+from outpace.gpu import capture
+from outpace.gpu.capture import ROWS, VARIABLE, Bucket, Captured, CapturedPass, Graphs, captures_on
 from outpace.gpu.tree_attention import attend_plan
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.head import EXACT_ROWS
@@ -197,7 +196,7 @@ def test_what_is_recorded_is_bounded_and_can_be_switched_off(monkeypatch: pytest
 @torch.inference_mode()
 def test_a_pass_that_fits_no_bucket_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against large batches that fail, and against mixtures of experts, whose counts are read on the host."""
-    monkeypatch.setattr(captured_pass, "ROWS", (1, 2, 4))
+    monkeypatch.setattr(capture, "ROWS", (1, 2, 4))
     target, plain = target_of("llama", True), target_of("llama", False)
     tree = random_tree([-1, 0, 0], 1)
     outputs = [each.forward([0, 1], [tree, tree])[1].logits for each in (target, plain)]

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from outpace.cache.passes import TilePlan
 from outpace.cache.slots import AttentionSettings, Segment
-from outpace.cache.tiles import TilePlan
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.tree_attention import attend_plan, by_torch
 from outpace.lib.errors import InvalidRequest

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.gpu.streams import SideStream
+from outpace.gpu.backend import SideStream
 
 
 class Stream:

@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 import torch
 
+from outpace.cache.passes import TilePlan
 from outpace.cache.slots import AttentionSettings
-from outpace.cache.tiles import TilePlan
 from outpace.gpu.backend import runs_triton
 from outpace.gpu.tree_attention import attend_plan, by_torch
 from tests.pairwise import covering

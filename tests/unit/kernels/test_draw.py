@@ -12,7 +12,7 @@ from outpace.kernels.build import loaded_kernels
 from outpace.kernels.draw import draw_natively, draws_natively
 from outpace.sampling.draw import BatchDraw
 from outpace.sampling.noise import gumbel, noise_key
-from outpace.testing.requests import draft_request
+from outpace.testing.toy import draft_request
 
 pytestmark = pytest.mark.skipif(loaded_kernels() is None, reason="needs a C++ compiler")
 

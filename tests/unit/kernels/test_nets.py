@@ -25,7 +25,7 @@ from outpace.kernels.topk import KeyedDraws
 from outpace.models.layers.linear import SIBLINGS, frozen_layers, pack_linears
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing import decode
-from outpace.trees.growing import GrowingProposer
+from outpace.trees.proposer import GrowingProposer
 from tests.unit.drafters.net.block_nets import small_domino
 from tests.unit.drafters.source.learned import KINDS, PROMPTS, SIZES, proposer_of, random_net, source_of
 from tests.unit.models.tiny import needs_kernels, tiny_config, tiny_target

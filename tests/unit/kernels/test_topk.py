@@ -12,7 +12,7 @@ from outpace.kernels.build import VARIABLE
 from outpace.kernels.topk import KeyedDraws, largest
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.sampling.scores import Best, Pool
-from outpace.testing.requests import draft_request
+from outpace.testing.toy import draft_request
 from tests.unit.drafters.source.learned import source_of
 from tests.unit.drafters.source.test_domino_cost import propose
 from tests.unit.models.tiny import needs_kernels, tiny_config, tiny_target

@@ -9,8 +9,7 @@ from typer.testing import CliRunner
 from outpace.cli import app
 from outpace.drafters.model_options import ModelOptions
 from outpace.lib.errors import InvalidRequest
-from outpace.methods.catalog import method, methods, option_kinds, parse_method
-from outpace.methods.presets import PRESETS
+from outpace.methods.catalog import PRESETS, method, methods, option_kinds, parse_method
 
 TREES: dict[str, dict[str, Any]] = {
     # EAGLE's code, (60, 7, 10), which counts the root and the levels behind the first.

@@ -19,7 +19,7 @@ from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.trees.growing import GrowingProposer
+from outpace.trees.proposer import GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.gates import Gated
 from outpace.trees.union.proposer import UnionProposer

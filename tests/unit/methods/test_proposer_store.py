@@ -13,9 +13,9 @@ import torch
 import outpace
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import write_net
-from outpace.methods import proposer_store
-from outpace.methods.catalog import methods, stored_proposer
-from outpace.methods.proposer_store import MOST_KEPT
+from outpace.methods import stores
+from outpace.methods.catalog import methods
+from outpace.methods.stores import MOST_KEPT, stored_proposer
 from outpace.models.head import LmHead
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
@@ -117,7 +117,7 @@ def test_what_ends_with_a_dropped_proposer_may_ask_for_a_method(folder: Path, mo
             asked.append(model.proposer("plain"))
 
     built = iter([Asks()])
-    monkeypatch.setattr(proposer_store, "stored_proposer", lambda *given: next(built, None) or stored_proposer(*given))
+    monkeypatch.setattr(stores, "stored_proposer", lambda *given: next(built, None) or stored_proposer(*given))
 
     def fill() -> None:
         for budget in range(1, MOST_KEPT + 3):
@@ -137,7 +137,7 @@ def test_a_proposer_that_nothing_can_refer_to_weakly_is_kept(folder: Path, monke
         __slots__ = ()
 
     model = loaded(folder)
-    monkeypatch.setattr(proposer_store, "stored_proposer", lambda *_: Slotted())
+    monkeypatch.setattr(stores, "stored_proposer", lambda *_: Slotted())
     assert isinstance(model.proposer("recycle:budget=3"), Slotted)
     assert model.proposer("recycle:budget=3") is model.proposer("recycle:budget=3")
 

@@ -12,11 +12,10 @@ from outpace.drafters.build_context import BuildContext
 from outpace.drafters.model_options import ModelOptions
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, methods, parse_method
-from outpace.methods.proposer_store import matrix_of
 from outpace.methods.retrieval import with_retrieval
-from outpace.testing.requests import draft_request, no_draft_model
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.retrievers import JoinedRetriever, MatrixRetriever, SuffixRetriever, joined
+from outpace.methods.stores import matrix_of
+from outpace.testing.toy import draft_request, no_draft_model
+from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetriever, SuffixRetriever, joined
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.suffix import TextMatch
 

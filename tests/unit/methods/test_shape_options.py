@@ -10,8 +10,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
 from outpace.trees.shapes.beam import BeamConfig, DddConfig, SearchConfig
 from outpace.trees.shapes.dynatree import BaselineTreeConfig, DynaTreeConfig, FixedTreeConfig
-from outpace.trees.shapes.echo import EchoConfig
-from outpace.trees.shapes.gates import CutConfig, GatedConfig
+from outpace.trees.shapes.gates import CutConfig, EchoConfig, GatedConfig
 from outpace.trees.shapes.svip import SvipConfig
 
 GATED = GatedConfig(checkpoints=(1, 3), kept=(8, 40), thresholds=(0.2, 0.4))

@@ -8,8 +8,8 @@ import pytest
 import outpace
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import methods, parse_method
-from outpace.methods.speculative_config import KEYS, LOOKUP_SIZES, REASONS, ROWS, from_speculative_config
-from outpace.trees.retrieval.lookup import MAX_NGRAM
+from outpace.methods.profile import KEYS, LOOKUP_SIZES, REASONS, ROWS, from_speculative_config
+from outpace.trees.retrieval.suffix import MAX_NGRAM
 from tests.unit.drafters.source.learned import PROMPTS
 from tests.unit.methods.test_presets import drafters, target  # noqa: F401
 

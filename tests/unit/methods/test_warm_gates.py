@@ -13,8 +13,8 @@ from outpace.core.drafting import Gates
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import write_net
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.growing import GrowingProposer
+from outpace.trees.grafting import GraftedProposer
+from outpace.trees.proposer import GrowingProposer
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import KIND, Calibration, load_gates, load_matrix, save_matrix
 from outpace.trees.shapes.gates import GatedConfig

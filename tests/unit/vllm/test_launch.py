@@ -18,7 +18,7 @@ from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
 from outpace.lib import threads
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.methods.proposer_store import matrix_of
+from outpace.methods.stores import matrix_of
 from outpace.models.draft import write_bare
 from outpace.models.frozen import FrozenTarget
 from outpace.models.loading.load import load_target

@@ -1,4 +1,5 @@
-"""Suffix automata: the longest suffix of a text that occurs elsewhere, found in constant time per token.
+"""Matches in a text: prompt lookup (Saxena 2023), and suffix automata, which find the longest suffix that occurs
+elsewhere in constant time per token.
 
 The automaton is Blumer et al.'s (1985), built in amortised constant time per token; matching a growing text against it
 is SAM-Decoding's retrieval (Hu et al. 2024, arXiv 2411.10666, section 3). Of several occurrences the earliest counts,
@@ -6,6 +7,11 @@ as in the paper: no other one is continued longer.
 """
 
 from collections.abc import Iterable, Sequence
+
+import torch
+
+from outpace.core.protocols import BaseProposer, DraftRequest, Needs
+from outpace.core.tree import DraftTree
 
 BORDER = -1
 """Separates the texts of a corpus. No token is negative, so no match goes across it."""
@@ -162,3 +168,56 @@ class CorpusMatch:
         end = self._corpus.ends[state]
         found = self._corpus.ids[end : end + count] if length else []
         return found[: found.index(BORDER)] if BORDER in found else found
+
+
+MAX_NGRAM = 3
+CONTINUATION = 10
+
+
+class LookupState:
+    """Where each n-gram of one request first ended. Only the first place matters: no later one continues longer."""
+
+    def __init__(self) -> None:
+        self._first_end: dict[tuple[int, ...], int] = {}
+        self._indexed = 0
+
+    def clear(self) -> None:
+        self._first_end.clear()
+        self._indexed = 0
+
+    def find(self, ids: Sequence[int], length: int) -> list[int]:
+        """Up to `length` tokens that followed the longest known suffix, empty if none has a full continuation."""
+        for end in range(self._indexed + 1, len(ids) + 1):
+            for size in range(1, min(MAX_NGRAM, end) + 1):
+                self._first_end.setdefault(tuple(ids[end - size : end]), end)
+        self._indexed = len(ids)
+        for size in range(min(MAX_NGRAM, len(ids) - 1), 0, -1):
+            end = self._first_end[tuple(ids[-size:])]
+            if end + length <= len(ids):
+                return list(ids[end : end + length])
+        return []
+
+
+class PromptLookup(BaseProposer):
+    """Chains copied from the request's own prompt and answer; needs no model and no features.
+
+    Tries suffixes of 3, 2 and 1 tokens, takes the first match from the left that has a full continuation.
+    """
+
+    def __init__(self, budget: int = CONTINUATION) -> None:
+        self.needs = Needs()
+        self.budget = budget
+
+    def open(self, slot: int, alone: bool = False) -> LookupState:
+        return LookupState()
+
+    def rewind(self, state: LookupState, length: int) -> None:
+        state.clear()  # indexed again, in microseconds, at the next draft
+
+    def propose(self, states: Sequence[LookupState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
+        trees = []
+        for state, request in zip(states, requests, strict=True):
+            length = min(request.budget, request.max_depth)
+            found = state.find(request.ids, length) if length else []
+            trees.append(DraftTree.chain(torch.tensor([request.ids[-1], *found]), origin="matched"))
+        return trees

@@ -13,11 +13,9 @@ from pydantic import BaseModel
 
 from outpace.core.drafting import GrowingShape, StaticShape
 from outpace.lib.plugins import plugins
-from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth, SearchConfig
+from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth, Priced, PricedConfig, SearchConfig
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
-from outpace.trees.shapes.echo import Echo, EchoConfig
-from outpace.trees.shapes.gates import Cut, CutConfig, Gated, GatedConfig
-from outpace.trees.shapes.priced import Priced, PricedConfig
+from outpace.trees.shapes.gates import Cut, CutConfig, Echo, EchoConfig, Gated, GatedConfig
 from outpace.trees.shapes.rank_paths import Chain, MedusaTemplate
 from outpace.trees.shapes.svip import Svip, SvipConfig
 

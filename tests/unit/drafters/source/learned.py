@@ -19,12 +19,10 @@ from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.packing import pack_net
 from outpace.models.target import TransformersTarget
-from outpace.trees.growing import GrowingProposer
-from outpace.trees.proposer import StaticProposer
+from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
-from outpace.trees.shapes.echo import Echo, EchoConfig
-from outpace.trees.shapes.gates import Cut, CutConfig, Gated, GatedConfig
+from outpace.trees.shapes.gates import Cut, CutConfig, Echo, EchoConfig, Gated, GatedConfig
 from outpace.trees.shapes.rank_paths import Chain, MedusaTemplate
 from outpace.trees.shapes.svip import Svip, SvipConfig
 from outpace.trees.shapes.table import shapes

@@ -14,7 +14,7 @@ from outpace.drafters.eagle3.source import EagleSource
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.models.head import LmHead
-from outpace.testing.requests import draft_request
+from outpace.testing.toy import draft_request
 from tests.unit.drafters.source.learned import SIZES, random_net
 from tests.unit.models.tiny import VOCAB, random_ids
 

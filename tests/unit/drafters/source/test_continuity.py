@@ -18,10 +18,9 @@ from outpace.drafters.depthwise import expand_depthwise
 from outpace.engine.engine import Engine
 from outpace.sampling.scores import keyed_scores
 from outpace.testing import assert_lossless
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, node_paths
-from outpace.trees.growing import GrowingProposer
-from outpace.trees.proposer import StaticProposer
+from outpace.testing.toy import draft_request
+from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.shapes.beam import Beam, SearchConfig
 from outpace.trees.shapes.rank_paths import Chain
 from tests.unit.drafters.source.guesses import GuessSource

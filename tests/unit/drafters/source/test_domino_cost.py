@@ -14,7 +14,7 @@ from outpace.core.tree import DraftTree
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.target import TransformersTarget
 from outpace.sampling import warp
-from outpace.testing.requests import draft_request
+from outpace.testing.toy import draft_request
 from tests.unit.drafters.source.learned import BLOCK, KINDS, PROMPTS, SIZES, proposer_of, source_of
 from tests.unit.models.tiny import VOCAB, stock_model, tiny_config, tiny_target
 

@@ -17,7 +17,7 @@ from outpace.drafters.draft_lm.source import DraftLM
 from outpace.lib.errors import InvalidRequest, ModelError, UnsupportedModel
 from outpace.models.draft import DraftRows, early_exit
 from outpace.models.packed import PackedModel, PassPart
-from outpace.testing.requests import draft_request
+from outpace.testing.toy import draft_request
 from outpace.trees.proposer import StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
 from tests.unit.models.tiny import (

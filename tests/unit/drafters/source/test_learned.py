@@ -19,7 +19,7 @@ from outpace.drafters.eagle3.source import EagleSource
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.engine.engine import Engine
 from outpace.testing import decode
-from outpace.testing.requests import draft_request
+from outpace.testing.toy import draft_request
 from outpace.trees.proposer import EmptyDraft, StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
 from tests.unit.drafters.source.learned import KINDS, PROMPTS, SUBSET, proposer_of, source_of

@@ -9,7 +9,7 @@ from outpace.core.drafting import Frontier
 from outpace.core.protocols import Chunk, PromptChunk
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.medusa.source import MedusaSource
-from outpace.testing.requests import draft_request
+from outpace.testing.toy import draft_request
 from outpace.trees.shapes.rank_paths import MEDUSA_NODES, MEDUSA_RANKS, MedusaTemplate, medusa_paths
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 

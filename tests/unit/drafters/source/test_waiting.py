@@ -9,7 +9,7 @@ from outpace.core.protocols import NodeOutputs, Observation, PromptChunk, Verdic
 from outpace.core.tree import DraftTree
 from outpace.drafters import pairs
 from outpace.drafters.dflash import source as block_context
-from outpace.testing.requests import draft_request
+from outpace.testing.toy import draft_request
 from tests.unit.drafters.source.learned import proposer_of, source_of
 from tests.unit.models.tiny import random_ids, tiny_config, tiny_target
 

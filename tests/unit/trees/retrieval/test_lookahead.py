@@ -14,7 +14,7 @@ from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
 from outpace.testing import ToyTarget, decode
-from outpace.testing.requests import draft_request
+from outpace.testing.toy import draft_request
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.lookahead import Lookahead, LookaheadState, Sizes
 

@@ -3,8 +3,8 @@
 import random
 from collections.abc import Sequence
 
-from outpace.testing.requests import draft_request
-from outpace.trees.retrieval.lookup import LookupState, PromptLookup
+from outpace.testing.toy import draft_request
+from outpace.trees.retrieval.suffix import LookupState, PromptLookup
 
 
 def _slow_find(ids: Sequence[int], length: int) -> list[int]:

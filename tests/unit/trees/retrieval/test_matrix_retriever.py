@@ -3,8 +3,8 @@
 import torch
 
 from outpace.core.drafting import UNKNOWN
-from outpace.testing.requests import draft_request
-from outpace.trees.graft.retrievers import MatrixRetriever
+from outpace.testing.toy import draft_request
+from outpace.trees.grafting import MatrixRetriever
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
 

@@ -15,10 +15,10 @@ from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.methods.proposer_store import matrix_of
+from outpace.methods.stores import matrix_of
 from outpace.testing import ToyTarget, decode
-from outpace.testing.requests import draft_request, no_draft_model
-from outpace.trees.graft.retrievers import MatrixRetriever
+from outpace.testing.toy import draft_request, no_draft_model
+from outpace.trees.grafting import MatrixRetriever
 from outpace.trees.retrieval import transition_matrix
 from outpace.trees.retrieval.transition_matrix import (
     SUCCESSORS,

@@ -16,7 +16,7 @@ from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import OracleDrafter, ToyTarget, decode
-from outpace.testing.requests import draft_request, no_draft_model
+from outpace.testing.toy import draft_request, no_draft_model
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.samd import KIND, SamDecoding, load_corpus, save_corpus
 from outpace.trees.retrieval.suffix import BORDER, SuffixAutomaton

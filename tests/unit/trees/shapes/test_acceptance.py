@@ -17,13 +17,11 @@ from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
 from outpace.testing import ToyTarget, decode
 from outpace.testing.sources import ToySource, blend
-from outpace.trees.growing import GrowingProposer
 from outpace.trees.keyed_acceptance import DEPTHS, OF_ALL_DEPTHS, OF_PRIOR, PRIOR, KeyedAcceptance, KeyedRates
-from outpace.trees.proposer import EmptyDraft
+from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
-from outpace.trees.shapes.echo import Echo, EchoConfig
-from outpace.trees.shapes.gates import Cut, CutConfig, Gated, GatedConfig
+from outpace.trees.shapes.gates import Cut, CutConfig, Echo, EchoConfig, Gated, GatedConfig
 from outpace.trees.shapes.svip import Svip, SvipConfig
 
 V = 12

@@ -15,16 +15,13 @@ from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing import ToyTarget, decode
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend
-from outpace.trees.graft.calibration import LEAST_ROUNDS, LOSS, Recorder, Round, calibrated, gates_open
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.retrievers import MatrixRetriever
-from outpace.trees.growing import GrowingProposer, GrowingState
-from outpace.trees.proposer import EmptyDraft
+from outpace.testing.toy import draft_request
+from outpace.trees.gate_calibration import LEAST_ROUNDS, LOSS, Recorder, Round, calibrated, gates_open
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever
+from outpace.trees.proposer import EmptyDraft, GrowingProposer, GrowingState
 from outpace.trees.shapes.beam import Beam, BeamConfig
-from outpace.trees.shapes.echo import Echo, EchoConfig
-from outpace.trees.shapes.gates import Gated, GatedConfig
+from outpace.trees.shapes.gates import Echo, EchoConfig, Gated, GatedConfig
 from tests.unit.trees.shapes.test_grafted import CPU, PLAN, V, warm_matrix
 
 VAIN, RIGHT = Round((0.1, 0.05, 0.02, 0.01, 0.01), 0), Round((0.505, 0.405, 0.305, 0.205, 0.105), 4)

@@ -13,9 +13,9 @@ from outpace.core.tree import DraftTree
 from outpace.drafters.model_options import ModelOptions
 from outpace.lib.errors import InvalidRequest
 from outpace.methods.catalog import parse_method
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, node_paths, random_table, table
-from outpace.trees.growing import GrowingProposer
+from outpace.testing.toy import draft_request
+from outpace.trees.proposer import GrowingProposer
 from outpace.trees.shapes.dynatree import (
     DynaTreeConfig,
     DynaTreeShape,

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.core.tree import MAX_TREE_NODES
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, blend, node_paths
+from outpace.testing.toy import draft_request
 from outpace.trees.shapes.beam import Beam, BeamConfig
-from outpace.trees.shapes.echo import Echo, EchoConfig
+from outpace.trees.shapes.gates import Echo, EchoConfig
 from tests.unit.trees.shapes.test_gates import batch, run
 
 VOCAB = 12

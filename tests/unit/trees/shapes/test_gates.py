@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from outpace.core.drafting import GrowingShape, Level
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, blend, table
-from outpace.trees.growing import GrowingProposer, GrowingState
+from outpace.testing.toy import draft_request
+from outpace.trees.proposer import GrowingProposer, GrowingState
 from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth
 from outpace.trees.shapes.gates import Cut, CutConfig, Gated, GatedConfig
 

@@ -12,12 +12,10 @@ from outpace.core.protocols import DraftRequest, Needs, NodeOutputs, Observation
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.testing import OracleDrafter, ToyTarget, decode
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend, node_paths, table
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.graft.retrievers import MatrixRetriever
-from outpace.trees.growing import GrowingProposer
-from outpace.trees.proposer import EmptyDraft, StaticProposer
+from outpace.testing.toy import draft_request
+from outpace.trees.grafting import GraftedProposer, MatrixRetriever
+from outpace.trees.proposer import EmptyDraft, GrowingProposer, StaticProposer
 from outpace.trees.retrieval.transition_matrix import SUCCESSORS, TransitionMatrix
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape
 from outpace.trees.shapes.gates import Gated, GatedConfig

@@ -13,7 +13,7 @@ from outpace.core.drafting import UNKNOWN, Retrieved
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Stream
 from outpace.core.tree import DraftTree, Topology
-from outpace.trees.graft.proposer import Offer, free_slots, graft
+from outpace.trees.grafting import Offer, free_slots, graft
 
 VOCAB = 4  # few, so that draft and retrieval share tokens all the time
 Path = tuple[int, ...]

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend, node_paths
-from outpace.trees.growing import GrowingProposer
-from outpace.trees.proposer import StaticProposer
+from outpace.testing.toy import draft_request
+from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
 

@@ -11,9 +11,9 @@ from outpace.core.protocols import NodeOutputs, Observation, Verdict
 from outpace.core.tree import DraftTree, Topology
 from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget, decode
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend
-from outpace.trees.growing import GrowingProposer
+from outpace.testing.toy import draft_request
+from outpace.trees.proposer import GrowingProposer
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, DynaTreeState
 
 NOTHING = NodeOutputs(torch.empty(0, 1), torch.empty(0, 1, dtype=torch.int64), torch.empty(0, 1))

@@ -11,14 +11,13 @@ from outpace.budget.costs import PassTimes, Prices
 from outpace.core.params import SamplingParams
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
-from outpace.engine.pricing import Pricing
+from outpace.engine.round import Pricing
 from outpace.testing import ToyTarget, assert_lossless
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend, node_paths
-from outpace.trees.growing import GrowingProposer
-from outpace.trees.shapes import priced as module
-from outpace.trees.shapes.beam import Beam, BeamConfig
-from outpace.trees.shapes.priced import Priced, PricedConfig
+from outpace.testing.toy import draft_request
+from outpace.trees.proposer import GrowingProposer
+from outpace.trees.shapes import beam as module
+from outpace.trees.shapes.beam import Beam, BeamConfig, Priced, PricedConfig
 from tests.unit.engine.test_costs import known_costs
 
 VOCAB = 12

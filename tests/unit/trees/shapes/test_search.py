@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, blend, node_paths
-from outpace.trees.growing import GrowingProposer
+from outpace.testing.toy import draft_request
+from outpace.trees.proposer import GrowingProposer
 from outpace.trees.shapes.beam import Beam, BeamConfig, SearchConfig
 
 VOCAB = 9

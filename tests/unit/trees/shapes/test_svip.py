@@ -14,10 +14,9 @@ from outpace.drafters.draft_lm.source import DraftLM
 from outpace.engine.engine import Engine
 from outpace.models.draft import early_exit
 from outpace.testing import decode
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import Path, ToySource, blend, table
-from outpace.trees.growing import GrowingProposer
-from outpace.trees.proposer import StaticProposer
+from outpace.testing.toy import draft_request
+from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.shapes.rank_paths import Chain
 from outpace.trees.shapes.svip import Svip, SvipConfig
 from tests.unit.drafters.source.learned import KINDS, PROMPTS, source_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from outpace.budget.costs import PassTimes, Prices
 from outpace.kernels.build import loaded_kernels
-from outpace.testing.requests import draft_request
+from outpace.testing.toy import draft_request
 from outpace.trees.union.growth import CompiledGrower, Growth, Lesson
 from outpace.trees.union.reference import ReferenceGrower
 from tests.unit.trees.union.worlds import WORLDS, World, flat

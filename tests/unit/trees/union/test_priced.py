@@ -13,11 +13,11 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Observation, Verdict
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
-from outpace.engine.pricing import Pricing
+from outpace.engine.round import Pricing
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.testing import ToyTarget, assert_lossless
-from outpace.testing.requests import toy_context
 from outpace.testing.sources import node_paths
+from outpace.testing.toy import toy_context
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.union.proposer import UnionProposer
 from tests.unit.trees.union.test_union import PLAN, PROMPTS, VOCAB, Watched, made, outputs_of, toy_draft, wishes

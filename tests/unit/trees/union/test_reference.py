@@ -11,8 +11,8 @@ from outpace.core.params import SamplingParams
 from outpace.core.protocols import Stream
 from outpace.core.tree import DraftTree
 from outpace.sampling.noise import gumbel, noise_key
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import node_paths
+from outpace.testing.toy import draft_request
 from outpace.trees.union.acceptance import (
     QUIET,
     UNMATCHED,

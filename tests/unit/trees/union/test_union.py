@@ -12,12 +12,11 @@ from outpace.core.protocols import DraftRequest, Needs, NodeOutputs, Observation
 from outpace.core.tree import DraftTree
 from outpace.engine.engine import Engine
 from outpace.kernels.build import loaded_kernels
-from outpace.methods.proposer_store import matrix_of
+from outpace.methods.stores import matrix_of
 from outpace.testing import ToyTarget, decode
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import ToySource, blend, node_paths
-from outpace.trees.growing import GrowingProposer
-from outpace.trees.proposer import EmptyDraft
+from outpace.testing.toy import draft_request
+from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.union.acceptance import AcceptanceModel, Features, priors

@@ -11,10 +11,10 @@ from outpace.drafters.build_context import BuildContext
 from outpace.engine.engine import Engine
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods.catalog import build_proposer, parse_method
-from outpace.methods.proposer_store import matrix_of
+from outpace.methods.stores import matrix_of
 from outpace.methods.union import OutpaceOptions
 from outpace.testing import ToyTarget, decode
-from outpace.testing.requests import draft_request, no_draft_model
+from outpace.testing.toy import draft_request, no_draft_model
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.union.acceptance import BIAS, SIZE, AcceptanceModel, Features, ranked

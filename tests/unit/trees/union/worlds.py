@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from outpace.core.protocols import NO_TOKEN, Stream
 from outpace.core.tree import DraftTree, Topology
 from outpace.sampling.noise import gumbel, noise_key
-from outpace.testing.requests import draft_request
 from outpace.testing.sources import node_paths
+from outpace.testing.toy import draft_request
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.union.acceptance import (
     OUTRANKED,

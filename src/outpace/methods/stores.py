@@ -1,10 +1,21 @@
-"""The drafters at hand for one target: the one that was named, or those that ship for it, one per kind."""
+"""The drafters of one target, each loaded once, and the proposers of its methods, each built once."""
 
+import ctypes
+import gc
+import sys
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
+from typing import Any
+from weakref import WeakValueDictionary
 
 from torch import nn
 
+from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.kinds import kind_of, kinds
 from outpace.drafters.load import fingerprint, fingerprint_of, is_net, load_net, locate
@@ -12,11 +23,18 @@ from outpace.drafters.method import LANGUAGE_MODEL, said_of
 from outpace.drafters.packing import pack_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME
 from outpace.lib.errors import InvalidRequest
+from outpace.methods.catalog import BEST, WITHOUT_DRAFTER, MethodSpec, build_proposer, parse_method
 from outpace.models.draft import EARLY_EXIT, DraftModel, load_drafter
 from outpace.models.loading.registry import resolve
 from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names, shipped_transitions
 from outpace.models.target import TransformersTarget
 from outpace.models.tokenizer import TextCodec
+from outpace.trees.grafting import GraftedProposer, JoinedRetriever
+from outpace.trees.proposer import GrowingProposer, StaticProposer
+from outpace.trees.retrieval.samd import SamDecoding
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
+from outpace.trees.shapes.dynatree import DynaTreeShape
+from outpace.trees.union.proposer import UnionProposer
 
 
 @dataclass(frozen=True)
@@ -165,3 +183,123 @@ def _vocabulary_of(place: Place | None) -> Path | None:
     """The ranked vocabulary that a drafter brings."""
     file = None if place is None or place.folder is None else place.folder / FILE_NAME
     return file if file is not None and file.is_file() else None
+
+
+def default_method(target: str, drafters: DrafterStore, passes_are_cheap: bool = False) -> str:
+    """The method to take where none is named: the best for the drafter net that was named, or for those that ship with
+    the target, else what needs none. Chosen by speed on a CPU (docs/log.md).
+
+    Args:
+        passes_are_cheap: the target's passes are one call to compiled kernels; a small model's drafter then costs more
+            than it gains (docs/results.md).
+    """
+    if drafters.named_kind is not None:
+        return kinds()[drafters.named_kind].default_method
+    best = None if passes_are_cheap else BEST.get(target)
+    return WITHOUT_DRAFTER if best is None or parse_method(best).drafter not in shipped_for(target) else best
+
+
+def stored_proposer(spec: MethodSpec, drafters: DrafterStore) -> Proposer:
+    """The proposer of a method with the drafter of its kind.
+
+    Raises:
+        InvalidRequest: there is none, or the one that was named is of another kind.
+    """
+    if drafters.named_kind is not None:
+        drafters.check_kind(spec.drafter, str(spec), kinds()[drafters.named_kind].default_method)
+    return build_proposer(spec, drafters.context_for(spec.drafter))
+
+
+MOST_KEPT = 16
+"""Unused proposers that are kept, the most recently used ones."""
+
+
+class ProposerStore:
+    """Proposers by method, with what they have learned.
+
+    Whoever holds one, such as an open request, keeps it here too: asked for again, the method is the same object. Of
+    the others the last ones asked for are kept, and with them the memory of their slots. All share the drafter's nets.
+    """
+
+    def __init__(self, drafters: DrafterStore) -> None:
+        self._drafters = drafters
+        self._alive: WeakValueDictionary[MethodSpec, Proposer] = WeakValueDictionary()
+        self._recent: OrderedDict[MethodSpec, Proposer] = OrderedDict()  # the one asked for last is the last
+        self._building = Lock()
+
+    def get(self, spec: MethodSpec) -> Proposer:
+        """The proposer of a method, built if there is none."""
+        with self._building:  # by one thread, or a draft model would be read twice
+            proposer = self._alive.get(spec, self._recent.get(spec))
+            if proposer is None:
+                proposer = stored_proposer(spec, self._drafters)
+            self._recent[spec] = proposer
+            with suppress(TypeError):  # a plugin's may have slots, and nothing that could refer to it
+                self._alive[spec] = proposer
+            self._recent.move_to_end(spec)
+            dropped = self._recent.popitem(last=False)[1] if len(self._recent) > MOST_KEPT else None
+        if dropped is not None:  # it ends here, not under the lock: what ends with it may ask for a proposer itself
+            del dropped
+            _return_memory()
+        return proposer
+
+    def reset(self) -> None:
+        """Drop unused proposers; the others forget what they learned. No step may be running."""
+        with self._building:
+            dropped, self._recent = self._recent, OrderedDict()
+        del dropped  # not under the lock
+        with self._building:
+            self._reset_alive()
+        gc.collect()  # a plugin's proposers may be in reference cycles
+        _return_memory()
+
+    def _reset_alive(self) -> None:
+        for proposer in list(self._alive.values()):
+            proposer.reset()
+
+
+def _return_memory() -> None:
+    """Return freed memory to the system: glibc keeps most of what is freed in pieces of
+    megabytes. Proposers are in no reference cycle, so that none of them waits for the garbage collector."""
+    if (trim := _trimmer()) is not None:
+        trim(0)
+
+
+@lru_cache(maxsize=1)
+def _trimmer() -> Callable[[int], int] | None:
+    """glibc's malloc_trim. Looked up once: every `CDLL` defines classes, which are reference cycles."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+
+def matrix_of(proposer: Proposer) -> TransitionMatrix | None:
+    """The transition matrix that a proposer keeps from request to request; None if it keeps none."""
+    reader: Any = None
+    if isinstance(proposer, GraftedProposer):
+        reader = proposer.retriever
+        reader = reader.retrievers[-1] if isinstance(reader, JoinedRetriever) else reader
+    elif isinstance(proposer, UnionProposer):
+        reader = proposer.matrix
+    elif isinstance(proposer, StaticProposer):
+        reader = proposer.source
+    return reader.matrix if isinstance(reader, MatrixLearner) and not reader.private else None
+
+
+def computed_by(proposer: Proposer) -> dict[str, str]:
+    """Of each part of a proposer's trained drafters, whether a compiled kernel computes it: "compiled", or
+    "Python, because ..."."""
+    found: dict[str, str] = dict(getattr(proposer, "computed_by", {}))
+    for name in ("source", "base", "other"):  # a shape's source, the draft of Graft and the union, SAM-Decoding's other
+        if (part := getattr(proposer, name, None)) is not None:
+            found |= computed_by(part)
+    return found
+
+
+def learns(proposer: Proposer, is_sampled: bool) -> bool:
+    """Whether what a proposer drafts depends on the requests it had before."""
+    if isinstance(proposer, SamDecoding):
+        return learns(proposer.other, is_sampled)
+    base = proposer.base if isinstance(proposer, GraftedProposer) else proposer
+    shape = base.shape if isinstance(base, GrowingProposer) else None
+    carries = isinstance(shape, DynaTreeShape) and shape.config.history == "authors"
+    rates = is_sampled and isinstance(base, GrowingProposer) and base.acceptance is not None and not base.private
+    return carries or rates or matrix_of(proposer) is not None

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outpace.lib import checkout
+from outpace.bench import environment
 
 
 def test_an_installed_copy_is_of_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,9 +16,9 @@ def test_an_installed_copy_is_of_no_commit(tmp_path: Path, monkeypatch: pytest.M
     author = ["-c", "user.name=a", "-c", "user.email=a@b"]
     subprocess.run(["git", "-C", str(tmp_path), "add", "own.py"], check=True)
     subprocess.run(["git", "-C", str(tmp_path), *author, "commit", "--quiet", "-m", "own"], check=True)
-    monkeypatch.setattr(checkout, "PACKAGE", tmp_path)
-    assert checkout.git("rev-parse", "HEAD") is None
+    monkeypatch.setattr(environment, "PACKAGE", tmp_path)
+    assert environment.git("rev-parse", "HEAD") is None
     subprocess.run(["git", "-C", str(tmp_path), "add", "__init__.py"], check=True)
-    assert len(checkout.git("rev-parse", "HEAD") or "") == 40
+    assert len(environment.git("rev-parse", "HEAD") or "") == 40
     monkeypatch.setenv("PATH", "")
-    assert checkout.git("rev-parse", "HEAD") is None
+    assert environment.git("rev-parse", "HEAD") is None

@@ -28,8 +28,8 @@ from torch import Tensor
 from outpace.budget.costs import Prices
 from outpace.core.drafting import Gates
 from outpace.core.protocols import Observation, Proposer
-from outpace.trees.graft.proposer import GraftedProposer
-from outpace.trees.growing import GrowingProposer
+from outpace.trees.grafting import GraftedProposer
+from outpace.trees.proposer import GrowingProposer
 from outpace.trees.shapes.beam import Beam
 from outpace.trees.shapes.gates import GatedConfig
 
