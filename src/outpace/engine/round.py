@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -39,12 +38,6 @@ from outpace.sampling.draw import BatchDraw, FastDraw, RejectionDraw, match, rej
 _KEPT = 0.97  # of averages over rounds, a round later: about thirty are remembered
 _PACE_KEPT = 0.95  # of what a request gained
 _REPEATS, _SECONDS = 5, 1.0  # measurements of each size at most, and how long they may take before another starts
-
-
-class Clock(Protocol):
-    """Times of a round's phases."""
-
-    def ms(self, *names: str) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +84,8 @@ class Pricing:
             follow = [session.is_priced or session.is_sized for session in sessions]
             own = [0 if one else budget for one, budget in zip(follow, budgets, strict=True)]
             return RoundPlan(own, nothing, is_drafted=False)
-        times, paces = self._times(target, sessions), self._paces_of(sessions)
+        times = self._times(target, sessions)
+        paces = [self._paces.get(session, self._pace or 1.0) for session in sessions]
         each = count / self._ms.known.get(count, times.ms[0])
         prices = [
             Prices(pace * each, times, pace) if session.is_priced else None
@@ -114,7 +108,7 @@ class Pricing:
         plan: RoundPlan,
         trees: Sequence[DraftTree],
         verdicts: Mapping[int, Verdict],
-        clock: Clock,
+        clock: "Phases",
         tokens: Sequence[int],
     ) -> None:
         """Learn from a round, if any of its requests follows prices."""
@@ -147,9 +141,6 @@ class Pricing:
             assert first.slot is not None, "a session in a round has a slot"
             measure(self._costs, target, first.slot, first.ids[-1])
         return self._costs.times(len(sessions), _context(sessions), sum(session.budget for session in sessions))
-
-    def _paces_of(self, sessions: Sequence[Session]) -> list[float]:
-        return [self._paces.get(session, self._pace or 1.0) for session in sessions]
 
 
 def measure(costs: PassCosts, target: Target, slot: int, token: int) -> None:
