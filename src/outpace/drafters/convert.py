@@ -135,7 +135,7 @@ def changed_weights(net: nn.Module, other: nn.Module) -> list[str]:
 def changed_settings(net: nn.Module, other: nn.Module) -> list[str]:
     """Settings that both nets have and that differ: taps, mask tokens and block sizes move no weight, but decide. A
     setting that the other's file leaves out is no difference."""
-    ours, theirs = _settings(net), _settings(other)
+    ours, theirs = settings_in(net), settings_in(other)
     return [
         f"{name}={theirs[name]!r} instead of {ours[name]!r}"
         for name in ours.keys() & theirs.keys()
@@ -143,11 +143,12 @@ def changed_settings(net: nn.Module, other: nn.Module) -> list[str]:
     ]
 
 
-def _settings(net: nn.Module) -> dict[str, Any]:
-    values: dict[str, Any] = net.config.model_dump()  # type: ignore[operator, union-attr]
-    if values.get("layer_types") == ():
-        values["layer_types"] = ("full_attention",) * values["layers"]
-    return values
+def settings_in(net: nn.Module) -> dict[str, Any]:
+    """Fields of a drafter's config; a list of full attention in every layer is equal to none."""
+    fields: dict[str, Any] = net.config.model_dump()  # type: ignore[operator, union-attr]
+    if set(fields.get("layer_types", ())) == {"full_attention"}:
+        fields["layer_types"] = ()
+    return fields
 
 
 def _relative(found: Tensor, again: Tensor) -> float:

@@ -4,10 +4,11 @@ The layer's queries, keys and values are made of two rows side by side, the embe
 target, each normed by itself (EAGLE-3, arXiv 2503.01840, section 3.1).
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from outpace.drafters.layers import Attend, GatedMLP, LayerConfig, Projections, RMSNorm, Rotary, Size
@@ -39,29 +40,24 @@ class FusionConfig(LayerConfig):
     own_embedding: bool = False
     own_head: bool = True
 
-    @model_validator(mode="after")
-    def _check(self) -> "FusionConfig":
+    def _contradictions(self) -> Iterator[str]:
+        yield from super()._contradictions()
         if self.layers != 1:
-            raise ValueError(f"layers={self.layers} is not supported; a drafter of this kind has one layer")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} is odd, but positions rotate pairs")
+            yield f"layers={self.layers} is not supported; a drafter of this kind has one layer"
         if self.draft_vocab_size > self.vocab_size:
-            raise ValueError(f"draft_vocab_size={self.draft_vocab_size} exceeds vocab_size={self.vocab_size}")
+            yield f"draft_vocab_size={self.draft_vocab_size} exceeds vocab_size={self.vocab_size}"
         if self.taps is not None and (not self.taps or min(self.taps) < 0):
-            raise ValueError(f"taps={self.taps} must be one or more indices from 0 on")
+            yield f"taps={self.taps} must be one or more indices from 0 on"
         if not self.own_head and self.draft_vocab_size != self.vocab_size:
-            raise ValueError(
+            yield (
                 f"draft_vocab_size={self.draft_vocab_size} needs a head of its own: the target's has "
                 f"vocab_size={self.vocab_size} rows"
             )
         if self.hidden_size != self.target_hidden_size and not (self.own_embedding and self.own_head):
-            raise ValueError(
+            yield (
                 f"hidden_size={self.hidden_size} differs from target_hidden_size={self.target_hidden_size}, so the "
                 "target's embedding and head do not fit; the file must bring its own"
             )
-        return self
 
     @property
     def tap_count(self) -> int:

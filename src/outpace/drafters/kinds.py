@@ -136,13 +136,10 @@ def kind_of(net: nn.Module) -> DrafterKind:
     Raises:
         ModelError: there is none.
     """
-    rows = [kind for kind in kinds().values() if kind.net is not None]
-    exact = [kind for kind in rows if type(net) is kind.net]
-    derived = [kind for kind in rows if kind.net is not None and isinstance(net, kind.net)]
-    derived.sort(key=lambda kind: type(net).__mro__.index(kind.net))
-    if not exact + derived:
+    rows = [kind for kind in kinds().values() if kind.net is not None and isinstance(net, kind.net)]
+    if not rows:
         raise ModelError(f"{type(net).__name__} is the network of no kind of drafter; kinds are {', '.join(kinds())}")
-    return (exact + derived)[0]
+    return min(rows, key=lambda kind: type(net).__mro__.index(kind.net))
 
 
 def write_net(net: nn.Module, folder: str | Path, layout: str = "", target: str | None = None) -> None:

@@ -6,11 +6,11 @@ that a file did not provide cannot pass unseen.
 """
 
 import math
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any, Self, TypeVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -47,6 +47,19 @@ class LayerConfig(BaseModel):
     max_positions: Size
     vocab_size: Size
     target_hidden_size: Size
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if complaints := list(self._contradictions()):
+            raise ValueError("; ".join(complaints))
+        return self
+
+    def _contradictions(self) -> Iterator[str]:
+        """Complaints about fields that do not go together."""
+        if self.heads % self.kv_heads:
+            yield f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}"
+        if self.head_dim % 2:
+            yield f"head_dim={self.head_dim} is odd, but positions rotate pairs"
 
 
 def fill_with_nan(module: M) -> M:

@@ -95,7 +95,7 @@ class NetSlots:
             return self.tiled_attention(
                 [tables.on(self.kv.keys.device) for tables in self.tables(parts, sights)], sights
             )
-        return SlotAttention(*self._segments_by_sight(parts, sights), self._scale, sights)
+        return SlotAttention(self.kv, self._segments_by_sight(parts, sights), self._scale, sights)
 
     def tables(self, parts: Sequence[Rows], sights: Sequence[Sight] = ()) -> list[Tables]:
         """Tables of a pass: what parts say that their rows see, and where it differs what causal layers let them."""
@@ -104,7 +104,7 @@ class NetSlots:
 
     def tiled_attention(self, plans: Sequence[TilePlan], sights: Sequence[Sight] = ()) -> Attend:
         """The attention function of a pass by its tables, as of `tables`."""
-        return TiledAttention(self.kv, plans, self._scale, sights)
+        return SlotAttention(self.kv, plans, self._scale, sights)
 
     def _segments_by_sight(self, parts: Sequence[Rows], sights: Sequence[Sight]) -> tuple[list[Segment], list[Segment]]:
         """For layers that let rows see what their parts say, and for causal ones."""
@@ -141,34 +141,24 @@ class NetSlots:
 
 
 class SlotAttention:
-    """`nets.layers.Attend` over slots: files the rows' keys and values, then attends to all that they may see."""
+    """`layers.Attend` over slots: files the rows' keys and values, then attends to all that they may see. `plans`: of
+    what rows see, and of what they see in causal layers: segments, or tables by which one call serves all requests."""
 
     def __init__(
-        self, plain: Sequence[Segment], causal: Sequence[Segment], scale: float, sights: Sequence[Sight]
+        self, kv: SlotKV, plans: Sequence[TilePlan] | Sequence[list[Segment]], scale: float, sights: Sequence[Sight]
     ) -> None:
-        self._plain, self._causal, self._scale, self._sights = plain, causal, scale, sights
-        self._fresh = FreshRows(plain[0].kv, plain)
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        self._fresh.write(layer, key.transpose(0, 1), value.transpose(0, 1))
-        sight = self._sights[layer] if self._sights else Sight()
-        settings = AttentionSettings(layer, self._scale, sight.window, None)
-        return attend_segments(query.transpose(0, 1), self._causal if sight.is_causal else self._plain, settings)
-
-
-class TiledAttention:
-    """The same in one call for all requests, by the tables of the pass: those of what rows see, and of what they see in
-    causal layers."""
-
-    def __init__(self, kv: SlotKV, plans: Sequence[TilePlan], scale: float, sights: Sequence[Sight]) -> None:
         self._kv, self._plans, self._scale, self._sights = kv, plans, scale, sights
-        self._fresh = FreshRows(kv, (), plans[0])
+        first = plans[0]
+        self._fresh = FreshRows(kv, (), first) if isinstance(first, TilePlan) else FreshRows(kv, first)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         self._fresh.write(layer, key.transpose(0, 1), value.transpose(0, 1))
         sight = self._sights[layer] if self._sights else Sight()
         settings = AttentionSettings(layer, self._scale, sight.window, None)
-        return attend_plan(query.transpose(0, 1), self._kv, self._plans[-1 if sight.is_causal else 0], settings)
+        plan, query = self._plans[-1 if sight.is_causal else 0], query.transpose(0, 1)
+        if isinstance(plan, TilePlan):
+            return attend_plan(query, self._kv, plan, settings)
+        return attend_segments(query, plan, settings)
 
 
 class NetPass:

@@ -11,10 +11,11 @@ from torch import Tensor
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
 from outpace.drafters.fusion import FusionNet
 from outpace.drafters.net_slots import NetSlots, Rows
+from outpace.drafters.scratch import SlotState
 
 
 @dataclass(eq=False)
-class PairState:
+class PairState(SlotState):
     """One request.
 
     Row i of its slot is the pair (feature of position i, token i + 1), so the last known feature waits for its token.
@@ -26,18 +27,10 @@ class PairState:
         is_beyond: the context has outgrown the net; nothing is drafted any more.
     """
 
-    slot: int
-    features: Tensor
+    features: Tensor = field(default_factory=lambda: torch.empty(0))
     tokens: list[int] = field(default_factory=list)
-    request: DraftRequest | None = None
     is_behind: bool = False
     is_beyond: bool = False
-
-    @property
-    def asked(self) -> DraftRequest:
-        """The request of this round."""
-        assert self.request is not None, "begin() comes before expand()"
-        return self.request
 
 
 _WAITING = 256  # features of a request that nothing is drafted for, which wait at most

@@ -1,14 +1,29 @@
 """Rows of a tree that grows level by level behind a request's committed rows."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
-from outpace.core.protocols import Observation, Stream
+from outpace.core.protocols import DraftRequest, Observation, Stream
 from outpace.drafters.best import best_ids
 from outpace.sampling.scores import Pool
+
+
+@dataclass(eq=False)
+class SlotState:
+    """One request in a drafter with slots of its own."""
+
+    slot: int
+    request: DraftRequest | None = None
+
+    @property
+    def asked(self) -> DraftRequest:
+        """The request of this round."""
+        assert self.request is not None, "begin() comes before expand()"
+        return self.request
 
 
 class Scratch:

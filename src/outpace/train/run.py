@@ -11,11 +11,12 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import set_seed
-from torch import Tensor, nn
+from torch import Tensor
 
 from outpace.api import load
 from outpace.data.answers import Conversation, read_about, read_answers
 from outpace.data.workload import WorkItem, read_workloads
+from outpace.drafters.convert import settings_in
 from outpace.drafters.kinds import kind_of
 from outpace.drafters.load import load_net, locate
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
@@ -308,7 +309,7 @@ def begin_with(objective: Objective, folder: str) -> None:
     is_drafter = hasattr(net, "config")
     if is_drafter:
         read = load_net(found)
-        tensors, described, own = dict(read.state_dict()), _fields(read), _fields(net)
+        tensors, described, own = dict(read.state_dict()), settings_in(read), settings_in(net)
     else:  # a language model
         described = own = {}
         tensors = {f"model.{name}": one for name, one in read_checkpoint(locate(found, FILES, "start")).tensors.items()}
@@ -341,14 +342,6 @@ def begin_with(objective: Objective, folder: str) -> None:
         ids: Tensor = load_vocabulary(file, objective.target.vocab_size).to(ranked.device)
         if len(ids) == len(ranked):
             objective.compare(objective.vocabulary.of(ids))
-
-
-def _fields(net: nn.Module) -> dict[str, Any]:
-    """Fields of a drafter's config; a list of full attention in every layer is equal to none."""
-    fields: dict[str, Any] = net.config.model_dump()  # type: ignore[union-attr,operator]
-    if set(fields.get("layer_types", ())) == {"full_attention"}:
-        fields["layer_types"] = ()
-    return fields
 
 
 def weights_hash(folder: str) -> str:

@@ -54,7 +54,7 @@ class DartSource(PairSource[DartState]):
         self._head = head_of(net.lm_head.weight, self._target_ids, vocabulary, net.config.vocab_size)
 
     def _new_state(self, slot: int) -> DartState:
-        return DartState(slot, self._no_features())
+        return DartState(slot, features=self._no_features())
 
     def expand(self, states: Sequence[DartState], frontier: Frontier, width: int) -> Candidates:
         members = [states[owner] for owner in frontier.groups()]

@@ -7,9 +7,9 @@ and the target's LM head reads its outputs.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor, nn
 
 from outpace.drafters.layers import Attend, GatedMLP, LayerConfig, Layers, Projections, RMSNorm, Rotary, fill_with_nan
@@ -58,18 +58,8 @@ class DFlashConfig(LayerConfig):
     sliding_causal: bool = True
     attention_bias: bool = False
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        complaints = list(self._contradictions())
-        if complaints:
-            raise ValueError("; ".join(complaints))
-        return self
-
     def _contradictions(self) -> Iterator[str]:
-        if self.heads % self.kv_heads:
-            yield f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}"
-        if self.head_dim % 2:
-            yield f"head_dim={self.head_dim} is odd, but rotary positions need pairs"
+        yield from super()._contradictions()
         if self.target_hidden_size != self.hidden_size:
             yield (
                 f"target_hidden_size={self.target_hidden_size} is not hidden_size={self.hidden_size}, "

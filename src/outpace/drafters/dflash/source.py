@@ -14,6 +14,7 @@ from outpace.drafters.dflash.kernel import compiled_block
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.net_slots import NetPass, NetSlots, Rows, Sight
 from outpace.drafters.ranked_vocabulary import pool_of
+from outpace.drafters.scratch import SlotState
 from outpace.models.head import LmHead, SubsetHead
 from outpace.sampling.scores import Pool
 
@@ -21,7 +22,7 @@ _WAITING = 256  # positions of a request whose features wait at most
 
 
 @dataclass(eq=False)
-class BlockState:
+class BlockState(SlotState):
     """One request in a block drafter.
 
     Attributes:
@@ -37,8 +38,6 @@ class BlockState:
         rolled: [D] tokens and scores of a chain of Domino's that was drafted in one call.
     """
 
-    slot: int
-    request: DraftRequest | None = None
     hidden: Tensor = field(default_factory=lambda: torch.empty(0))
     base: Tensor = field(default_factory=lambda: torch.empty(0))
     start: int = 0
@@ -51,12 +50,6 @@ class BlockState:
     rows: Tensor = field(default_factory=lambda: torch.empty(0))
     causal: Tensor = field(default_factory=lambda: torch.empty(0))
     rolled: tuple[Tensor, Tensor] | None = None
-
-    @property
-    def asked(self) -> DraftRequest:
-        """The request of this round."""
-        assert self.request is not None, "begin() comes before expand()"
-        return self.request
 
 
 class BlockLevel(NamedTuple):

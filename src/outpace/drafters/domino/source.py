@@ -10,7 +10,7 @@ from outpace.core.drafting import Candidates, Frontier
 from outpace.drafters.best import counts_scores_alone, draws_of
 from outpace.drafters.dflash.net import DFlashNet
 from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
-from outpace.drafters.domino.gpu.chains import Chains
+from outpace.drafters.domino.gpu.chains import Chains, Rollout
 from outpace.drafters.domino.gpu.head import TritonHead, triton_head
 from outpace.drafters.domino.gpu.head import gate_table as table_of_gates
 from outpace.drafters.domino.kernel import compiled_head
@@ -68,7 +68,7 @@ class DominoSource(BlockSource):
         self.chains: Chains | None = None
         if isinstance(self._causal, TritonHead):
             corrected = [net.config.draft_step(step).corrected for step in range(1, self.depth + 1)]
-            self.chains = Chains(self._causal.weights, embed, corrected, self._table)
+            self.chains = Chains(Rollout(self._causal.weights, embed, corrected, self._table))
 
     def _choose_head(self) -> None:
         """Take the head's kernel where there is one for it."""

@@ -8,26 +8,18 @@ from torch import Tensor
 
 from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk
-from outpace.drafters.scratch import Scratch, best_children
+from outpace.drafters.scratch import Scratch, SlotState, best_children
 from outpace.models.draft import DraftModel, DraftRows
 from outpace.sampling.scores import Pool
 
 
 @dataclass(eq=False)
-class DraftState:
+class DraftState(SlotState):
     """One request in the draft model. Its committed rows are a prefix of the request's ids; the rows of the tree that
     is growing lie behind them as scratch. `told`: prompt ids it has been shown, whether they have rows or not."""
 
-    slot: int
     told: int = 0
-    request: DraftRequest | None = None
     scratch: Scratch = field(default_factory=Scratch)
-
-    @property
-    def asked(self) -> DraftRequest:
-        """The request of this round."""
-        assert self.request is not None, "begin() comes before expand()"
-        return self.request
 
 
 class DraftLM(BaseSource):

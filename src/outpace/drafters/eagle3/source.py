@@ -71,7 +71,7 @@ class EagleSource(PairSource[EagleState]):
         self._pass = NetPass(self.slots, lambda positions, attend, *rows: net(*rows, positions, attend))
 
     def _new_state(self, slot: int) -> EagleState:
-        return EagleState(slot, self._no_features())
+        return EagleState(slot, features=self._no_features())
 
     def expand(self, states: Sequence[EagleState], frontier: Frontier, width: int) -> Candidates:
         groups = frontier.groups()

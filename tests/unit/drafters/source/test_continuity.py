@@ -1,20 +1,22 @@
 """DART's search with and without an n-gram table, against the formula in plain Python."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from outpace.core.drafting import Frontier
+from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.params import SamplingParams
+from outpace.core.protocols import DraftRequest, Needs
 from outpace.core.tree import DraftTree
 from outpace.drafters.dart.continuity import CANDIDATES, Continuity, ContinuousDraft
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.dart.ngrams import NGrams, count_ngrams
 from outpace.drafters.dart.source import DartSource
-from outpace.drafters.depthwise import expand_depthwise
+from outpace.drafters.depthwise import Depthwise, expand_depthwise
 from outpace.engine.engine import Engine
 from outpace.sampling.scores import keyed_scores
 from outpace.testing import assert_lossless
@@ -23,7 +25,6 @@ from outpace.testing.toy import draft_request
 from outpace.trees.proposer import GrowingProposer, StaticProposer
 from outpace.trees.shapes.beam import Beam, SearchConfig
 from outpace.trees.shapes.rank_paths import Chain
-from tests.unit.drafters.source.guesses import GuessSource
 from tests.unit.drafters.source.learned import SIZES, random_net
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 
@@ -222,3 +223,34 @@ def test_a_table_of_the_same_law_finds_longer_paths() -> None:
     alone, as_distribution, as_search = lengths
     assert as_search > 1.25 * alone
     assert as_search > 1.1 * as_distribution
+
+
+@dataclass(eq=False)
+class GuessState:
+    """One request's logits [D, V], and its draft of this round."""
+
+    logits: Tensor
+    draft: Depthwise | None = None
+
+
+class GuessSource(BaseSource):
+    """Guesses every depth from logits that its states are given, with or without an n-gram table."""
+
+    def __init__(self, logits: Sequence[Tensor], continuity: Continuity | None = None) -> None:
+        self.needs = Needs()
+        self._waiting, self._continuity = list(logits), continuity
+
+    def open(self, slot: int, alone: bool = False) -> GuessState:
+        return GuessState(self._waiting.pop(0))
+
+    def begin(self, states: Sequence[GuessState], requests: Sequence[DraftRequest]) -> list[int]:
+        for state, request in zip(states, requests, strict=True):
+            state.draft = Depthwise(request, state.logits)
+            if self._continuity is not None:
+                state.draft = ContinuousDraft(request, state.logits, self._continuity)
+        return [min(request.max_depth, len(state.logits)) for state, request in zip(states, requests, strict=True)]
+
+    def expand(self, states: Sequence[GuessState], frontier: Frontier, width: int) -> Candidates:
+        drafts = [states[owner].draft for owner in frontier.groups()]
+        best = expand_depthwise([draft for draft in drafts if draft is not None], frontier, width)
+        return Candidates(best.tokens, best.log_probs, entropy=best.entropy)

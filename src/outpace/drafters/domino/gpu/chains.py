@@ -35,6 +35,7 @@ class Rollout:
         table: Tensor | None = None,
     ) -> None:
         self._weights, self._embed, self._corrected, self._table = weights, embed, corrected, table
+        self.device = weights.of_state.device
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor, base: Tensor, pending: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,16 +75,10 @@ class Rollout:
 
 
 class Chains:
-    """Chains of requests whose largest logits decide; arguments as of `Rollout`."""
+    """Chains of requests whose largest logits decide."""
 
-    def __init__(
-        self,
-        weights: HeadWeights,
-        embed: Callable[[Tensor], Tensor],
-        corrected: Sequence[bool],
-        table: Tensor | None = None,
-    ) -> None:
-        self.rollout = Captured(Rollout(weights, embed, corrected, table), BUCKETS, weights.of_state.device)
+    def __init__(self, rollout: Rollout) -> None:
+        self.rollout = Captured(rollout, BUCKETS, rollout.device)
 
     def level(self, states: Sequence[BlockState], tokens: Tensor, is_first: bool) -> Candidates:
         """The next token of every chain. `tokens`: [R] the pending ones, read at the first level."""
