@@ -326,14 +326,14 @@ def test_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_a_missing_extra_is_named(tmp_path: Path) -> None:
-    """Guards against a traceback for people who installed without the bench extra."""
+    """Guards against a traceback for people who installed without an extra."""
     script = (
-        "import sys; sys.modules['scipy'] = sys.modules['scipy.stats'] = None; "
-        "sys.argv = ['outpace', 'bench', '-m', 'x', '-w', 'builtin']; from outpace.cli import main; main()"
+        "import sys; sys.modules['httpx'] = None; sys.argv = ['outpace', 'bench', '--endpoint', 'http://x', '-w', "
+        "'builtin']; from outpace.cli import main; main()"
     )
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert result.returncode == 2
-    assert "pip install 'outpace[bench]'" in result.stderr
+    assert "pip install 'outpace[train]'" in result.stderr
 
 
 def test_rank_vocabulary_writes_what_the_drafters_read(folder: str, tmp_path: Path) -> None:

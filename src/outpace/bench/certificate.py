@@ -23,10 +23,8 @@ class Classification:
         kind: "equal", "tie" or "bug".
         turn, token: where the outputs first differ; None when equal.
         margin: the smallest rounding error that could have changed the decision there.
-        top2: gap between the best two scores there.
         to_cutoff: distance to a sampling cut-off there, None without one.
         higher_precision_equal: whether the two runs agree when repeated in the next higher precision.
-        note: in words.
     """
 
     kind: str
@@ -75,11 +73,7 @@ class Certifier:
         """Compare a method's ids with plain decoding's.
 
         Args:
-            prompt: ids of the prompt.
             params: sampling parameters, with a seed if they sample.
-            plain, other: generated ids of the two runs.
-            run: repeats the other run on a model.
-            turn: for the finding.
         """
         if tuple(plain) == tuple(other):
             return Classification("equal")
@@ -148,7 +142,6 @@ class CertificatePlan:
     """What to compare with plain decoding.
 
     Attributes:
-        methods: methods with options.
         items: prompts; the answers of plain decoding are the history of later turns.
         params: sampling parameters, with a seed if they sample.
         budget: drafted nodes per round for methods that do not name their own.
@@ -164,11 +157,6 @@ class CertificatePlan:
 
 def certify(model: Model, plan: CertificatePlan, on_item: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
     """Compare methods with plain decoding on every turn of every prompt.
-
-    Args:
-        model: the model.
-        plan: what to compare.
-        on_item: called after each prompt.
 
     Returns:
         One case per prompt, method and batch size: names, generated tokens and the finding of its first difference.

@@ -117,8 +117,6 @@ def affordable(methods: int, tokens: int, speed: float) -> tuple[int, int]:
     """How many rounds there is time for, and of how many tokens.
 
     Args:
-        methods: that are raced.
-        tokens: of a whole run.
         speed: tokens per second, of the slowest.
     """
     total = speed * RACE_SECONDS / methods  # tokens of each method

@@ -28,7 +28,6 @@ class EndpointPlan:
     """What to measure.
 
     Attributes:
-        items: prompts.
         params: sampling parameters, with a seed if they sample.
         levels: requests in flight, level after level. Each has prompts of its own: a server remembers what it was
             asked, and methods learn from it, so that no method is measured on a prompt twice.
@@ -62,11 +61,6 @@ class EndpointPlan:
 
 class EndpointRun:
     """Measures a plan on a server, which nobody else should ask meanwhile: its counters are everybody's.
-
-    Args:
-        endpoint, server: what is measured.
-        plan: how.
-        shared: what records say of the machine that asks.
 
     Attributes:
         methods: as records name them. What the first says when it is asked alone is what others should say.
@@ -105,7 +99,6 @@ class EndpointRun:
 
         Args:
             done: records of the first groups, from a run that was stopped.
-            on_item: called after each prompt of a level.
         """
         first_new = len({record["group"]["number"] for record in done})
         if first_new == len(self._groups):
@@ -203,11 +196,6 @@ REPORTED = ("steps", "drafted", "accepted", "accepted_per_depth", "reused_tokens
 def under_load(endpoint: Endpoint, asked: Sequence[Asked], concurrency: int) -> list[TurnRun]:
     """Ask a server, so many requests at a time: as one ends, the next is sent.
 
-    Args:
-        endpoint: the server.
-        asked: path and body of each request.
-        concurrency: requests in flight.
-
     Returns:
         Answers in the order of the requests. Their counters hold times in milliseconds, the tokens that the server
         counts (its pieces of text where it counts none), and what an outpace server reports.
@@ -272,7 +260,6 @@ class Wave:
     """One turn of a group, answered by one method.
 
     Attributes:
-        runs: by the prompt's place in the workload.
         counts: what the server's counters of speculation grew by meanwhile; None where it has none.
     """
 
@@ -288,8 +275,6 @@ def endpoint_records(
     """A record for each prompt of a group, as one method answered it.
 
     Args:
-        items: the workload.
-        waves: turn by turn.
         alone: turn by turn, the answers that texts and finish reasons are compared with, by the prompt's place; None
             where they are not compared. Then `equal` is None.
     """

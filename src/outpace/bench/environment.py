@@ -114,8 +114,6 @@ def resolved_options(model: Model, method: str, budget: int | None) -> dict[str,
     their SHA-256; `drafter` is its kind, folder and fingerprint, None without one.
 
     Args:
-        model: the model.
-        method: as texts name it.
         budget: drafted nodes of a method that does not name its own; None for the method's default.
     """
     spec = parse_method(method)

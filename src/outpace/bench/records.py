@@ -68,9 +68,6 @@ def group_figures(turns: Sequence[Sequence[TurnRun]]) -> dict[str, Any]:
     A prompt of more chunks than another's is partly written in it; requests that end early leave the others alone, or
     make room for those that wait, whose prompts are then written in it too. For one prompt these are its own times.
     Requests to a server say when they were sent, in `sent_ms` after the group began, and wait from then on.
-
-    Args:
-        turns: turn by turn, a run per prompt of the group.
     """
     decode_ms = end_to_end_ms = 0.0
     for runs in turns:
@@ -106,7 +103,6 @@ class RunFolder:
     """A folder of records, all made with the same settings.
 
     Args:
-        folder: new, empty, or of a run with these settings.
         settings: what the records depend on; must be JSON.
 
     Raises:

@@ -5,7 +5,6 @@ from statistics import geometric_mean
 from typing import Any
 
 import numpy as np
-from scipy.stats import bootstrap
 
 from outpace.bench.records import PHASES
 from outpace.bench.runner import PLAIN, Record
@@ -14,6 +13,7 @@ from outpace.bench.sheet import Column, Sheet
 # Sets whose texts a small model continues by repeating them. Drafting from the text gains several times there what it
 # gains elsewhere, so that one such set would carry a summary of many.
 COPIED = frozenset({"wikitext2"})
+RESAMPLES = 9999  # of the bootstrap
 
 
 def summarise(
@@ -190,8 +190,6 @@ def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = Fa
     """The summary as a table; docs/command-line.md explains the columns.
 
     Args:
-        summary: by method.
-        title: above the table.
         with_phases: with the milliseconds of each phase of a round, and memory.
     """
     rows = [{"method": method, **row} for method, row in summary.items()]
@@ -240,7 +238,6 @@ def over_sets(ratios: Sequence[tuple[str, float]], sets: Iterable[str], apart: C
     Args:
         ratios: set and ratio of each prompt, or of each group of prompts.
         sets: those of the run, whether or not this method has ratios of them.
-        apart: those of them that are kept apart.
     """
     medians = {name: median([ratio for own, ratio in ratios if own == name]) for name in dict.fromkeys(sets)}
     ordinary = {name: value for name, value in medians.items() if name not in apart}
@@ -263,6 +260,6 @@ def median_interval(values: Sequence[float]) -> tuple[float, float] | None:
     """The 95 % bootstrap interval of the median; None for fewer than three values, or where all are one."""
     if len(values) < 3 or len(set(values)) == 1:
         return None
-    rng = np.random.default_rng(0)
-    result = bootstrap((np.array(values),), np.median, confidence_level=0.95, method="percentile", rng=rng)
-    return float(result.confidence_interval.low), float(result.confidence_interval.high)
+    drawn = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
+    low, high = np.percentile(np.median(np.array(values)[drawn], axis=1), (2.5, 97.5))
+    return float(low), float(high)

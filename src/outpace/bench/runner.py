@@ -27,7 +27,6 @@ class BenchPlan:
 
     Attributes:
         methods: methods with options, "plain" among them; "transformers" is stock `generate`.
-        items: prompts.
         params: sampling parameters, with a seed if they sample.
         budget: drafted nodes per round for methods that do not name their own.
         warm_items: prompts that every method decodes first, unmeasured, for what it learns from them.
@@ -67,10 +66,6 @@ class BenchPlan:
 
 class BenchRun:
     """Measures a plan on a model.
-
-    Args:
-        model: the model.
-        plan: what to measure.
 
     Raises:
         InvalidRequest: the model has too few slots for the plan's batches, or more than the plan's concurrency.
@@ -119,7 +114,6 @@ class BenchRun:
         Args:
             done: records of the first groups, from a run that was stopped. Methods that learn from prompt to prompt
                 decode these again, unmeasured, so that counts are those of a run in one piece.
-            on_item: called after each prompt.
         """
         plan = self.plan
         first_new = len({record["group"]["number"] for record in done})
@@ -292,11 +286,7 @@ def warm_up(
     """Let every method decode the first turn of every item, for what it learns from it.
 
     Args:
-        model: the model.
         methods: with the budget of each, None for its own.
-        items: prompts.
-        params: sampling parameters.
-        on_item: called after each item.
     """
     for item in items:
         prompt = model.encode(item.prompt(0, []))

@@ -18,7 +18,6 @@ class Column:
     """A column of a table.
 
     Attributes:
-        name: its head.
         rank: the highest is left out first where there is no room; a column of rank 0 never is.
         prose: it holds sentences, which wrap at this width at the latest; 0 where nothing wraps.
         is_name: aligned to the left, as names are; else to the right, as numbers are.
@@ -32,15 +31,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table for whatever room there is.
-
-    Attributes:
-        columns: in order.
-        rows: a cell for each column.
-        title: above the table.
-        ends: numbers of rows below which there is a line.
-        has_lines: whether there is one below each.
-    """
+    """A table for whatever room there is."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str | Text]]

@@ -42,11 +42,8 @@ class Trial:
     """What one candidate did.
 
     Attributes:
-        method: the candidate.
         speedups: plain decoding's time per token over its own, by the prompt's number.
-        tokens_per_step: said per pass of the target.
         break_even: tokens per step at which a round takes as long as plain decoding of them.
-        drafting_share: of a round, spent on drafting.
         has_drafter, draft_passes, drafted: whether it drafts with a model, passes of that and nodes per step.
         refusal: where its output was not plain decoding's, in words; empty if it was.
     """
@@ -86,8 +83,6 @@ class Outcome:
     """What was found.
 
     Attributes:
-        chosen: the best.
-        why: in words.
         trials: of all candidates, the last of each: those that went furthest first, the fastest first among them.
     """
 
@@ -118,9 +113,7 @@ def tune(methods: Sequence[str], items: Sequence[WorkItem], measure: Measure) ->
     """Find the best method.
 
     Args:
-        methods: candidates beside plain decoding.
         items: prompts, at least three, of which the first ones decide who goes on.
-        measure: what decodes them.
 
     Raises:
         InvalidRequest: fewer than three prompts, or answers of more than a token: no interval can be made.
@@ -152,7 +145,6 @@ def decide(plain: Trial, able: Sequence[Trial]) -> tuple[Trial, str]:
     """The candidate to take, and why: the simplest of those that cannot be told from the fastest, if they surely pay.
 
     Args:
-        plain: of plain decoding.
         able: candidates that said what it said, on the same prompts.
     """
     paying = [trial for trial in able if _lowest(list(trial.speedups.values())) > 1]

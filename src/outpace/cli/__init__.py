@@ -30,7 +30,6 @@ EXTRAS = {
     "uvicorn": "serve",
     "structlog": "serve",
     "prometheus_client": "serve",
-    "scipy": "bench",
     "httpx": "train",
     "tensorboard": "train",
 }

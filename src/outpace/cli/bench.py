@@ -148,12 +148,7 @@ def bench(
 def _bench_endpoint(
     url: str, api_key: str | None, model: str | None, plan: "EndpointPlan", out: Path | None, as_json: bool
 ) -> None:
-    """Measure a server.
-
-    Raises:
-        InvalidRequest: a request, a name or an option that the server does not take.
-        ModelError: no OpenAI-compatible server, one that refuses the key, or one that fails.
-    """
+    """Measure a server."""
     from outpace.bench.endpoint import EndpointRun
     from outpace.bench.endpoint_report import endpoint_line, endpoint_table, summarise_endpoint
     from outpace.bench.environment import client_environment
@@ -211,10 +206,6 @@ def collect(
     """All records of a run, including those that its folder already has.
 
     Args:
-        run: what is measured.
-        prompts: how many there are.
-        out: the folder, if records are kept.
-        advance: called after each prompt.
         report: the line that is printed every 30 seconds.
     """
     from outpace.bench.records import RunFolder

@@ -129,12 +129,7 @@ def _stop_on_interrupt(stream: "TokenStream") -> Any:
 def _chat_with_server(
     url: str, api_key: str | None, loading: LoadSettings, params: SamplingParams, system: str | None
 ) -> None:
-    """Talk with a server.
-
-    Raises:
-        InvalidRequest: a method or a budget for a server that is not ours, or several models and no name.
-        ModelError: no OpenAI-compatible server, or one that refuses the key.
-    """
+    """Talk with a server."""
     from outpace.endpoint.client import Endpoint
     from outpace.endpoint.server import RemoteChat, find_server
 
@@ -190,12 +185,6 @@ def converse(
     answer: Callable[[str], None], reset: Callable[[], None], greeting: str, info: Callable[[], Sequence[str]]
 ) -> None:
     """Answer line by line until the end.
-
-    Args:
-        answer: prints the answer to a message.
-        reset: begins a new conversation.
-        greeting: describes the model to a person, in one line.
-        info: lines that describe it in full.
 
     Raises:
         typer.Exit: with status 2, if a message of a script was not answered.

@@ -16,8 +16,6 @@ class SettingsOptions:
     """Fields of a settings class that a command takes as options.
 
     Attributes:
-        kind: the settings class.
-        names: of its fields, in the order of the help.
         defaults: of this command, where they differ from the class.
     """
 

@@ -96,13 +96,7 @@ def _text_of(template: Path) -> str:
 
 
 def _serve_with_vllm(context: typer.Context, loading: LoadSettings, settings: ServeSettings) -> NoReturn:
-    """Print the equivalent `vllm serve` command, and replace this process by it.
-
-    Raises:
-        InvalidRequest: options that vLLM does not have.
-        VllmMissing: it is not installed, or in another version.
-        ModelError: no such model or drafter.
-    """
+    """Print the equivalent `vllm serve` command, and replace this process by it."""
     from outpace.vllm.launch import Nodes, VllmServer, command, start
 
     given, keys = context.params, settings.api_keys

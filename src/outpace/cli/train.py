@@ -123,11 +123,7 @@ def _note(line: str) -> None:
 
 
 class Shown:
-    """Progress bars of a run, one at a time: answers, then steps; and a line per measurement.
-
-    Args:
-        prompts: how many.
-    """
+    """Progress bars of a run, one at a time: answers, then steps; and a line per measurement."""
 
     def __init__(self, prompts: int) -> None:
         self._prompts, self._bars, self._label = prompts, ExitStack(), ""

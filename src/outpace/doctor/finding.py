@@ -12,11 +12,8 @@ class Finding:
     """One thing that was looked at.
 
     Attributes:
-        name: what it was.
-        measured: in words and figures, for people.
         verdict: "fine", or "look here" where it costs speed or exactness.
         remedy: what to do, as a sentence with a command or a setting; empty where it is fine.
-        figures: the same figures for machines.
     """
 
     name: str

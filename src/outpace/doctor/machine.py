@@ -58,9 +58,7 @@ def cores(found: Processors, threads: int, busy: float = 0.0) -> Finding:
     """Threads against cores, affinity and the limit of a container.
 
     Args:
-        found: the processors of this process.
         threads: threads that share a pass.
-        busy: how many processors other processes use.
     """
     limit = "no cgroup limit" if found.quota is None else f"cgroup limit {found.quota:g}"
     measured = (
@@ -82,11 +80,7 @@ def cores(found: Processors, threads: int, busy: float = 0.0) -> Finding:
 
 
 def instructions(flags: str) -> Finding:
-    """Instructions for products, and variables that keep libraries from using some of them.
-
-    Args:
-        flags: of the CPU, as the system names them.
-    """
+    """Instructions for products, and variables that keep libraries from using some of them."""
     present = instruction_sets(flags)
     variable, lost = held_down(present)
     measured, remedy = ", ".join(present) or "none that are known", ""
@@ -157,8 +151,6 @@ def other_work(found: Others, allowed: int, threads: int) -> Finding:
     """Whether other processes leave a processor for each thread: a pass waits for its slowest one.
 
     Args:
-        found: what they use.
-        allowed: processors that this process may run on.
         threads: threads that share a pass.
     """
     left = max(allowed - found.cores, 0.0)
@@ -212,7 +204,6 @@ def memory(one: float, together: float, threads: int) -> Finding:
 
     Args:
         one, together: bytes per second.
-        threads: how many.
     """
     measured, remedy = f"{one / 1e9:.1f} GB/s read by one thread", ""
     if threads > 1:
@@ -225,10 +216,6 @@ def memory(one: float, together: float, threads: int) -> Finding:
 def fastest(works: Sequence[Callable[[], object]], seconds: float) -> list[float]:
     """Seconds of the fastest call of each: called in turns for some time, at least three times each. Other processes
     only ever add time.
-
-    Args:
-        works: what is called.
-        seconds: for all of them together.
     """
     times: list[list[float]] = [[] for _ in works]
     while len(times[0]) < _LEAST_REPEATS or sum(map(sum, times)) < seconds:

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from outpace.api import Model
 from outpace.bench.records import PHASES
-from outpace.bench.runner import PLAIN, BenchPlan, BenchRun, Record
+from outpace.bench.report import summarise
+from outpace.bench.runner import PLAIN, BenchPlan, BenchRun
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem, read_workload
 from outpace.doctor.finding import Finding, finding
@@ -28,92 +30,39 @@ _SLOWER = 0.97  # of plain decoding's speed: below the noise of a few prompts
 
 
 @dataclass(frozen=True)
-class Totals:
-    """Counts and milliseconds of a method's records.
-
-    Attributes:
-        decoded: tokens after each answer's first.
-        steps, drafted, accepted, accepted_retrieved: as in `RequestMetrics`.
-        decode_ms: from first tokens to last ones.
-        by_depth: steps whose draft at depth d + 1 was accepted.
-        phases_ms: by phase of a round.
-    """
-
-    decoded: float
-    steps: int
-    drafted: int
-    accepted: int
-    accepted_retrieved: int
-    decode_ms: float
-    by_depth: tuple[int, ...] = ()
-    phases_ms: dict[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, records: Sequence[Record]) -> "Totals":
-        """The sums over records."""
-
-        def total(name: str) -> Any:
-            return sum(record[name] for record in records)
-
-        depths = [record["accepted_per_depth"] for record in records]
-        deepest = max(map(len, depths), default=0)
-        return cls(
-            decoded=sum(record["group"]["decoded"] for record in records),
-            **{name: total(name) for name in ("steps", "drafted", "accepted", "accepted_retrieved", "decode_ms")},
-            by_depth=tuple(sum(one[d] for one in depths if d < len(one)) for d in range(deepest)),
-            phases_ms={name.removesuffix("_ms"): total(name) for name in PHASES},
-        )
-
-    @property
-    def tokens_per_step(self) -> float:
-        return self.decoded / self.steps if self.steps else 1.0
-
-    @property
-    def ms_per_token(self) -> float:
-        return self.decode_ms / self.decoded if self.decoded else 0.0
-
-    @property
-    def round_ms(self) -> float:
-        return self.decode_ms / self.steps if self.steps else 0.0
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Share of each phase in the rounds, and of the time between rounds."""
-        whole = max(self.decode_ms, 1e-9)
-        shares = {name: ms / whole for name, ms in self.phases_ms.items()}
-        return shares | {"between": max(0.0, 1 - sum(shares.values()))}
-
-    @property
-    def shares_in_words(self) -> str:
-        return ", ".join(f"{name} {share:.0%}" for name, share in self.shares.items() if share >= 0.005)
-
-
-@dataclass(frozen=True)
 class Comparison:
     """A method compared with plain decoding.
 
     Attributes:
-        method: the method's name.
-        prompts: how many.
         different: prompts for which its tokens differ from plain decoding's.
-        plain, drafted: the totals of both.
+        plain, drafted: figures of both, as `bench.report.summarise` gives them. With them `by_position`, the share of
+            steps in which the draft at each depth was accepted, and `own_accepted`, accepted drafts per step that were
+            not retrieved.
     """
 
     method: str
     prompts: int
     different: int
-    plain: Totals
-    drafted: Totals
+    plain: Mapping[str, Any]
+    drafted: Mapping[str, Any]
+
+
+def shares_of(row: Mapping[str, Any]) -> dict[str, float]:
+    """Share of each phase in the rounds, and of the time between rounds."""
+    shares = {name.removesuffix("_ms"): row[name] / max(row["round_ms"], 1e-9) for name in PHASES}
+    return shares | {"between": max(0.0, 1 - sum(shares.values()))}
+
+
+def _in_words(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+
+
+def _ms_per_token(row: Mapping[str, Any]) -> float:
+    return float(row["round_ms"] / row["tokens_per_step"])
 
 
 def examine_method(model: Model, prompts: str = PROMPTS, tokens: int = TOKENS) -> Iterator[Finding]:
-    """Findings about the model's method on a few prompts.
-
-    Args:
-        model: with the method.
-        prompts: as `outpace bench` names a workload.
-        tokens: of an answer at most.
-    """
+    """Findings about the model's method on a few prompts."""
     method = model.method_name
     run = compare(model, method, read_workload(prompts), tokens)
     found = drafter_of(model, method)
@@ -134,19 +83,22 @@ def compare(model: Model, method: str, items: Sequence[WorkItem], tokens: int) -
     common beginnings of prompts, so that the second to decode a prompt gains nothing.
 
     Args:
-        model: the model.
-        method: "plain" for plain decoding's figures alone.
         items: prompts, of which the first turns are asked, as text where the model has no chat template.
-        tokens: of an answer at most.
     """
     model.engine.shares_prefixes = False
     asked = tuple(_fitting(model, item, tokens) for item in items)
     params = SamplingParams(max_new_tokens=tokens)
     run = BenchRun(model, BenchPlan(tuple(dict.fromkeys((PLAIN, method))), asked, params, check=False))
     records = run.records()
-    own = {name: [record for record in records if record["method"] == name] for name in (PLAIN, method)}
-    different = sum(not record["equal"] for record in own[method])
-    return Comparison(method, len(asked), different, Totals.of(own[PLAIN]), Totals.of(own[method]))
+    rows = summarise(records, copied=())
+    for name, row in rows.items():
+        own, steps = [record for record in records if record["method"] == name], max(row["rounds"], 1)
+        depths = zip_longest(*(record["accepted_per_depth"] for record in own), fillvalue=0)
+        retrieved = sum(record["accepted_retrieved"] for record in own)
+        row |= {"by_position": [sum(depth) / steps for depth in depths]}
+        row |= {"own_accepted": row["accepted_per_step"] - retrieved / steps}
+    different = sum(not record["equal"] for record in records if record["method"] == method)
+    return Comparison(method, len(asked), different, rows[PLAIN], rows[method])
 
 
 def _fitting(model: Model, item: WorkItem, tokens: int) -> WorkItem:
@@ -159,13 +111,14 @@ def _fitting(model: Model, item: WorkItem, tokens: int) -> WorkItem:
     return item
 
 
-def plain_round(plain: Totals) -> Finding:
+def plain_round(plain: Mapping[str, Any]) -> Finding:
     """The share of a plain round that is not the model's pass."""
-    measured = f"a plain round takes {plain.round_ms:.1f} ms: {plain.shares_in_words}"
+    shares, round_ms = shares_of(plain), plain["round_ms"]
     remedy = ""
-    if 1 - plain.shares["forward"] > _MUCH_OVERHEAD and plain.round_ms > _SMALL_MS:
+    if 1 - shares["forward"] > _MUCH_OVERHEAD and round_ms > _SMALL_MS:
         remedy = "decode several prompts together (generate takes a list): they share what is not the model's pass"
-    return finding("plain round", measured, remedy, round_ms=plain.round_ms, shares=plain.shares)
+    measured = f"a plain round takes {round_ms:.1f} ms: {_in_words(shares)}"
+    return finding("plain round", measured, remedy, round_ms=round_ms, shares=shares)
 
 
 def answers(run: Comparison, is_bitwise: bool) -> Finding:
@@ -180,38 +133,36 @@ def answers(run: Comparison, is_bitwise: bool) -> Finding:
 
 def acceptance(run: Comparison, has_drafter: bool) -> Finding:
     """Tokens per step, and how often the draft at each position was accepted."""
-    drafted = run.drafted
-    rates = [count / drafted.steps for count in drafted.by_depth] if drafted.steps else []
+    drafted, remedy = run.drafted, ""
+    rates, rate = drafted["by_position"], drafted["tokens_per_step"]
     shown = " ".join(f"{rate:.2f}" for rate in rates[:_SHOWN]) or "none"
-    measured = f"{drafted.tokens_per_step:.2f} tokens per step; accepted by position: {shown}"
-    remedy = ""
-    if drafted.accepted < _NEXT_TO_NOTHING * drafted.steps:
-        nothing = "was drafted" if not drafted.drafted else "of what was drafted was accepted"
+    if drafted["accepted_per_step"] < _NEXT_TO_NOTHING and drafted["rounds"]:
+        nothing = "of what was drafted was accepted" if drafted["drafted_per_step"] else "was drafted"
         other = "use --method plain, or a drafter trained for this model (--drafter)"
         remedy = ("see 'drafter'" if has_drafter else other) + f": next to nothing {nothing}"
-    return finding("acceptance", measured, remedy, tokens_per_step=drafted.tokens_per_step, by_position=rates)
+    measured = f"{rate:.2f} tokens per step; accepted by position: {shown}"
+    return finding("acceptance", measured, remedy, tokens_per_step=rate, by_position=rates)
 
 
 def drafting(run: Comparison, has_drafter: bool) -> Finding:
     """The share of a round that goes into drafting."""
-    drafted = run.drafted
-    measured = f"a round of {run.method} takes {drafted.round_ms:.1f} ms: {drafted.shares_in_words}"
-    remedy = ""
-    if drafted.shares["draft"] > _MUCH_DRAFTING:
+    shares, round_ms, remedy = shares_of(run.drafted), run.drafted["round_ms"], ""
+    if shares["draft"] > _MUCH_DRAFTING:
         fewer = f"fewer levels or nodes (--budget, `outpace methods {run.method.partition(':')[0]}`)"
         other = "--method outpace:draft=none, which drafts without a model" if has_drafter else "--method plain"
         remedy = f"try {fewer}, or {other}: drafting takes more than {_MUCH_DRAFTING:.0%} of a round"
-    return finding("drafting", measured, remedy, round_ms=drafted.round_ms, shares=drafted.shares)
+    measured = f"a round of {run.method} takes {round_ms:.1f} ms: {_in_words(shares)}"
+    return finding("drafting", measured, remedy, round_ms=round_ms, shares=shares)
 
 
 def gain(run: Comparison, has_drafter: bool) -> Finding:
     """The method's speed relative to plain decoding, and the tokens per step at which both are equally fast."""
-    plain, drafted = run.plain, run.drafted
-    needed = drafted.round_ms / plain.ms_per_token if plain.ms_per_token else 0.0
-    speedup = plain.ms_per_token / drafted.ms_per_token if drafted.ms_per_token else 1.0
+    plain, own = _ms_per_token(run.plain), _ms_per_token(run.drafted)
+    needed = run.drafted["round_ms"] / plain if plain else 0.0
+    speedup = plain / own if own else 1.0
     measured = (
-        f"{speedup:.2f}x plain decoding's {plain.ms_per_token:.1f} ms per token; a round takes {needed:.2f} plain "
-        f"rounds and yields {drafted.tokens_per_step:.2f} tokens: it breaks even at {needed:.2f}"
+        f"{speedup:.2f}x plain decoding's {plain:.1f} ms per token; a round takes {needed:.2f} plain rounds and yields "
+        f"{run.drafted['tokens_per_step']:.2f} tokens: it breaks even at {needed:.2f}"
     )
     remedy = ""
     if speedup < _SLOWER:
@@ -225,15 +176,12 @@ class DrafterFacts:
     """A drafter and the model it drafts for.
 
     Attributes:
-        fingerprint: identifies the drafter.
         taps: hidden states of the target that it reads.
         positions: tokens that it was trained for; None where unknown.
-        model, model_length: the target's name, and tokens of a request.
         trained_for, trained_template: the target and the fingerprint of its chat template in training; None where
             unknown.
         template: fingerprint of the target's own chat template; None without one.
         table_bytes: of Domino's table of gates; 0 without one.
-        computed_by: which parts compiled kernels compute.
     """
 
     fingerprint: str
@@ -273,14 +221,9 @@ def drafter_of(model: Model, method: str) -> DrafterFacts | None:
     )
 
 
-def drafter(found: DrafterFacts, drafted: Totals) -> Finding:
-    """Whether the drafter fits the model and its settings.
-
-    Args:
-        found: the drafter.
-        drafted: totals of the method.
-    """
-    own = (drafted.accepted - drafted.accepted_retrieved) / max(drafted.steps, 1)
+def drafter(found: DrafterFacts, drafted: Mapping[str, Any]) -> Finding:
+    """Whether the drafter fits the model and its settings."""
+    own = drafted["own_accepted"]
     for_what = f", trained for {found.trained_for}" if found.trained_for else ""
     taps = f", reads hidden states {', '.join(map(str, found.taps))}" if found.taps else ""
     table = f", {found.table_bytes / 1e9:.2f} GB of gates in a table" if found.table_bytes else ""
@@ -299,7 +242,7 @@ def drafter(found: DrafterFacts, drafted: Totals) -> Finding:
             f"load with --max-model-len {found.positions}, or expect poor drafts after that: the drafter was trained "
             f"for {found.positions} tokens, and requests may have {found.model_length}"
         )
-    if own < _NEXT_TO_NOTHING and drafted.steps:
+    if own < _NEXT_TO_NOTHING and drafted["rounds"]:
         other = found.trained_for not in (None, found.model)
         trained = f" (it was trained for {found.trained_for})" if other else ""
         reasons.append(

@@ -31,7 +31,6 @@ def examine_model(model: Model, problems: Sequence[str] = ()) -> Iterator[Findin
     """Findings about a model, one by one; for a GPU the precision alone.
 
     Args:
-        model: with no requests running.
         problems: names of findings about the machine that need a look.
     """
     target = model.target
@@ -60,10 +59,8 @@ class Precision:
     """What a model is stored and computed in.
 
     Attributes:
-        stored, computed: dtype of weights and of passes.
         quantize: "none" or "int8".
         device: "cpu" or "cuda".
-        has_bfloat16: whether the CPU multiplies it.
         held_by: the variable that disables the CPU's instructions for bfloat16; empty if none does.
         has_kernels: whether compiled kernels multiply: they have int8, and widen stored bfloat16.
     """
@@ -154,13 +151,7 @@ class MeasuredPasses:
 
 @torch.inference_mode()
 def measured_passes(target: TransformersTarget, slot: int, seconds: float = SECONDS) -> MeasuredPasses:
-    """Measure passes of a target on the CPU.
-
-    Args:
-        target: the model.
-        slot: a free one; its content is lost.
-        seconds: for all, about.
-    """
+    """Measure passes of a target on the CPU."""
     context = max(1, min(CONTEXT, target.max_length - ROWS))
     ids = torch.arange(context + ROWS) % target.vocab_size
     target.rewind_slot(slot, 0)
@@ -197,9 +188,7 @@ def reading(times: MeasuredPasses, bandwidth: float, remedy: str) -> Finding:
     """A pass of one row compared with the time to read its weights.
 
     Args:
-        times: of passes.
         bandwidth: bytes per second.
-        remedy: what makes passes of this model cheaper here.
     """
     least = times.weight_bytes / bandwidth * 1e3
     measured = (
@@ -232,13 +221,7 @@ def overhead(times: MeasuredPasses, remedy: str) -> Finding:
 
 
 def one_call(computed_by: str, family: str, dtype: torch.dtype) -> Finding:
-    """Whether a pass is one call to the compiled kernels, or hundreds of operations from Python, and why.
-
-    Args:
-        computed_by: of the target.
-        family: its model type.
-        dtype: that it computes in.
-    """
+    """Whether a pass is one call to the compiled kernels, or hundreds of operations from Python, and why."""
     if computed_by == COMPILED:
         return finding("one call", "a pass is one call to the compiled kernels", native=True)
     if loaded_kernels() is None:
@@ -255,7 +238,6 @@ def pass_remedies(target: TransformersTarget, problems: Sequence[str]) -> tuple[
     """What makes passes of a model cheaper here, and what reduces their overhead.
 
     Args:
-        target: the model.
         problems: names of findings about the machine that need a look: they come first.
     """
     if loaded_kernels() is None:

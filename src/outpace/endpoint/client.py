@@ -35,13 +35,7 @@ def events(chunks: Iterable[bytes]) -> Iterator[str]:
 class AnswerStream:
     """The pieces of one answer's text; iterate once.
 
-    Args:
-        response: open, of status 200.
-        url: for messages.
-        retries: how many times the server was busy before.
-
     Attributes:
-        text: the text so far.
         pieces: how many pieces it came in.
         finish_reason: why the answer ended; None before.
         usage: the server's counts of tokens, empty if it sends none.
@@ -137,9 +131,6 @@ class Endpoint:
             variable, the first.
         patient: whether a server that cannot be reached or fails is asked again, as a busy one always is.
 
-    Attributes:
-        url: the base, without a slash at its end.
-
     Raises:
         InvalidRequest: no address of HTTP.
     """
@@ -164,10 +155,6 @@ class Endpoint:
 
     def post(self, path: str, body: Body) -> tuple[str, dict[str, Any]]:
         """The text of an answer that comes in one piece, and its first choice.
-
-        Args:
-            path: after the base, as "chat/completions".
-            body: of the request.
 
         Raises:
             InvalidRequest: the server refuses this request.

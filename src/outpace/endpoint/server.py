@@ -18,9 +18,7 @@ class Server:
     """A server that answers.
 
     Attributes:
-        model: the name to request.
         default_method: of our own servers; None for others, which take no methods.
-        facts: its model and version, for records.
     """
 
     model: str
@@ -79,12 +77,7 @@ DRAFTED, ACCEPTED, BY_POSITION = (
 
 @dataclass(frozen=True)
 class SpeculationCounts:
-    """Counters of a server, for all its requests since it started, or their growth.
-
-    Attributes:
-        drafted, accepted: tokens.
-        accepted_per_depth: accepted tokens by their position in the draft.
-    """
+    """Counters of a server, for all its requests since it started, or their growth."""
 
     drafted: int
     accepted: int

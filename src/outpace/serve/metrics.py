@@ -29,12 +29,7 @@ class Occupied(Protocol):
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own.
-
-    Args:
-        name: of the model, as a label.
-        occupied: asked at every scrape.
-    """
+    """The metrics of one server, in a registry of their own."""
 
     def __init__(self, name: str, occupied: Occupied) -> None:
         self.registry = CollectorRegistry()

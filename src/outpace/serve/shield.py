@@ -23,13 +23,7 @@ class NotRead(Exception):
 
 
 class Shield:
-    """Middleware around the whole app.
-
-    Args:
-        app: inside.
-        settings: of the server.
-        log: a structlog logger.
-    """
+    """Middleware around the whole app."""
 
     def __init__(self, app: ASGIApp, settings: ServeSettings, log: Any) -> None:
         self._app, self._settings, self._log = app, settings, log

@@ -19,7 +19,6 @@ class Callable:
     """A function that may be called.
 
     Attributes:
-        name: of it.
         parameters: JSON schema of its arguments; None for none.
     """
 
@@ -38,9 +37,7 @@ def call_grammar(
     """What an answer looks like in which every call fits its function.
 
     Args:
-        functions: that may be called.
         must_call: whether there is at least one call, and nothing else.
-        only_one: whether there is at most one.
         answer: JSON schema of an answer without calls; None for any text.
     """
     rules = [f"inside: {' | '.join(f'inside{index}' for index in range(len(functions)))}"]

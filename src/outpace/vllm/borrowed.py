@@ -26,13 +26,6 @@ class BorrowedTarget:
     With tensor parallelism each rank holds a part of both; they are gathered once, at load, and take V * H numbers each
     on every rank, once if they are tied.
 
-    Args:
-        model: vLLM's.
-        config: of the text model, transformers'.
-        max_length: tokens of a request.
-        max_slots: requests at a time.
-        ranks: of tensor parallelism.
-
     Raises:
         UnsupportedModel: they are not where vLLM's models have them, are quantised, or are scaled in ways that drafters
             do not know.
@@ -89,10 +82,7 @@ def build_context(spec: MethodSpec, settings: ProposerSettings, target: Any, dev
     """What a method may ask for inside vLLM.
 
     Args:
-        spec: the method.
-        settings: that name its drafter and transitions.
         target: a `BorrowedTarget`, or what has a `vocab_size` where there is no drafter.
-        device: of the model.
 
     Raises:
         InvalidRequest: a drafter that is missing, not needed, or of another kind.

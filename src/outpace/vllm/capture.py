@@ -53,7 +53,6 @@ class Capture:
 
     Args:
         needs: of the proposer; taps are numbered as vLLM's, i is what layer i - 1 puts out.
-        layers: of the target.
 
     Attributes:
         fault: what went wrong while looking on; None if nothing did.

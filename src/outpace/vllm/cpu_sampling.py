@@ -95,8 +95,6 @@ def expand(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: floa
     Args:
         x: [B].
         cu_num_tokens: [B], tokens of the requests up to each one, itself included.
-        num_tokens: T, of all.
-        replace_from, replace_to: a value that is replaced, and by what.
 
     Returns:
         [T], of the dtype of `x`.
@@ -107,11 +105,7 @@ def expand(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: floa
 
 
 def takes_none(sampler: Any) -> bool:
-    """Whether a sampler can do with a step without drafts whose requests have top-k.
-
-    Args:
-        sampler: the module `vllm.v1.sample.rejection_sampler`.
-    """
+    """Whether a sampler can do with a step without drafts whose requests have top-k."""
     asked = {"all_greedy": False, "all_random": True, "temperature": torch.ones(1), "top_k": torch.ones(1).int()}
     try:
         metadata = SimpleNamespace(**asked, top_p=None)
@@ -131,11 +125,7 @@ def _unless_none(constrain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def is_right(sampler: Any) -> bool:
-    """Whether a sampler's values arrive where they belong: by its function alone, then by the logits that it makes.
-
-    Args:
-        sampler: the module `vllm.v1.sample.rejection_sampler`.
-    """
+    """Whether a sampler's values arrive where they belong: by its function alone, then by the logits that it makes."""
     counts = torch.tensor([2, 5, 6], dtype=torch.int32)
     owners = torch.tensor([0, 0, 1, 1, 1, 2])
     for scale in (1.0, 2.0, 4.0):  # memory that nobody wrote may hold what was right the last time

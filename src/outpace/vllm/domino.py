@@ -26,10 +26,6 @@ from outpace.vllm.drafter import check_use, is_domino, read_drafter
 class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
     """vLLM's DFlash drafter with Domino's head; of any other checkpoint, an instance of vLLM's own class.
 
-    Args:
-        vllm_config: vLLM's, its draft model a Domino drafter.
-        prefix: of parameter names.
-
     Raises:
         ModelError: a checkpoint that does not fit its config, or a drafter for another target.
         InvalidRequest: more drafts than the drafter has, or a number that varies.

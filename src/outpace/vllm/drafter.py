@@ -21,9 +21,6 @@ class Drafter:
     """A drafter as its folder describes it.
 
     Attributes:
-        name: folder or hub id.
-        values: config.json.
-        config: what it says.
         ids: [K] ascending, the only ids that it drafts; None for all.
     """
 
@@ -44,10 +41,6 @@ def is_domino(hf_config: Any) -> bool:
 def read_drafter(name: str, revision: str | None = None) -> Drafter:
     """A drafter without its weights.
 
-    Args:
-        name: folder or hub id.
-        revision: on the hub.
-
     Raises:
         ModelError: no Domino drafter, or files that contradict each other.
     """
@@ -63,11 +56,6 @@ def read_drafter(name: str, revision: str | None = None) -> Drafter:
 
 def check_use(drafter: Drafter, target: Any, speculation: Any) -> None:
     """Refuse a drafter that was not made for a target, or cannot draft as asked.
-
-    Args:
-        drafter: of `read_drafter`.
-        target: vLLM's config of the target.
-        speculation: vLLM's speculative config.
 
     Raises:
         ModelError: a drafter for another target.

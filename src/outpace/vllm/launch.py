@@ -98,12 +98,8 @@ class VllmServer:
     """What is served, and how. None leaves vLLM its own default.
 
     Attributes:
-        model: as for `outpace.load`.
         method, drafter, budget: how to draft, as `outpace.vllm.speculation` reads them.
-        speculative_config: vLLM's own JSON instead of these three.
-        names: by which requests may call the model.
         host, port: where rank 0 listens.
-        api_key: that requests must bear.
         more: vLLM's options by their names there, with their values; an option without one is a switch.
         arguments: as they are, behind all others.
     """
@@ -143,7 +139,6 @@ def command(server: VllmServer, exports: Path | None = None) -> ServeCommand:
     """The `vllm serve` command of a server.
 
     Args:
-        server: what it shall do.
         exports: a folder for models that vLLM cannot read as they are; by default in the user's cache folder.
 
     Raises:
@@ -239,11 +234,7 @@ def _without_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def _program() -> str:
-    """vLLM's script beside this Python, by its name where that is what a shell finds.
-
-    Raises:
-        VllmMissing: there is none.
-    """
+    """vLLM's script beside this Python, by its name where that is what a shell finds."""
     script = Path(sys.executable).with_name("vllm")
     found = shutil.which("vllm")
     return "vllm" if found is not None and Path(found).resolve() == script.resolve() else str(script)

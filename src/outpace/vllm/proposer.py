@@ -54,9 +54,6 @@ MOST_SLOTS = 64
 class MethodProposer:
     """A proposer as vLLM calls it.
 
-    Args:
-        vllm_config: vLLM's whole configuration.
-
     Raises:
         InvalidRequest: a setting or a method that is unknown or cannot draft here, or a way of running that hides what
             it needs to see; with the remedy.
@@ -130,7 +127,6 @@ class MethodProposer:
             sampled_token_ids: new ids of each row; none of one whose prompt is being written.
             num_tokens_no_spec: [rows] ids of each row, the new ones included.
             token_ids_cpu: [rows, max_model_len] these ids.
-            slot_mappings: not read.
         """
         none: list[list[int]] = [[] for _ in sampled_token_ids]
         if self._rounds is None or self._capture is None:

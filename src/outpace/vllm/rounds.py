@@ -35,12 +35,8 @@ class BatchPlace:
     """One row of a step.
 
     Attributes:
-        ids: all that it has now.
         sampled: those of them that are new; none while its prompt is being written.
         query: where the row's query lies in the pass; None if the pass was not seen.
-        position: of its first token.
-        drafts: tokens of it that were drafts.
-        best: where its ids lie in the pass's `top_ids`.
     """
 
     ids: Ids
@@ -68,10 +64,7 @@ class Rounds:
     """Drives a proposer by the rows of vLLM's batches.
 
     Args:
-        proposer: proposes chains.
         slots: texts that it drafts for at a time; other rows get no drafts.
-        max_length: tokens of a request.
-        most: drafted tokens of a chain at most.
         ending_ids: ids behind which nothing is drafted.
         best_ids: of hidden states [M, H], for proposers that learn from prompts; None not to ask.
     """
@@ -103,8 +96,6 @@ class Rounds:
         """Take in what became of a step, and draft for the next one.
 
         Args:
-            sampled: of each row, its new ids.
-            lengths: of each row, how many ids it has.
             token_ids: [rows, max_length] ids.
             seen: the step's pass; None if nothing is known of it.
             drafts: whether anything is drafted. Where nothing is, proposers are asked for none: so they see the next

@@ -79,10 +79,6 @@ def linear_method(text: str) -> MethodSpec:
 def check_drafts(count: int, name: str) -> None:
     """Refuse more drafted tokens per step than vLLM verifies.
 
-    Args:
-        count: of tokens.
-        name: of the setting that says it.
-
     Raises:
         InvalidRequest: there are.
     """

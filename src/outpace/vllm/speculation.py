@@ -47,12 +47,9 @@ def speculation(
     proposers.
 
     Args:
-        model: the target, as for `outpace.load`.
         method: with its options; None for the chain of the drafter that is named or ships, else what needs none.
-        drafter: folder, hub id or shipped name.
         budget: drafted tokens per step, where the method states none.
         exports: a folder for models that vLLM cannot read as they are.
-        workers: that share each layer.
 
     Raises:
         InvalidRequest: a method, an option or a drafter that does not go with vLLM, by name.

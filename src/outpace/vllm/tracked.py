@@ -17,16 +17,11 @@ class Tracked:
     """What is known of one text.
 
     Attributes:
-        slot: of the drafter.
-        state: of the proposer.
         ids: [capacity] of which the first `length` are known.
         offset: ids before it are not shown to the proposer: it never saw the target's features there.
         written: ids whose features, or whatever else the target says of them, the proposer was shown.
         tokens: the ids from `offset` on, as the proposer reads them.
         tree: that was proposed last, and of which nothing was heard; None without one.
-        is_prompt: nothing was proposed since what was shown last.
-        used_at: the step that it was last in.
-        row: of the batch, there.
     """
 
     slot: int
@@ -63,10 +58,6 @@ class RowRoster:
 
     Texts outlive their rows: a request may be preempted, or left out of a step, and come back anywhere in the batch; a
     conversation may go on. Whose they were makes no difference, as what is known of a text follows from its ids.
-
-    Args:
-        slots: texts at most.
-        capacity: ids of a text at most.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:

@@ -20,9 +20,7 @@ class Hook:
     """Something of vLLM's that is subclassed, replaced or called.
 
     Attributes:
-        module: where it is.
         name: of a function, or of a class and its method with a dot between.
-        parameters: that it must take, by these names.
     """
 
     module: str
@@ -95,7 +93,6 @@ def missing_hooks(hooks: Sequence[Hook], root: Path | None = None) -> list[str]:
     Sources are read rather than imported: this runs in processes of vLLM's that never import models.
 
     Args:
-        hooks: to look for.
         root: the folder that holds the package `vllm`; None for the one installed.
     """
     missing, sources = [], {module: _source(module, root) for module in {hook.module for hook in hooks}}

@@ -11,7 +11,7 @@ import outpace
 from outpace.data.workload import read_workload
 from outpace.doctor import method
 from outpace.doctor.finding import Finding
-from outpace.doctor.method import Comparison, DrafterFacts, Totals, compare, drafter, drafter_of, examine_method
+from outpace.doctor.method import Comparison, DrafterFacts, compare, drafter, drafter_of, examine_method
 from outpace.doctor.model import examine_model
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.kinds import write_net
@@ -19,12 +19,18 @@ from tests.unit.drafters.source.learned import BLOCK, random_net
 from tests.unit.methods.test_presets import HEAD, OURS
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 
-PHASES = ("draft", "forward", "verify", "commit", "observe")
-PHASES_MS = dict(zip(PHASES, (100.0, 800.0, 40.0, 20.0, 20.0), strict=True))
-PLAIN = Totals(100, 100, 0, 0, 0, decode_ms=800.0, phases_ms=dict.fromkeys(PHASES, 0.0) | {"forward": 750.0})
-DRAFTED = Totals(
-    200, 100, 900, 100, 0, decode_ms=1000.0, by_depth=(70, 20, 10), phases_ms=PHASES_MS
-)  # two tokens per step, of 10 ms each; plain decoding has 8 ms per token
+PHASES_MS = {"draft_ms": 1.0, "forward_ms": 8.0, "verify_ms": 0.4, "commit_ms": 0.2, "observe_ms": 0.2}
+PLAIN = dict.fromkeys(PHASES_MS, 0.0) | {"forward_ms": 7.5, "round_ms": 8.0, "tokens_per_step": 1.0, "rounds": 100}
+DRAFTED: dict[str, Any] = {
+    **PHASES_MS,
+    "round_ms": 10.0,
+    "tokens_per_step": 2.0,
+    "rounds": 100,
+    "drafted_per_step": 9.0,
+    "accepted_per_step": 1.0,
+    "own_accepted": 1.0,
+    "by_position": [0.7, 0.2, 0.1],
+}
 RACE = Comparison("domino", 3, 0, PLAIN, DRAFTED)
 FITS = DrafterFacts("DominoNet-0", (1, 2), 512, "m", 256, "m", "abc", "abc")
 
@@ -120,10 +126,10 @@ def test_what_was_accepted() -> None:
     said = method.acceptance(RACE, True)
     assert said.is_fine
     assert said.measured == "2.00 tokens per step; accepted by position: 0.70 0.20 0.10"
-    nothing = replace(RACE, drafted=replace(DRAFTED, decoded=102, accepted=2, by_depth=(2,)))
+    nothing = replace(RACE, drafted=DRAFTED | {"accepted_per_step": 0.02, "by_position": [0.02]})
     assert method.acceptance(nothing, True).remedy.startswith("see 'drafter'")
     assert "nothing of what was drafted was accepted" in method.acceptance(nothing, False).remedy
-    silent = replace(RACE, drafted=replace(DRAFTED, decoded=100, accepted=0, drafted=0, by_depth=()))
+    silent = replace(RACE, drafted=DRAFTED | {"accepted_per_step": 0.0, "drafted_per_step": 0.0, "by_position": []})
     assert "nothing was drafted" in method.acceptance(silent, False).remedy
 
 
@@ -132,7 +138,7 @@ def test_a_round_that_drafts_too_long() -> None:
     said = method.drafting(RACE, True)
     assert said.is_fine
     assert "takes 10.0 ms: draft 10%, forward 80%, verify 4%, commit 2%, observe 2%, between 2%" in said.measured
-    dear = replace(RACE, drafted=replace(DRAFTED, phases_ms=PHASES_MS | {"draft": 300.0, "forward": 600.0}))
+    dear = replace(RACE, drafted=DRAFTED | {"draft_ms": 3.0, "forward_ms": 6.0})
     assert "outpace methods domino" in method.drafting(dear, True).remedy
     assert "outpace:draft=none" not in method.drafting(dear, False).remedy, "it may be what is examined"
 
@@ -143,7 +149,7 @@ def test_where_a_round_breaks_even() -> None:
     assert said.is_fine
     assert said.figures["break_even"] == pytest.approx(10.0 / 8.0)
     assert said.figures["speedup"] == pytest.approx(8.0 / 5.0)
-    worse = replace(RACE, drafted=replace(DRAFTED, decode_ms=2000.0))
+    worse = replace(RACE, drafted=DRAFTED | {"round_ms": 20.0})
     assert "it breaks even at 2.50" in method.gain(worse, True).measured
     assert method.gain(worse, True).remedy.startswith("use --method outpace:draft=none")
     assert method.gain(worse, False).remedy.startswith("use --method plain")
@@ -152,8 +158,7 @@ def test_where_a_round_breaks_even() -> None:
 def test_a_plain_round_that_is_not_its_pass() -> None:
     """Guards against time lost in Python that nobody sees."""
     assert method.plain_round(PLAIN).is_fine
-    slow = replace(PLAIN, phases_ms=PLAIN.phases_ms | {"forward": 300.0})
-    assert "decode several prompts together" in method.plain_round(slow).remedy
+    assert "decode several prompts together" in method.plain_round(PLAIN | {"forward_ms": 3.0}).remedy
 
 
 @pytest.mark.parametrize(
@@ -176,6 +181,6 @@ def test_a_drafter_off_its_ground(changes: dict[str, Any], said: str) -> None:
 
 def test_retrieved_tokens_are_not_the_drafters() -> None:
     """Guards against a drafter that is never right behind retrieval that is."""
-    found = drafter(FITS, replace(DRAFTED, accepted=100, accepted_retrieved=99))
+    found = drafter(FITS, DRAFTED | {"own_accepted": 0.01})
     assert "0.01 of its own drafts accepted per round" in found.measured
     assert found.remedy.startswith("name a drafter that was trained for this model, or")
