@@ -22,6 +22,7 @@ class SettingsOptions:
     kind: type
     names: Sequence[str]
     defaults: dict[str, Any]
+    panel: str | None = None
 
     def parameters(self) -> dict[str, Any]:
         """Annotation and default of each option."""
@@ -36,7 +37,7 @@ class SettingsOptions:
                 kind = str | None
             elif name in self.defaults:  # never None here
                 kind = next((one for one in get_args(kind) if one is not type(None)), kind)
-            made[name] = Annotated[kind, option(self.kind, name)], default
+            made[name] = Annotated[kind, option(self.kind, name, self.panel)], default
         return made
 
     def make(self, given: dict[str, Any]) -> Any:
@@ -51,7 +52,7 @@ def options(kind: type, *names: str, **defaults: Any) -> SettingsOptions:
     return SettingsOptions(kind, (*names, *(name for name in defaults if name not in names)), defaults)
 
 
-def option(kind: type, name: str) -> Any:
+def option(kind: type, name: str, panel: str | None = None) -> Any:
     """The option for a field of a settings class. A list is given one by one, by its singular: --bad-word."""
     about, default = settings_of(kind)[name], default_of(kind, name)
     complete = completion(name, about.choices)
@@ -69,6 +70,7 @@ def option(kind: type, name: str) -> Any:
         help=about.description + several,
         metavar=None if default is True else about.unit,
         envvar=about.variable,
+        rich_help_panel=panel,
         autocompletion=complete,
     )
 

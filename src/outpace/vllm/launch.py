@@ -7,17 +7,19 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NoReturn
 
 from platformdirs import user_cache_path
 
+from outpace.core.settings import LoadSettings
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.lib.threads import users_environment
 from outpace.models.export import export
 from outpace.models.loading.registry import pulled, resolve
+from outpace.vllm.nodes import Nodes
 from outpace.vllm.speculation import speculation
 from outpace.vllm.versions import refusal
 
@@ -45,76 +47,22 @@ class VllmMissing(OutpaceError):
 
 
 @dataclass(frozen=True)
-class Nodes:
-    """Where the ranks of a server are.
-
-    Attributes:
-        tensor, pipeline: parts that a layer, and the stack of layers, is cut into.
-        data: copies of the model, each with requests of its own.
-        count: machines; every one of them runs the same command with its own rank.
-        rank: of this one. Rank 0 answers requests, all others only compute.
-        address, port: of rank 0, where the others meet it.
-
-    Raises:
-        InvalidRequest: a rank beyond the count, or several nodes that do not know where to meet.
-    """
-
-    tensor: int = 1
-    pipeline: int = 1
-    data: int = 1
-    count: int = 1
-    rank: int | None = None
-    address: str | None = None
-    port: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.count == 1:
-            for name, value in (("node_rank", self.rank), ("master_addr", self.address), ("master_port", self.port)):
-                if value is not None:
-                    raise InvalidRequest(f"{name}={value!r}: there is one node; give --nnodes, or leave it out")
-        elif self.rank is None or self.address is None:
-            raise InvalidRequest(f"nnodes={self.count}: give --node-rank, and as --master-addr the address of rank 0")
-        elif self.rank >= self.count:
-            raise InvalidRequest(f"node_rank={self.rank}: of {self.count} nodes; ranks are 0 to {self.count - 1}")
-
-    @property
-    def is_headless(self) -> bool:
-        """Whether this node answers no requests."""
-        return bool(self.rank)
-
-    @property
-    def arguments(self) -> list[str]:
-        """As vLLM takes them, what is usual left out."""
-        sizes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
-        said = [part for name, size in sizes.items() if size > 1 for part in (f"--{name}-parallel-size", str(size))]
-        if self.count > 1:
-            said += ["--nnodes", str(self.count), "--node-rank", str(self.rank), "--master-addr", str(self.address)]
-            said += [] if self.port is None else ["--master-port", str(self.port)]
-        return [*said, "--headless"] if self.is_headless else said
-
-
-@dataclass(frozen=True)
 class VllmServer:
-    """What is served, and how. None leaves vLLM its own default.
+    """What is served, and how.
 
     Attributes:
-        method, drafter, budget: how to draft, as `outpace.vllm.speculation` reads them.
-        host, port: where rank 0 listens.
+        loading: model, method, drafter, budget, or vLLM's own JSON as `speculative_config`.
         more: vLLM's options by their names there, with their values; an option without one is a switch.
-        arguments: as they are, behind all others.
+        arguments: for vLLM, after all others.
     """
 
-    model: str
+    loading: LoadSettings
     nodes: Nodes
     names: tuple[str, ...]
     host: str
     port: int
     api_key: str | None = None
-    method: str | None = None
-    drafter: str | None = None
-    budget: int | None = None
-    speculative_config: str | None = None
-    more: Mapping[str, str | None] | None = None
+    more: Mapping[str, str | None] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
 
 
@@ -148,10 +96,11 @@ def command(server: VllmServer, exports: Path | None = None) -> ServeCommand:
     """
     check_installed()
     exports = exports or user_cache_path("outpace") / "exports"
-    made = ["serve", _folder_of(server.model, exports), "--served-model-name", *server.names, *server.nodes.arguments]
-    if not server.nodes.is_headless:
+    made = ["serve", _folder_of(server.loading.model, exports), "--served-model-name", *server.names]
+    made += server.nodes.arguments
+    if not server.nodes.node_rank:
         made += ["--host", server.host, "--port", str(server.port)]
-    for name, value in (server.more or {}).items():
+    for name, value in server.more.items():
         made += [f"--{name}"] if value is None else [f"--{name}", value]
     given = {_name(one) for one in server.arguments if one.startswith("-")} - {""}
     made += _speculative(server, exports, is_compiled_otherwise="compilation-config" in given)
@@ -185,22 +134,24 @@ def start(command: ServeCommand) -> NoReturn:
 
 
 def _speculative(server: VllmServer, exports: Path, is_compiled_otherwise: bool) -> list[str]:
-    if server.speculative_config is not None:
+    loading, nodes = server.loading, server.nodes
+    if loading.speculative_config is not None:
         for name in ("method", "drafter", "budget"):
-            if getattr(server, name) is not None:
-                raise InvalidRequest(f"{name}={getattr(server, name)!r}: speculative_config says it; leave one out")
-        return ["--speculative-config", server.speculative_config]
-    found = speculation(server.model, server.method, server.drafter, server.budget, exports, server.nodes.tensor)
-    said = [] if found.config is None else ["--speculative-config", json.dumps(found.config)]
-    if found.additional is None:
-        return said
-    if server.nodes.pipeline > 1:
+            if (value := getattr(loading, name)) is not None:
+                raise InvalidRequest(f"{name}={value!r}: speculative_config decides it; leave one out")
+        return ["--speculative-config", loading.speculative_config]
+    chosen = (loading.model, loading.method, loading.drafter, loading.budget)
+    config, additional = speculation(*chosen, exports, nodes.tensor_parallel_size)
+    made = [] if config is None else ["--speculative-config", json.dumps(config)]
+    if additional is None:
+        return made
+    if nodes.pipeline_parallel_size > 1:
         raise InvalidRequest(
-            f"pipeline_parallel_size={server.nodes.pipeline}: this method needs the whole model on a rank; use "
+            f"pipeline_parallel_size={nodes.pipeline_parallel_size}: this method needs the whole model on a rank; use "
             "--tensor-parallel-size, or a method that vLLM has itself"
         )
-    said += ["--additional-config", json.dumps(found.additional)]
-    return said if is_compiled_otherwise else [*said, "--compilation-config", SEEN_PASSES]
+    made += ["--additional-config", json.dumps(additional)]
+    return made if is_compiled_otherwise else [*made, "--compilation-config", SEEN_PASSES]
 
 
 def _folder_of(model: str, exports: Path) -> str:

@@ -3,30 +3,18 @@
     vllm serve MODEL --speculative-config '{"method": "custom_class", "model": "outpace.vllm.proposer.Graft",
         "num_speculative_tokens": 7}' --additional-config '{"outpace": {"drafter": "run/eagle3"}}'
 
-| class | method | needs |
-|---|---|---|
-| `Matrix` | the transition matrix: what the target ranked high behind the same tokens | nothing |
-| `Lookup` | prompt lookup: what followed the same words | nothing |
-| `Automaton` | a suffix automaton: what followed the longest match | nothing |
-| `Retrieval` | the union of matrix and automaton | nothing |
-| `Graft` | EAGLE-3, pruned in doubt, and transitions | an EAGLE-3 drafter |
-| `DynaTree` | EAGLE-3 in DynaTree's shape | an EAGLE-3 drafter |
-| `Union` | Domino's block, transitions and matches, the likeliest first | a Domino drafter |
-| `Method` | any that has a linear form, named in the settings | its drafter |
+The classes are at the end of this file; `Method` takes any method that has a linear form. Settings are the object
+"outpace" of vLLM's `additional_config` (`vllm.settings.ProposerSettings`), which vLLM hands to every worker and node.
 
-Settings are the object "outpace" of vLLM's `additional_config` (`vllm.settings.ProposerSettings`): `method` takes the
-place of the class's own, with options as everywhere ("graft:retrieve=both"); `drafter`, `least_gain`, `slots`,
-`transitions`, `learn_prompts`. vLLM hands that object to every worker and node.
+vLLM verifies chains only, so the best chain of each tree is drafted, up to the depth at which a further token has no
+expected gain (`trees.linear_form`). Drafts are chosen, not drawn: vLLM accepts them with the target's own probability,
+so that the distribution of the answers is unchanged.
 
-vLLM verifies chains only, so of each tree its best chain is drafted, as long as a further token pays, and none where
-none does (`shaping.linear_form`). Drafts are chosen, not drawn: vLLM accepts them with the target's own probability, so
-what is said is distributed as without them.
+The cost of a row of a pass is measured, unless `least_gain` is set, and so is whether drafting raises the throughput of
+batches. With tensor parallelism no clock decides: drafts follow from the ids and from earlier rounds alone, so that all
+ranks draft the same; vLLM verifies the first one's.
 
-What a row of a pass costs is measured, unless `least_gain` says it, and so is whether batches say more with drafts or
-without. With tensor parallelism no clock decides: drafts then follow from the ids and from rounds before alone, so that
-all ranks draft the same; vLLM verifies the first one's.
-
-If anything fails while serving, one error is logged and decoding goes on without drafts.
+If anything fails while serving, one error is logged and decoding continues without drafts.
 """
 
 import logging
@@ -175,43 +163,14 @@ Method = MethodProposer
 """What speculative configs name where the settings name the method."""
 
 
-class Matrix(MethodProposer):
-    """The transition matrix, by one token and by two. The paper's chain of best successors is `recycle:shape=chain`."""
-
-    method = "outpace:draft=none,retrieve=matrix"
+def _drafting(name: str, method: str) -> type[MethodProposer]:
+    return type(name, (MethodProposer,), {"method": method, "__module__": __name__, "__doc__": f"Drafts by {method}."})
 
 
-class Lookup(MethodProposer):
-    """Prompt lookup."""
-
-    method = "lookup"
-
-
-class Automaton(MethodProposer):
-    """A suffix automaton of the request's own text."""
-
-    method = "outpace:draft=none,retrieve=suffix"
-
-
-class Retrieval(MethodProposer):
-    """The union of matrix and automaton."""
-
-    method = "outpace:draft=none"
-
-
-class Graft(MethodProposer):
-    """Graft on EAGLE-3."""
-
-    method = "graft"
-
-
-class DynaTree(MethodProposer):
-    """EAGLE-3 in DynaTree's shape."""
-
-    method = "eagle3:shape=dynatree"
-
-
-class Union(MethodProposer):
-    """The union, with Domino."""
-
-    method = "outpace"
+Matrix = _drafting("Matrix", "outpace:draft=none,retrieve=matrix")
+Lookup = _drafting("Lookup", "lookup")
+Automaton = _drafting("Automaton", "outpace:draft=none,retrieve=suffix")
+Retrieval = _drafting("Retrieval", "outpace:draft=none")
+Graft = _drafting("Graft", "graft")
+DynaTree = _drafting("DynaTree", "eagle3:shape=dynatree")
+Union = _drafting("Union", "outpace")

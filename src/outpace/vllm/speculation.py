@@ -1,6 +1,5 @@
 """Methods of ours in vLLM's words: the speculative config that drafts alike there."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +24,11 @@ LONGEST = 8  # tokens of our proposers' chains, which end sooner by themselves
 LOOKUP = {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # the lengths that prompt lookup tries here
 
 
-@dataclass(frozen=True)
-class Speculation:
-    """Settings for vLLM.
-
-    Attributes:
-        config: for `--speculative-config`; None for none.
-        additional: for `--additional-config`: what our own proposers draft with.
-    """
-
-    config: dict[str, Any] | None
-    additional: dict[str, Any] | None = None
-
-
 def speculation(
     model: str, method: str | None, drafter: str | None, budget: int | None, exports: Path, workers: int = 1
-) -> Speculation:
-    """How vLLM drafts as a method does here, as far as chains can.
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """How vLLM drafts as a method does here, as far as chains can: `--speculative-config`, and `--additional-config`
+    with what our own proposers draft with; None for none.
 
     A chain of a trained drafter or a draft model, and prompt lookup, are vLLM's own methods; all else is drafted by our
     proposers.
@@ -63,14 +50,14 @@ def speculation(
     check_drafts(tokens or 0, "budget")
     found = _drafter_for(spec, model, named)
     if spec.name == "plain" or tokens == 0:
-        return Speculation(None)
+        return None, None
     if spec.name == "lookup":
-        return Speculation({"method": "ngram", "num_speculative_tokens": tokens or CONTINUATION, **LOOKUP})
+        return {"method": "ngram", "num_speculative_tokens": tokens or CONTINUATION, **LOOKUP}, None
     if found is None or spec.name not in MODELS or not _is_chain(spec):
         linear_method(str(spec))
         config = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens or LONGEST}
         given = {"method": str(spec), "drafter": found, "transitions": shipped_transitions(model)}
-        return Speculation(config, {KEY: {name: str(value) for name, value in given.items() if value is not None}})
+        return config, {KEY: {name: str(value) for name, value in given.items() if value is not None}}
     if spec.name == "linear":
         folder = exports / Path(model).name
         # Only a draft model without an embedding asks for its target, which may be large.
@@ -78,7 +65,7 @@ def speculation(
         found = str(export_draft(found, target, folder / Path(found).name))
     _check_shares(found, workers)
     length = _length(spec, found, tokens)
-    return Speculation({"method": MODELS[spec.name].vllm, "model": found, "num_speculative_tokens": length})
+    return {"method": MODELS[spec.name].vllm, "model": found, "num_speculative_tokens": length}, None
 
 
 def _method_for(model: str, drafter: str | None) -> str:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner, Result
 
 from outpace import cli
+from outpace.core.settings import LoadSettings
 from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
 from outpace.lib import threads
 from outpace.lib.errors import InvalidRequest
@@ -27,7 +28,8 @@ from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import save_matrix
 from outpace.vllm import launch
 from outpace.vllm.borrowed import build_context
-from outpace.vllm.launch import Nodes, ServeCommand, VllmMissing, VllmServer, command
+from outpace.vllm.launch import ServeCommand, VllmMissing, VllmServer, command
+from outpace.vllm.nodes import Nodes
 from outpace.vllm.settings import read_settings
 from outpace.vllm.speculation import MODELS, speculation
 from tests.unit.models.tiny import save_tiny_model
@@ -155,7 +157,7 @@ def test_methods_in_vllms_words(
         (["--method", "domino", "--drafter", DOMINO, "--budget", "8"], "budget=8: the drafter's block holds 7"),
         (["--method", "domino:budget=3", "--drafter", DOMINO, "--budget", "3"], "were both given"),
         (["--method", "recycle", "--drafter", DOMINO], "method 'recycle' needs none"),
-        (["--method", "lookup", "--speculative-config", "{}"], "method='lookup': speculative_config says it"),
+        (["--method", "lookup", "--speculative-config", "{}"], "method='lookup': speculative_config decides it"),
         (["--method", "lookup", "--budget", "129"], "budget=129: vLLM verifies at most 128 tokens per step"),
         (["--method", "recycle:budget=200"], "budget=200: vLLM verifies at most 128"),
     ],
@@ -221,7 +223,7 @@ def test_models_that_vllm_cannot_read_are_exported(tmp_path: Path) -> None:
     target, codec = load_target(model, "bfloat16", "cpu", None, 1)
     net: Any = make_bare(small_config(target.config, SmallSizes(layers=1)), FrozenTarget(target), 0)
     write_bare(net.model, tmp_path / "bare", codec, torch.bfloat16)
-    found = speculation(model, "linear", str(tmp_path / "bare"), None, tmp_path / "exports").config
+    found = speculation(model, "linear", str(tmp_path / "bare"), None, tmp_path / "exports")[0]
     assert found is not None
     assert found["method"] == "draft_model"
     assert "model.embed_tokens.weight" in load_file(Path(found["model"]) / "model.safetensors")
@@ -230,7 +232,7 @@ def test_models_that_vllm_cannot_read_are_exported(tmp_path: Path) -> None:
 def test_a_target_is_exported_only_for_drafters_that_need_it(tmp_path: Path) -> None:
     """Guards against a target of many gigabytes that is read and written again for a draft model that is whole."""
     model, draft = (str(save_tiny_model(tmp_path / name)) for name in ("tiny", "draft"))
-    found = speculation(model, "linear", draft, None, tmp_path / "exports").config
+    found = speculation(model, "linear", draft, None, tmp_path / "exports")[0]
     assert found is not None
     assert Path(found["model"]).is_dir()
     assert not (tmp_path / "exports" / "tiny" / "hf").exists()
@@ -299,5 +301,5 @@ def test_one_line_says_what_to_install(
 def test_a_server_can_be_asked_for_from_python(model: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Guards against methods in the table that no drafter's kind leads to."""
     monkeypatch.setattr(launch, "check_installed", lambda: None)
-    server = VllmServer(model, Nodes(), ("tiny",), "127.0.0.1", 8000, drafter=EAGLE)
+    server = VllmServer(LoadSettings(model=model, drafter=EAGLE), Nodes(), ("tiny",), "127.0.0.1", 8000)
     assert _config(command(server, tmp_path))["method"] == MODELS["eagle3"].vllm
