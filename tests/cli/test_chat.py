@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from outpace import cli
-from outpace.lib.errors import InvalidRequest
 from outpace.models.target import TransformersTarget
+from tests.cli.runner import assert_refused, run
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 
 
@@ -23,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def _chat(folder: str, lines: str, *arguments: str) -> Result:
     command = ["chat", "-m", folder, "--max-new-tokens", "12", "--dtype", "float32", *arguments]
-    return CliRunner().invoke(cli.app, command, input=lines)
+    return run(*command, lines=lines)
 
 
 def _reused(result: Result) -> list[tuple[int, int]]:
@@ -63,8 +63,7 @@ class Terminal(io.StringIO):
 def test_a_person_is_greeted_briefly(
     folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Guards against a greeting that explains numerics before anybody asked, and against a person who finds neither
-    what they talk with nor the way out."""
+    """Guards against a greeting that explains numerics before anybody asked."""
     monkeypatch.setattr(sys, "stdin", Terminal("/info\n/exit\n"))
     cli.app(["chat", "-m", folder, "--method", "recycle", "--dtype", "float32"], standalone_mode=False)
     loaded, greeting, *info = capsys.readouterr().err.replace("> ", "").splitlines()
@@ -116,6 +115,4 @@ def test_a_model_without_a_chat_template_is_told_before_the_first_line(tmp_path:
     folder = save_tiny_model(tmp_path)
     byte_tokenizer(chat_template=None).save_pretrained(folder)
     (folder / "chat_template.jinja").unlink(missing_ok=True)
-    result = _chat(str(folder), "Hello\n")
-    assert isinstance(result.exception, InvalidRequest)
-    assert "has no chat template" in str(result.exception)
+    assert_refused(_chat(str(folder), "Hello\n"), "has no chat template")

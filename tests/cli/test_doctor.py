@@ -5,15 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from outpace import cli
 from outpace.doctor import machine as doctor_machine
 from outpace.doctor.finding import Finding, finding
-from outpace.lib.errors import InvalidRequest
+from tests.cli.runner import assert_refused, run
 from tests.unit.models.tiny import save_tiny_model
-
-RUNNER = CliRunner()
 
 
 def planted(remedy: str) -> Iterator[Finding]:
@@ -25,7 +21,7 @@ def planted(remedy: str) -> Iterator[Finding]:
 def test_a_model_and_its_method(tmp_path: Path) -> None:
     """Guards against a doctor that leaves out a part, and JSON that is not one object alone."""
     folder = str(save_tiny_model(tmp_path / "m", eos_token_id=None, generation_eos=None))
-    result = RUNNER.invoke(cli.app, ["doctor", folder, "--method", "recycle", "--dtype", "float32", "--json"])
+    result = run("doctor", folder, "--method", "recycle", "--dtype", "float32", "--json")
     assert result.exit_code in (0, 1), result.output
     said = json.loads(result.stdout)
     names = [one["name"] for one in said["findings"]]
@@ -43,7 +39,7 @@ def test_a_model_and_its_method(tmp_path: Path) -> None:
 def test_the_exit_status_and_what_is_printed(remedy: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards against a script that cannot tell, remedies that are not printed, and brackets taken for markup."""
     monkeypatch.setattr(doctor_machine, "examine_machine", lambda: planted(remedy))
-    result = RUNNER.invoke(cli.app, ["doctor"])
+    result = run("doctor")
     assert result.exit_code == status
     assert "fine       cores: 2 threads [x]" in result.stdout
     if remedy:
@@ -51,13 +47,11 @@ def test_the_exit_status_and_what_is_printed(remedy: str, status: int, monkeypat
         assert result.stdout.strip().endswith("to look at: other work (1 of 2)")
     else:
         assert result.stdout.strip().endswith("all 2 are fine")
-    machine = json.loads(RUNNER.invoke(cli.app, ["doctor", "--json"]).stdout)
+    machine = json.loads(run("doctor", "--json").stdout)
     assert machine["fine"] is (not remedy)
     assert machine["findings"][0]["figures"] == {"cores": 2}
 
 
 def test_options_of_a_model_without_one() -> None:
     """Guards against options that are passed over in silence."""
-    result = RUNNER.invoke(cli.app, ["doctor", "--method", "recycle"])
-    assert isinstance(result.exception, InvalidRequest)
-    assert "MODEL is missing" in str(result.exception)
+    assert_refused(run("doctor", "--method", "recycle"), "MODEL is missing")

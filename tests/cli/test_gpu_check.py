@@ -9,8 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_record_is_complete_before_a_gpu_is_there() -> None:
-    """Guards against the day with a GPU that is spent on mending the script: every section must run, every kernel agree
-    with its reference, and the record must say where it was made."""
+    """Guards against the day with a GPU that is spent on mending the script."""
     command = ["bash", str(ROOT / "scripts/gpu_check.sh"), "--cpu", sys.executable]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr

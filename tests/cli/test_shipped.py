@@ -64,8 +64,7 @@ def test_commands_without_a_method_take_the_models_default(has_drafters: bool) -
 def test_the_demo_shows_the_default(
     has_drafters: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Guards against a demo that fails where nothing ships, or leaves out what does; against minutes of silence before
-    a text that comes at once, and speeds that wait for the last run."""
+    """Guards against a demo that fails where nothing ships, or leaves out what does."""
     pieces: list[str] = []
 
     def printed(text: str, **options: Any) -> None:
@@ -86,7 +85,6 @@ def test_the_demo_shows_the_default(
         [shown.index("as you saw it"), *places, shown.index("output against plain")]
     )
     assert ("domino" in shown) == has_drafters
-    assert "equal, all 20 tokens" in shown
     model = load("tiny", max_num_seqs=1)
     first, second = (model.encode(item.prompt(0, [])) for item in read_workload("builtin:2"))
     texts = [model.generate(prompt, max_new_tokens=20, method="plain").text for prompt in (first, second)]
@@ -98,8 +96,7 @@ def test_the_demo_shows_the_default(
 def test_the_demo_ends_with_eight_bits(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Guards against a default that drafts with a net where a pass is cheaper than its drafts, and against eight bits
-    that nobody sees."""
+    """Guards against a default that drafts with a net where a pass is cheaper than its drafts."""
     install(monkeypatch, root, root / "drafters")
     assert load("tiny", max_num_seqs=1).method_name == "outpace:draft=none"
     monkeypatch.setattr(demo, "load", lambda name, quantize, **options: load("tiny", quantize=quantize, **options))
@@ -110,7 +107,7 @@ def test_the_demo_ends_with_eight_bits(
     shown = capsys.readouterr().out
     assert end.value.code == 0, shown
     assert shown.count("equal: outpace:draft=none\n") == 3, "two prompts, and one in eight bits"
-    assert shown.index("output against plain") < shown.index("int8 beside ")
+    assert shown.index("output against plain") < shown.index("int8, from ")
 
 
 def test_the_demo_is_short_on_a_slow_machine() -> None:

@@ -67,8 +67,7 @@ def test_every_kind_has_a_command() -> None:
 
 
 def test_precisions_follow_each_other(target: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against a second run of a process, a notebook's say, that has to take the precision of the first, or ends
-    in the library's own error."""
+    """Guards against a second run of a process, a notebook's say, that has to take the precision of the first."""
     (answers := tmp_path / "one" / "answers").parent.mkdir()
     precisions = []
     for name, precision in (("one", "float32"), ("two", "bfloat16"), ("three", "float32")):
@@ -211,8 +210,7 @@ def test_one_gpu_is_not_chosen_by_number(target: Path, prompts: Path, tmp_path: 
 
 
 def test_a_drafter_on_the_targets_embedding(target: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against an embedding that is counted, kept in states, or needed to go on from one, and a drafter that
-    `outpace.load` does not take."""
+    """Guards against an embedding that is counted, kept in states, or needed to go on from one."""
     more = ("net.embedding=target", "net.intermediate_size=40")
     planned = run("draft-lm", target, prompts, tmp_path / "plan", *more, "--dry-run")
     assert planned["parameters"] == 48 * (48 + 16 + 16 + 48) + 3 * 48 * 40 + 3 * 48, "one layer and the last norm"
@@ -300,8 +298,7 @@ def test_captured_features_train_the_same(target: Path, prompts: Path, tmp_path:
 
 
 def test_transitions_are_what_drafting_begins_with(target: Path, prompts: Path, tmp_path: Path) -> None:
-    """Guards against a file that no method reads, features that say something else than the target, and one that is
-    refused after all passes."""
+    """Guards against a file that no method reads, features that say something else than the target."""
     run("draft-lm", target, prompts, tmp_path / "run")
     answers = tmp_path / "run" / "answers"
     capture("draft-lm", target, prompts, answers, tmp_path / "features")

@@ -4,21 +4,15 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from outpace import cli
 from outpace.engine import round as engine_round
-from outpace.lib.errors import InvalidRequest
 from outpace.methods import profile
+from tests.cli.runner import assert_refused, run
 from tests.unit.bench.test_tune import trusting
-from tests.unit.models.tiny import save_tiny_model
 
+FLOAT32 = ("--dtype", "float32")
 METHODS = ("--methods", "recycle:budget=7,lookup")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048))
 
 
 @pytest.fixture(autouse=True)
@@ -27,12 +21,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "profiles"
 
 
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, [*arguments, "--dtype", "float32"])
-
-
 def tuned(folder: str, *options: str) -> Result:
-    return run("tune", folder, "-w", "builtin:3", "--max-new-tokens", "8", *options)
+    return run("tune", folder, *FLOAT32, "-w", "builtin:3", "--max-new-tokens", "8", *options)
 
 
 def test_a_profile_is_made_taken_and_deleted(folder: str, cache: Path) -> None:
@@ -48,14 +38,14 @@ def test_a_profile_is_made_taken_and_deleted(folder: str, cache: Path) -> None:
     for trial in said["trials"].values():
         assert trial["refusal"] == ""
         assert trial["prompts"] == 3
-    result = run("generate", "hello", "-m", folder, "--max-new-tokens", "4", "--json")
+    result = run("generate", "hello", "-m", folder, "--max-new-tokens", "4", *FLOAT32, "--json")
     answer = json.loads(result.stdout)
     assert answer["method"] == kept["method"]
     assert answer["method_from"] == f"from the profile of {kept['made']}, {file}"
     assert f"method {kept['method']}, from the profile of" in result.stderr
-    assert "deleted" in run("tune", folder, "--forget").stdout
+    assert "deleted" in run("tune", folder, *FLOAT32, "--forget").stdout
     assert not list(cache.iterdir())
-    assert "there was none" in run("tune", folder, "--forget").stdout
+    assert "there was none" in run("tune", folder, *FLOAT32, "--forget").stdout
 
 
 def test_what_is_printed_and_not_written(folder: str, cache: Path) -> None:
@@ -81,7 +71,5 @@ def test_a_candidate_that_changes_an_answer(folder: str, monkeypatch: pytest.Mon
 def test_bad_options(folder: str) -> None:
     """Guards against minutes of measuring before an error, and a drafter that nothing would draft with."""
     assert "unknown" in str(tuned(folder, "--methods", "magic").exception)
-    refused = tuned(folder, *METHODS, "--drafter", "early-exit:1").exception
-    assert isinstance(refused, InvalidRequest)
-    assert "it would not be used" in str(refused)
-    assert "2 prompts; tune needs at least 3" in str(run("tune", folder, "-w", "builtin:2").exception)
+    assert_refused(tuned(folder, *METHODS, "--drafter", "early-exit:1"), "it would not be used")
+    assert "2 prompts; tune needs at least 3" in str(run("tune", folder, *FLOAT32, "-w", "builtin:2").exception)

@@ -1,26 +1,16 @@
 """`outpace warmup`, run as a user runs it, on a tiny model: transitions, gates, and what is refused in time."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors import safe_open
 from safetensors.torch import load_file
-from typer.testing import CliRunner, Result
 
-from outpace import cli
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import write_net
-from outpace.lib.errors import InvalidRequest
 from tests.unit.drafters.source.learned import random_net
 from tests.unit.methods.test_presets import OURS
-from tests.unit.models.tiny import save_tiny_model
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(save_tiny_model(tmp_path_factory.mktemp("tiny"), eos_token_id=None, max_position_embeddings=2048))
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +19,6 @@ def eagle(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("eagle3")
     write_net(net, folder, "midlayer")
     return str(folder)
-
-
-def _run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.app, list(arguments), catch_exceptions=True)
-
-
-def _last_json(result: Result) -> Any:
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout.strip().splitlines()[-1])
 
 
 def test_warmup_writes_what_recycling_starts_from(folder: str, tmp_path: Path) -> None:
@@ -49,7 +30,7 @@ def test_warmup_writes_what_recycling_starts_from(folder: str, tmp_path: Path) -
     reports = []
     for limit, rounds in (("", 5), (":2", 2), (":0", 0)):
         out = tmp_path / f"{rounds}.safetensors"
-        report = _last_json(_run(*options, "-w", f"{texts}{limit}", "--out", str(out)))
+        report = last_json(run(*options, "-w", f"{texts}{limit}", "--out", str(out)))
         assert report["rounds"] == rounds
         assert (report["file"], report["bytes"]) == (str(out), out.stat().st_size)
         assert report["rows"] == len(load_file(out)["tokens"])
@@ -59,27 +40,27 @@ def test_warmup_writes_what_recycling_starts_from(folder: str, tmp_path: Path) -
     answers = []
     for method in ("recycle", f"recycle:warm={tmp_path / '5.safetensors'}"):
         drafting = ["--method", method, "--max-new-tokens", "1", "--json"]
-        answers.append(_last_json(_run("generate", "question 1", "-m", folder, *drafting))["samples"][0]["token_ids"])
+        answers.append(last_json(run("generate", "question 1", "-m", folder, *drafting))["samples"][0]["token_ids"])
     assert answers[0] == answers[1]
     assert "checkpoints" not in reports[0]
     assert load_file(tmp_path / "5.safetensors").keys() == {"tokens", "successors"}
     for method in ("lookup", "recycle:matrix=private"):
-        refused = _run(*options, "-w", str(texts), "--out", str(tmp_path / "other"), "--method", method)
-        assert isinstance(refused.exception, InvalidRequest)
-        assert "keeps no transition matrix and has no gates" in str(refused.exception)
+        assert_refused(
+            run(*options, "-w", str(texts), "--out", str(tmp_path / "other"), "--method", method),
+            "keeps no transition matrix and has no gates",
+        )
 
 
 def test_warmup_calibrates_the_gates_of_a_gated_method(folder: str, eagle: str, tmp_path: Path) -> None:
-    """Guards against gates that are reported and not written, or written and not closed; and against those of too few
-    rounds being written, or the defaults passed off as calibrated."""
+    """Guards against gates that are reported and not written, or written and not closed."""
     (tmp_path / "texts.jsonl").write_text('{"turns": ["a question"], "raw": true}\n' * 3)
     method, reports = "graft:budget=6,depth=5,breadth=2,checkpoints=1/2/4", []
     options = ["-m", folder, "--drafter", eagle, "--dtype", "float32", "--max-new-tokens"]
     for tokens in ("5", "60"):
         out = tmp_path / tokens
         naming = ["-w", str(tmp_path / "texts.jsonl"), "--out", str(out), "--method", method]
-        result = _run("warmup", *options, tokens, *naming)
-        reports.append(_last_json(result))
+        result = run("warmup", *options, tokens, *naming)
+        reports.append(last_json(result))
         assert ("takes 100 rounds of drafting" in " ".join(result.stderr.split())) == (tokens == "5")
         assert (reports[-1]["rows"], reports[-1]["bytes"]) == (len(load_file(out)["tokens"]), out.stat().st_size)
     few, enough = reports
@@ -97,33 +78,32 @@ def test_warmup_calibrates_the_gates_of_a_gated_method(folder: str, eagle: str, 
     passes = []
     for gates in ("thresholds=0/0/0", "retrieve=matrix"):
         drafting = ["--method", f"graft:budget=6,depth=5,breadth=2,warm={tmp_path / '60'},{gates}", "--json"]
-        passes.append(_last_json(_run("generate", "a question", *options, "20", *drafting))["samples"][0]["metrics"])
+        passes.append(last_json(run("generate", "a question", *options, "20", *drafting))["samples"][0]["metrics"])
     assert passes[0]["draft_passes"] > 4 * passes[1]["draft_passes"] > 0
 
 
 def test_warmup_writes_gates_alone_where_there_is_no_matrix(folder: str, eagle: str, tmp_path: Path) -> None:
-    """Guards against gates that only methods with retrieval can have calibrated; against a file of nothing where the
-    prompts were too few for them; and against a budget told that was not drafted with."""
+    """Guards against gates that only methods with retrieval can have calibrated."""
     texts, method = tmp_path / "texts.jsonl", "eagle3:shape=gated,depth=5,breadth=2"
     texts.write_text('{"turns": ["a question"], "raw": true}\n' * 3)
     options = ["-m", folder, "--drafter", eagle, "--dtype", "float32", "--budget", "6", "--max-new-tokens"]
-    few = _run("warmup", *options, "5", "-w", str(texts), "--out", str(tmp_path / "few"), "--method", method)
-    assert isinstance(few.exception, InvalidRequest)
-    assert "nothing to write, for it keeps no transition matrix and no gates could be" in str(few.exception)
+    assert_refused(
+        run("warmup", *options, "5", "-w", str(texts), "--out", str(tmp_path / "few"), "--method", method),
+        "nothing to write, for it keeps no transition matrix and no gates could be",
+    )
     assert not (tmp_path / "few").exists()
     out = tmp_path / "gates"
-    report = _last_json(_run("warmup", *options, "60", "-w", str(texts), "--out", str(out), "--method", method))
+    report = last_json(run("warmup", *options, "60", "-w", str(texts), "--out", str(out), "--method", method))
     assert (report["calibrated"], report["rows"], report["memory"], report["budget"]) == (True, 0, 0, 6)
     passes = []
     for warm in (",thresholds=0/0/0", f",warm={out}"):
-        answer = _run("generate", "a question", *options, "20", "--method", method + warm, "--json")
-        passes.append(_last_json(answer)["samples"][0]["metrics"]["draft_passes"])
+        answer = run("generate", "a question", *options, "20", "--method", method + warm, "--json")
+        passes.append(last_json(answer)["samples"][0]["metrics"]["draft_passes"])
     assert 0 < passes[1] < passes[0]
 
 
 def test_warmup_answers_at_a_temperature(folder: str, eagle: str, tmp_path: Path) -> None:
-    """Guards against options that never reach the requests, so that gates for sampling are calibrated greedily: the
-    seed decides what was said and learned."""
+    """Guards against options that never reach the requests, so that gates for sampling are calibrated greedily."""
     texts = tmp_path / "texts.jsonl"
     texts.write_text('{"turns": ["a question"], "raw": true}\n' * 3)
     options = ["warmup", "-m", folder, "--drafter", eagle, "--dtype", "float32", "--max-new-tokens", "90"]
@@ -131,7 +111,7 @@ def test_warmup_answers_at_a_temperature(folder: str, eagle: str, tmp_path: Path
     learned: dict[tuple[str, str], dict[str, Any]] = {}
     for temperature, seed in (("0", "1"), ("1", "1"), ("1", "2")):
         out = tmp_path / f"{temperature}-{seed}"
-        report = _last_json(_run(*options, "--out", str(out), "--temperature", temperature, "--seed", seed))
+        report = last_json(run(*options, "--out", str(out), "--temperature", temperature, "--seed", seed))
         assert (report["temperature"], report["calibrated"]) == (float(temperature), True), report["drafted_rounds"]
         with safe_open(out, framework="pt") as opened:
             assert opened.metadata()["gates_temperature"] == str(float(temperature))
@@ -143,7 +123,8 @@ def test_a_file_that_cannot_be_written_is_told_first(tmp_path: Path) -> None:
     """Guards against an hour of answers thrown away because the file exists: not even the model is looked for."""
     (tmp_path / "there").write_text("")
     for out in (tmp_path / "there", tmp_path / "nowhere" / "warm"):
-        refused = _run("warmup", "-m", str(tmp_path / "none"), "-w", str(tmp_path / "none"), "--out", str(out))
-        assert isinstance(refused.exception, InvalidRequest)
-        assert f"{out}: exists already, or its folder does not; name a new file" in str(refused.exception)
+        assert_refused(
+            run("warmup", "-m", str(tmp_path / "none"), "-w", str(tmp_path / "none"), "--out", str(out)),
+            f"{out}: exists already, or its folder does not; name a new file",
+        )
     assert (tmp_path / "there").read_text() == ""

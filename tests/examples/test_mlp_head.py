@@ -74,8 +74,7 @@ def count_calls(monkeypatch: pytest.MonkeyPatch, head: type[Any], name: str, cal
 
 
 def test_a_kind_of_others_is_trained_and_served(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a drafter kind that `outpace train` does not offer, whose checkpoint is read as another kind's, or
-    whose own Python is silently replaced by the kernels or the methods of the class that it is derived from."""
+    """Guards against a drafter kind that `outpace train` does not offer, whose checkpoint is read as another kind's."""
     drafter = train(target, tmp_path)
     from mlp_head import MlpHead, MlpNet  # type: ignore[import-not-found]
 

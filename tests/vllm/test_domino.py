@@ -32,8 +32,7 @@ def drafting(tiny: Tiny, folder: Path) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("kind", ["domino", "shifted"])
 def test_drafts_are_our_own_engines(tiny: Tiny, wanted: list[list[int]], kind: str) -> None:
-    """Guards against a head that reads a position off, in either alignment: answers would stay right and drafts would
-    not be worth having. A batch of three, so that rows of requests could be mixed up as well."""
+    """Guards against a head that reads a position off, in either alignment."""
     folder = getattr(tiny, kind)
     answers, drafts = our_drafts(tiny.target, "domino", folder, PROMPTS, LENGTH)
     for made in drafting(tiny, folder):
@@ -44,8 +43,7 @@ def test_drafts_are_our_own_engines(tiny: Tiny, wanted: list[list[int]], kind: s
 
 
 def test_a_ranked_vocabulary_and_a_narrow_w2(tiny: Tiny, wanted: list[list[int]], tmp_path: Path) -> None:
-    """Guards against drafts beyond the ids a drafter was trained for, and rows of W2 at other ids than their own: the
-    folder has a vocabulary of its own, and rows for some ids of it alone."""
+    """Guards against drafts beyond the ids a drafter was trained for, and rows of W2 at other ids than their own."""
     net = read_domino(read_checkpoint(tiny.domino))
     ranked, rows = torch.arange(0, VOCAB, 3), torch.arange(0, VOCAB, 2)
     write_net(net, tmp_path / "ranked", "domino", rows)
@@ -62,8 +60,7 @@ def test_a_ranked_vocabulary_and_a_narrow_w2(tiny: Tiny, wanted: list[list[int]]
 
 @pytest.mark.parametrize("kind", ["dflash", "eagle3"])
 def test_other_drafters_stay_vllms(tiny: Tiny, wanted: list[list[int]], kind: str) -> None:
-    """Guards against a plugin that changes what is not its own: plain DFlash has a name that Domino has in SGLang's
-    layout, and must get vLLM's very class; what we write of DFlash and EAGLE-3 drafts in vLLM what it drafts here."""
+    """Guards against a plugin that changes what is not its own."""
     folder, drafts = getattr(tiny, kind), BLOCK - 1 if kind == "dflash" else 3
     method = "dflash" if kind == "dflash" else "eagle3:shape=chain,budget=3"
     answers, ours = our_drafts(tiny.target, method, folder, PROMPTS, LENGTH)

@@ -46,8 +46,7 @@ def foreign(tiny: Tiny, folder: Path) -> Path:
 def test_a_drafter_that_does_not_fit_is_refused(
     tiny: Tiny, tmp_path: Path, write: Callable[[Tiny, Path], Path], said: str
 ) -> None:
-    """Guards against a drafter of another model, or one with whatever memory held for weights, that drafts noise for
-    ever: the engine does not start, and names the field or tensor."""
+    """Guards against a drafter of another model."""
     folder = write(tiny, tmp_path / "drafter")
     speculation = speculative("dflash", folder, BLOCK - 1)
     with pytest.raises(ModelError, match=said), engine(tiny.target, speculation):
@@ -74,8 +73,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
 
 
 def test_an_unsupported_vllm_is_named(tiny: Tiny, fresh: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against a plugin that works on a vLLM nobody tried: it registers nothing and says so, and vLLM refuses a
-    Domino drafter by itself."""
+    """Guards against a plugin that works on a vLLM nobody tried: it registers nothing and says so."""
     fresh.setattr(versions, "installed_version", lambda: "0.40.0")
     logger = logging.getLogger("vllm.outpace")  # vLLM keeps what stands below its own name to itself
     logger.addHandler(caplog.handler)
@@ -98,8 +96,7 @@ def test_a_plugin_that_throws_is_heard(tiny: Tiny, fresh: pytest.MonkeyPatch) ->
 
 
 def test_sampling_that_cannot_be_mended_starts_no_engine_that_speculates(tiny: Tiny, fresh: pytest.MonkeyPatch) -> None:
-    """Guards against wrong answers at T > 0 where the mend does not take, by whatever method: here plain DFlash,
-    vLLM's own. Without speculation nothing is wrong, and the engine starts."""
+    """Guards against wrong answers at T > 0 where the mend does not take, by whatever method."""
     fresh.setattr(cpu_sampling, "expand", lambda x, counts, total, *replaced: x.new_empty(total))
     stock = speculative("dflash", tiny.dflash, BLOCK - 1)
     with pytest.raises(RuntimeError, match="samples wrongly on a CPU"), engine(tiny.target, stock):
@@ -109,8 +106,7 @@ def test_sampling_that_cannot_be_mended_starts_no_engine_that_speculates(tiny: T
 
 
 def test_the_fault_is_there_and_mended(tiny: Tiny, fresh: pytest.MonkeyPatch) -> None:
-    """Guards against a guard that guards nothing: vLLM's own sampler shows the fault, and ours, once an engine that
-    speculates has started, does not. When this fails because vLLM is right, the mend has done its time."""
+    """Guards against a guard that guards nothing: vLLM's own sampler shows the fault."""
     from vllm.v1.sample import rejection_sampler
 
     seen = []

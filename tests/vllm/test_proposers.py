@@ -22,8 +22,7 @@ def plain(smollm2: Path, prompts: list[list[int]]) -> list[list[int]]:
 def test_answers_are_plain_decodings_in_fewer_steps(
     name: str, smollm2: Path, shipped: dict[str, Path], prompts: list[list[int]], plain: list[list[int]]
 ) -> None:
-    """Guards against a method that changes an answer of a real model, and against drafts that are never right, as of
-    hidden states that are a layer off."""
+    """Guards against a method that changes an answer of a real model, and against drafts that are never right."""
     kind, wanted = LEAST[name]
     ours = {"least_gain": 0.3} | ({} if kind is None else {"drafter": str(shipped[kind])})
     speculation = speculative("custom_class", f"outpace.vllm.proposer.{name}", DRAFTS)

@@ -54,8 +54,7 @@ def plain(tiny: Tiny) -> list[list[int]]:
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_class_says_what_plain_decoding_says(name: str, tiny: Tiny, plain: list[list[int]]) -> None:
-    """Guards against drafts that change an answer, alone or in a batch, and against a proposer that fails and hides
-    behind plain decoding."""
+    """Guards against drafts that change an answer, alone or in a batch."""
     kind = CLASSES[name]
     options = settings(None if kind is None else getattr(tiny, kind), least_gain=0.0)
     with engine(tiny.target, custom(name), **options) as made:
@@ -81,9 +80,7 @@ class OnAndOff(RoundRates):
 
 @pytest.mark.parametrize(("name", "method"), [("Graft", "graft"), ("Union", "outpace"), ("Matrix", None)])
 def test_drafts_are_our_own_engines(name: str, method: str | None, tiny: Tiny) -> None:
-    """Guards against hidden states, best ids or verdicts of other positions: answers would stay right and drafts would
-    not be worth having. Chains are those of the same form in our own engine, round by round, along one answer: behind
-    its end vLLM verifies what nobody asked for, from which more is learned."""
+    """Guards against hidden states, best ids or verdicts of other positions."""
     kind = CLASSES[name]
     folder = None if kind is None else getattr(tiny, kind)
     answer, ours = our_chains(tiny, method or "outpace:draft=none,retrieve=matrix", folder)

@@ -109,7 +109,7 @@ def test_the_benchs_curve(domino: Endpoint, tmp_path: Path) -> None:
     levels = json.loads(result.stdout.strip().splitlines()[-1])["levels"]
     assert [row["concurrency"] for row in levels] == [1, 4]
     for row in levels:
-        assert (row["equal"], row["told_by"], row["counted_by"]) == (1.0, "metrics", ["usage"])
+        assert (row["equal"], row["source"], row["counted_by"]) == (1.0, "metrics", ["usage"])
         assert row["tokens_per_second"] > 0
         assert row["ttft_ms"] > 0
         assert row["tpot_ms"] > 0
@@ -141,8 +141,7 @@ def test_answers_for_training(domino: Endpoint, tmp_path: Path) -> None:
 def test_several_workers_say_the_same(
     smollm2: Path, shipped: dict[str, Path], model: Model, tmp_path: Path, method: str, option: str, workers: int
 ) -> None:
-    """Guards against tensor parallelism that changes drafts or answers, three workers for nine heads; and
-    against copies that find no drafter, or answer a neighbour's request."""
+    """Guards against tensor parallelism that changes drafts or answers, three workers for nine heads."""
     arguments = ["--method", method, option, str(workers)]
     if method == "domino" and workers == 3:
         arguments += ["--drafter", str(_padded(shipped["domino"], tmp_path / "padded", 513))]

@@ -78,8 +78,7 @@ def samples(made: Engine, prompt: list[int]) -> list[list[int]]:
 def test_domino_drafts_here_what_it_drafts_there(
     domino: Said, plain: Said, smollm2: Path, shipped: dict[str, Path], prompts: list[list[int]]
 ) -> None:
-    """Guards against a drafter that ships and drafts something else in vLLM: its ranked vocabulary, its narrow W2 and
-    its bfloat16 file included. And its head must be worth having: without it fewer drafts are right."""
+    """Guards against a drafter that ships and drafts something else in vLLM."""
     answers, ours = our_drafts(smollm2, "domino", shipped["domino"], prompts, LENGTH)
     assert domino.greedy == plain.greedy == answers
     assert domino.headless == plain.greedy
@@ -105,8 +104,7 @@ def test_sampling_follows_the_same_distribution(domino: Said, plain: Said, posit
 def test_other_drafters_that_ship_load_as_they_are(
     plain: Said, smollm2: Path, shipped: dict[str, Path], prompts: list[list[int]], kind: str, drafts: int
 ) -> None:
-    """Guards against folders of `outpace train` that stock vLLM refuses, as it did for the ids beside the weights, and
-    against a drafter that loads and is never right."""
+    """Guards against folders of `outpace train` that stock vLLM refuses, as it did for the ids beside the weights."""
     with engine(smollm2, speculative(kind, shipped[kind], drafts)) as made:
         assert made.generate(prompts, LENGTH) == plain.greedy
         drafted, accepted = made.counts()

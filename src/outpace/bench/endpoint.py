@@ -1,5 +1,6 @@
 """Measures a server from outside: levels of load, methods where it has them, a record per prompt, method and level."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -8,7 +9,7 @@ from threading import Event
 from time import perf_counter
 from typing import Any
 
-from outpace.bench.records import TurnRun, group_figures, prompt_figures
+from outpace.bench.records import TurnRun, group_figures, prompt_figures, summed
 from outpace.bench.runner import PLAIN, WARM_UP_TOKENS, Record
 from outpace.core.params import SamplingParams
 from outpace.data.workload import WorkItem, fingerprint
@@ -80,12 +81,8 @@ class EndpointRun:
     def settings(self) -> dict[str, Any]:
         """What records depend on, the machine and the versions included."""
         plan = self.plan
-        chosen: dict[str, Any] = {
-            "methods": self.methods,
-            "budget": plan.budget,
-            "levels": plan.levels,
-            "check": plan.check,
-        }
+        chosen: dict[str, Any] = {"methods": self.methods, "budget": plan.budget, "check": plan.check}
+        chosen["levels"] = plan.levels
         chosen |= {"prompts": fingerprint(plan.items), "warm": fingerprint(plan.warm_items), **asdict(plan.params)}
         return self._shared | chosen
 
@@ -205,12 +202,9 @@ def under_load(endpoint: Endpoint, asked: Sequence[Asked], concurrency: int) -> 
     """
     start, is_over = perf_counter(), Event()
 
-    def ask(one: Asked) -> TurnRun:
-        return _ask(endpoint, *one, start, is_over)
-
     pool = ThreadPoolExecutor(concurrency)
     try:
-        return list(pool.map(ask, asked))
+        return list(pool.map(lambda one: _ask(endpoint, one[0], one[1], start, is_over), asked))
     finally:
         is_over.set()
         pool.shutdown(wait=False, cancel_futures=True)
@@ -242,17 +236,10 @@ def _ask(endpoint: Endpoint, path: str, body: Mapping[str, Any], start: float, i
     return TurnRun((), stream.text, stream.finish_reason or "unknown", counters)
 
 
-ONLY_REPORTED = (
-    "steps",
-    "drafted",
-    "accepted",
-    "accepted_per_depth",
-    "tokens_per_step",
-    "accepted_per_step",
-)
+ONLY_REPORTED = (*REPORTED[:4], "tokens_per_step", "accepted_per_step")
 """What a prompt's record holds where the server reports it with each answer, else None."""
 UNKNOWN = ("draft_passes", "retrieved", "accepted_retrieved", "token_ids")
-"""What no server tells."""
+"""What no server reports."""
 
 
 @dataclass(frozen=True)
@@ -288,17 +275,18 @@ def endpoint_records(
         counted_by = runs[0].counters["counted_by"]
         hidden += [] if counted_by == "usage" else ["prompt_tokens"]
         figures = {name: None if name in hidden else value for name, value in figures.items()}
-        pairs = zip(runs, (turn[place] for turn in alone or () if place in turn))
-        different = [turn for turn, (run, other) in enumerate(pairs) if not _same(run, other)]
+        wanted = [turn[place] for turn in alone or () if place in turn]
+        different = [turn for turn, (run, one) in enumerate(zip(runs, wanted)) if _answer(run) != _answer(one)]
+        reused = [count for run in runs if (count := run.counters["reused_tokens"]) is not None]
         records.append(
             {"id": item.id, "dataset": item.dataset, "index": place}
             | figures
             | {
                 "turn_ttft_ms": [run.counters["ttft_ms"] for run in runs],
-                "turn_tpot_ms": [_tpot_ms(run) for run in runs],
+                "turn_tpot_ms": [prompt_figures([run])["tpot_ms"] or None for run in runs],
                 "counted_by": counted_by,
                 "retries": sum(run.counters["retries"] for run in runs),
-                "reused_tokens": _total([run.counters["reused_tokens"] for run in runs]),
+                "reused_tokens": sum(reused) if reused else None,
                 "by_origin": _by_origin(runs) if is_reported else None,
                 "texts": [run.text for run in runs],
                 "equal": None if alone is None else not different,
@@ -312,47 +300,30 @@ def endpoint_records(
 def _speculation(waves: Sequence[Wave]) -> dict[str, Any] | None:
     """What speculation did in a group: as answers report it, else as the server's counters do; None if neither does.
 
-    Counters tell no steps. Every step of a request says what was accepted and one token more, so that there were as
-    many as tokens behind the first that were not accepted.
+    Counters hold no steps. Every step of a request yields the accepted tokens and one more, so that there were as many
+    steps as tokens after the first that were not accepted.
     """
     runs = [run for wave in waves for run in wave.runs.values()]
     decoded = sum(max(run.new_tokens - 1, 0) for run in runs)
     if all("steps" in run.counters for run in runs):
         found = {name: sum(run.counters.get(name, 0) for run in runs) for name in ("steps", "drafted", "accepted")}
-        depths = _columns([run.counters.get("accepted_per_depth", ()) for run in runs])
-        return {"told_by": "report", "decoded": decoded, **found, "accepted_per_depth": depths}
-    counts = [wave.counts for wave in waves if wave.counts is not None]
-    if len(counts) < len(waves):
-        return None
-    drafted, accepted = sum(one.drafted for one in counts), sum(one.accepted for one in counts)
-    found = {"steps": max(decoded - accepted, 0), "drafted": drafted, "accepted": accepted}
-    depths = _columns([one.accepted_per_depth for one in counts])
-    return {"told_by": "metrics", "decoded": decoded, **found, "accepted_per_depth": depths}
+        depths, source = [run.counters.get("accepted_per_depth", ()) for run in runs], "report"
+    else:
+        counts = [wave.counts for wave in waves if wave.counts is not None]
+        if len(counts) < len(waves):
+            return None
+        found = {name: sum(getattr(one, name) for one in counts) for name in ("drafted", "accepted")}
+        found["steps"] = max(decoded - found["accepted"], 0)
+        depths, source = [one.accepted_per_depth for one in counts], "metrics"
+    return {"source": source, "decoded": decoded, **found, "accepted_per_depth": summed(depths)}
 
 
-def _same(run: TurnRun, other: TurnRun) -> bool:
-    return (run.text, run.finish_reason) == (other.text, other.finish_reason)
-
-
-def _tpot_ms(run: TurnRun) -> float | None:
-    """Milliseconds per token behind the first piece of text."""
-    decode_ms = float(run.counters["decode_ms"])
-    return decode_ms / (run.new_tokens - 1) if run.new_tokens > 1 and decode_ms else None
+def _answer(run: TurnRun) -> tuple[str, str]:
+    return run.text, run.finish_reason
 
 
 def _by_origin(runs: Sequence[TurnRun]) -> dict[str, int]:
-    total: dict[str, int] = {}
+    total = Counter[str]()
     for run in runs:
-        for origin, count in run.counters.get("by_origin", {}).items():
-            total[origin] = total.get(origin, 0) + count
-    return total
-
-
-def _total(counts: Sequence[int | None]) -> int | None:
-    told = [count for count in counts if count is not None]
-    return sum(told) if told else None
-
-
-def _columns(rows: Sequence[Sequence[int]]) -> list[int]:
-    width = max(map(len, rows), default=0)
-    return [sum(row[column] for row in rows if column < len(row)) for column in range(width)]
+        total.update(run.counters.get("by_origin", {}))
+    return dict(total)

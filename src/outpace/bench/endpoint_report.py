@@ -1,4 +1,4 @@
-"""From records of a server to figures: what its users wait, and what it says in all."""
+"""From records of a server to figures: latencies, throughput and acceptance."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from outpace.bench.report import Cells, kept_apart, number, over_sets, sheet_of, speedup_cells
+from outpace.bench.records import summed
+from outpace.bench.report import Cells, groups_of, kept_apart, number, over_sets, sheet_of, speedup_cells
 from outpace.bench.runner import PLAIN, Record
 from outpace.bench.sheet import Column, Sheet
 
@@ -15,7 +16,7 @@ def summarise_endpoint(records: Sequence[Record]) -> list[dict[str, Any]]:
     """Figures per level of load and method, in the order of the run.
 
     `ttft_ms` is from a request's sending to its first text, times in which the server was busy included; `tpot_ms` is
-    from the first to the last text, per token behind the first. Both are of requests, turns of conversations being
+    from the first to the last text, per token after the first. Both are of requests, turns of conversations being
     requests of their own. `tokens_per_second` are all tokens over the time from a group's first request to its last
     text, summed over groups.
 
@@ -24,10 +25,9 @@ def summarise_endpoint(records: Sequence[Record]) -> list[dict[str, Any]]:
     figure is of all prompts, since requests of all sets are in flight together. `throughput_ratio` is the method's
     tokens per second over plain decoding's. All of these are None where the server has no methods.
 
-    `equal` is the share of prompts whose texts and finish reasons are those of the first method when it is asked alone;
-    None where that was not asked. `reused` is the share of prompt tokens that the server had computed before, if it
-    tells. `tokens_per_step` and `accepted_per_drafted` are None where the server tells nothing;
-    `told_by` says how it does.
+    `equal` is the share of prompts whose texts and finish reasons are those of the first method alone; None where that
+    was not measured. `reused` is the share of cached prompt tokens, if the server reports it. `tokens_per_step` and
+    `accepted_per_drafted` are None where the server reports nothing; `source` is "report" or "metrics".
     """
     rows = []
     for level in dict.fromkeys(record["concurrency"] for record in records):
@@ -46,7 +46,7 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
     triples = [(record["dataset"], plain_ms.get(record["index"]), record["tpot_ms"]) for record in records]
     ratios = [(dataset, base / own) for dataset, base, own in triples if base and own]
     sets = [record["dataset"] for record in records]
-    throughput, groups = _throughput(records), list(_groups(records).values())
+    throughput, groups = _throughput(records), list(groups_of(records).values())
     seconds = sum(group["end_to_end_ms"] for group in groups) / 1e3
     compared = [record["equal"] for record in records if record["equal"] is not None]
     reused = [record["reused_tokens"] for record in records if record["reused_tokens"] is not None]
@@ -68,31 +68,23 @@ def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, An
     }
 
 
-def _groups(records: Sequence[Record]) -> dict[int, Record]:
-    return {record["group"]["number"]: record["group"] for record in records}
-
-
 def _throughput(records: Sequence[Record]) -> float | None:
-    groups = _groups(records).values()
+    groups = groups_of(records).values()
     return _ratio(1e3 * sum(one["new_tokens"] for one in groups), sum(one["end_to_end_ms"] for one in groups))
 
 
 def _speculation(groups: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
-    told = [group for group in groups if group is not None]
-    if len(told) < len(groups):
-        return dict.fromkeys(("tokens_per_step", "accepted_per_drafted", "accepted_per_depth", "told_by"))
+    known = [group for group in groups if group is not None]
+    if len(known) < len(groups):
+        return dict.fromkeys(("tokens_per_step", "accepted_per_drafted", "accepted_per_depth", "source"))
     decoded, steps, drafted, accepted = (
-        sum(group[name] for group in told) for name in ("decoded", "steps", "drafted", "accepted")
+        sum(group[name] for group in known) for name in ("decoded", "steps", "drafted", "accepted")
     )
-    depth = max(len(group["accepted_per_depth"]) for group in told)
     return {
         "tokens_per_step": decoded / steps if steps else 1.0,
         "accepted_per_drafted": accepted / drafted if drafted else None,
-        "accepted_per_depth": [
-            sum(group["accepted_per_depth"][at] for group in told if at < len(group["accepted_per_depth"]))
-            for at in range(depth)
-        ],
-        "told_by": told[0]["told_by"],
+        "accepted_per_depth": summed(group["accepted_per_depth"] for group in known),
+        "source": known[0]["source"],
     }
 
 

@@ -2,14 +2,18 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from pathlib import Path
 from typing import Any
 
 from outpace.lib.errors import InvalidRequest
 
+COUNTS = (
+    *("prompt_tokens", "new_tokens", "steps", "drafted", "draft_passes", "accepted"),
+    *("retrieved", "accepted_retrieved"),
+)
 PHASES = ("draft_ms", "forward_ms", "verify_ms", "commit_ms", "observe_ms")
 
 
@@ -34,20 +38,12 @@ def prompt_figures(turns: Sequence[TurnRun]) -> dict[str, Any]:
     def total(name: str) -> Any:
         return sum(turn.counters.get(name, 0) for turn in turns)
 
-    depths = [turn.counters.get("accepted_per_depth", []) for turn in turns]
     steps, decoded = total("steps"), sum(_decoded(turn) for turn in turns)
     decode_ms, ttft_ms = total("decode_ms"), total("ttft_ms")
     return {
         "turns": len(turns),
-        "prompt_tokens": total("prompt_tokens"),
-        "new_tokens": total("new_tokens"),
-        "steps": steps,
-        "drafted": total("drafted"),
-        "draft_passes": total("draft_passes"),
-        "accepted": total("accepted"),
-        "retrieved": total("retrieved"),
-        "accepted_retrieved": total("accepted_retrieved"),
-        "accepted_per_depth": [sum(column) for column in _columns(depths)],
+        **{name: total(name) for name in COUNTS},
+        "accepted_per_depth": summed(turn.counters.get("accepted_per_depth", ()) for turn in turns),
         "tokens_per_step": decoded / steps if steps else 1.0,
         "accepted_per_step": total("accepted") / steps if steps else 0.0,
         "ttft_ms": ttft_ms / len(turns),
@@ -91,9 +87,9 @@ def _decoded(run: TurnRun) -> int:
     return max(run.new_tokens - 1, 0)
 
 
-def _columns(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    width = max((len(row) for row in rows), default=0)
-    return [[row[column] for row in rows if column < len(row)] for column in range(width)]
+def summed(rows: Iterable[Sequence[int]]) -> list[int]:
+    """The sums by position of rows of different lengths."""
+    return [sum(column) for column in zip_longest(*rows, fillvalue=0)]
 
 
 SETTINGS, RECORDS = "settings.json", "records.jsonl"
@@ -113,7 +109,7 @@ class RunFolder:
         self.path = folder
         wanted = json.loads(json.dumps(settings))
         if (folder / SETTINGS).is_file():
-            made = _read_object(folder / SETTINGS)
+            made = _object_of(folder / SETTINGS, _text_of(folder / SETTINGS))
             for field in dict.fromkeys([*wanted, *made]):
                 if made.get(field) != wanted.get(field):
                     raise InvalidRequest(
@@ -133,11 +129,8 @@ class RunFolder:
             sizes: records of each group, in the order in which they are written.
         """
         path = self.path / RECORDS
-        try:
-            text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        except (OSError, UnicodeDecodeError) as error:
-            raise _unreadable(path, error) from error
-        lines = text.split("\n")[:-1]  # behind the last line break stands nothing, or a line that was cut off
+        text = _text_of(path)
+        lines = text.split("\n")[:-1]  # after the last line break: nothing, or a line that was cut off
         whole = max((end for end in accumulate(sizes) if end <= len(lines)), default=0)
         kept = "".join(line + "\n" for line in lines[:whole])
         if kept != text:
@@ -150,13 +143,6 @@ class RunFolder:
             file.write("".join(json.dumps(record) + "\n" for record in records))
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        return _object_of(path, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from error
-
-
 def _object_of(path: Path, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
@@ -165,6 +151,13 @@ def _object_of(path: Path, text: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise _unreadable(path, f"an object is expected, not {type(found).__name__}")
     return found
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from error
 
 
 def _unreadable(path: Path, reason: object) -> InvalidRequest:

@@ -56,7 +56,7 @@ def summarise(
 def speedups(records: Sequence[Record], baseline: str = PLAIN) -> dict[str, dict[int, float]]:
     """The ratios whose median is the speedup: by method, then by the group's number."""
     own = {method: [record for record in records if record["method"] == method] for method in _methods(records)}
-    return {method: _ratios(_groups(of_method), _groups(own[baseline])) for method, of_method in own.items()}
+    return {method: _ratios(groups_of(of_method), groups_of(own[baseline])) for method, of_method in own.items()}
 
 
 def _set_of_groups(records: Sequence[Record]) -> dict[int, str]:
@@ -80,7 +80,7 @@ def _ratios(groups: dict[int, Record], plain: dict[int, Record]) -> dict[int, fl
     }
 
 
-def _groups(records: Sequence[Record]) -> dict[int, Record]:
+def groups_of(records: Sequence[Record]) -> dict[int, Record]:
     """The groups of one method's records by their numbers."""
     return {record["group"]["number"]: record["group"] for record in records}
 
@@ -94,7 +94,7 @@ def _totals(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, Any
         "prompts": len(records),
         "batch_size": records[0]["batch_size"],
         "concurrency": records[0]["concurrency"],
-        "groups": len(_groups(records)),
+        "groups": len(groups_of(records)),
         "slowest": min((plain / own for plain, own in pairs if plain and own), default=None),
         "memory_mb": max(record["memory_mb"] for record in records),
         "equal": kinds.count("equal") / len(kinds),
@@ -105,7 +105,7 @@ def _totals(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, Any
 
 
 def _figures(records: Sequence[Record], plain: Sequence[Record]) -> dict[str, Any]:
-    groups, plain_groups = _groups(records), _groups(plain)
+    groups, plain_groups = groups_of(records), groups_of(plain)
     ratios, end_to_end = _ratios(groups, plain_groups), []
     for number in ratios:
         own, base = groups[number], plain_groups[number]

@@ -48,9 +48,8 @@ class ChatForm:
         """New text and log-probabilities, in no piece or several."""
         deltas = self._deltas(index, text)
         if logprobs and self._wants_logprobs:
-            first = deltas[0] if deltas else {"content": ""}
-            return [self._piece(index, first, logprobs), *(self._piece(index, delta) for delta in deltas[1:])]
-        return [self._piece(index, delta) for delta in deltas]
+            deltas = deltas or [{"content": ""}]
+        return [self._piece(index, delta, () if place else logprobs) for place, delta in enumerate(deltas)]
 
     def closing(self, index: int, finish_reason: str) -> list[Choice]:
         """The last pieces of a choice."""
@@ -67,9 +66,8 @@ class ChatForm:
         if calls:
             message["content"] = parts or None
             message["tool_calls"] = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
-        shown = {"content": self._logprobs(logprobs), "refusal": None} if self._wants_logprobs else None
         reason = self._reason(index, finish_reason)
-        return {"index": index, "message": message, "logprobs": shown, "finish_reason": reason}
+        return {"index": index, "message": message, "logprobs": self._logprobs(logprobs), "finish_reason": reason}
 
     def empty(self, index: int) -> Choice:
         """A choice without text, which carries a report or a trace."""
@@ -91,15 +89,15 @@ class ChatForm:
         logprobs: Sequence[TokenLogprob] = (),
         finish_reason: str | None = None,
     ) -> Choice:
-        shown = {"content": self._logprobs(logprobs), "refusal": None} if logprobs else None
+        shown = self._logprobs(logprobs) if logprobs else None
         return {"index": index, "delta": delta, "logprobs": shown, "finish_reason": finish_reason}
 
-    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-        return [
-            self._token(one.token_id, one.logprob)
-            | {"top_logprobs": [self._token(token, logprob) for token, logprob in one.top]}
-            for one in (logprobs if self._wants_logprobs else ())
+    def _logprobs(self, logprobs: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+        content = [
+            self._token(one.token_id, one.logprob) | {"top_logprobs": [self._token(*pair) for pair in one.top]}
+            for one in logprobs
         ]
+        return {"content": content, "refusal": None} if self._wants_logprobs else None
 
     def _token(self, token: int, logprob: float) -> dict[str, Any]:
         parts = self._pieces.bytes_of(token)
@@ -119,30 +117,23 @@ class CompletionForm:
         return []
 
     def piece(self, index: int, text: str, logprobs: Sequence[TokenLogprob]) -> list[Choice]:
-        if not text and not (logprobs and self._wants_logprobs):
-            return []
-        return [self._choice(index, text, logprobs, None)]
+        return [self.whole(index, text, logprobs)] if text or (logprobs and self._wants_logprobs) else []
 
     def closing(self, index: int, finish_reason: str) -> list[Choice]:
-        return [self._choice(index, "", (), finish_reason)]
-
-    def whole(self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str) -> Choice:
-        return self._choice(index, text, logprobs, finish_reason)
+        return [self.whole(index, finish_reason=finish_reason)]
 
     def empty(self, index: int) -> Choice:
-        return self._choice(index, "", (), None)
+        return self.whole(index)
 
-    def _choice(self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str | None) -> Choice:
+    def whole(
+        self, index: int, text: str = "", logprobs: Sequence[TokenLogprob] = (), finish_reason: str | None = None
+    ) -> Choice:
         shown = self._logprobs(index, logprobs) if self._wants_logprobs else None
         return {"index": index, "text": text, "logprobs": shown, "finish_reason": finish_reason}
 
     def _logprobs(self, index: int, logprobs: Sequence[TokenLogprob]) -> dict[str, Any]:
         tokens = [self._pieces.text_of(one.token_id) for one in logprobs]
-        offsets, offset = [], self._offsets.get(index, 0)
-        for token in tokens:
-            offsets.append(offset)
-            offset += len(token)
-        self._offsets[index] = offset
+        *offsets, self._offsets[index] = accumulate(map(len, tokens), initial=self._offsets.get(index, 0))
         return {
             "tokens": tokens,
             "token_logprobs": [max(one.logprob, LEAST) for one in logprobs],
@@ -166,22 +157,13 @@ class Trace:
     def describe(self, event: StepEvent) -> dict[str, Any]:
         """The extension of a chunk: `choices[i].outpace`. The texts of its tokens together are the chunk's text."""
         texts = self._texts(event)
-        return {
-            "tokens": [
-                {"id": token, "text": text, "origin": origin}
-                for token, text, origin in zip(event.tokens, texts, event.origins, strict=True)
-            ],
-            "rounds": [
-                {
-                    "tokens": [self._pieces.text_of(token) for token in one.tokens],
-                    "ids": one.tokens,
-                    "parents": one.parents,
-                    "origins": one.origins,
-                    "path": one.path,
-                }
-                for one in event.rounds
-            ],
-        }
+        tokens = zip(event.tokens, texts, event.origins, strict=True)
+        rounds = [
+            {"tokens": [self._pieces.text_of(token) for token in one.tokens], "ids": one.tokens}
+            | {name: getattr(one, name) for name in ("parents", "origins", "path")}
+            for one in event.rounds
+        ]
+        return {"tokens": [dict(zip(("id", "text", "origin"), row)) for row in tokens], "rounds": rounds}
 
     def _texts(self, event: StepEvent) -> list[str]:
         """The text that became certain with each token. A character belongs to the token that completes it."""
@@ -219,7 +201,7 @@ class Deadline:
 
     def missed(self) -> ApiError:
         text = f"the answer took longer than {self._seconds:g} s: ask for fewer tokens"
-        return ApiError(504, text, code="timeout", kind="timeout_error")
+        return ApiError(504, text, code="timeout")
 
     @asynccontextmanager
     async def enforced(self) -> AsyncIterator[None]:
@@ -282,10 +264,10 @@ class Answer:
         """The body of an answer that is sent at once; `ApiError` where a choice failed or took too long."""
         async for _ in self._news(inbox):
             pass
-        choices = []
-        for index, sample in sorted(self._samples.items()):
-            choice = self.form.whole(index, sample.text, sample.logprobs or (), sample.finish_reason)
-            choices.append(self._reported(choice))
+        choices = [
+            self._reported(self.form.whole(index, sample.text, sample.logprobs or (), sample.finish_reason))
+            for index, sample in sorted(self._samples.items())
+        ]
         return {**self._head, "object": self.form.whole_kind, "choices": choices, "usage": self._usage()}
 
     async def events(self, inbox: Inbox) -> AsyncIterator[bytes]:
@@ -296,15 +278,15 @@ class Answer:
                     yield self._event([choice])
             async for index, news in self._news(inbox):
                 if isinstance(news, StepEvent):
-                    for choice in self._pieces(index, news):
-                        yield self._event([choice])
-                elif isinstance(news, Sample):
-                    for choice in self.form.closing(index, news.finish_reason):
-                        yield self._event([choice])
+                    choices = self._pieces(index, news)
+                else:
+                    choices = self.form.closing(index, self._samples[index].finish_reason)
+                for choice in choices:
+                    yield self._event([choice])
             if self.body.wants_usage or self.body.options.report:
-                wants_report = self.body.options.report
-                empty = [self._reported(self.form.empty(index)) for index in sorted(self._samples)]
-                yield self._event(empty if wants_report else [], self._usage() if self.body.wants_usage else None)
+                choices = [self._reported(self.form.empty(index)) for index in sorted(self._samples)]
+                shown = choices if self.body.options.report else []
+                yield self._event(shown, self._usage() if self.body.wants_usage else None)
         except ApiError as error:
             yield _event(error.as_dict())
         yield b"data: [DONE]\n\n"
@@ -337,7 +319,7 @@ class Answer:
                 raise from_engine(news)
             if isinstance(news, Sample):
                 if news.finish_reason == "cancelled":
-                    raise ApiError(503, "the server is shutting down", code="unavailable", kind="server_error")
+                    raise ApiError(503, "the server is shutting down", code="unavailable")
                 self._samples[index] = news
             yield index, news
 

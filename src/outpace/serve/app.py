@@ -87,9 +87,7 @@ def _add_facts(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> dict[str, Any]:
         """One model."""
-        if name not in service.settings.names:
-            known = ", ".join(service.settings.names)
-            raise ApiError(404, f"model={name[:200]!r}: this server has {known}", "model", code="model_not_found")
+        service.check_name(name)
         return described(name)
 
     @app.get("/v1/outpace/methods")

@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from threading import Condition, Thread
-from typing import Protocol
 
 from outpace.core.events import Sample, StepEvent
 from outpace.engine.engine import Engine
 from outpace.engine.session import Session
+from outpace.serve.metrics import Metrics
 
 News = tuple[int, StepEvent | Sample | Exception]
 """The index of a choice, with an event, or with its result or error, which is the last."""
@@ -58,16 +58,6 @@ class Job:
             session.is_cancelled = True
 
 
-class Watcher(Protocol):
-    """Counts events. Called in the engine's thread."""
-
-    def placed(self, session: Session) -> None: ...
-
-    def stepped(self, session: Session, event: StepEvent) -> None: ...
-
-    def ended(self, session: Session, outcome: Sample | Exception) -> None: ...
-
-
 class EngineThread:
     """Makes steps as long as there are jobs, and sends each job its events.
 
@@ -75,7 +65,7 @@ class EngineThread:
     continue. `on_fault` gets every such exception.
     """
 
-    def __init__(self, engine: Engine, watcher: Watcher, on_fault: Callable[[Exception], None]) -> None:
+    def __init__(self, engine: Engine, watcher: Metrics, on_fault: Callable[[Exception], None]) -> None:
         self._engine, self._watcher, self._on_fault = engine, watcher, on_fault
         self._changed = Condition()
         self._new: list[Job] = []

@@ -19,10 +19,7 @@ OWN_FIELDS = ("method", "budget", "verification")
 
 
 class ErrorBody(BaseModel):
-    """Message with field, value and remedy; the field of the request, if one is at fault; a short name for programs.
-
-    The type is invalid_request_error, authentication_error, rate_limit_error, timeout_error or server_error.
-    """
+    """Message with field, value and remedy; the field of the request, if one is at fault; a short name for programs."""
 
     message: str
     type: str
@@ -36,8 +33,12 @@ class ErrorAnswer(BaseModel):
     error: ErrorBody
 
 
+KINDS = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error", 504: "timeout_error"}
+"""Types of errors by status; others are invalid_request_error, from 500 on server_error."""
+
+
 class ApiError(Exception):
-    """An answer other than 200; `kind` is `ErrorBody.type`."""
+    """An answer other than 200."""
 
     def __init__(
         self,
@@ -46,11 +47,11 @@ class ApiError(Exception):
         param: str | None = None,
         *,
         code: str | None = None,
-        kind: str = "invalid_request_error",
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.status, self.headers = status, dict(headers or {})
+        kind = KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
         self.body = ErrorBody(message=message, type=kind, param=param, code=code)
 
     def as_dict(self) -> dict[str, Any]:
@@ -60,6 +61,11 @@ class ApiError(Exception):
 def refused(param: str, message: str, code: str | None = None) -> ApiError:
     """A field that cannot be honoured."""
     return ApiError(400, f"{param}: {message}", param, code=code)
+
+
+def too_long(param: str, what: str) -> ApiError:
+    """A prompt that does not fit the context."""
+    return refused(param, f"{what}: shorten it", code="context_length_exceeded")
 
 
 def in_its_words(message: str) -> str:
@@ -77,7 +83,7 @@ def from_engine(error: BaseException) -> ApiError:
         param = PUBLIC_NAMES.get(name or "", name)
         return ApiError(400, in_its_words(str(error)), f"outpace.{param}" if param in OWN_FIELDS else param)
     text = str(error) if isinstance(error, OutpaceError) else type(error).__name__
-    return ApiError(500, f"the engine failed on this request: {text}", code="engine_fault", kind="server_error")
+    return ApiError(500, f"the engine failed on this request: {text}", code="engine_fault")
 
 
 def from_validation(error: ValidationError, body: Any) -> ApiError:

@@ -1,8 +1,9 @@
 """Counters and times under the names that vLLM gives them, so that its dashboards work."""
 
+from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
@@ -22,28 +23,20 @@ PER_REQUEST = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20
 COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
 
 
-class Occupied(Protocol):
-    """Who knows how full the engine is."""
-
-    def occupancy(self) -> tuple[int, int, float]: ...
-
-
 class Metrics:
     """The metrics of one server, in a registry of their own."""
 
-    def __init__(self, name: str, occupied: Occupied) -> None:
+    def __init__(self, name: str, occupancy: Callable[[], tuple[int, int, float]]) -> None:
         self.registry = CollectorRegistry()
         self._values = (name, "0")
         self._last: dict[Session, float] = {}  # time of its last tokens
-        for index, (gauge, text) in enumerate(
-            (
-                ("num_requests_running", "Samples that are decoded."),
-                ("num_requests_waiting", "Samples that wait for a slot."),
-                ("kv_cache_usage_perc", "Part of the cache in use, 1 is all of it."),
-            )
-        ):
-            made = Gauge(f"vllm:{gauge}", text, LABELS, registry=self.registry)
-            made.labels(*self._values).set_function(partial(lambda index: occupied.occupancy()[index], index))
+        gauges = {
+            "num_requests_running": "Samples that are decoded.",
+            "num_requests_waiting": "Samples that wait for a slot.",
+            "kv_cache_usage_perc": "Part of the cache in use, 1 is all of it.",
+        }
+        for index, (key, text) in enumerate(gauges.items()):
+            self._of(Gauge, key, text).set_function(partial(lambda index: occupancy()[index], index))
         counts = {
             "prompt_tokens": "Tokens of prompts.",
             "generation_tokens": "Tokens of answers.",

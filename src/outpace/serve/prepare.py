@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from outpace.api import Model
 from outpace.core.params import Grammar, SamplingParams
 from outpace.lib.errors import InvalidRequest
-from outpace.serve.errors import ApiError, from_validation, in_its_words, refused
+from outpace.serve.errors import ApiError, from_validation, in_its_words, refused, too_long
 from outpace.serve.requests import ChatRequest, CompletionRequest, NamedTool, SharedFields
 from outpace.serve.service import Order, Service
 from outpace.serve.tool_calls import OPEN, Callable, call_grammar
@@ -77,9 +77,7 @@ def _entries(data: bytes) -> int:
 def ordered(service: Service, body: SharedFields) -> Order:
     """The engine's input; `ApiError` where a field cannot be honoured."""
     model = service.model
-    if body.model not in service.settings.names:
-        known = ", ".join(service.settings.names)
-        raise ApiError(404, f"model={body.model[:200]!r}: this server has {known}", "model", code="model_not_found")
+    service.check_name(body.model)
     options = body.options
     if options.trace and not body.stream:
         raise refused("outpace.trace", "only with stream=true")
@@ -115,11 +113,7 @@ def _check_characters(model: Model, characters: int, param: str) -> None:
     """Refuse texts that cannot fit before they are encoded, which takes seconds per megabyte."""
     most = model.target.max_length
     if characters > most * model.codec.longest_token:
-        raise refused(
-            param,
-            f"{characters:,} characters, and prompt and answer have {most} tokens together: shorten it",
-            code="context_length_exceeded",
-        )
+        raise too_long(param, f"{characters:,} characters, and prompt and answer have {most} tokens together")
 
 
 def _encoded_chat(model: Model, body: ChatRequest, messages: list[dict[str, Any]]) -> list[int]:
@@ -156,21 +150,13 @@ def _limit(body: SharedFields, prompts: list[list[int]], most: int) -> int:
     named = body.token_limit
     if longest >= most:
         param = "messages" if isinstance(body, ChatRequest) else "prompt"
-        raise refused(
-            param,
-            f"{longest} tokens, and prompt and answer have {most} together: shorten it",
-            code="context_length_exceeded",
-        )
+        raise too_long(param, f"{longest} tokens, and prompt and answer have {most} together")
     if named is None:
         return most - longest
     name, limit = named
     if longest + limit > most:
-        raise refused(
-            name,
-            f"{limit} tokens after a prompt of {longest}, and they have {most} together: ask for at most "
-            f"{most - longest}",
-            code="context_length_exceeded",
-        )
+        text = f"{limit} tokens after a prompt of {longest}, and they have {most} together: ask for at most"
+        raise refused(name, f"{text} {most - longest}", code="context_length_exceeded")
     return limit
 
 

@@ -92,14 +92,14 @@ class Service:
 
     def __init__(self, settings: ServeSettings, log: Any) -> None:
         self.settings, self.log = settings, log
-        self.metrics = Metrics(settings.names[0], self)
+        self.metrics = Metrics(settings.names[0], self.occupancy)
         self.created = int(time.time())
         self.is_draining = False
         self.load_error: Exception | None = None
         self._model: Model | None = None
         self._thread: EngineThread | None = None
-        self._methods: MethodNames | None = None
-        self._pieces: Pieces | None = None
+        self.methods: MethodNames  # from `open` on, like the pieces
+        self.pieces: Pieces
         self._preparing = ThreadPoolExecutor(1, "prepare")  # one: prompts join the engine in the order they came
         self._admitted = 0  # samples
         self._read = 0  # requests that are not admitted yet, whose bodies are held
@@ -109,8 +109,8 @@ class Service:
         """Take a loaded model."""
         self.metrics.open(model)
         _ = model.codec.longest_token  # asks for the whole vocabulary, which no request should wait for
-        self._pieces = Pieces(model.codec)
-        self._methods = MethodNames(model, self.settings.max_methods)
+        self.pieces = Pieces(model.codec)
+        self.methods = MethodNames(model, self.settings.max_methods)
         self._thread = EngineThread(
             model.engine, self.metrics, lambda error: self.log.error("engine_fault", error=repr(error), exc_info=error)
         )
@@ -139,20 +139,14 @@ class Service:
         if self.is_draining or self._model is None or not self.is_healthy:
             what = "is shutting down" if self.is_draining else "is loading the model"
             what = what if self.is_healthy else "has lost its engine: it must be started again"
-            raise ApiError(
-                503, f"the server {what}", code="unavailable", kind="server_error", headers={"Retry-After": "5"}
-            )
+            raise ApiError(503, f"the server {what}", code="unavailable", headers={"Retry-After": "5"})
         return self._model
 
-    @property
-    def methods(self) -> MethodNames:
-        assert self._methods is not None, "only after `model`"
-        return self._methods
-
-    @property
-    def pieces(self) -> Pieces:
-        assert self._pieces is not None, "only after `model`"
-        return self._pieces
+    def check_name(self, name: str) -> None:
+        """Refuse a model of another name."""
+        if name not in self.settings.names:
+            known = ", ".join(self.settings.names)
+            raise ApiError(404, f"model={name[:200]!r}: this server has {known}", "model", code="model_not_found")
 
     @property
     def is_ready(self) -> bool:
@@ -237,10 +231,5 @@ class Service:
             raise ApiError(400, f"n: {samples} samples in one request, of which the server takes {limit}", "n")
         if self._admitted + others + samples > limit:
             wait = max(1, min(60, round(self._recent * self._admitted / self.model.target.max_slots)))
-            raise ApiError(
-                429,
-                f"{self._admitted} samples are decoded or wait, and the limit is {limit}: try again in {wait} s",
-                code="queue_full",
-                kind="rate_limit_error",
-                headers={"Retry-After": str(wait)},
-            )
+            text = f"{self._admitted} samples are decoded or wait, and the limit is {limit}: try again in {wait} s"
+            raise ApiError(429, text, code="queue_full", headers={"Retry-After": str(wait)})

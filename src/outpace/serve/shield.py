@@ -62,7 +62,7 @@ class Shield:
             self._log.error("unforeseen", request_id=request_id, error=repr(error), exc_info=error)
             if status:  # the answer has begun: uvicorn closes the connection where it breaks off
                 raise
-            made = ApiError(500, "the server failed on this request", code="server_fault", kind="server_error")
+            made = ApiError(500, "the server failed on this request", code="server_fault")
             await JSONResponse(made.as_dict(), made.status)(scope, receive, answer)
         finally:
             self._log.info(
@@ -84,7 +84,6 @@ class Shield:
                 401,
                 "no valid API key: send it as 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
-                kind="authentication_error",
                 headers={"WWW-Authenticate": "Bearer"},
             )
         length = headers.get("content-length", "0")
@@ -146,7 +145,7 @@ class _Limited:
             is_late = now + self._settings.send_timeout > self._until
             seconds = self._settings.timeout if is_late else self._settings.send_timeout
             text = f"the body did not come {'whole within' if is_late else 'for'} {seconds:g} s"
-            raise ApiError(408, text, code="timeout", kind="timeout_error") from error
+            raise ApiError(408, text, code="timeout") from error
         self._size += len(message.get("body", b""))
         self._is_whole = not message.get("more_body", False)
         if self._size > self._settings.max_body:
@@ -155,9 +154,5 @@ class _Limited:
 
 
 def _too_large(settings: ServeSettings) -> ApiError:
-    return ApiError(
-        413,
-        f"the body is larger than {settings.max_body} bytes",
-        code="body_too_large",
-        headers={"Connection": "close"},
-    )
+    text = f"the body is larger than {settings.max_body} bytes"
+    return ApiError(413, text, code="body_too_large", headers={"Connection": "close"})

@@ -33,11 +33,7 @@ def said(conversation: outpace.Chat, text: str) -> outpace.Sample:
 def test_every_answer_is_that_of_the_whole_conversation(
     model: outpace.Model, method: str, options: dict[str, Any]
 ) -> None:
-    """Guards against answers that depend on kept KV.
-
-    The tiny model writes bytes that are no text. They are encoded otherwise when the history is rendered again, so
-    these turns also show a common prefix that ends inside an answer.
-    """
+    """Guards against answers that depend on kept KV. The tiny model writes bytes that are no text."""
     options = {"max_new_tokens": 30, **options}
     with model.chat("Be brief.", method=method, **options) as conversation:
         reused = []
@@ -117,8 +113,7 @@ def test_an_answer_stopped_early_is_part_of_the_conversation(model: outpace.Mode
 
 
 def test_an_answer_that_is_dropped_ends(model: outpace.Model) -> None:
-    """Guards against an answer that runs on because the conversation holds it, and against a conversation that is only
-    let go by the garbage collector."""
+    """Guards against an answer that runs on because the conversation holds it."""
     gc.disable()
     try:
         conversation = model.chat(max_new_tokens=500, eos_token_ids=())

@@ -33,8 +33,7 @@ def load(folder: str, progress: bool | None = None) -> outpace.Model:
 
 
 def test_every_stage_is_timed(folder: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """Guards against a load that ends without saying where the time went, and against the bars of transformers, which
-    appeared in every program that loaded a model."""
+    """Guards against a load that ends without saying where the time went, and against the bars of transformers."""
     monkeypatch.setattr(stages, "_SHORTEST_SHOWN", 0.0)
     load(folder, progress=True)
     said = capfd.readouterr()
@@ -135,8 +134,7 @@ def test_kernels_that_are_there_are_not_warned_of(folder: str, monkeypatch: pyte
 def test_tensors_of_a_gguf_file_are_counted_while_they_are_dequantised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against half a minute of a GGUF file's load without a count, as transformers' bar for it has no hook; and
-    against a hook that stays behind in the host's transformers."""
+    """Guards against half a minute of a GGUF file's load without a count, as transformers' bar for it has no hook."""
     from transformers import modeling_gguf_pytorch_utils as library
 
     stock = vars(library)["tqdm"]

@@ -59,8 +59,7 @@ def measured(answer: Answer, server: Server, **options: Any) -> tuple[list[dict[
 
 
 def test_a_record_for_each_prompt_and_method() -> None:
-    """Guards against prompts or methods that are left out, prompts that a server knows from the level before, and
-    options that are not sent."""
+    """Guards against prompts or methods that are left out, prompts that a server knows from the level before."""
     records, seen = measured(honest(), OURS, methods=("lookup:budget=8", "recycle"))
     methods = ("plain", "lookup:budget=8", "recycle")
     assert sorted((one["index"], one["method"]) for one in records) == sorted(
@@ -83,7 +82,7 @@ def test_what_speculation_did_is_recorded_as_the_server_reports_it() -> None:
     assert (talk["steps"], talk["drafted"], talk["accepted_per_depth"], talk["reused_tokens"]) == (4, 8, [2, 0], 10)
     assert (talk["new_tokens"], talk["tokens_per_step"], talk["by_origin"]) == (8, 6 / 4, {"matched": 2, "bonus": 4})
     plain, lookup = summarise_endpoint(records)[:2]
-    assert (plain["method"], lookup["method"], lookup["told_by"]) == ("plain", "lookup", "report")
+    assert (plain["method"], lookup["method"], lookup["source"]) == ("plain", "lookup", "report")
     assert (plain["accepted_per_drafted"], lookup["accepted_per_drafted"]) == (None, 0.25)
     assert lookup["tokens_per_step"] == 3 / 2
     assert (plain["speedup"], plain["throughput_ratio"]) == (1.0, 1.0)
@@ -205,7 +204,7 @@ def test_acceptance_of_other_servers_is_what_their_counters_grew_by() -> None:
     records, _ = measured(counting, THEIRS, levels=(2,))
     (one,) = summarise_endpoint(records)
     turns = 1 + len(ITEMS)
-    assert (one["told_by"], one["accepted_per_drafted"], one["accepted_per_depth"]) == ("metrics", 1 / 6, [turns])
+    assert (one["source"], one["accepted_per_drafted"], one["accepted_per_depth"]) == ("metrics", 1 / 6, [turns])
     assert one["tokens_per_step"] == 3 / 2  # of 3 tokens behind the first 1 was accepted: 2 steps
     assert {record["steps"] for record in records} == {None}
 

@@ -54,8 +54,7 @@ def counts(records: Sequence[dict[str, Any]]) -> list[Any]:
 
 
 def test_a_run_that_is_taken_up_counts_as_one_in_one_piece(model: Model, tmp_path: Path) -> None:
-    """Guards against an hour of records lost with one kill, half a record read as one, and methods that learn from
-    prompt to prompt beginning anew in the middle."""
+    """Guards against an hour of records lost with one kill, half a record read as one."""
     whole = BenchRun(model, PLAN).records()
     run = BenchRun(model, PLAN)
     folder = RunFolder(tmp_path / "run", run.settings)

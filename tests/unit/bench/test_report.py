@@ -59,8 +59,7 @@ def _sets(speedups: dict[str, tuple[float, ...]], **changes: Any) -> list[dict[s
 
 
 def test_copied_text_has_a_column_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    """Guards against one set of copied text that carries the summary: with it the median here would be 2, and the
-    arithmetic mean of the sets 3.5."""
+    """Guards against one set of copied text that carries the summary: with it the median here would be 2."""
     records = _sets({"chat": (1.0, 1.0, 1.0), "code": (2.0, 4.0, 2.0), "wikitext2": (7.0, 8.0, 7.5)})
     records[-1] |= {"finding": {"kind": "bug"}, "steps": 1, "memory_mb": 9.0}
     row = summarise(records)["fast"]
@@ -78,8 +77,7 @@ def test_copied_text_has_a_column_of_its_own(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_set_of_many_prompts_counts_once() -> None:
-    """Guards against a mean over prompts that is called one over sets, and against a mean of the sets that a method
-    happened to finish."""
+    """Guards against a mean over prompts that is called one over sets."""
     records = _sets({"chat": (1.0,) * 8, "code": (4.0,)})
     assert summarise(records)["fast"]["speedup_over_sets"] == pytest.approx(2.0)
     row = summarise([record for record in records if record["method"] == "plain" or record["dataset"] == "chat"])[
@@ -146,8 +144,7 @@ def test_phases_of_a_round() -> None:
 
 
 def test_times_of_a_group() -> None:
-    """Guards against shared steps counted once per request, and against the wait for one prompt while others decode
-    already that is nowhere."""
+    """Guards against shared steps counted once per request."""
     alone = group_figures([_runs((11, 50.0, 100.0)), _runs((6, 70.0, 25.0))])
     assert (alone["size"], alone["new_tokens"], alone["decoded"]) == (1, 17, 15)
     assert (alone["decode_ms"], alone["end_to_end_ms"]) == (125.0, 245.0), "turns follow one another"

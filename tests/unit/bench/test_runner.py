@@ -173,8 +173,7 @@ def test_batches_that_cannot_be(model: Model, changes: dict[str, Any], complaint
 
 
 def test_no_method_finds_the_prompt_of_another_written(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against times to the first token that flatter whoever decodes a prompt second: beginnings are shared
-    between requests, and methods take turns with the same prompts."""
+    """Guards against times to the first token that flatter whoever decodes a prompt second."""
     reused = list[int]()
 
     class Counting(Watched):

@@ -16,8 +16,7 @@ ROW |= {"concurrency": 8, "method": NAME, "speedup_interval": (1.0, 2.0), "speed
 
 
 def test_the_least_important_columns_go_first(capsys: pytest.CaptureFixture[str]) -> None:
-    """Guards against names that are broken in the middle, cells that end in dots, and a share of equal outputs that is
-    left out before a time."""
+    """Guards against names that are broken in the middle, cells that end in dots."""
     sheet = Sheet(
         (Column("method", is_name=True), Column("tok/s", 2), Column("TTFT ms", 1), Column("equal")), [[NAME, *"123"]]
     )

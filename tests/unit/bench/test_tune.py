@@ -79,8 +79,7 @@ def test_an_output_that_is_not_plain_decodings_is_refused() -> None:
 
 
 def test_records_of_other_tokens_are_refused() -> None:
-    """Guards against an unequal output taken for equal, one prompt's verdict hidden by another of its name, and ties,
-    which rounding explains, taken for bugs."""
+    """Guards against an unequal output taken for equal, one prompt's verdict hidden by another of its name."""
     records = [_record(number, name, id="same") for number in range(3) for name in ("plain", "lookup", "recycle")]
     records = [record | {"tokens_per_step": 1.0} for record in records]
     records[1]["finding"] = {"kind": "unchecked"}
@@ -92,8 +91,7 @@ def test_records_of_other_tokens_are_refused() -> None:
 
 
 def test_figures_of_a_trial() -> None:
-    """Guards against a break-even that is not a round's price in plain tokens or that one slow prompt decides, and a
-    share that is not of the round."""
+    """Guards against a break-even that is not a round's price in plain tokens or that one slow prompt decides."""
     dear = {"steps": 5, "decode_ms": 100.0, "draft_ms": 40.0, "tpot_ms": 8.0, "drafted": 35, "draft_passes": 10}
     dear["tokens_per_step"] = 2.0
     slow = {"decode_ms": 9000.0, "tpot_ms": 900.0}
@@ -120,8 +118,7 @@ def test_plain_decoding_unless_something_surely_beats_it() -> None:
 
 
 def test_of_those_that_cannot_be_told_apart_the_simpler_one() -> None:
-    """Guards against a drafter, or more passes or nodes, for a gain that is noise; and against the simpler one where
-    the other is surely faster, which only ratios by prompt show."""
+    """Guards against a drafter, or more passes or nodes, for a gain that is noise."""
     plain = trial("plain", 1.0)
     union = trial("union", 1.52, has_drafter=True, draft_passes=1.0, drafted=15.0)
     deeper = trial("deeper", 1.50, wobble=(1.03, 1.0, 0.97), has_drafter=True, draft_passes=5.0, drafted=15.0)

@@ -105,8 +105,7 @@ def test_the_clock_counts_what_the_prompts_pass_brought_and_stops_at_the_end() -
 
 
 def test_records_compare_everybody_with_its_own_plain_text_and_with_ours(fakes: Fakes) -> None:
-    """Guards against an equality column that compares with somebody else, and against speeds of tokens that came with
-    the prompt."""
+    """Guards against an equality column that compares with somebody else."""
     race = fakes.race([[100, 1], [200, 2]])
     first, second = race.groups()
     by_name = {record["method"]: record for record in first}
@@ -144,8 +143,7 @@ def test_turns_rotate(fakes: Fakes) -> None:
 
 
 def test_who_is_not_asked_stands_still(fakes: Fakes) -> None:
-    """Guards against a neighbour whose waiting threads take the core that is being measured; and against processes that
-    are left behind, stopped, when the race is over."""
+    """Guards against a neighbour whose waiting threads take the core that is being measured."""
     process = fakes.process()
     own = psutil.Process(process._process.pid)
     assert _stops(own)
@@ -170,8 +168,7 @@ def test_who_fails_is_reported_and_the_others_go_on(fakes: Fakes) -> None:
 
 
 def test_speeds_by_set_of_prompts_and_their_mean(fakes: Fakes) -> None:
-    """Guards against a mean in which a set of many prompts counts more, against ratios across sets, and against a mean
-    that one set of copied text carries (arithmetic, and of all sets, it would be 6.33)."""
+    """Guards against a mean in which a set of many prompts counts more, against ratios across sets."""
     race = fakes.race([[1, 1], [2, 2], [3, 3], [4, 4]])
     records = [record for group in race.groups() for record in group]
     for record in records:

@@ -93,8 +93,7 @@ def test_what_a_format_cannot_hold_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_a_draft_model_without_an_embedding_gets_the_targets(is_tied: bool, tmp_path: Path) -> None:
-    """Guards against an assistant that stock transformers fills with random embeddings, or that speaks through the
-    embedding where its target has a head of its own."""
+    """Guards against an assistant that stock transformers fills with random embeddings."""
     folder = _exported(tmp_path, tie_word_embeddings=is_tied)
     target, codec = load_target(str(folder), "bfloat16", "cpu", None, 1)
     net: Any = make_bare(small_config(target.config, SmallSizes(layers=1)), FrozenTarget(target), 0)

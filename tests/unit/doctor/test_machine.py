@@ -44,8 +44,7 @@ def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_threads_against_cores(found: Processors, threads: int, busy: float, remedy: str) -> None:
-    """Guards against threads that a container stops or that share a core, unsaid, and against advice to use a core
-    that somebody else uses."""
+    """Guards against threads that a container stops or that share a core, unsaid."""
     said = machine.cores(found, threads, busy)
     assert said.remedy.startswith(remedy)
     assert said.is_fine is (not remedy)
@@ -157,8 +156,7 @@ def test_memory_is_read() -> None:
 
 
 def test_the_fastest_of_several() -> None:
-    """Guards against a figure of one try, on which whatever runs beside decides, and one that
-    is compared with another of later on."""
+    """Guards against a figure of one try, on which whatever runs beside decides."""
     calls = list[int]()
     assert len(fastest([lambda: calls.append(0), lambda: calls.append(1)], 0.0)) == 2
     assert calls == [0, 1, 0, 1, 0, 1]

@@ -56,8 +56,7 @@ def by_name(found: list[Finding]) -> dict[str, Finding]:
 
 @pytest.mark.timeout(120)
 def test_a_drafter_that_nobody_trained(target: Path, random_drafter: Path) -> None:
-    """Guards against a drafter of another model, whose drafts are next to never right, and a template and positions
-    that do not fit, unexplained."""
+    """Guards against a drafter of another model, whose drafts are next to never right."""
     model = outpace.load(str(target), "domino", drafter=str(random_drafter), dtype="float32", device="cpu")
     found = by_name(list(examine_method(model, "builtin:1", tokens=32)))
     assert found["method"].measured == "domino, named"
@@ -111,54 +110,42 @@ def test_plain_decoding_has_its_round_alone(target: Path) -> None:
     assert model.generate("abc", max_new_tokens=8).token_ids == before
 
 
-def test_other_tokens_than_plain_decodings() -> None:
-    """Guards against a method that changes answers and is called fine."""
-    assert method.answers(RACE, True).is_fine
-    said = method.answers(replace(RACE, different=1), True)
-    assert said.measured == "2 of 3 equal plain decoding's"
-    assert "outpace verify --method domino" in said.remedy
-    assert "report it" in said.remedy
-    assert "ties" in method.answers(replace(RACE, different=1), False).remedy.split(";")[-1]
+def drafted(**changes: Any) -> Comparison:
+    return replace(RACE, drafted=DRAFTED | changes)
 
 
-def test_what_was_accepted() -> None:
-    """Guards against rates that are not shares of rounds, and against drafts that are never right."""
-    said = method.acceptance(RACE, True)
-    assert said.is_fine
-    assert said.measured == "2.00 tokens per step; accepted by position: 0.70 0.20 0.10"
-    nothing = replace(RACE, drafted=DRAFTED | {"accepted_per_step": 0.02, "by_position": [0.02]})
-    assert method.acceptance(nothing, True).remedy.startswith("see 'drafter'")
-    assert "nothing of what was drafted was accepted" in method.acceptance(nothing, False).remedy
-    silent = replace(RACE, drafted=DRAFTED | {"accepted_per_step": 0.0, "drafted_per_step": 0.0, "by_position": []})
-    assert "nothing was drafted" in method.acceptance(silent, False).remedy
-
-
-def test_a_round_that_drafts_too_long() -> None:
-    """Guards against a dear drafter that is called fine, and shares that are not of the whole round."""
-    said = method.drafting(RACE, True)
-    assert said.is_fine
-    assert "takes 10.0 ms: draft 10%, forward 80%, verify 4%, commit 2%, observe 2%, between 2%" in said.measured
-    dear = replace(RACE, drafted=DRAFTED | {"draft_ms": 3.0, "forward_ms": 6.0})
-    assert "outpace methods domino" in method.drafting(dear, True).remedy
-    assert "outpace:draft=none" not in method.drafting(dear, False).remedy, "it may be what is examined"
-
-
-def test_where_a_round_breaks_even() -> None:
-    """Guards against a method that loses time unsaid, and a break-even that is not a round's price in plain tokens."""
-    said = method.gain(RACE, True)
-    assert said.is_fine
-    assert said.figures["break_even"] == pytest.approx(10.0 / 8.0)
-    assert said.figures["speedup"] == pytest.approx(8.0 / 5.0)
-    worse = replace(RACE, drafted=DRAFTED | {"round_ms": 20.0})
-    assert "it breaks even at 2.50" in method.gain(worse, True).measured
-    assert method.gain(worse, True).remedy.startswith("use --method outpace:draft=none")
-    assert method.gain(worse, False).remedy.startswith("use --method plain")
-
-
-def test_a_plain_round_that_is_not_its_pass() -> None:
-    """Guards against time lost in Python that nobody sees."""
-    assert method.plain_round(PLAIN).is_fine
-    assert "decode several prompts together" in method.plain_round(PLAIN | {"forward_ms": 3.0}).remedy
+@pytest.mark.parametrize(
+    ("found", "measured", "remedy"),
+    [
+        (method.answers(RACE, True), "3 of 3 equal", ""),
+        (method.answers(replace(RACE, different=1), True), "2 of 3 equal plain decoding's", "report it"),
+        (method.answers(replace(RACE, different=1), False), "2 of 3", "ties are to be expected"),
+        (method.acceptance(RACE, True), "2.00 tokens per step; accepted by position: 0.70 0.20 0.10", ""),
+        (method.acceptance(drafted(accepted_per_step=0.02), True), "", "see 'drafter'"),
+        (method.acceptance(drafted(accepted_per_step=0.02), False), "", "nothing of what was drafted was accepted"),
+        (method.acceptance(drafted(accepted_per_step=0.0, drafted_per_step=0.0), False), "", "nothing was drafted"),
+        (
+            method.drafting(RACE, True),
+            "takes 10.0 ms: draft 10%, forward 80%, verify 4%, commit 2%, observe 2%, between 2%",
+            "",
+        ),
+        (method.drafting(drafted(draft_ms=3.0, forward_ms=6.0), True), "", "outpace methods domino"),
+        (method.gain(RACE, True), "1.60x plain decoding's 8.0 ms per token; a round takes 1.25 plain rounds", ""),
+        (method.gain(drafted(round_ms=20.0), True), "breaks even at 2.50", "use --method outpace:draft=none"),
+        (method.gain(drafted(round_ms=20.0), False), "breaks even at 2.50", "use --method plain"),
+        (method.plain_round(PLAIN), "a plain round takes 8.0 ms", ""),
+        (method.plain_round(PLAIN | {"forward_ms": 3.0}), "", "decode several prompts together"),
+    ],
+)
+def test_verdicts_on_figures(found: Finding, measured: str, remedy: str) -> None:
+    """Guards against a method that changes answers, drafts for nothing, drafts too long or loses time and is called
+    fine, and against shares that are not of the whole round."""
+    assert measured in found.measured
+    assert remedy in found.remedy
+    assert found.is_fine is (not remedy)
+    assert "outpace:draft=none" not in method.drafting(drafted(draft_ms=3.0), False).remedy, (
+        "it may be the examined one"
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 
 import outpace
 from outpace.doctor import model as doctor
+from outpace.doctor.finding import Finding
 from outpace.doctor.model import MeasuredPasses, Precision
 from outpace.models.exactness import Exactness
 from tests.unit.models.tiny import needs_kernels, save_tiny_model, tiny_config, tiny_target
@@ -36,30 +37,29 @@ def test_a_mixtures_idle_experts_are_not_read() -> None:
     assert len(chosen) == 3 * target.config.num_experts_per_tok
 
 
-def test_a_pass_against_its_bytes() -> None:
-    """Guards against a slow pass that is called fine, or the other way round, and small ones that nothing helps."""
-    fine = doctor.reading(TIMES, BANDWIDTH, "do it")
-    assert fine.is_fine
-    assert "180 MB of weights are read in 9.0 ms" in fine.measured
-    slow = doctor.reading(replace(TIMES, one=40.0), BANDWIDTH, "do it")
-    assert slow.remedy == "do it"
-    assert doctor.reading(MeasuredPasses(1.0, 2.0, 0.1, 1000), BANDWIDTH, "do it").is_fine
+DEAR = replace(TIMES, many=40.0)
 
 
-def test_rows_that_are_dear() -> None:
-    """Guards against trees of 15 nodes where a pass of 16 rows costs more than they bring in."""
-    assert doctor.rows(TIMES, False, True).is_fine
-    dear = replace(TIMES, many=40.0)
-    assert doctor.rows(dear, False, True).remedy.startswith("use --quantize int8, or smaller trees, as --budget 7")
-    assert doctor.rows(dear, True, True).remedy.startswith("use smaller trees")
-    assert doctor.rows(dear, False, False).remedy.startswith("use smaller trees")
-
-
-def test_what_is_not_arithmetic() -> None:
-    """Guards against glue that nobody sees, and a negative share where products one by one take longer than a pass."""
-    assert doctor.overhead(TIMES, "do it").figures["share"] == pytest.approx(0.2)
-    assert doctor.overhead(replace(TIMES, linears=3.0), "do it").remedy == "do it"
-    assert doctor.overhead(replace(TIMES, linears=12.0), "do it").measured.startswith("0%")
+@pytest.mark.parametrize(
+    ("found", "measured", "remedy"),
+    [
+        (doctor.reading(TIMES, BANDWIDTH, "do it"), "180 MB of weights are read in 9.0 ms", ""),
+        (doctor.reading(replace(TIMES, one=40.0), BANDWIDTH, "do it"), "40.0 ms", "do it"),
+        (doctor.reading(MeasuredPasses(1.0, 2.0, 0.1, 1000), BANDWIDTH, "do it"), "", ""),
+        (doctor.rows(TIMES, False, True), "1.6 times", ""),
+        (doctor.rows(DEAR, False, True), "4.0 times", "use --quantize int8, or smaller trees, as --budget 7"),
+        (doctor.rows(DEAR, True, True), "", "use smaller trees"),
+        (doctor.rows(DEAR, False, False), "", "use smaller trees"),
+        (doctor.overhead(TIMES, "do it"), "20% of a pass", ""),
+        (doctor.overhead(replace(TIMES, linears=3.0), "do it"), "70%", "do it"),
+        (doctor.overhead(replace(TIMES, linears=12.0), "do it"), "0%", ""),
+    ],
+)
+def test_verdicts_on_passes(found: Finding, measured: str, remedy: str) -> None:
+    """Guards against a slow pass that is called fine, small ones that nothing helps, and a negative share of time."""
+    assert measured in found.measured
+    assert found.remedy.startswith(remedy)
+    assert found.is_fine is (not remedy)
 
 
 @needs_kernels

@@ -8,8 +8,8 @@ import pytest
 
 from outpace.core.params import SamplingParams
 from outpace.endpoint import client
-from outpace.endpoint.client import Endpoint, ServerAway
-from outpace.endpoint.server import find_server, sampling_fields
+from outpace.endpoint.client import Endpoint, ServerAway, events
+from outpace.endpoint.server import SpeculationCounts, find_server, read_counts, sampling_fields
 from outpace.lib.errors import InvalidRequest, ModelError
 from tests.unit.endpoint.fake import Reply, event, serving, streamed
 
@@ -131,7 +131,7 @@ def test_the_key_is_sent_and_no_message_says_it() -> None:
     """Guards against a key that is not sent, or that stands in a log."""
     no = Reply([{"error": {"message": "no"}}], 403)
     with serving(lambda path, body: no) as seen, pytest.raises(ModelError, match="refuses the API key") as raised:
-        _ask(seen.url, api_key="secret-1")
+        _ask(seen.url, api_key="secret-1 secret-2")
     assert seen.keys == ["Bearer secret-1"]
     assert "HTTP 403: no" in str(raised.value)
     assert "secret-1" not in str(raised.value)
@@ -188,3 +188,56 @@ def test_fields_at_their_defaults_are_not_sent() -> None:
         "presence_penalty": 1.0,
         "ignore_eos": True,
     }
+
+
+PAGE = """# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts.
+# TYPE vllm:spec_decode_num_drafts_total counter
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 20.0
+# HELP vllm:spec_decode_num_draft_tokens_total Number of draft tokens.
+# TYPE vllm:spec_decode_num_draft_tokens_total counter
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 100.0
+vllm:spec_decode_num_draft_tokens_total{engine="1",model_name="m"} 10.0
+# HELP vllm:spec_decode_num_draft_tokens_created Number of draft tokens.
+# TYPE vllm:spec_decode_num_draft_tokens_created gauge
+vllm:spec_decode_num_draft_tokens_created{engine="0",model_name="m"} 1.795414135e+09
+# HELP vllm:spec_decode_num_accepted_tokens_total Number of accepted tokens.
+# TYPE vllm:spec_decode_num_accepted_tokens_total counter
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 15.0
+# HELP vllm:spec_decode_num_accepted_tokens_per_pos_total Accepted tokens per draft position.
+# TYPE vllm:spec_decode_num_accepted_tokens_per_pos_total counter
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 5.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 10.0
+"""
+"""As vLLM writes it, and a second engine."""
+
+
+def test_counts_are_read_from_vllms_page() -> None:
+    """Guards against times of creation taken for counts, and engines or positions left out."""
+    assert read_counts(PAGE) == SpeculationCounts(110, 15, (10, 5))
+    assert SpeculationCounts(9, 5, (4, 1)) - SpeculationCounts(2, 1, (1,)) == SpeculationCounts(7, 4, (3, 1))
+
+
+def test_no_speculation_and_no_metrics() -> None:
+    """Guards against an acceptance of nothing where nothing is told, and a traceback for another page."""
+    assert read_counts("# TYPE up gauge\nup 1.0\n") is None
+    with pytest.raises(ModelError, match="not in Prometheus's text format"):
+        read_counts("<html>sign in</html>")
+
+
+TALK = (
+    'data: {"text": "a\u2028b\x85ö"}\r\n\r\n: a comment\nevent: chunk\ndata:first\ndata: second\n\n\n\ndata: [DONE]\n\n'
+)
+SAID = ['{"text": "a\u2028b\x85ö"}', "first\nsecond", "[DONE]"]
+
+
+def test_events_do_not_depend_on_where_the_network_cuts() -> None:
+    """Guards against characters and lines that are lost where a packet ends, and lines that end at U+2028."""
+    content = TALK.encode()
+    for size in range(1, len(content) + 1):
+        chunks = [content[start : start + size] for start in range(0, len(content), size)]
+        assert list(events(chunks)) == SAID, size
+
+
+def test_half_an_event_is_none() -> None:
+    """Guards against half a chunk taken for a whole one where a server breaks off."""
+    assert list(events([b"data: whole\n\ndata: ha"])) == ["whole"]

@@ -61,8 +61,7 @@ def resolved(text: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", TREES)
 def test_a_preset_has_the_constants_of_the_paper(name: str) -> None:
-    """Guards against rows of a paper's table drafted with defaults of ours: `graft` took 15 nodes on a CPU, and every
-    trained drafter that ships a ranked vocabulary was FR-Spec."""
+    """Guards against rows of a paper's table drafted with defaults of ours: `graft` took 15 nodes on a CPU."""
     found = resolved(f"{name}:as=paper")
     assert {option: found[option] for option in TREES[name]} == TREES[name]
 

@@ -89,8 +89,7 @@ def write_drafters(folder: Path) -> dict[str, Path]:
 )
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.8, "seed": 3}], ids=["greedy", "sampled"])
 def test_presets_are_lossless(method: str, options: dict[str, Any], target: Path, drafters: dict[str, Path]) -> None:
-    """Guards against a preset wired to the wrong embedding, head or hidden states: it would draft, and change nothing
-    but speed; that it is lossless, and drafts, must hold whatever the weights."""
+    """Guards against a preset wired to the wrong embedding, head or hidden states: it would draft."""
     folder = str(drafters[parse_method(method).drafter or ""])
     model = outpace.load(str(target), method, drafter=folder, dtype="float32", device="cpu")
     expected = [model.generate(prompt, max_new_tokens=20, method="plain", **options).token_ids for prompt in PROMPTS]
@@ -113,10 +112,7 @@ def test_grafted_blocks_verify_no_more_than_blocks(kind: str, target: Path, draf
 
 
 def test_graft_and_echo_draft_the_papers_tree(target: Path, drafters: dict[str, Path]) -> None:
-    """Guards against Graft off the CPU in another tree than the paper's: 60 nodes, 8, 24 or 40 of them kept, 9 deep.
-
-    The methods are built as for a GPU, which they ask for their sizes alone.
-    """
+    """Guards against Graft off the CPU in another tree than the paper's: 60 nodes, 8, 24 or 40 of them kept, 9 deep."""
     model = outpace.load(str(target), "plain", drafter=str(drafters["eagle3"]), dtype="float32", device="cpu")
     context = model.drafters.context_for("eagle3")
     elsewhere = replace(context, device=torch.device("cuda"))
@@ -204,8 +200,7 @@ def test_fr_spec_needs_a_vocabulary_and_a_full_head(target: Path, drafters: dict
 
 
 def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, Path]) -> None:
-    """Guards against a net of one kind run as another, a language model read as a net, or the reverse; and against an
-    error that names classes of the code, another method than was asked for, or nothing that would do."""
+    """Guards against a net of one kind run as another, a language model read as a net, or the reverse."""
     wanted = {"linear": "a language model"} | {kind: f"a drafter of kind {kind}" for kind in drafters}
     wanted |= {f"outpace:draft={kind}": f"a drafter of kind {kind}" for kind in ("dflash", "eagle3")}
     wanted |= {"outpace": wanted["domino"], "samd:draft=eagle3": wanted["eagle3"], "graft-dflash": wanted["dflash"]}

@@ -88,8 +88,7 @@ def test_the_drafter_of_a_profile(folder: str) -> None:
 
 
 def test_another_precision_machine_or_model(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a method chosen for what costs something else: another dtype, processor or number of threads, or
-    other weights of the same config."""
+    """Guards against a method chosen for what costs something else: another dtype, processor or number of threads."""
     keep(folder, made())
     assert load(folder).method_name == "recycle:budget=7"
     assert load(folder, dtype="bfloat16").method_from == "the default"

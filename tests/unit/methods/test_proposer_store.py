@@ -40,8 +40,7 @@ def matrices() -> int:
 
 
 def test_a_bounded_number_of_methods_is_kept(folder: Path) -> None:
-    """Guards against methods that are kept for ever: 60 budgets of a method took 191 MiB, of one with a drafter
-    gigabytes."""
+    """Guards against methods that are kept for ever."""
     model, before = loaded(folder), matrices()
     for budget in range(1, 61):
         model.generate("Hello there, hello there", method=f"recycle:budget={budget}", max_new_tokens=4)
@@ -64,8 +63,7 @@ def ours() -> Counter[type]:
 def test_methods_in_rotation_leave_nothing_behind(
     kind: str | None, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against reference cycles in drafters: each change of more than 16 methods in rotation left a proposer's
-    slots behind, 54 objects of EAGLE-3's, until the garbage collector was called, as every change did for that."""
+    """Guards against reference cycles in drafters."""
     drafter = {} if kind is None else {"drafter": str(write_drafters(tmp_path)[kind])}
     model = loaded(folder, **drafter)
     free = (None,) if kind else (None, "draft-lm")

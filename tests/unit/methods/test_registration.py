@@ -41,8 +41,7 @@ class Named(Options):
     ],
 )
 def test_a_method_that_cannot_work_is_refused_when_it_is_made(arguments: dict[str, Any], message: str) -> None:
-    """Guards against a method that is listed and ends in an AttributeError when it is used, and against an option that
-    the engine reads as one of its own."""
+    """Guards against a method that is listed and ends in an AttributeError when it is used."""
     with pytest.raises(MethodError, match=message):
         Method(**{"build": _nothing, "summary": "nothing", **arguments})
 

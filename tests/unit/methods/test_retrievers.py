@@ -67,8 +67,7 @@ def test_a_match_follows_its_request() -> None:
 
 
 def test_fills_take_turns() -> None:
-    """Guards against nodes of the second fill below nodes of the first, and against a long chain of little worth that
-    leaves no slot to the other fill."""
+    """Guards against nodes of the second fill below nodes of the first."""
     chain = Retrieved(torch.tensor([7, 1, 2, 3, 8]), Topology.chain(5))
     fork = Retrieved(torch.tensor([7, 4, 5, 6]), Topology.of([-1, 0, 0, 1]))
     both = joined([chain, fork])

@@ -71,16 +71,14 @@ def settings(model: outpace.Model, method: str) -> Any:
 
 
 def test_gates_are_kept_to_the_last_digit(file: Path, drafter: str, tmp_path: Path) -> None:
-    """Guards against thresholds rounded on the way, a matrix unread for its company, and files of a warm-up without
-    gates, or from before there were any, being refused."""
+    """Guards against thresholds rounded on the way, a matrix unread for its company."""
     assert load_gates(file, 264, drafter) == GATES
     assert load_matrix(file, 264, CPU).rows()[0].tolist() == [5]
     assert load_gates(saved(tmp_path / "without", None), 264, drafter) is None
 
 
 def test_a_files_gates_take_effect_unless_others_are_named(model: outpace.Model, file: Path, tmp_path: Path) -> None:
-    """Guards against a calibration that is written and never read, one that overrules what the user says, and settings
-    that it has nothing to do with."""
+    """Guards against a calibration that is written and never read, one that overrules what the user says."""
     assert settings(model, "graft") == GatedConfig()
     assert settings(model, f"graft:warm={file}") == GatedConfig(checkpoints=(1, 3, 4), thresholds=(0.15, 0.0, 0.51))
     other = settings(model, f"eagle3:shape=gated,retrieve=both,warm={file},depth=5,kept=6/7/9")
@@ -144,8 +142,7 @@ def test_files_of_others_are_refused(model: outpace.Model, tmp_path: Path) -> No
 def test_gates_hold_for_the_drafter_they_were_calibrated_for(
     model: outpace.Model, target: str, file: Path, drafter: str, tmp_path: Path
 ) -> None:
-    """Guards against thresholds for another drafter's confidence taken in silence, or for nobody knows whose; against
-    the same drafter told for another since it runs in another dtype; and against transitions refused with the gates."""
+    """Guards against thresholds for another drafter's confidence taken in silence, or for nobody knows whose."""
     with safe_open(file, framework="pt") as opened:
         about = opened.metadata()
     assert (about["gates_drafter"], about["gates_budget"], about["gates_temperature"]) == (drafter, "15", "0.5")
@@ -169,8 +166,7 @@ def test_gates_hold_for_the_drafter_they_were_calibrated_for(
 
 
 def test_a_draft_model_takes_gates_that_were_calibrated_for_it(target: str, tmp_path: Path) -> None:
-    """Guards against gates of a language model that no file can hold, and such gates taken by another one, deeper by a
-    layer or with other weights."""
+    """Guards against gates of a language model that no file can hold."""
     other = save_tiny_model(tmp_path / "other")
     trained = load_file(other / "model.safetensors")
     trained["model.norm.weight"] *= 1.01
@@ -189,8 +185,7 @@ def test_a_draft_model_takes_gates_that_were_calibrated_for_it(target: str, tmp_
 
 
 def test_gates_are_taken_whatever_fills(model: outpace.Model, file: Path, tmp_path: Path) -> None:
-    """Guards against a calibration that methods without a matrix cannot use, and against files and options that then
-    have no effect at all."""
+    """Guards against a calibration that methods without a matrix cannot use."""
     for method in ("graft:retrieve=none", "graft:retrieve=suffix", "eagle3:shape=gated"):
         assert settings(model, f"{method},warm={file}").checkpoints == GATES.checkpoints
     partly = settings(model, f"eagle3:shape=gated,warm={file},thresholds=0.2/0.3/0.4")

@@ -49,8 +49,7 @@ def some_strings(loaded: tuple[Any, Any]) -> list[list[str]]:
 @pytest.mark.parametrize("eos", [False, True], ids=["no EOS", "EOS"])
 @pytest.mark.parametrize("method", ["plain", "recycle:budget=12", "lookup"])
 def test_stop_strings_end_rows_where_stock_generate_ends_them(loaded: tuple[Any, Any], method: str, eos: bool) -> None:
-    """Guards against stop strings that the door refuses for want of the tokenizer that was given, and against rows
-    that end a token early or late where several are said at once. Without EOS ids stock rows go on until all ended."""
+    """Guards against stop strings that the door refuses for want of the tokenizer that was given."""
     model, tokenizer = loaded
     ends = 0
     for strings in some_strings(loaded):

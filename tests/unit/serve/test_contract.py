@@ -38,8 +38,5 @@ schema = schemathesis.openapi.from_dict(described())
 @settings(max_examples=8, deadline=None, derandomize=True, database=None,
           suppress_health_check=list(HealthCheck))  # fmt: skip
 def test_generated_requests(case: Any, short: Served) -> None:
-    """Guards against a 500, and answers that the OpenAPI file does not tell of, whatever the body is.
-
-    That what fits the schema is accepted is not asked: fields exclude each other in ways that it cannot say.
-    """
+    """Guards against a 500, and answers that the OpenAPI file does not tell of, whatever the body is."""
     case.call_and_validate(base_url=short.url, timeout=120, excluded_checks=[positive_data_acceptance])

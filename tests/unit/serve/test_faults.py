@@ -85,8 +85,7 @@ def test_a_target_that_says_nan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_unforeseen_fault_of_the_server(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a traceback in an answer, one that no line of the log belongs to, and a place in the queue that is
-    never given back."""
+    """Guards against a traceback in an answer, one that no line of the log belongs to."""
     with serving(model) as one:
         with monkeypatch.context() as patch:
             patch.setattr(one.service, "_add", lambda *args: 1 / 0)

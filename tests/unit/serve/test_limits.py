@@ -341,8 +341,7 @@ def test_loading_and_a_model_that_cannot_be_loaded(model: Model) -> None:
 
 
 def test_connections_that_say_nothing_are_dropped(model: Model) -> None:
-    """Guards against clients that open connections by the thousand and never ask, or never end the head of a request:
-    they were held for ever."""
+    """Guards against clients that open connections by the thousand and never ask."""
     with serving(model, send_timeout=0.5) as one:
         address = ("127.0.0.1", int(one.url.rpartition(":")[2]))
         silent = [socket.create_connection(address) for _ in range(30)]
@@ -356,8 +355,7 @@ def test_connections_that_say_nothing_are_dropped(model: Model) -> None:
 
 
 def test_too_many_connections_make_room(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against a server that runs out of file descriptors: of many that say nothing the oldest are dropped, those
-    that are answered stay."""
+    """Guards against a server that runs out of file descriptors."""
     monkeypatch.setattr("outpace.serve.run.MOST_CONNECTIONS", 10)
     with serving(model) as one, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(one.post, LONG | {"max_tokens": 1500})
@@ -508,15 +506,13 @@ def test_bodies_within_the_bound_have_few_complaints(kind: str) -> None:
     ],
 )
 def test_entries_are_counted_outside_strings(text: str, entries: int) -> None:
-    """Guards against prose and code whose commas and brackets are taken for a body's, and against strings that end at
-    a quote that is escaped, or not at one behind an escaped backslash."""
+    """Guards against prose and code whose commas and brackets are taken for a body's."""
     json.loads(text)
     assert _entries(text.encode()) == entries
 
 
 def test_a_body_of_too_many_entries_says_how_many(model: Model) -> None:
-    """Guards against ids of several prompts that are refused without a remedy, and against prompts of many ids that
-    fit the context and are refused."""
+    """Guards against ids of several prompts that are refused without a remedy."""
     with serving(model) as one:
         error = error_of(one.post(COMPLETION | {"prompt": [7] * 40_000}, "/v1/completions"))
         assert re.search(r"40,00\d list entries and fields, and this server reads 36,864: send fewer", error["message"])

@@ -206,29 +206,6 @@ def test_tools_are_called_as_asked(served: Served) -> None:
     assert final.finish_reason == "tool_calls"
 
 
-def test_sixteen_async_clients_get_their_own_answers(served: Served) -> None:
-    """Guards against answers that are mixed up between requests that run at the same time."""
-
-    async def all_at_once() -> list[str | None]:
-        async with openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0) as client:
-            asked = [
-                client.chat.completions.create(
-                    model=NAME, messages=[{"role": "user", "content": f"Say {index}"}], max_tokens=20, seed=index
-                )
-                for index in range(16)
-            ]
-            return [answer.choices[0].message.content for answer in await asyncio.gather(*asked)]
-
-    expected = [
-        served.model.generate(
-            [{"role": "user", "content": f"Say {index}"}],
-            max_new_tokens=20, seed=index, temperature=1.0, method="plain",
-        ).text
-        for index in range(16)
-    ]  # fmt: skip
-    assert asyncio.run(all_at_once()) == expected
-
-
 def test_an_agent_calls_a_tool_and_answers(served: Served) -> None:
     """Guards against an agent framework that does not get on with the server: its call, the tool's answer, its end."""
     asked: list[str] = []

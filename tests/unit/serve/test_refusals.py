@@ -211,8 +211,7 @@ def test_bodies_of_many_faults(served: Served) -> None:
     ],
 )
 def test_pages_of_other_sites_may_not_ask(served: Served, headers: dict[str, str], status: int) -> None:
-    """Guards against a page that lets a server of the reader's own machine work for it, or reads its answers through a
-    name that leads there."""
+    """Guards against a page that lets a server of the reader's own machine work for it."""
     assert served.post(CHAT, headers=headers).status_code == status
     assert served.http.get("/", headers=headers).status_code == status
 

@@ -68,8 +68,7 @@ def test_a_right_sampler_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize("fault", [unwritten, integers])
 def test_a_fault_is_seen_and_mended(fault: Any) -> None:
-    """Guards against a probe that is content with whatever memory holds, or with whole numbers: sampling would follow
-    another distribution without a word."""
+    """Guards against a probe that is content with whatever memory holds, or with whole numbers."""
     module = sampler(fault)
     assert not is_right(module)
     mend(module)
@@ -90,8 +89,7 @@ def test_values_go_to_all_tokens_of_their_request() -> None:
 
 
 def test_steps_without_drafts_are_mended_where_they_end_the_engine() -> None:
-    """Guards against an engine that one request with top-k ends: vLLM's sampler asks for the largest top-k of no
-    tokens. Logits of some are treated as ever."""
+    """Guards against an engine that one request with top-k ends."""
     module = sampler(expand)
     right = module.apply_sampling_constraints
 
@@ -128,8 +126,7 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_sampler_that_others_wrapped_is_looked_at(theirs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against another plugin's wrapper that is taken for ours, after which nobody looks; and against looking
-    twice, as plugins may be called again."""
+    """Guards against another plugin's wrapper that is taken for ours, after which nobody looks."""
     looked: list[Any] = []
     monkeypatch.setattr(cpu_sampling, "mend", looked.append)
     make = theirs.RejectionSampler.__init__

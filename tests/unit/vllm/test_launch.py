@@ -91,8 +91,7 @@ def test_every_option_arrives(model: str, started: list[ServeCommand], tmp_path:
 
 
 def test_what_was_not_asked_for_is_left_to_vllm(model: str, started: list[ServeCommand]) -> None:
-    """Guards against defaults of ours, such as 8 requests at a time, that hold vLLM down; and against a server that
-    listens everywhere, which is vLLM's default and not ours."""
+    """Guards against defaults of ours, such as 8 requests at a time, that hold vLLM down."""
     assert _serve(model, "--method", "plain").exit_code == 0
     assert started[0].arguments[1:] == (
         *("serve", model, "--served-model-name", Path(model).name, "--host", "127.0.0.1", "--port", "8000"),
@@ -217,8 +216,7 @@ def test_the_union_begins_there_with_what_ships(
 
 
 def test_models_that_vllm_cannot_read_are_exported(tmp_path: Path) -> None:
-    """Guards against a draft model without an embedding of its own, which vLLM would read with one of noise, and a
-    packed target, which it would not read at all."""
+    """Guards against a draft model without an embedding of its own, which vLLM would read with one of noise."""
     model = str(save_tiny_model(tmp_path / "tiny"))
     target, codec = load_target(model, "bfloat16", "cpu", None, 1)
     net: Any = make_bare(small_config(target.config, SmallSizes(layers=1)), FrozenTarget(target), 0)
@@ -249,8 +247,7 @@ def test_the_line_can_be_copied(tmp_path: Path) -> None:
 
 
 def test_no_secret_is_printed() -> None:
-    """Guards against keys in logs and on screens: they may stand among vLLM's own arguments too, several of them or
-    behind an equals sign."""
+    """Guards against keys in logs and on screens."""
     more = ("--api-key", "one", "two", "--hf_token=three", "--port", "1")
     line = ServeCommand(("vllm", "serve", "m", *more), {"VLLM_API_KEY": "four"})
     assert (
@@ -259,8 +256,7 @@ def test_no_secret_is_printed() -> None:
 
 
 def test_vllm_is_not_told_how_many_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against variables of our own command that reach vLLM and are not in the line that is printed: with a
-    number of threads vLLM does not divide the cores among its workers. What the user set stays."""
+    """Guards against variables of our own command that reach vLLM and are not in the line that is printed."""
     chosen: dict[str, str] = {}
     monkeypatch.setattr(threads, "_CHOSEN", chosen)
     monkeypatch.delitem(sys.modules, "torch")

@@ -14,8 +14,7 @@ def learned(base_ms: float, row_ms: float, tokens: int = 1) -> RowPrice:
 
 
 def test_it_is_what_a_row_takes_of_the_time_of_a_token() -> None:
-    """Guards against drafts in a batch that computes at its limit, where each row costs as much as it can bring, and
-    against none where rows are free."""
+    """Guards against drafts in a batch that computes at its limit, where each row costs as much as it can bring."""
     assert learned(20.0, 5.0).least_gain == pytest.approx(5.0 / (20 + 12.5 + 1) / (1 + 0.25 / 1.25), rel=0.05)
     assert learned(20.0, 0.0).least_gain == 0.05
     assert learned(1.0, 30.0, tokens=3).least_gain == 0.95
@@ -30,8 +29,7 @@ def test_before_anything_is_known_it_is_the_default() -> None:
 
 
 def test_passes_that_do_not_differ_leave_rows_cheap() -> None:
-    """Guards against a price that can never fall again: where nothing is drafted all passes are alike, and what a row
-    costs is tried out."""
+    """Guards against a price that can never fall again: where nothing is drafted all passes are alike."""
     price = learned(20.0, 20.0)
     assert price.least_gain > 0.2
     for _ in range(400):

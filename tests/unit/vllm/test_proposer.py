@@ -89,8 +89,7 @@ class Failing(Witness):
 
 
 def test_a_proposer_that_fails_goes_without_drafts(caplog: pytest.LogCaptureFixture) -> None:
-    """Guards against a server that dies of its drafter, that fills its log with one error, or that goes on with states
-    which an exception left half changed."""
+    """Guards against a server that dies of its drafter, that fills its log with one error."""
     made = Method(config({"method": "lookup"}))
     made._capture = SimpleNamespace(take=lambda: None, fault=None)  # type: ignore[assignment]
     made._rounds = Rounds(Failing(False, truth=1.0), 2, 100, 4)
@@ -148,8 +147,7 @@ class Steps:
 def test_batches_draft_while_it_pays(
     monkeypatch: pytest.MonkeyPatch, requests: int, drafted_ms: float, is_priced: bool, wanted: bool
 ) -> None:
-    """Guards against a full batch that is slower by its drafts, one that never tries again, and ranks that follow a
-    clock of their own."""
+    """Guards against a full batch that is slower by its drafts, one that never tries again."""
     steps = Steps(requests, drafted_ms)
     monkeypatch.setattr(classes, "perf_counter", lambda: steps.now)
     made = Method(config({"method": "lookup"}))

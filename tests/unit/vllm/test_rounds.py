@@ -42,8 +42,7 @@ def test_in_quiet_every_round_drafts_and_is_heard_of(taps: bool) -> None:
 
 @pytest.mark.parametrize("taps", [True, False])
 def test_steps_without_drafts_are_rounds_too(taps: bool) -> None:
-    """Guards against what was said without drafts being read again as a prompt is, which costs a pass of the head, or
-    not being learned from."""
+    """Guards against what was said without drafts being read again as a prompt is, which costs a pass of the head."""
     witness = Witness(taps, truth=1.0)
     engine = Simulated(Rounds(witness, 8, LENGTH, 4, best_ids=best_ids), seed=0)
     engine.paused = 0.5
@@ -122,8 +121,7 @@ def test_no_draft_goes_beyond_the_longest_request() -> None:
 
 
 def test_drafts_of_somebody_else_are_no_round() -> None:
-    """Guards against a verdict on tokens that were not proposed: what the pass says of those that hold is shown as a
-    prompt's is."""
+    """Guards against a verdict on tokens that were not proposed."""
     witness = Witness(True, truth=1.0)
     rounds = Rounds(witness, 1, LENGTH, 4, best_ids=best_ids)
     engine = Simulated(rounds, seed=0, chunk=64)

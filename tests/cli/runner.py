@@ -1,0 +1,24 @@
+"""Commands in the process of the test, as a user types them."""
+
+import json
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from outpace import cli
+from outpace.lib.errors import InvalidRequest
+
+
+def run(*arguments: str, lines: str | None = None) -> Result:
+    return CliRunner().invoke(cli.app, list(arguments), input=lines)
+
+
+def last_json(result: Result) -> Any:
+    assert result.exit_code == 0, (result.output, result.exception)
+    return json.loads(result.stdout.strip().splitlines()[-1])
+
+
+def assert_refused(result: Result, *texts: str, kind: type[Exception] = InvalidRequest) -> None:
+    """The command ended with an error that contains the texts."""
+    assert isinstance(result.exception, kind), (result.output, result.exception)
+    assert all(text in str(result.exception) for text in texts), result.exception
