@@ -90,16 +90,8 @@ class Certifier:
         note = rounding if is_tie else f"margin {margin.smallest:.3g} against a bound of {bound}"
         if not precise_equal:
             note += "; the two runs differ in higher precision too"
-        return Classification(
-            "tie" if is_tie else "bug",
-            turn,
-            token,
-            margin=margin.smallest,
-            top2=margin.top2,
-            to_cutoff=margin.to_cutoff,
-            higher_precision_equal=precise_equal,
-            note=note,
-        )
+        kind, distances = "tie" if is_tie else "bug", (margin.smallest, margin.top2, margin.to_cutoff)
+        return Classification(kind, turn, token, *distances, precise_equal, note)
 
     def _agree_in_higher_precision(self, prompt: list[int], params: SamplingParams, run: Runner) -> bool:
         if self._dtype not in HIGHER_PRECISION:
@@ -110,21 +102,11 @@ class Certifier:
         return bool(tuple(run(self._precise, prompt, params)) == plain)
 
     def _load(self, dtype: str) -> Model:
-        device = str(self._model.target.device)
-        drafter = self._model.drafter
-        quantize = self._model.target.quantize
-        return load(
-            self._model.name,
-            "plain",
-            drafter=drafter,
-            dtype=dtype,
-            quantize=quantize,
-            device=device,
-            max_num_seqs=1,
-            max_model_len=self._model.target.max_length,
-            exact=self._model.target.wants_exact,
-            enable_prefix_caching=False,
-        )
+        model, target = self._model, self._model.target
+        kept = {"quantize": target.quantize, "max_model_len": target.max_length, "exact": target.wants_exact}
+        device, drafter = str(target.device), model.drafter
+        options: dict[str, Any] = {**kept, "max_num_seqs": 1, "enable_prefix_caching": False}
+        return load(model.name, "plain", drafter=drafter, dtype=dtype, device=device, **options)
 
 
 def method_runner(method: str, budget: int | None) -> Runner:

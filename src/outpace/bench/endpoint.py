@@ -18,7 +18,7 @@ from outpace.endpoint.server import Server, SpeculationCounts, sampling_fields, 
 from outpace.lib.errors import InvalidRequest, ModelError
 
 WHOLE_SERVER = "server"  # what a server of others does is one method
-LOADS_PER_GROUP = 4  # a group has so many prompts for each request in flight, so that its ramps weigh little
+LOADS_PER_GROUP = 4  # prompts per request in flight: a group's start and end weigh little
 
 
 Asked = tuple[str, Mapping[str, Any]]
@@ -50,21 +50,21 @@ class EndpointPlan:
     check: bool = True
 
     def __post_init__(self) -> None:
-        said = ",".join(map(str, self.levels))
+        levels = ",".join(map(str, self.levels))
         if not self.levels or min(self.levels) < 1 or len(set(self.levels)) < len(self.levels):
-            raise InvalidRequest(f"concurrency={said!r}: must be numbers of at least 1, each once")
+            raise InvalidRequest(f"concurrency={levels!r}: must be numbers of at least 1, each once")
         if sum(self.levels) > len(self.items):
             raise InvalidRequest(
-                f"concurrency={said!r}: the workload has {len(self.items)} prompts, and each level takes its own: give "
-                f"at least {sum(self.levels)}, or fewer requests in flight"
+                f"concurrency={levels!r}: the workload has {len(self.items)} prompts, and each level takes its own: "
+                f"give at least {sum(self.levels)}, or fewer requests in flight"
             )
 
 
 class EndpointRun:
-    """Measures a plan on a server, which nobody else should ask meanwhile: its counters are everybody's.
+    """Measures a plan on a server, which must get no other requests meanwhile: its counters are of all requests.
 
     Attributes:
-        methods: as records name them. What the first says when it is asked alone is what others should say.
+        methods: as records name them. Answers of the first one, one request at a time, are the reference of all.
 
     Raises:
         InvalidRequest: methods or a budget for a server of others.
@@ -114,28 +114,28 @@ class EndpointRun:
             path, body = self._request(self.plan.items[0], 0, [], method)
             under_load(self._endpoint, [(path, {**body, "max_tokens": WARM_UP_TOKENS})], 1)
             for item in self.plan.warm_items:
-                said: list[str] = []
+                answers: list[str] = []
                 for turn in range(len(item.turns)):
-                    (run,) = under_load(self._endpoint, [self._request(item, turn, said, method)], 1)
-                    said.append(run.text)
+                    (run,) = under_load(self._endpoint, [self._request(item, turn, answers, method)], 1)
+                    answers.append(run.text)
 
     def _measure(self, number: int, order: Sequence[str]) -> list[Record]:
         """A group's records: turn by turn, each by every method."""
         (level, places), first = self._groups[number], self.methods[0]
         waves: dict[str, list[Wave]] = {method: [] for method in order}
         alone: list[Mapping[int, TurnRun]] = []
-        said: dict[int, list[str]] = {place: [] for place in places}
+        answers: dict[int, list[str]] = {place: [] for place in places}
         for turn in range(max(len(self.plan.items[place].turns) for place in places)):
             asked = [place for place in places if turn < len(self.plan.items[place].turns)]
             for method in order:
                 before = speculation_counts(self._endpoint)
-                runs = self._ask(asked, turn, said, method, level)
+                runs = self._ask(asked, turn, answers, method, level)
                 after = speculation_counts(self._endpoint)
                 waves[method].append(Wave(runs, None if before is None or after is None else after - before))
             if self.plan.check:
-                alone.append(self._ask(asked, turn, said, first, 1))
+                alone.append(self._ask(asked, turn, answers, first, 1))
             for place, run in waves[first][-1].runs.items():  # all continue one conversation
-                said[place].append(run.text)
+                answers[place].append(run.text)
         about = {"concurrency": level, "sampling": asdict(self.plan.params)} | self._shared
         records = []
         for method in self.methods:
@@ -145,17 +145,17 @@ class EndpointRun:
         return records
 
     def _ask(
-        self, places: Sequence[int], turn: int, said: Mapping[int, list[str]], method: str, level: int
+        self, places: Sequence[int], turn: int, answers: Mapping[int, list[str]], method: str, level: int
     ) -> dict[int, TurnRun]:
         """A method's answers to a turn of some prompts, by their places."""
-        items = [(self.plan.items[place], said[place]) for place in places]
+        items = [(self.plan.items[place], answers[place]) for place in places]
         requests = [self._request(item, turn, texts, method) for item, texts in items]
         return dict(zip(places, under_load(self._endpoint, requests, level), strict=True))
 
-    def _request(self, item: WorkItem, turn: int, said: list[str], method: str) -> Asked:
+    def _request(self, item: WorkItem, turn: int, answers: list[str], method: str) -> Asked:
         """Path and body of a turn's request, given the answers to the turns before it."""
         body = sampling_fields(self.plan.params) | {"model": self._server.model}
-        body |= {"prompt" if item.raw else "messages": item.prompt(turn, said)}
+        body |= {"prompt" if item.raw else "messages": item.prompt(turn, answers)}
         if self._server.is_outpace:
             body |= speculation_fields(method, None if method == PLAIN else self.plan.budget)
         return "completions" if item.raw else "chat/completions", body
@@ -196,9 +196,6 @@ def under_load(endpoint: Endpoint, asked: Sequence[Asked], concurrency: int) -> 
     Returns:
         Answers in the order of the requests. Their counters hold times in milliseconds, the tokens that the server
         counts (its pieces of text where it counts none), and what an outpace server reports.
-
-    Raises:
-        InvalidRequest, ModelError: as `Endpoint.stream`; requests that were not sent yet are not sent any more.
     """
     start, is_over = perf_counter(), Event()
 

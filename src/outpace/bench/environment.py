@@ -1,4 +1,4 @@
-"""What a figure depends on besides the method: machine, versions, settings."""
+"""What a figure depends on in addition to the method: machine, versions, settings."""
 
 import hashlib
 import platform
@@ -22,28 +22,30 @@ from outpace.methods.catalog import build_proposer, parse_method
 
 def client_environment() -> dict[str, Any]:
     """The machine that asks a server, for a record: hardware, versions and git revision."""
-    return {
-        "hardware": cpu_name(),
-        "cores": psutil.cpu_count(logical=False),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("outpace", "httpx")},
-        "git": _git_revision(),
-    }
+    return _host("outpace", "httpx")
 
 
 def environment(device: torch.device, dtype: torch.dtype, quantize: str = "none") -> dict[str, Any]:
     """Hardware, threads, versions and git revision, for a record."""
-    on_gpu = device.type == "cuda"
+    gpu = {"hardware": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
-        "hardware": torch.cuda.get_device_name(device) if on_gpu else cpu_name(),
-        "cores": psutil.cpu_count(logical=False),
+        **_host("outpace", "torch", "transformers"),
+        **gpu,
         "threads": torch.get_num_threads(),
         "device": str(device),
         "dtype": str(dtype).removeprefix("torch."),
         "quantize": quantize,
+    }
+
+
+def _host(*packages: str) -> dict[str, Any]:
+    """Hardware and versions. The git revision is that of the checkout this package runs from, None without one."""
+    return {
+        "hardware": cpu_name(),
+        "cores": psutil.cpu_count(logical=False),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("outpace", "torch", "transformers")},
-        "git": _git_revision(),
+        "versions": {name: version(name) for name in packages},
+        "git": git("describe", "--always", "--dirty", "--abbrev=12"),
     }
 
 
@@ -56,18 +58,12 @@ def cpu_name() -> str:
         return platform.processor() or platform.machine()
 
 
-def _git_revision() -> str | None:
-    """Revision of the checkout this package runs from; None for an installed copy."""
-    return git("describe", "--always", "--dirty", "--abbrev=12")
-
-
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 
 
 def held_mb(*owners: object) -> float:
     """MiB of the tensors, arrays and containers that can be reached from objects: weights, slots of keys and values,
-    tables, automata, each counted once. What a pass needs on its way, the interpreter and libraries are not in it.
-    """
+    tables, automata, each counted once. What a pass needs on its way, the interpreter and libraries are not in it."""
     held: dict[Hashable, int] = {}
     seen: set[int] = set()
     waiting: list[Any] = list(owners)
@@ -77,8 +73,7 @@ def held_mb(*owners: object) -> float:
             continue
         seen.add(id(found))
         if isinstance(found, Tensor):
-            key, size = _storage(found)
-            held[key] = size
+            held |= [_storage(found)]
         elif isinstance(found, np.ndarray):
             held[id(found)] = found.nbytes
         elif isinstance(found, Mapping):

@@ -19,7 +19,7 @@ PHASES = ("draft_ms", "forward_ms", "verify_ms", "commit_ms", "observe_ms")
 
 @dataclass(frozen=True)
 class TurnRun:
-    """One method's answer to one turn. Where a server tells no ids, `new_tokens` among the counters counts them."""
+    """One method's answer to one turn. Of servers that report no ids, the counter `new_tokens` counts them."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -28,7 +28,7 @@ class TurnRun:
 
     @property
     def new_tokens(self) -> int:
-        """How many tokens were said."""
+        """How many tokens were generated."""
         return len(self.token_ids) or int(self.counters.get("new_tokens", 0))
 
 
@@ -62,7 +62,7 @@ def group_figures(turns: Sequence[Sequence[TurnRun]]) -> dict[str, Any]:
     A group decodes from the first token of any of its requests to the last token of any; end to end it begins at their
     admission, which is that of all. Tokens decoded are those after each request's first, all emitted within that time.
     A prompt of more chunks than another's is partly written in it; requests that end early leave the others alone, or
-    make room for those that wait, whose prompts are then written in it too. For one prompt these are its own times.
+    free slots for those that wait, whose prefill is then part of it. For one prompt these are its own times.
     Requests to a server say when they were sent, in `sent_ms` after the group began, and wait from then on.
     """
     decode_ms = end_to_end_ms = 0.0

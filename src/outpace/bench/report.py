@@ -33,11 +33,11 @@ def summarise(
     time until a slot is free included; `tpot_p95_ms` what 95 % of them wait at most per token. `slowest` is the
     least ratio of plain decoding's time per token to the method's among prompts.
 
-    Phases are milliseconds of a round, the whole batch's; `between_ms` is what it took beside them. `graft_ms` is a
+    Phases are milliseconds of a round, the whole batch's; `between_ms` is the rest of the round. `graft_ms` is a
     part of `draft_ms`. `bookkeeping_share` is what of a round is neither drafting nor the target's pass: retrieval and
     its merging, the verdict, the commit, and telling proposers (Graft, arXiv 2605.20104, table 14). DFlash and Domino
-    compute on the target's features when told, so that their shares hold some drafting too; compare with the same
-    method without a retriever. On a GPU the pass is not over when `forward_ms` ends, and the share says too much.
+    compute on the target's features while observing, so that their shares contain some drafting; compare with the same
+    method without a retriever. On a GPU the pass is not over when `forward_ms` ends, and the share is too large.
     """
     set_of = _set_of_groups(records)
     apart = kept_apart(set_of.values(), copied)

@@ -147,18 +147,18 @@ class BenchRun:
         answers: dict[int, list[list[str]]] = {}
         for record in done:
             if record["method"] == PLAIN:
-                answers.setdefault(record["group"]["number"], []).append(self._said(record))
-        for number, said in answers.items():
+                answers.setdefault(record["group"]["number"], []).append(self._answers_of(record))
+        for number, texts in answers.items():
             group = self._groups[number]
             for turn in range(len(group[0].turns)):
-                pairs = zip(group, said, strict=True)
+                pairs = zip(group, texts, strict=True)
                 prompts = [self.model.encode(item.prompt(turn, before[:turn])) for item, before in pairs]
                 for method in learning:
                     self._run(method, prompts, self.plan.params)
             for _ in group:
                 on_item()
 
-    def _said(self, record: Record) -> list[str]:
+    def _answers_of(self, record: Record) -> list[str]:
         """The texts of a record's answers."""
         answers = zip(record["token_ids"], record["finish_reasons"], strict=True)
         return [self.model.codec.decode(ids[:-1] if why == "stop" else ids) for ids, why in answers]
@@ -168,8 +168,8 @@ class BenchRun:
         prompts: list[list[list[int]]] = []
         answers: list[list[str]] = [[] for _ in group]
         for turn in range(len(group[0].turns)):
-            said = zip(group, answers, strict=True)
-            prompts.append([self.model.encode(item.prompt(turn, before)) for item, before in said])
+            pairs = zip(group, answers, strict=True)
+            prompts.append([self.model.encode(item.prompt(turn, before)) for item, before in pairs])
             for method in order:
                 runs[method].append(self._run(method, prompts[-1], self.plan.params))
             # All methods continue the conversation that plain decoding had, so that turns stay comparable.
@@ -246,11 +246,7 @@ class BenchRun:
 
 
 def split_methods(text: str) -> tuple[str, ...]:
-    """Split "lookup,recycle:budget=8,shape=chain" into methods with their options.
-
-    Raises:
-        InvalidRequest: an unknown method or option, or a method named twice.
-    """
+    """Split "lookup,recycle:budget=8,shape=chain" into methods with their options."""
     methods: list[str] = []
     for part in filter(None, text.split(",")):
         is_option = "=" in part and ":" not in part and methods

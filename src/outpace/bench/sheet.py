@@ -18,7 +18,7 @@ class Column:
     """A column of a table.
 
     Attributes:
-        rank: the highest is left out first where there is no room; a column of rank 0 never is.
+        rank: the highest is left out first; a column of rank 0 never is.
         prose: it holds sentences, which wrap at this width at the latest; 0 where nothing wraps.
         is_name: aligned to the left, as names are; else to the right, as numbers are.
     """
@@ -31,7 +31,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table for whatever room there is."""
+    """A table that leaves out columns which do not fit."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str | Text]]
@@ -57,10 +57,10 @@ class Sheet:
         wide.print(table)
         if left_out:
             what = ", ".join(dict.fromkeys(left_out))
-            wide.print(f"no room for: {what}; widen the terminal, or see the JSON", style="dim", soft_wrap=True)
+            wide.print(f"left out: {what}; widen the terminal, or see the JSON", style="dim", soft_wrap=True)
 
     def within(self, width: int) -> tuple[Table, list[str], int]:
-        """The table with as many columns as there is room for, the names of the others, and how wide it is at least."""
+        """The table with as many columns as fit, the names of the others, and its minimal width."""
         kept = list(range(len(self.columns)))
         while True:
             table = self._of(kept)

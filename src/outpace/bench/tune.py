@@ -34,7 +34,7 @@ WITH_DRAFTER = {
     "dart": ("dart:budget=7", "dart:budget=15", "dart:budget=31"),
     LANGUAGE_MODEL: ("outpace:draft=linear", "linear", "dynatree:budget=7", "dynatree:budget=15"),
 }
-"""What is tried by default, beside what needs no drafter, by the kind of drafter at hand."""
+"""Candidates by the kind of drafter, in addition to those without a drafter."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ class Trial:
 
     @property
     def effort(self) -> tuple[bool, float, float]:
-        """What is simpler is less: without a drafter first, then by fewer passes of it, then by smaller trees."""
+        """Order of simplicity: without a drafter first, then fewer passes of it, then smaller trees."""
         return self.has_drafter, round(self.draft_passes, 1), self.drafted
 
 
 Measure = Callable[[tuple[str, ...], Sequence[WorkItem]], Sequence[Trial]]
-"""Decodes prompts by methods, plain decoding first, and says what each did."""
+"""Decodes prompts by methods, plain decoding first, and returns the trial of each."""
 Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 """Shows how far a heat has come: from its label and its prompts, what to call after each."""
 
@@ -92,7 +92,7 @@ class Outcome:
 
     @property
     def refused(self) -> tuple[Trial, ...]:
-        """Candidates that said something else than plain decoding."""
+        """Candidates whose output differs from plain decoding's."""
         return tuple(trial for trial in self.trials if trial.refusal)
 
 
@@ -114,9 +114,6 @@ def tune(methods: Sequence[str], items: Sequence[WorkItem], measure: Measure) ->
 
     Args:
         items: prompts, at least three, of which the first ones decide who goes on.
-
-    Raises:
-        InvalidRequest: fewer than three prompts, or answers of more than a token: no interval can be made.
     """
     if len(items) < FIRST_PROMPTS:
         raise InvalidRequest(
@@ -142,10 +139,10 @@ def tune(methods: Sequence[str], items: Sequence[WorkItem], measure: Measure) ->
 
 
 def decide(plain: Trial, able: Sequence[Trial]) -> tuple[Trial, str]:
-    """The candidate to take, and why: the simplest of those that cannot be told from the fastest, if they surely pay.
+    """The candidate to take, and why: the simplest of those that are not significantly slower than the fastest.
 
     Args:
-        able: candidates that said what it said, on the same prompts.
+        able: candidates with plain decoding's output, on the same prompts.
     """
     paying = [trial for trial in able if _lowest(list(trial.speedups.values())) > 1]
     if not paying:
@@ -153,20 +150,22 @@ def decide(plain: Trial, able: Sequence[Trial]) -> tuple[Trial, str]:
         found = (
             "no candidate is left"
             if best is None
-            else f"the fastest candidate, {best.method} at {_said(best)}, may be none"
+            else f"the fastest candidate, {best.method} at {_speed(best)}, may be none"
         )
         return plain, f"nothing is surely faster than plain decoding: {found}"
     best = max(paying, key=lambda trial: trial.speedup)
     alike = [trial for trial in paying if trial is best or not _is_surely_faster(best, trial)]
     chosen = min(alike, key=lambda trial: trial.effort)
     if chosen is not best:
-        why = f"cannot be told from the fastest, {best.method} at {_said(best)}, and is simpler"
-        return chosen, f"{_said(chosen)}, {why}"
+        why = f"not significantly slower than the fastest, {best.method} at {_speed(best)}, and is simpler"
+        return chosen, f"{_speed(chosen)}, {why}"
     others = [trial.method for trial in alike if trial is not best]
-    return best, f"{_said(best)}, the fastest" + (f"; {', '.join(others)} cannot be told from it" if others else "")
+    return best, f"{_speed(best)}, the fastest" + (
+        f"; {', '.join(others)} are not significantly slower" if others else ""
+    )
 
 
-def _said(trial: Trial) -> str:
+def _speed(trial: Trial) -> str:
     """A speedup with its interval."""
     low, high = trial.interval or (trial.speedup, trial.speedup)
     return f"{trial.speedup:.2f}x ({low:.2f}-{high:.2f})"
@@ -193,7 +192,7 @@ def measuring(model: Model, params: SamplingParams, progress: Progress) -> Measu
 
 
 def trials_of(records: Sequence[Record]) -> list[Trial]:
-    """What records of a bench say of each method."""
+    """The trial of each method from the records of a benchmark."""
     # Copied text counts here: users who tune on it have such prompts.
     figures, ratios = summarise(records, copied=()), speedups(records)
     rates = {(record["method"], record["group"]["number"]): record["tokens_per_step"] for record in records}
@@ -202,7 +201,7 @@ def trials_of(records: Sequence[Record]) -> list[Trial]:
             method=method,
             speedups=ratios[method],
             tokens_per_step=row["tokens_per_step"],
-            # By prompt, as a round's price in plain tokens is what it says over what it gains.
+            # By prompt: a round's cost in plain tokens is its tokens over its speedup.
             break_even=_middle([rates[method, number] / ratio for number, ratio in ratios[method].items()]),
             drafting_share=min(row["draft_ms"] / row["round_ms"], 1.0) if row["round_ms"] else 0.0,
             has_drafter=parse_method(method).drafter is not None,
@@ -226,7 +225,7 @@ def _is_surely_faster(one: Trial, other: Trial) -> bool:
 
 
 def _lowest(ratios: Sequence[float]) -> float:
-    """The lower end of the median's interval; 0 where too few were measured to say."""
+    """The lower end of the median's interval; 0 for too few measurements."""
     if len(ratios) < FIRST_PROMPTS:
         return 0.0
     return (median_interval(ratios) or (ratios[0], ratios[0]))[0]

@@ -1,11 +1,11 @@
 """`outpace bench`: methods against each other, with a model here or on a server."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -34,7 +34,8 @@ from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from outpace.bench.endpoint import EndpointPlan
+    from outpace.bench.endpoint import EndpointPlan, EndpointRun
+    from outpace.bench.runner import BenchRun
 
 NOT_OF_SERVERS = (*(name for name in LOADING if name not in ("model", "budget")), "batch_size", "phases")
 SECONDS_BETWEEN_LINES = 30
@@ -188,20 +189,12 @@ def _levels(text: str | None) -> tuple[int, ...]:
         raise InvalidRequest(f"concurrency={text!r}: give whole numbers, as 1,2,4") from error
 
 
-class MeasuredRun(Protocol):
-    """What is measured: numbered groups of records, and the settings that they depend on."""
-
-    @property
-    def settings(self) -> dict[str, Any]: ...
-
-    @property
-    def group_sizes(self) -> list[int]: ...
-
-    def groups(self, done: Sequence[Record], on_item: Callable[[], None]) -> Iterator[list[Record]]: ...
-
-
 def collect(
-    run: MeasuredRun, prompts: int, out: Path | None, advance: Callable[[], None], report: Callable[[list[Record]], str]
+    run: "BenchRun | EndpointRun",
+    prompts: int,
+    out: Path | None,
+    advance: Callable[[], None],
+    report: Callable[[list[Record]], str],
 ) -> list[Record]:
     """All records of a run, including those that its folder already has.
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,7 @@ from outpace.cli.options import (
     model_of,
     notes,
     refuse_options,
+    speed_of,
 )
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
@@ -29,7 +30,7 @@ from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.lib.stages import short_name
 
 if TYPE_CHECKING:
-    from outpace import Chat, Model, TokenStream
+    from outpace import Chat, Model
     from outpace.endpoint.server import RemoteChat
 
 HELP = (
@@ -100,7 +101,8 @@ def _info(model: "Model") -> list[str]:
 
 def _answer(conversation: "Chat", text: str) -> None:
     with conversation.send(text) as stream:
-        before = _stop_on_interrupt(stream)
+        # Ctrl-C ends the answer between two steps, where the state is consistent.
+        before = signal.signal(signal.SIGINT, lambda number, frame: stream.stop())
         try:
             for event in stream:
                 print(event.text, end="", flush=True)
@@ -109,21 +111,7 @@ def _answer(conversation: "Chat", text: str) -> None:
             print(flush=True)
     assert stream.result is not None
     metrics = stream.result.metrics
-    rate = 1e3 / metrics.tpot_ms if metrics.tpot_ms else 0.0
-    aside(
-        f"{metrics.new_tokens} tokens, {rate:.1f} tokens/s, {metrics.tokens_per_step:.2f} tokens per step, "
-        f"{metrics.reused_tokens} of {metrics.prompt_tokens} prompt tokens reused, "
-        f"ended by {stream.result.finish_reason}"
-    )
-
-
-def _stop_on_interrupt(stream: "TokenStream") -> Any:
-    """Make Ctrl-C end the answer between two steps, where the state is consistent; returns the handler before."""
-
-    def stop(number: int, frame: object) -> None:
-        stream.stop()
-
-    return signal.signal(signal.SIGINT, stop)
+    aside(speed_of(stream.result, f"{metrics.reused_tokens} of {metrics.prompt_tokens} prompt tokens reused"))
 
 
 def _chat_with_server(
@@ -184,11 +172,7 @@ def _answer_of_server(conversation: "RemoteChat", text: str) -> None:
 def converse(
     answer: Callable[[str], None], reset: Callable[[], None], greeting: str, info: Callable[[], Sequence[str]]
 ) -> None:
-    """Answer line by line until the end.
-
-    Raises:
-        typer.Exit: with status 2, if a message of a script was not answered.
-    """
+    """Answer line by line until the end."""
     has_failed = False
     if sys.stdin.isatty():
         aside(f"{greeting}; /exit or Ctrl-D leaves, /help lists the commands.")

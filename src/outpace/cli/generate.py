@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from outpace.cli.from_settings import from_settings, options
-from outpace.cli.options import PENALTIES, SAMPLING, AsJson, aside, load, loading_options
+from outpace.cli.options import PENALTIES, SAMPLING, AsJson, aside, load, loading_options, speed_of
 from outpace.core.events import Sample
 from outpace.core.params import Grammar, SamplingParams
 from outpace.core.settings import LoadSettings
@@ -64,20 +64,11 @@ def generate(
             print(event.text, end="", flush=True)
     print()
     assert stream.result is not None
-    metrics = stream.result.metrics
-    rate = 1e3 / metrics.tpot_ms if metrics.tpot_ms else 0.0
-    aside(
-        f"{metrics.new_tokens} tokens, {rate:.1f} tokens/s, {metrics.tokens_per_step:.2f} tokens per step, "
-        f"first token after {metrics.ttft_ms:.0f} ms, ended by {stream.result.finish_reason}"
-    )
+    aside(speed_of(stream.result, f"first token after {stream.result.metrics.ttft_ms:.0f} ms"))
 
 
 def grammar_of(json_schema: str | None, regex: str | None, lark: str | None) -> Grammar | None:
-    """The grammar that options name, at most one of them.
-
-    Raises:
-        InvalidRequest: several were given, a file cannot be read, or its text is no grammar.
-    """
+    """The grammar that options name, at most one of them."""
     given = {"json-schema": json_schema, "regex": regex, "grammar": lark}
     named = [f"--{name}" for name, value in given.items() if value is not None]
     if len(named) > 1:

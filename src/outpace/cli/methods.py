@@ -38,9 +38,7 @@ def methods(
         Sheet(columns, [(row["name"], row["needs"], row["summary"]) for row in rows]).show()
         with_presets = ", ".join(row["name"] for row in rows if row["presets"])
         console.print(f"Presets: NAME:as=paper takes the constants of its paper, for NAME in {with_presets}.")
-        console.print(
-            "Options of one: outpace methods NAME. Use: --method NAME:option=value,option=value", highlight=False
-        )
+        console.print("Options of one: outpace methods NAME. Use: --method NAME:option=value,option=value")
         return
     method = method_named(name)
     if shape is not None:
@@ -50,17 +48,8 @@ def methods(
             raise InvalidRequest(f"shape={shape}: {known_shapes}")
     options = [row for kind in option_kinds(method.options, shape) for row in _described(kind)]
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "name": name,
-                    "needs": method.needs,
-                    "summary": method.summary,
-                    "options": options,
-                    "presets": presets_of(name),
-                }
-            )
-        )
+        about = {"name": name, "needs": method.needs, "summary": method.summary}
+        print(json.dumps({**about, "options": options, "presets": presets_of(name)}))
         return
     console.print(f"{name}: {method.summary}\nneeds {method.needs}\n")
     # Values and default share a column, so that the sentences get most of a narrow terminal.
@@ -72,9 +61,7 @@ def methods(
         console.print(f"preset: {name}:as={preset} is {name}:{values}; other options take precedence")
     if issubclass(method.options, ModelOptions):
         names = method.options.shape_names()
-        console.print(
-            f"shapes: {', '.join(names)}; settings of one: outpace methods {name} --shape SHAPE", highlight=False
-        )
+        console.print(f"shapes: {', '.join(names)}; settings of one: outpace methods {name} --shape SHAPE")
 
 
 def _described(kind: type[BaseModel]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ from outpace.lib.stages import stage
 
 if TYPE_CHECKING:
     from outpace.api import Model
+    from outpace.core.events import Sample
 
 # Names of files and errors have brackets, which are no markup.
 console, notes = Console(markup=False), Console(stderr=True, markup=False)
@@ -77,22 +78,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and 
 
 
 def load(settings: LoadSettings, slots: int) -> "Model":
-    """The model with the method of its settings, None for its default, or the config's.
-
-    Raises:
-        InvalidRequest: a bad option, or a drafter that this method does not use.
-        ModelError: as `outpace.load`.
-    """
+    """The model with the method of its settings, None for its default, or the config's."""
     return _load(settings, None if settings.method is None else (settings.method,), slots)
 
 
 def load_for(settings: LoadSettings, methods: Sequence[str] | None, slots: int) -> "Model":
-    """The model for methods that requests name, each with its own budget. None for methods that the drafter decides.
-
-    Raises:
-        InvalidRequest: a bad option, or a drafter that none of these methods uses.
-        ModelError: as `outpace.load`.
-    """
+    """The model for methods that requests name, each with its own budget. None for methods that the drafter decides."""
     return _load(replace(settings, method="plain", budget=None), methods, slots)
 
 
@@ -138,11 +129,7 @@ def _config(text: str | None) -> dict[str, Any] | None:
 
 
 def model_of(settings: LoadSettings, other: str) -> str:
-    """The model's name.
-
-    Raises:
-        InvalidRequest: it is missing; `other` is the option that would do instead.
-    """
+    """The model's name."""
     if settings.model is None:
         raise InvalidRequest(f"model: name one, as in `outpace chat smollm2-135m`, or a server with {other}")
     return settings.model
@@ -155,11 +142,7 @@ def is_given(context: typer.Context, name: str) -> bool:
 
 
 def refuse_options(context: typer.Context, names: Sequence[str], reason: str) -> None:
-    """Refuse options that a command does not take in this case.
-
-    Raises:
-        InvalidRequest: one of them was given.
-    """
+    """Refuse options that a command does not take in this case."""
     for name in names:
         if is_given(context, name):
             raise InvalidRequest(f"{name}={context.params[name]!r}: not where {reason}; leave it out")
@@ -178,6 +161,14 @@ def complain(error: object) -> None:
     """Print an error in one line on standard error. What a terminal would obey is escaped."""
     line = "".join(one if one.isprintable() else repr(one)[1:-1] for one in " ".join(str(error).split()))
     notes.print(Text.assemble(("error:", "red"), f" {line}"), soft_wrap=True)
+
+
+def speed_of(result: "Sample", *more: str) -> str:
+    """A result's figures in one line."""
+    metrics = result.metrics
+    rate = 1e3 / metrics.tpot_ms if metrics.tpot_ms else 0.0
+    figures = f"{metrics.new_tokens} tokens, {rate:.1f} tokens/s, {metrics.tokens_per_step:.2f} tokens per step"
+    return ", ".join([figures, *more, f"ended by {result.finish_reason}"])
 
 
 def aside(text: str) -> None:

@@ -215,8 +215,7 @@ def memory(one: float, together: float, threads: int) -> Finding:
 
 def fastest(works: Sequence[Callable[[], object]], seconds: float) -> list[float]:
     """Seconds of the fastest call of each: called in turns for some time, at least three times each. Other processes
-    only ever add time.
-    """
+    only ever add time."""
     times: list[list[float]] = [[] for _ in works]
     while len(times[0]) < _LEAST_REPEATS or sum(map(sum, times)) < seconds:
         for work, own in zip(works, times, strict=True):

@@ -102,7 +102,7 @@ def compare(model: Model, method: str, items: Sequence[WorkItem], tokens: int) -
 
 
 def _fitting(model: Model, item: WorkItem, tokens: int) -> WorkItem:
-    """The first turn of an item, of its text only as much of the end as the model has room for."""
+    """The first turn of an item, its text cut from the left to fit the context."""
     is_raw = item.raw or not model.codec.tokenizer.chat_template
     item = replace(item, turns=item.turns[:1], raw=is_raw)
     room = max(1, model.target.max_length - tokens)
@@ -127,7 +127,9 @@ def answers(run: Comparison, is_bitwise: bool) -> Finding:
     remedy = ""
     if run.different:
         meant = "report it, with its output" if is_bitwise else "ties are to be expected where rounding decides"
-        remedy = f"run `outpace verify --method {run.method}` on these prompts, which tells ties from bugs; {meant}"
+        remedy = (
+            f"run `outpace verify --method {run.method}` on these prompts, which distinguishes ties from bugs; {meant}"
+        )
     return finding("answers", measured, remedy, prompts=run.prompts, different=run.different)
 
 

@@ -123,7 +123,7 @@ def exactness(found: Exactness, device: str) -> Finding:
     """Whether a token's bits depend on the batch, as the probe at load found."""
     remedy = ""
     if not found.is_bitwise:
-        compare = "`outpace verify` tells a tie from a bug on your prompts"
+        compare = "`outpace verify` distinguishes ties from bugs on your prompts"
         rarer = "dtype='float32' (--dtype float32) makes ties rarer"
         remedy = f"{rarer}; {compare}" if "float32" not in found.reason else compare
         if "MKL_CBWR" in os.environ:
@@ -217,7 +217,7 @@ def overhead(times: MeasuredPasses, remedy: str) -> Finding:
     alone = f"its linear layers, one by one, take {times.linears:.1f} of {times.one:.1f} ms"
     measured = f"{share:.0%} of a pass of one row: {alone}"
     is_much = share > _MUCH_OVERHEAD and times.one > _SMALL_MS
-    return finding("beside linear layers", measured, remedy if is_much else "", share=share, linears_ms=times.linears)
+    return finding("outside linear layers", measured, remedy if is_much else "", share=share, linears_ms=times.linears)
 
 
 def one_call(computed_by: str, family: str, dtype: torch.dtype) -> Finding:

@@ -57,10 +57,8 @@ class AnswerStream:
         """
         if "text/event-stream" not in self._response.headers.get("Content-Type", ""):
             self._response.read()
-            raise ModelError(
-                f"endpoint={self._url!r}: no OpenAI-compatible stream, but {self._response.headers.get('Content-Type')}"
-                f": {self._response.text[:300]}"
-            )
+            kind, text = self._response.headers.get("Content-Type"), self._response.text[:300]
+            raise ModelError(f"endpoint={self._url!r}: no OpenAI-compatible stream, but {kind}: {text}")
         try:
             for data in events(self._response.iter_bytes()):
                 if data == DONE:
@@ -81,9 +79,8 @@ class AnswerStream:
             chunk = json.loads(data)
             if chunk.get("error"):
                 error = chunk["error"]
-                raise ModelError(
-                    f"endpoint={self._url!r}: {error.get('message', error) if isinstance(error, dict) else error}"
-                )
+                text = error.get("message", error) if isinstance(error, dict) else error
+                raise ModelError(f"endpoint={self._url!r}: {text}")
             self.usage = chunk.get("usage") or self.usage
             self.report = chunk.get("outpace") or self.report
             text = ""
@@ -161,22 +158,16 @@ class Endpoint:
             ServerAway: it cannot be reached, or stays busy.
             ModelError: it refuses the key, does not know the path or the model, or answers something else.
         """
-        response, _ = self._send("POST", f"{self.url}/{path}", body)
+        response = self._whole("POST", f"{self.url}/{path}", body)
         try:
-            response.read()
             choice = response.json()["choices"][0]
             text = choice["text"] if "text" in choice else choice["message"]["content"]
             if not isinstance(text, str):
                 raise TypeError("an answer that is no text")
             return text, choice
         except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise ModelError(
-                f"endpoint={self.url!r}: no OpenAI-compatible answer ({error!r}): {response.text[:300]}"
-            ) from error
-        except httpx.TransportError as error:
-            raise ServerAway(f"endpoint={self.url!r}: the answer broke off: {_reason(error)}") from error
-        finally:
-            response.close()
+            text = f"no OpenAI-compatible answer ({error!r}): {response.text[:300]}"
+            raise ModelError(f"endpoint={self.url!r}: {text}") from error
 
     @contextmanager
     def stream(self, path: str, body: Body) -> Iterator[AnswerStream]:
@@ -199,14 +190,7 @@ class Endpoint:
             InvalidRequest, ServerAway, ModelError: as `post`.
         """
         base = self.url.removesuffix("/v1") if at_root else self.url
-        response, _ = self._send("GET", f"{base}/{path}", None)
-        try:
-            response.read()
-        except httpx.TransportError as error:
-            raise ServerAway(f"endpoint={self.url!r}: the answer broke off: {_reason(error)}") from error
-        finally:
-            response.close()
-        return response
+        return self._whole("GET", f"{base}/{path}", None)
 
     def probe(self, path: str, at_root: bool = False) -> httpx.Response | None:
         """As `get`, for what a server need not have or show: None where it does not.
@@ -221,6 +205,17 @@ class Endpoint:
         except (InvalidRequest, ModelError):
             return None
 
+    def _whole(self, method: str, url: str, body: Body | None) -> httpx.Response:
+        """A response that is read and closed."""
+        response, _ = self._send(method, url, body)
+        try:
+            response.read()
+        except httpx.TransportError as error:
+            raise ServerAway(f"endpoint={self.url!r}: the answer broke off: {_reason(error)}") from error
+        finally:
+            response.close()
+        return response
+
     def _send(self, method: str, url: str, body: Body | None) -> tuple[httpx.Response, int]:
         """An open response of status 200, and how many times the server was busy."""
         for attempt in range(ATTEMPTS):
@@ -229,10 +224,8 @@ class Endpoint:
                 response = self._client.send(self._client.build_request(method, url, json=body), stream=True)
             except httpx.TransportError as error:
                 if not self._patient:
-                    raise ServerAway(
-                        f"endpoint={self.url!r}: no server answers ({_reason(error)}); is the server running, and are "
-                        "host and port right?"
-                    ) from error
+                    text = f"no server answers ({_reason(error)}); is the server running, and are host and port right?"
+                    raise ServerAway(f"endpoint={self.url!r}: {text}") from error
                 text, caught = _reason(error), error
             else:
                 if response.status_code == 200:
@@ -250,14 +243,10 @@ class Endpoint:
             return InvalidRequest(text)
         if status in KEY_REFUSED:
             wanted = "refuses the API key" if self._has_key else "wants an API key"
-            return ModelError(
-                f"endpoint={self.url!r}: {wanted}: {text}; give --api-key, or set OUTPACE_API_KEY in the environment"
-            )
-        if status in (404, 405):
-            return ModelError(
-                f"endpoint={self.url!r}: {text}; is this the base of an OpenAI-compatible API, as "
-                "http://host:8000/v1, and does the server have this model?"
-            )
+            text = f"{wanted}: {text}; give --api-key, or set OUTPACE_API_KEY in the environment"
+        elif status in (404, 405):
+            text += "; is this the base of an OpenAI-compatible API, as http://host:8000/v1, and does the server have "
+            text += "this model?"
         return ModelError(f"endpoint={self.url!r}: {text}")
 
 

@@ -30,11 +30,7 @@ _MARKS = np.isin(np.arange(256), list(b",:[{"))
 
 
 async def prepared(service: Service, kind: type[Body], data: bytes) -> tuple[Body, Order]:
-    """A request's body and the engine's input, made outside the event loop.
-
-    Raises:
-        ApiError: it cannot be read, or something in it cannot be honoured.
-    """
+    """A request's body and the engine's input, made outside the event loop."""
 
     def work() -> tuple[Body, Order]:
         body = parsed(kind, data, MOST_ENTRIES + service.model.target.max_length)
@@ -44,11 +40,7 @@ async def prepared(service: Service, kind: type[Body], data: bytes) -> tuple[Bod
 
 
 def parsed(kind: type[Body], data: bytes, most: int) -> Body:
-    """A request's body, of at most so many list entries and fields.
-
-    Raises:
-        ApiError: it has more, is not JSON, or does not follow the schema.
-    """
+    """A request's body, of at most so many list entries and fields."""
     if len(data) > most and (count := _entries(data)) > most:
         text = f"the body has {count:,} list entries and fields, and this server reads {most:,}: send fewer at a time"
         raise ApiError(400, text, code="body_too_large")
@@ -191,12 +183,7 @@ ANY_OBJECT = {"type": "object"}
 
 
 def grammar_of(body: SharedFields) -> tuple[str, Grammar] | None:
-    """The grammar of a request's answer, with the field to blame where it cannot be compiled; None for any text.
-
-    Raises:
-        ApiError: fields that exclude each other, or a tool that is not there.
-        InvalidRequest: what is no grammar.
-    """
+    """The grammar of a request's answer, with the field to blame where it cannot be compiled; None for any text."""
     outputs = body.structured_outputs
     chat = body if isinstance(body, ChatRequest) else None
     schema = None if chat is None else _answer_schema(chat)

@@ -343,11 +343,7 @@ class ChatRequest(SharedFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def rendered(self) -> list[dict[str, Any]]:
-        """The messages as chat templates take them: arguments of calls as objects, "developer" as "system".
-
-        Raises:
-            ValueError: arguments are no JSON object.
-        """
+        """The messages as chat templates take them: arguments of calls as objects, "developer" as "system"."""
         return [_rendered(message, f"messages[{index}]") for index, message in enumerate(self.messages)]
 
 

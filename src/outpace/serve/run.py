@@ -45,9 +45,6 @@ def serve(load: Callable[[], Model], settings: ServeSettings) -> None:
 
     Args:
         load: makes the model; called in a thread, while /health answers already.
-
-    Raises:
-        Exception: whatever `load` raised.
     """
     service = Service(settings, new_log())
 
@@ -65,8 +62,7 @@ def serve(load: Callable[[], Model], settings: ServeSettings) -> None:
 
 class DrainingServer(uvicorn.Server):
     """uvicorn that drains: at the first SIGTERM or Ctrl-C it goes on answering what runs, turns new requests away by
-    503, and ends when nothing runs any more or the time is up. At the second it ends at once.
-    """
+    503, and ends when nothing runs any more or the time is up. At the second it ends at once."""
 
     def __init__(self, service: Service, load: Callable[[], Model]) -> None:
         settings = service.settings

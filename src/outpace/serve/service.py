@@ -38,11 +38,7 @@ class MethodNames:
         return name_of(self._model.method)
 
     def proposer(self, name: str | None) -> tuple[str, Proposer]:
-        """A method's canonical name and its proposer, built at its first request.
-
-        Raises:
-            InvalidRequest: unknown, with a bad option, of files, or one too many.
-        """
+        """A method's canonical name and its proposer, built at its first request."""
         if name is None or name == self.default:
             return self.default, self._model.proposer(self._model.method)
         spec = parse_method(name)
@@ -131,11 +127,7 @@ class Service:
 
     @property
     def model(self) -> Model:
-        """The model, if it is there and takes requests.
-
-        Raises:
-            ApiError: 503.
-        """
+        """The model, if it is there and takes requests."""
         if self.is_draining or self._model is None or not self.is_healthy:
             what = "is shutting down" if self.is_draining else "is loading the model"
             what = what if self.is_healthy else "has lost its engine: it must be started again"
@@ -172,11 +164,7 @@ class Service:
 
     @asynccontextmanager
     async def running(self, order: Order) -> AsyncIterator[Inbox]:
-        """Where the news of an order arrive; what has not ended when the block is left is cancelled.
-
-        Raises:
-            ApiError: the queue is full, or the engine refuses a prompt or an option.
-        """
+        """Where the news of an order arrive; what has not ended when the block is left is cancelled."""
         self.check_capacity(order.samples)
         self._admitted += order.samples
         inbox, jobs = Inbox(), []  # type: Inbox, list[Job]
@@ -192,11 +180,7 @@ class Service:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Hold a body until it is known what it asks: as many at a time as the queue has places.
-
-        Raises:
-            ApiError: there are more.
-        """
+        """Hold a body until it is known what it asks: as many at a time as the queue has places."""
         self.check_capacity(1, self._read)
         self._read += 1
         try:

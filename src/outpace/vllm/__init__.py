@@ -11,7 +11,7 @@ MODEL = "outpace.vllm.domino:DominoForCausalLM"
 def register() -> None:
     """Make Domino drafters known to vLLM, and guard its sampling on CPUs. Called again, it changes nothing.
 
-    With a vLLM that this was not tested with it registers nothing and says so: Domino drafters are then refused by
+    With an untested vLLM it registers nothing and logs an error: Domino drafters are then refused by
     vLLM itself, and everything else is as without this plugin.
     """
     from outpace.vllm.cpu_sampling import guard

@@ -83,10 +83,6 @@ def build_context(spec: MethodSpec, settings: ProposerSettings, target: Any, dev
 
     Args:
         target: a `BorrowedTarget`, or what has a `vocab_size` where there is no drafter.
-
-    Raises:
-        InvalidRequest: a drafter that is missing, not needed, or of another kind.
-        ModelError: it cannot be read.
     """
     drafter = settings.drafter
     transitions = None if settings.transitions is None else path_of(settings.transitions)

@@ -1,11 +1,11 @@
-"""What vLLM's passes say beside tokens: hidden states and best ids, taken where the model is called.
+"""Captures hidden states and top-k ids of vLLM's passes, where the model is called.
 
-vLLM shows `custom_class` proposers nothing of a pass. So two methods of the model's instance are wrapped: `forward`,
+vLLM passes no hidden states to `custom_class` proposers. So two methods of the model's instance are wrapped: `forward`,
 whose hidden states are kept until the round is over, and `compute_logits`, whose best ids are read before the sampler
 changes the logits. Layers hand out their states by vLLM's own `set_aux_hidden_state_layers`, set before the model is
 compiled. Nothing of vLLM is patched, and what the model returns is what it would return.
 
-A fault here only loses what was to be learned: it is kept in `fault` for the proposer to find, and never raised.
+An exception here only loses features: it is kept in `fault` for the proposer, and never raised.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,9 +33,9 @@ class TargetPass:
         positions: [R] of each row's first query token.
         tokens: [T] ids that went in.
         hidden: [T, H] what the head reads.
-        features: [T, taps * H] tapped hidden states side by side; None if none were asked for.
-        top_ids: [L, k] best ids behind the tokens whose logits vLLM asked for: of each row the last one's, and those of
-            as many before it as it had drafts; None if none were asked for.
+        features: [T, taps * H] tapped hidden states, concatenated; None without taps.
+        top_ids: [L, k] best ids after the tokens whose logits vLLM computed: of each row the last one's, and those of
+            as many before it as it had drafts; None without top-k.
         began: when, in seconds of a clock of this process.
     """
 
@@ -66,11 +66,7 @@ class Capture:
         self._compute: Callable[[Tensor], Tensor | None] | None = None
 
     def install(self, target: Any) -> None:
-        """Wrap a model.
-
-        Raises:
-            UnsupportedModel: it cannot hand out hidden states, and they are needed.
-        """
+        """Wrap a model."""
         if self._aux:
             if not hasattr(target, "set_aux_hidden_state_layers"):
                 raise UnsupportedModel(
@@ -106,7 +102,7 @@ class Capture:
 
     @torch.inference_mode()
     def best_ids(self, hidden: Tensor) -> Tensor:
-        """[M, k] best ids behind hidden states [M, H]: a product with the head."""
+        """[M, k] best ids after hidden states [M, H]: a product with the head."""
         assert self._compute is not None, "install() comes first"
         found = []
         for rows in hidden.split(_ROWS_AT_ONCE):

@@ -1,11 +1,11 @@
-"""Sampling with speculation on a CPU: a fault of vLLM's (#55005) is looked for, mended where it is, else refused.
+"""Sampling with speculation on a CPU: detects and repairs a bug of vLLM's (#55005), or refuses to start.
 
 Before it verifies drafts, vLLM spreads each request's temperature, top-k and top-p over its drafted tokens. On a CPU
-the kernel for it was given a converted copy to write to, so what is read is memory that nobody wrote: answers sampled
+the kernel for it was given a converted copy to write to, so uninitialised memory is read: answers sampled
 with any kind of speculation then follow another distribution than the model's.
 
 Where a step has no drafts at all, as each request's first, a request with top-k and without top-p ends the engine: the
-largest of no numbers is asked for. So the sampler is asked about no tokens as well.
+maximum of no numbers is taken. So the sampler is tested with no tokens as well.
 """
 
 import logging
@@ -31,10 +31,6 @@ def guard() -> None:
     """Let no engine that speculates start on this CPU before its sampling was looked at. Elsewhere nothing is done.
 
     When a sampler is made vLLM has its kernels in place, and only engines that speculate make one.
-
-    Raises:
-        RuntimeError: there is no sampler where it is looked for, in a vLLM that this was tested with. With another one
-            that is logged.
     """
     from vllm.platforms import current_platform
 
@@ -42,13 +38,13 @@ def guard() -> None:
         return
     missing = missing_hooks(SAMPLING_HOOKS)
     if missing:
-        said = (
+        message = (
             f"outpace: vLLM {installed_version()} on a CPU: whether sampling with speculation is right ({ISSUE}) "
-            f"cannot be told: {'; '.join(missing)}. Install another vLLM, or leave this plugin out: VLLM_PLUGINS=''"
+            f"is unknown: {'; '.join(missing)}. Install another vLLM, or leave this plugin out: VLLM_PLUGINS=''"
         )
         if is_tested():
-            raise RuntimeError(said)
-        LOGGER.error(said)  # nothing of ours drafts there, and whoever does not speculate shall not be held up
+            raise RuntimeError(message)
+        LOGGER.error(message)  # nothing of ours drafts there, and plain decoding must start
         return
     from vllm.v1.sample import rejection_sampler
 
@@ -70,9 +66,6 @@ def mend(sampler: Any) -> None:
 
     Args:
         sampler: the module `vllm.v1.sample.rejection_sampler`, its kernels in place.
-
-    Raises:
-        RuntimeError: the mend does not take.
     """
     if not takes_none(sampler):
         sampler.apply_sampling_constraints = _unless_none(sampler.apply_sampling_constraints)
@@ -128,7 +121,7 @@ def is_right(sampler: Any) -> bool:
     """Whether a sampler's values arrive where they belong: by its function alone, then by the logits that it makes."""
     counts = torch.tensor([2, 5, 6], dtype=torch.int32)
     owners = torch.tensor([0, 0, 1, 1, 1, 2])
-    for scale in (1.0, 2.0, 4.0):  # memory that nobody wrote may hold what was right the last time
+    for scale in (1.0, 2.0, 4.0):  # uninitialised memory may hold the right values of the last time
         for values in (torch.tensor([0.7, 0.0, 1.3]) * scale, torch.tensor([3, 0, 9], dtype=torch.int32) * int(scale)):
             wanted = torch.where(values == 0, torch.full_like(values, 5), values)[owners]
             found = sampler.expand_batch_to_tokens(values.as_subclass(_Poisoned), counts, 6, 0, 5)

@@ -81,11 +81,7 @@ class DominoForCausalLM(DFlashQwen3ForCausalLM):  # type: ignore[misc]
         return self.compute_logits(hidden_states).argmax(dim=-1)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take a checkpoint's tensors.
-
-        Raises:
-            ModelError: one is missing, left over, of another shape or no number; all of them are named.
-        """
+        """Take a checkpoint's tensors."""
         tensors = dict(weights)
         head = read_domino(Checkpoint(self.drafter.name, self.drafter.values, tensors)).head.state_dict()
         if self.ids is not None:

@@ -1,4 +1,4 @@
-"""What a Domino drafter's folder says beside its weights, and whether it suits what vLLM was asked for."""
+"""Reads a Domino drafter's config and vocabulary, and checks that they fit vLLM's settings."""
 
 import json
 from dataclasses import dataclass
@@ -39,11 +39,7 @@ def is_domino(hf_config: Any) -> bool:
 
 
 def read_drafter(name: str, revision: str | None = None) -> Drafter:
-    """A drafter without its weights.
-
-    Raises:
-        ModelError: no Domino drafter, or files that contradict each other.
-    """
+    """A drafter without its weights."""
     path = _file(name, revision, "config.json")
     if path is None:
         raise ModelError(f"{name}: no config.json there; give the folder or hub id of a drafter")
@@ -55,12 +51,7 @@ def read_drafter(name: str, revision: str | None = None) -> Drafter:
 
 
 def check_use(drafter: Drafter, target: Any, speculation: Any) -> None:
-    """Refuse a drafter that was not made for a target, or cannot draft as asked.
-
-    Raises:
-        ModelError: a drafter for another target.
-        InvalidRequest: more drafts than it has, or a number that varies.
-    """
+    """Refuse a drafter that was not made for a target, or cannot draft as asked."""
     config = drafter.config
     config.check_target(target.get_hidden_size(), target.get_total_num_hidden_layers(), target.get_vocab_size())
     most, asked = config.drafts_per_block(), speculation.num_speculative_tokens

@@ -19,11 +19,7 @@ HOOKS = (
 
 def check_host() -> None:
     """Refuse a vLLM that this was not tested with or that lacks something, and guard its sampling on CPUs, also where
-    plugins are turned off.
-
-    Raises:
-        ModelError: why.
-    """
+    plugins are turned off."""
     version = installed_version()
     reason, missing = refusal(version), missing_hooks(HOOKS)
     if reason is None and missing:
@@ -34,11 +30,7 @@ def check_host() -> None:
 
 
 def check_parallel(config: Any) -> None:
-    """Refuse pipelines: a rank of one sees neither the first hidden states nor the last.
-
-    Raises:
-        InvalidRequest: more than one stage.
-    """
+    """Refuse pipelines: a rank of one sees neither the first hidden states nor the last."""
     stages = config.parallel_config.pipeline_parallel_size
     if stages > 1:
         raise InvalidRequest(
@@ -47,11 +39,7 @@ def check_parallel(config: Any) -> None:
 
 
 def check_graphs(config: Any, needs: Needs) -> None:
-    """Refuse graphs of whole passes, which are replayed without calling the model, where passes are looked at.
-
-    Raises:
-        InvalidRequest: there would be some.
-    """
+    """Refuse graphs of whole passes, which are replayed without calling the model, where passes are looked at."""
     mode = getattr(config.compilation_config, "cudagraph_mode", None)
     if mode is None or not torch.cuda.is_available() or not (needs.taps or needs.top_k):
         return

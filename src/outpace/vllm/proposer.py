@@ -36,7 +36,7 @@ from outpace.vllm.settings import KEY, check_drafts, linear_method, read_setting
 
 LOG = logging.getLogger("vllm.outpace")  # below vLLM's own, which it has set up
 MOST_SLOTS = 64
-"""Of a trained drafter, which keeps keys and values for each, unless `slots` says otherwise."""
+"""Of a trained drafter, which keeps keys and values for each, unless `slots` is set."""
 
 
 class MethodProposer:
@@ -68,12 +68,7 @@ class MethodProposer:
         self._rates, self._last = RoundRates(), (0, 0.0)  # requests of the step before, and when it had been decoded
 
     def load_model(self, target_model: Any) -> None:
-        """Make the drafter, and wrap the target where its passes are wanted.
-
-        Raises:
-            InvalidRequest, ModelError, UnsupportedModel: the drafter is missing, does not fit, or cannot read the
-                target; vLLM then does not start.
-        """
+        """Make the drafter, and wrap the target where its passes are wanted."""
         config, settings, spec = self._config, self._settings, self._spec
         model, text_config = config.model_config, config.model_config.hf_text_config
         ranks = config.parallel_config.tensor_parallel_size
@@ -109,7 +104,7 @@ class MethodProposer:
         token_ids_cpu: Any,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Drafts of each row of the batch, which may be none. Called by vLLM behind each step.
+        """Drafts of each row of the batch, which may be none. Called by vLLM after each step.
 
         Args:
             sampled_token_ids: new ids of each row; none of one whose prompt is being written.
@@ -130,12 +125,12 @@ class MethodProposer:
                 self._learn_price(self._price, sampled_token_ids, seen, began)
             return drafts
         except Exception:
-            self._rounds = None  # what is half done is not gone on with
+            self._rounds = None  # its state may be inconsistent
             LOG.exception("outpace: method %s failed; decoding goes on without drafts", self._spec)
             return none
 
     def _pays(self, sampled: Sequence[Sequence[int]], seen: TargetPass | None, began: float) -> bool:
-        """Whether to draft for the next step: among several requests, if that was seen to say more."""
+        """Whether to draft for the next step: among several requests, if that has raised the throughput."""
         count, (before, last) = len(sampled), self._last
         self._last = count, began
         if seen is not None and count == before > 1 and self._writes_no_prompt(sampled, seen):

@@ -1,8 +1,8 @@
-"""vLLM's steps as rounds of a proposer: what is new of each row is shown to it, then it is asked for a chain.
+"""vLLM's steps as rounds of a proposer: new tokens of each row are observed, then a chain is drafted.
 
-A step has been verified when this is called, so a round is finished here and the next one begun. vLLM says for each row
-the ids it has now and those that are new; the pass says where its query began. The rest follows: a query that reaches
-beyond the ids that were known before had drafts, of which all but the last new id were accepted.
+A step has been verified when this is called: a round ends here and the next one begins. vLLM passes for each row its
+ids and the new ones; the pass shows where its query began. A query that reaches beyond the ids known before had drafts,
+of which all but the last new id were accepted.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from outpace.vllm.capture import TargetPass
 from outpace.vllm.tracked import Ids, RowRoster, Tracked
 
 _NO_LOGITS = torch.empty(0)
-_PARAMS = SamplingParams()  # vLLM tells no proposer how a request samples: the likeliest tokens are drafted for all
+_PARAMS = SamplingParams()  # vLLM passes no sampling parameters: the likeliest tokens are drafted for all
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +98,8 @@ class Rounds:
         Args:
             token_ids: [rows, max_length] ids.
             seen: the step's pass; None if nothing is known of it.
-            drafts: whether anything is drafted. Where nothing is, proposers are asked for none: so they see the next
-                step as one of their rounds, and not as a prompt's, which would have to be read once more.
+            drafts: whether anything is drafted. If not, proposers get a budget of 0: the next step is then a round of
+                theirs, and not a prompt's, which would have to be read again.
 
         Returns:
             Of each row its drafts, which may be none.
@@ -196,7 +196,7 @@ class Rounds:
         )
 
     def _draft(self, texts: Sequence[tuple[BatchPlace, Tracked]], budget: int) -> list[tuple[int, list[int]]]:
-        """Chains for the texts that are decoding, know all that came before, and have room."""
+        """Chains for the texts that are decoding, with all earlier features known, below the context's limit."""
         asked: list[tuple[int, Tracked]] = []
         requests = []
         for index, (row, text) in enumerate(texts):

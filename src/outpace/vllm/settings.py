@@ -51,11 +51,7 @@ class ProposerSettings(BaseModel):
 
 
 def read_settings(additional_config: Any) -> ProposerSettings:
-    """The settings in vLLM's `additional_config`.
-
-    Raises:
-        InvalidRequest: an unknown or bad one, by name.
-    """
+    """The settings in vLLM's `additional_config`."""
     given = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
     try:
         return ProposerSettings.model_validate(given)
@@ -64,11 +60,7 @@ def read_settings(additional_config: Any) -> ProposerSettings:
 
 
 def linear_method(text: str) -> MethodSpec:
-    """A method that has a linear form.
-
-    Raises:
-        InvalidRequest: an unknown one, a bad option, or one without, by name.
-    """
+    """A method that has a linear form."""
     spec = parse_method(text)
     reason = REFUSED.get(spec.name) or (_ELSEWHERE if spec.uses_draft_model else None)
     if reason is not None:
@@ -77,10 +69,6 @@ def linear_method(text: str) -> MethodSpec:
 
 
 def check_drafts(count: int, name: str) -> None:
-    """Refuse more drafted tokens per step than vLLM verifies.
-
-    Raises:
-        InvalidRequest: there are.
-    """
+    """Refuse more drafted tokens per step than vLLM verifies."""
     if count > MOST_DRAFTS:
         raise InvalidRequest(f"{name}={count}: vLLM verifies at most {MOST_DRAFTS} tokens per step; give no more")

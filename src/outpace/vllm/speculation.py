@@ -1,4 +1,4 @@
-"""Methods of ours in vLLM's words: the speculative config that drafts alike there."""
+"""The speculative config by which vLLM drafts like a method of ours."""
 
 from pathlib import Path
 from typing import Any
@@ -37,10 +37,6 @@ def speculation(
         method: with its options; None for the chain of the drafter that is named or ships, else what needs none.
         budget: drafted tokens per step, where the method states none.
         exports: a folder for models that vLLM cannot read as they are.
-
-    Raises:
-        InvalidRequest: a method, an option or a drafter that does not go with vLLM, by name.
-        ModelError: there is no such drafter.
     """
     named = None if drafter is None else find_drafter(drafter)
     spec = parse_method(method or _method_for(model, named))
@@ -110,7 +106,7 @@ def _kind_of(drafter: str) -> str:
 
 
 def _is_chain(spec: MethodSpec) -> bool:
-    """Whether a method is asked for nothing that vLLM's own does not do."""
+    """Whether vLLM's own method does all that these options ask for."""
     asked = {name: getattr(spec.options, name) for name in spec.options.model_fields_set - {"budget"}}
     return not asked or asked == {"shape": "chain"}
 

@@ -19,9 +19,9 @@ class Tracked:
     Attributes:
         ids: [capacity] of which the first `length` are known.
         offset: ids before it are not shown to the proposer: it never saw the target's features there.
-        written: ids whose features, or whatever else the target says of them, the proposer was shown.
+        written: ids whose features or top-k candidates the proposer has observed.
         tokens: the ids from `offset` on, as the proposer reads them.
-        tree: that was proposed last, and of which nothing was heard; None without one.
+        tree: that was proposed last and is not verified yet; None without one.
     """
 
     slot: int

@@ -46,11 +46,7 @@ SAMPLING_HOOKS = (
 
 
 def installed_version() -> str:
-    """Of vLLM.
-
-    Raises:
-        ModelError: it is not installed.
-    """
+    """Of vLLM."""
     try:
         import vllm
     except ImportError as error:
@@ -71,9 +67,6 @@ def refusal(version: str | None = None) -> str | None:
 
     Args:
         version: of vLLM; None for the one installed, whose hooks are looked at as well.
-
-    Raises:
-        ModelError: it is not installed.
     """
     found = installed_version() if version is None else version
     if not is_tested(found):

@@ -221,6 +221,6 @@ def test_the_table_fits_a_terminal(width: int, with_phases: bool, capsys: pytest
             assert max(map(len, shown.splitlines()[1:-1])) <= width
         assert all(column in shown for column in ("speedup", "equal"))
         assert "\u2026" not in shown
-        assert ("no room for: " in shown) == (width < (300 if with_phases or methods == METHODS else 120))
+        assert ("left out: " in shown) == (width < (300 if with_phases or methods == METHODS else 120))
         if width == 300:
             assert ("forward ms" in shown) == with_phases
