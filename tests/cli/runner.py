@@ -18,6 +18,14 @@ def last_json(result: Result) -> Any:
     return json.loads(result.stdout.strip().splitlines()[-1])
 
 
+def run_json(*arguments: str) -> Any:
+    """The JSON of a command's last line; its error is raised."""
+    result = run(*arguments)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return last_json(result)
+
+
 def assert_refused(result: Result, *texts: str, kind: type[Exception] = InvalidRequest) -> None:
     """The command ended with an error that contains the texts."""
     assert isinstance(result.exception, kind), (result.output, result.exception)

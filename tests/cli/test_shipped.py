@@ -1,15 +1,13 @@
 """Shipped drafters from the command line: listed, the default, and in the demo."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from outpace import cli
 from outpace.bench import demo
 from outpace.data.workload import read_workload
+from tests.cli.runner import run, run_json
 from tests.unit.api.shipment import install, load, ship
 from tests.unit.models.tiny import needs_kernels
 
@@ -27,19 +25,13 @@ def has_drafters(request: pytest.FixtureRequest, root: Path, monkeypatch: pytest
     return bool(request.param)
 
 
-def _run(*arguments: str) -> Result:
-    result = CliRunner().invoke(cli.app, list(arguments))
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result
-
-
 def test_models_lists_what_ships(has_drafters: bool) -> None:
     """Guards against drafters that nobody can find, and a list that needs them."""
-    (row,) = json.loads(_run("models", "list", "--json").stdout)
+    (row,) = run_json("models", "list", "--json")
     names = [drafter["name"] for drafter in row["drafters"]]
     assert names == (["tiny/dflash", "tiny/domino", "tiny/draft-lm", "tiny/eagle3"] if has_drafters else [])
     assert all(drafter["parameters"] > 1000 and drafter["megabytes"] > 0.01 for drafter in row["drafters"])
-    text = _run("models", "list").stdout
+    text = run("models", "list").stdout
     assert ("tiny/domino  0.0M parameters, 0.2 MB" in text) == has_drafters
 
 
@@ -48,14 +40,14 @@ def test_commands_without_a_method_take_the_models_default(has_drafters: bool) -
     """Guards against a default of some commands only, and a race without the method that users get."""
     default = "domino:budget=3" if has_drafters else "outpace:draft=none"
     options = ["-m", "tiny", "--max-new-tokens", "6", "--dtype", "float32", "--json"]
-    assert json.loads(_run("generate", "hello", *options).stdout)["method"] == default
-    report = json.loads(_run("verify", "-w", "builtin:1", *options).stdout)
+    assert run_json("generate", "hello", *options)["method"] == default
+    report = run_json("verify", "-w", "builtin:1", *options)
     assert (report["method"], report["equal"]) == (default, 2)
-    raced = json.loads(_run("bench", "-w", "builtin:1", *options).stdout.splitlines()[-1])["methods"]
+    raced = run_json("bench", "-w", "builtin:1", *options)["methods"]
     assert list(raced) == list(dict.fromkeys(["plain", "lookup", "recycle", default]))
     if has_drafters:
         several = ["--methods", "plain,dflash,domino,eagle3,linear:budget=2"]
-        raced = json.loads(_run("bench", "-w", "builtin:1", *several, *options).stdout.splitlines()[-1])["methods"]
+        raced = run_json("bench", "-w", "builtin:1", *several, *options)["methods"]
         assert {figures["equal"] for figures in raced.values()} == {1.0}
         assert len(raced) == 5
 

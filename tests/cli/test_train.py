@@ -5,11 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from outpace import cli
 from outpace.data.answers import read_about, read_answers
 from outpace.lib.errors import InvalidRequest
+from tests.cli.runner import run_json
 from tests.unit.endpoint.fake import Reply, serving
 from tests.unit.models.tiny import save_tiny_model
 
@@ -28,10 +27,7 @@ def prompts(tmp_path: Path) -> Path:
 
 def run(folder: Path, prompts: str, out: Path, *more: str) -> Any:
     options = ["--target", str(folder), "--prompts", prompts, "--out", str(out), "--max-new-tokens", "6", *more]
-    result = CliRunner().invoke(cli.app, ["train", "regenerate", *options])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return json.loads(result.stdout.strip().splitlines()[-1])
+    return run_json("train", "regenerate", *options)
 
 
 def test_regenerate_goes_on_where_it_stopped(folder: Path, prompts: Path, tmp_path: Path) -> None:

@@ -16,14 +16,14 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 import outpace
-from outpace import cli
 from outpace.cli import train as train_methods
 from outpace.data.answers import read_answers
 from outpace.drafters.kinds import KINDS
 from outpace.lib.errors import InvalidRequest
+from tests.cli.runner import last_json, run_json
+from tests.cli.runner import run as command
 from tests.unit.models.tiny import byte_tokenizer, save_tiny_model
 from tests.unit.train.logs import read_log
 
@@ -53,16 +53,12 @@ def arguments(method: str, target: Path, prompts: Path | str, out: Path, *more: 
 
 
 def run(method: str, target: Path, prompts: Path | str, out: Path, *more: str) -> Any:
-    result = CliRunner().invoke(cli.app, arguments(method, target, prompts, out, *more))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
+    return run_json(*arguments(method, target, prompts, out, *more))
 
 
 def test_every_kind_has_a_command() -> None:
     """Guards against a method that can be trained and not be reached."""
-    shown = CliRunner().invoke(cli.app, ["train", "--help"]).output
+    shown = command("train", "--help").output
     assert all(f" {name} " in shown for name in KINDS)
 
 
@@ -198,7 +194,7 @@ def test_prompts_that_do_not_fit_are_named(target: Path, prompts: Path, tmp_path
     """Guards against prompts that are lost on the way without a word."""
     file = tmp_path / "prompts.jsonl"
     file.write_text(prompts.read_text() + json.dumps({"id": "long", "turns": ["word " * 200]}) + "\n")
-    result = CliRunner().invoke(cli.app, arguments("medusa", target, file, tmp_path / "run"))
+    result = command(*arguments("medusa", target, file, tmp_path / "run"))
     assert result.exit_code == 0
     assert "cut long: turn 1:" in result.stderr
 
@@ -241,10 +237,10 @@ def test_a_killed_run_goes_on_to_the_same_bits(method: str, target: Path, prompt
     )
     run(method, target, prompts, tmp_path / "whole", *longer)
     longer += ("--answers", str(tmp_path / "whole" / "answers"))
-    command = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from outpace.cli import main; main()"]
-    command += arguments(method, target, prompts, tmp_path / "cut", *longer)
+    line = [sys.executable, "-c", "import torch; torch.set_num_threads(1); from outpace.cli import main; main()"]
+    line += arguments(method, target, prompts, tmp_path / "cut", *longer)
     environment = os.environ | {"PYTHONPATH": str(Path(outpace.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(line, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     log, deadline = tmp_path / "cut" / "log.jsonl", time.monotonic() + 240
     while not (log.exists() and log.read_text().count("\n") > 8):
         assert process.poll() is None, "it ended before it could be killed"
@@ -263,11 +259,11 @@ def test_a_killed_run_goes_on_to_the_same_bits(method: str, target: Path, prompt
 def capture(method: str, target: Path, prompts: Path | str, answers: Path, out: Path, *more: str) -> Any:
     options = ["--target", str(target), "--prompts", str(prompts), "--answers", str(answers), "--out", str(out)]
     options += ["--device", "cpu", "--dtype", "float32", *SMALL, *NET.get(method, ()), *more]
-    result = CliRunner().invoke(cli.app, ["train", "capture", method, *options])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
+    result = command("train", "capture", method, *options)
+    if isinstance(result.exception, InvalidRequest):
         raise result.exception
-    assert "sequences" in result.stderr, "the size is said first"
-    return json.loads(result.stdout)
+    assert "sequences" in result.stderr, "the size is printed first"
+    return last_json(result)
 
 
 def test_captured_features_train_the_same(target: Path, prompts: Path, tmp_path: Path) -> None:
@@ -306,9 +302,8 @@ def test_transitions_are_what_drafting_begins_with(target: Path, prompts: Path, 
     options += ["--dtype", "float32", "--max-length", "96"]
     said = []
     for name, more in (("run", []), ("read", ["--features", str(tmp_path / "features")])):
-        command = ["train", "transitions", *options, "--out", str(tmp_path / f"{name}.safetensors"), *more]
-        result = CliRunner().invoke(cli.app, command, catch_exceptions=False)
-        said.append(json.loads(result.stdout))
+        out = str(tmp_path / f"{name}.safetensors")
+        said.append(run_json("train", "transitions", *options, "--out", out, *more))
     assert all(said[0][name] == said[1][name] for name in ("sequences", "tokens", "rows", "of", "pairs"))
     assert said[0]["sequences"] == 13
     assert said[0]["tokens"] == sum(file_tokens(target, prompts, answers))
@@ -327,9 +322,8 @@ def test_transitions_are_what_drafting_begins_with(target: Path, prompts: Path, 
         assert answer.token_ids == plain.token_ids
         steps.append(answer.metrics.steps)
     assert steps[1] < steps[0], "it has read this very answer"
-    result = CliRunner().invoke(cli.app, ["train", "transitions", *options, "--out", str(tmp_path / "run.safetensors")])
-    assert isinstance(result.exception, InvalidRequest)
-    assert "exists already" in str(result.exception)
+    with pytest.raises(InvalidRequest, match="exists already"):
+        run_json("train", "transitions", *options, "--out", str(tmp_path / "run.safetensors"))
 
 
 def file_tokens(target: Path, prompts: Path, answers: Path) -> list[int]:
@@ -351,7 +345,6 @@ def test_a_folder_at_home(target: Path, prompts: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     options = ["--target", str(target), "--prompts", str(prompts), "--out=~/run", "--device", "cpu"]
-    result = CliRunner().invoke(cli.app, ["train", "draft-lm", *options, *SMALL, *NET["draft-lm"]])
-    assert result.exit_code == 0, result.output
+    run_json("train", "draft-lm", *options, *SMALL, *NET["draft-lm"])
     assert {"answers", "drafter", "provenance.json"} <= {path.name for path in (tmp_path / "home" / "run").iterdir()}
     assert not (tmp_path / "~").exists()

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 from torch import Tensor
-from typer.testing import CliRunner
 
 import outpace
-from outpace import cli
 from outpace.drafters.domino.net import DominoHead
 from outpace.drafters.kinds import KINDS, kind_of, kinds
 from outpace.drafters.load import load_net
 from outpace.lib import plugins
 from outpace.methods.catalog import methods
+from tests.cli.runner import run_json
 from tests.examples.test_examples import EXAMPLES
 from tests.unit.models.tiny import save_tiny_model
 
@@ -45,20 +44,12 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("tiny"), max_position_embeddings=512)
 
 
-def run(*arguments: str) -> Any:
-    result = CliRunner().invoke(cli.app, list(arguments))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
 def train(target: Path, tmp_path: Path) -> str:
     prompts = tmp_path / "prompts.jsonl"
     rows = [{"id": f"p{at}", "turns": [f"Say {at}."]} for at in range(9)]
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
     options = ("--target", str(target), "--prompts", str(prompts), "--out", str(tmp_path / "run"))
-    done = run("train", "mlp-head", *options, "--device", "cpu", "--dtype", "float32", *SMALL)
+    done = run_json("train", "mlp-head", *options, "--device", "cpu", "--dtype", "float32", *SMALL)
     assert (done["step"], done["steps"]) == (4, 4)
     return str(done["drafter"])
 
@@ -97,7 +88,7 @@ def test_a_kind_of_others_is_trained_and_served(target: Path, tmp_path: Path, mo
         assert calls["MlpHead.step"] > 0, method
         assert calls["MlpHead.low_rank"] > 0, method
         assert calls["DominoHead.step"] + calls["DominoHead.follow"] == 0, method
-    done = run("convert", drafter, str(tmp_path / "copy"), "--to", "mlp-head", "--json")
+    done = run_json("convert", drafter, str(tmp_path / "copy"), "--to", "mlp-head", "--json")
     assert (done["kind"], done["equal"]) == ("mlp-head", True)
 
 

@@ -48,11 +48,8 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             async with deadline.enforced():
                 body, order = await prepared(service, kind, data)
         entry = request.scope["state"]["entry"]
-        entry |= {
-            "decoded_by": order.method,
-            "prompt_tokens": sum(map(len, order.prompts)),
-            "stream": bool(body.stream),
-        }
+        entry |= {"decoded_by": order.method, "prompt_tokens": sum(map(len, order.prompts))}
+        entry["stream"] = bool(body.stream)
         if service.settings.log_prompts:
             entry["body"] = body.model_dump(exclude_unset=True)
         has_logprobs = body.ranked is not None

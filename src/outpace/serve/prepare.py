@@ -13,7 +13,7 @@ from outpace.lib.errors import InvalidRequest
 from outpace.serve.errors import ApiError, from_validation, in_its_words, refused, too_long
 from outpace.serve.requests import ChatRequest, CompletionRequest, NamedTool, SharedFields
 from outpace.serve.service import Order, Service
-from outpace.serve.tool_calls import OPEN, Callable, call_grammar
+from outpace.serve.tool_calls import OPEN, call_grammar
 
 Body = TypeVar("Body", bound=SharedFields)
 
@@ -207,7 +207,7 @@ def _answer_schema(body: ChatRequest) -> dict[str, Any] | None:
 
 def _of_calls(body: ChatRequest, answer: dict[str, Any] | None) -> Grammar | None:
     """The grammar of an answer that may call; None where the model is free, and its calls are read as they are."""
-    functions = [Callable(tool.function.name, tool.function.parameters) for tool in body.tools or ()]
+    functions = [tool.function for tool in body.tools or ()]
     choice, only_one = body.tool_choice, body.parallel_tool_calls is False
     if isinstance(choice, NamedTool):
         name = choice.function.name

@@ -2,37 +2,21 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
 from outpace.core.params import Grammar
+from outpace.serve.requests import Function
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 """Around each call in the format of Hermes, which Qwen's templates and many others ask for."""
 _JSON: dict[str, Any] = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 _TEXT = f"TEXT: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/"
 
 
-@dataclass(frozen=True)
-class Callable:
-    """A function that may be called.
-
-    Attributes:
-        parameters: JSON schema of its arguments; None for none.
-    """
-
-    name: str
-    parameters: dict[str, Any] | None
-
-    @property
-    def schema(self) -> dict[str, Any]:
-        nothing = {"type": "object", "properties": {}, "additionalProperties": False}
-        return (nothing if self.parameters is None else self.parameters) | {"x-guidance": _JSON}
-
-
 def call_grammar(
-    functions: Sequence[Callable], must_call: bool, only_one: bool, answer: dict[str, Any] | None = None
+    functions: Sequence[Function], must_call: bool, only_one: bool, answer: dict[str, Any] | None = None
 ) -> Grammar:
     """What an answer looks like in which every call fits its function.
 
@@ -43,7 +27,9 @@ def call_grammar(
     rules = [f"inside: {' | '.join(f'inside{index}' for index in range(len(functions)))}"]
     for index, function in enumerate(functions):
         begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "arguments": ')
-        rules += [f'inside{index}: {begin} args{index} "}}"', f"args{index}: %json {json.dumps(function.schema)}"]
+        arguments = _NOTHING if function.parameters is None else function.parameters
+        schema = json.dumps(arguments | {"x-guidance": _JSON})
+        rules += [f'inside{index}: {begin} args{index} "}}"', f"args{index}: %json {schema}"]
     rest = f'"\\n" inside "\\n{CLOSE}"'
     if must_call or answer is not None:
         calls = "call" if only_one else 'call ("\\n" call)*'

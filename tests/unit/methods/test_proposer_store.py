@@ -18,7 +18,6 @@ from outpace.methods.catalog import methods
 from outpace.methods.stores import MOST_KEPT, stored_proposer
 from outpace.models.head import LmHead
 from outpace.trees.proposer import EmptyDraft
-from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from tests.unit.drafters.source.learned import SIZES, random_net
 from tests.unit.methods.test_presets import write_drafters
 from tests.unit.models.tiny import save_tiny_model
@@ -31,24 +30,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def loaded(folder: Path, **options: Any) -> outpace.Model:
     return outpace.load(str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=2, **options)
-
-
-def matrices() -> int:
-    """Transition matrices in memory: each recycling method has one."""
-    gc.collect()
-    return sum(type(found) is TransitionMatrix for found in gc.get_objects())
-
-
-def test_a_bounded_number_of_methods_is_kept(folder: Path) -> None:
-    """Guards against methods that are kept for ever."""
-    model, before = loaded(folder), matrices()
-    for budget in range(1, 61):
-        model.generate("Hello there, hello there", method=f"recycle:budget={budget}", max_new_tokens=4)
-    # What an ended request left in a slot knows its method.
-    assert MOST_KEPT - 1 <= matrices() - before <= MOST_KEPT + model.target.max_slots
-    model.reset()
-    assert matrices() == before
-    assert model.generate("Hello", max_new_tokens=4).metrics.new_tokens == 4
 
 
 def ours() -> Counter[type]:

@@ -1,27 +1,18 @@
 """Our own client against our own server: `outpace bench --endpoint` and `outpace chat --url`."""
 
-import json
-
-from typer.testing import CliRunner, Result
-
-from outpace import cli
 from outpace.core.params import SamplingParams
 from outpace.endpoint.client import Endpoint
 from outpace.endpoint.server import sampling_fields, speculation_counts
+from tests.cli.runner import last_json, run
 from tests.unit.serve.served import NAME, Served
 
 BENCH = ["-w", "builtin:6", "--max-new-tokens", "12", "--concurrency", "1,3", "--json"]
 
 
-def _run(*arguments: str, lines: str | None = None) -> Result:
-    return CliRunner().invoke(cli.app, list(arguments), input=lines)
-
-
 def test_bench_compares_methods_on_our_server(served: Served) -> None:
     """Guards against an extension that the server does not take, or a report that the bench does not read."""
-    result = _run("bench", "--endpoint", served.url, "--methods", "lookup,recycle:budget=8", *BENCH)
-    assert result.exit_code == 0, result.output
-    rows = json.loads(result.stdout.splitlines()[-1])["levels"]
+    result = run("bench", "--endpoint", served.url, "--methods", "lookup,recycle:budget=8", *BENCH)
+    rows = last_json(result)["levels"]
     methods = ["plain", "lookup", "recycle:budget=8"]
     assert [(row["concurrency"], row["method"]) for row in rows] == [
         (level, name) for level in (1, 3) for name in methods
@@ -52,8 +43,8 @@ def test_our_metrics_say_what_our_reports_say(served: Served) -> None:
 def test_chat_with_our_server(served: Served) -> None:
     """Guards against turns that the server's sharing of beginnings does not find."""
     talk = "Hello there, server\nAnd then?\n"
-    result = _run("chat", "--url", served.url, "--max-new-tokens", "9", "--method", "recycle", lines=talk)
+    result = run("chat", "--url", served.url, "--max-new-tokens", "9", "--method", "recycle", lines=talk)
     assert result.exit_code == 0, result.output
-    plain = _run("chat", "--url", served.url, "--max-new-tokens", "9", "--method", "plain", lines=talk)
+    plain = run("chat", "--url", served.url, "--max-new-tokens", "9", "--method", "plain", lines=talk)
     assert result.stdout == plain.stdout != "\n\n"
     assert result.stderr.count("tokens per step, ") == 2

@@ -42,11 +42,20 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 10) -> None:
         time.sleep(0.005)
 
 
+HALF = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
+"""A request whose body is not complete."""
+
+
+def connect(one: Served, data: bytes = b"") -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2])))
+    connection.sendall(data)
+    return connection
+
+
 def raw(one: Served, body: dict[str, Any]) -> socket.socket:
     """A connection that has sent a request and reads nothing."""
     data = json.dumps(body).encode()
-    port = int(one.url.rpartition(":")[2])
-    connection = socket.create_connection(("127.0.0.1", port))
+    connection = connect(one)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
@@ -175,11 +184,7 @@ def test_a_prompts_time_is_not_the_queues(model: Model, monkeypatch: pytest.Monk
 
 def test_a_body_that_does_not_come(model: Model) -> None:
     """Guards against clients that open a request and say no more."""
-    with (
-        serving(model, send_timeout=0.3) as one,
-        socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2]))) as connection,
-    ):
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
+    with serving(model, send_timeout=0.3) as one, connect(one, HALF) as connection:
         connection.settimeout(5)
         assert b" 408 " in connection.recv(1000).split(b"\r\n")[0]
 
@@ -343,8 +348,7 @@ def test_loading_and_a_model_that_cannot_be_loaded(model: Model) -> None:
 def test_connections_that_say_nothing_are_dropped(model: Model) -> None:
     """Guards against clients that open connections by the thousand and never ask."""
     with serving(model, send_timeout=0.5) as one:
-        address = ("127.0.0.1", int(one.url.rpartition(":")[2]))
-        silent = [socket.create_connection(address) for _ in range(30)]
+        silent = [connect(one) for _ in range(30)]
         for connection in silent[::2]:
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-A: ")
         assert one.post(CHAT).status_code == 200
@@ -360,8 +364,7 @@ def test_too_many_connections_make_room(model: Model, monkeypatch: pytest.Monkey
     with serving(model) as one, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(one.post, LONG | {"max_tokens": 1500})
         wait_until(lambda: one.service.occupancy()[0] == 1)
-        address = ("127.0.0.1", int(one.url.rpartition(":")[2]))
-        silent = [socket.create_connection(address) for _ in range(40)]
+        silent = [connect(one) for _ in range(40)]
         wait_until(lambda: len(one.server.server_state.connections) <= 10)
         assert answer.result().status_code == 200
         for connection in silent:
@@ -370,11 +373,7 @@ def test_too_many_connections_make_room(model: Model, monkeypatch: pytest.Monkey
 
 def test_a_body_that_comes_by_the_byte(model: Model) -> None:
     """Guards against clients that hold a connection for ever by sending a little now and then."""
-    with (
-        serving(model, send_timeout=5, timeout=0.6) as one,
-        socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2]))) as connection,
-    ):
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
+    with serving(model, send_timeout=5, timeout=0.6) as one, connect(one, HALF) as connection:
         connection.settimeout(0.1)
         answer = b""
         until = time.monotonic() + 20
@@ -390,9 +389,7 @@ def test_a_body_that_comes_by_the_byte(model: Model) -> None:
 def test_a_client_that_leaves_in_its_body_is_no_fault(model: Model) -> None:
     """Guards against a traceback in the log for whoever hangs up, and a place that is not given back."""
     with serving(model) as one:
-        connection = socket.create_connection(("127.0.0.1", int(one.url.rpartition(":")[2])))
-        connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{")
-        connection.close()
+        connect(one, HALF).close()
         wait_until(lambda: any(line["event"] == "request" for line in one.log.lines))
         assert [line["event"] for line in one.log.lines if line["event"] == "unforeseen"] == []
         assert [line.get("error") for line in one.log.lines if line["event"] == "request"] == ["the client went away"]

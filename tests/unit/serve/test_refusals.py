@@ -75,6 +75,7 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
         ({"outpace": {"budget": -1}}, "outpace.budget"),
         ({"outpace": {"verification": "hope"}}, "outpace.verification"),
         ({"outpace": {"speed": 11}}, "outpace.speed"),
+        ({"outpace": {"trace": True}}, "outpace.trace"),
         ({"min_tokens": 9}, "min_tokens"),
         ({"guided_json": {}}, "guided_json"),
     ],
@@ -100,13 +101,16 @@ def test_a_chat_request_that_cannot_be_honoured(served: Served, change: dict[str
         ({"prompt": [-1]}, "prompt[0]"),
         ({"prompt": ["a", 1]}, "prompt[0]"),
         ({"prompt": 5}, "prompt"),
+        ({"prompt": ["x", ""]}, "prompt"),
+        ({"logit_bias": {"999999": 1}}, "logit_bias"),
         ({"logprobs": True}, "logprobs"),
         ({"tools": [TOOL]}, "tools"),
     ],
 )
 def test_a_completion_that_cannot_be_honoured(served: Served, change: dict[str, Any], param: str) -> None:
-    """Guards against the same at the other endpoint, and prompts that are none."""
+    """Guards against the same at the other endpoint, empty prompts, and a slot that a refused request occupies."""
     assert error_of(served.post(COMPLETION | change, "/v1/completions"))["param"] == param
+    served.assert_idle()
 
 
 def test_fields_that_change_nothing_are_accepted(served: Served) -> None:
@@ -160,14 +164,6 @@ def test_a_template_without_tools_refuses_them(served: Served, monkeypatch: pyte
     assert error_of(served.post(CHAT | {"messages": said}))["param"] == "messages[1].tool_calls"
     monkeypatch.setattr(tokenizer, "chat_template", "{{ tools }}{% for m in messages %}{{ m['content'] }}{% endfor %}")
     assert "<tool_call>" in error_of(served.post(CHAT | {"tools": [TOOL]}))["message"]
-
-
-def test_the_server_goes_on(served: Served) -> None:
-    """Guards against a slot that a refused request leaves taken."""
-    for change in ({"logit_bias": {"999999": 1}}, {"prompt": [264]}, {"prompt": ["x", ""]}):
-        error_of(served.post(COMPLETION | change, "/v1/completions"))
-    assert served.chat().choices[0].message.content
-    served.assert_idle()
 
 
 def chain_of(levels: int) -> dict[str, Any]:

@@ -76,11 +76,3 @@ def test_a_trace_is_of_the_answer(served: Served, method: str) -> None:
         counts[token["origin"]] += 1
     assert counts == report["by_origin"]
     assert (counts["bonus"] < 40) == (method != "plain")
-
-
-def test_only_a_stream_is_traced(served: Served) -> None:
-    """Guards against a trace that is asked for and left out in silence."""
-    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "outpace": {"trace": True}}
-    answer = served.post(body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "outpace.trace"
