@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.drafters.domino.files import read_domino
-from outpace.drafters.kinds import write_net
+from outpace.drafters.domino.files import export_domino, read_domino
 from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
-from outpace.lib.checkpoint import read_checkpoint, write_index
+from outpace.lib.checkpoint import read_checkpoint, write_checkpoint, write_index
 from tests.vllm.engines import engine, speculative
 from tests.vllm.tiny import BLOCK, VOCAB, Tiny
 
@@ -35,7 +34,7 @@ def environment(cores: str) -> dict[str, str]:
 def ranked(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A drafter with a ranked vocabulary, whose rows of the target's head are spread over workers."""
     folder, ids = tmp_path_factory.mktemp("distributed") / "ranked", torch.arange(0, VOCAB, 3)
-    write_net(read_domino(read_checkpoint(tiny.shifted)), folder, "domino", ids)
+    write_checkpoint(folder, *export_domino(read_domino(read_checkpoint(tiny.shifted)), "domino", ids=ids))
     save_vocabulary(folder / FILE_NAME, ids, VOCAB)
     write_index(folder)
     return folder

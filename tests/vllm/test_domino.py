@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from outpace.drafters.domino.files import read_domino
-from outpace.drafters.kinds import write_net
+from outpace.drafters.domino.files import export_domino, read_domino
 from outpace.drafters.ranked_vocabulary import FILE_NAME, save_vocabulary
-from outpace.lib.checkpoint import read_checkpoint, write_index
+from outpace.lib.checkpoint import read_checkpoint, write_checkpoint, write_index
 from tests.vllm.engines import Engine, engine, speculative
 from tests.vllm.ours import assert_same_drafts, our_drafts
 from tests.vllm.tiny import BLOCK, VOCAB, Tiny
@@ -46,7 +45,7 @@ def test_a_ranked_vocabulary_and_a_narrow_w2(tiny: Tiny, wanted: list[list[int]]
     """Guards against drafts beyond the ids a drafter was trained for, and rows of W2 at other ids than their own."""
     net = read_domino(read_checkpoint(tiny.domino))
     ranked, rows = torch.arange(0, VOCAB, 3), torch.arange(0, VOCAB, 2)
-    write_net(net, tmp_path / "ranked", "domino", rows)
+    write_checkpoint(tmp_path / "ranked", *export_domino(net, "domino", ids=rows))
     save_vocabulary(tmp_path / "ranked" / FILE_NAME, ranked, VOCAB)
     write_index(tmp_path / "ranked")
     answers, drafts = our_drafts(tiny.target, "domino", tmp_path / "ranked", PROMPTS, LENGTH)
