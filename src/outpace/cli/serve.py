@@ -93,9 +93,9 @@ def _serve_with_vllm(context: typer.Context, loading: LoadSettings, settings: Se
         settings.names,
         settings.host,
         settings.port,
-        keys[0] if keys else None,
-        _named(context),
-        tuple(context.params["vllm_arguments"] or ()),
+        api_key=keys[0] if keys else None,
+        more=_named(context),
+        arguments=tuple(context.params["vllm_arguments"] or ()),
     )
     quieten_transformers()
     line = command(server)
