@@ -18,10 +18,12 @@ def array(kind: type[T], count: int) -> "type[ctypes.Array[T]]":
 class PanelMatrix(ctypes.Structure):
     """A weight in panels (product.h)."""
 
-    _fields_ = [
-        *((name, c_void_p) for name in ("panels", "scales", "bias")),
-        *((name, c_int32) for name in ("outputs", "inputs", "kind", "block")),
-    ]
+
+PanelMatrix._fields_ = [
+    *((name, c_void_p) for name in ("panels", "scales", "bias")),
+    ("next", POINTER(PanelMatrix)),
+    *((name, c_int32) for name in ("outputs", "inputs", "kind", "block")),
+]
 
 
 class AttentionSight(ctypes.Structure):

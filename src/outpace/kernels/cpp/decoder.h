@@ -40,14 +40,17 @@ struct Pass {
 // An operand for products of `rows` rows with matrices of up to `inputs` inputs, and the room for a row in work.
 struct Space {
   std::vector<char> numbers;
-  std::vector<float> scales;
+  std::vector<float> scales, less;
   std::vector<int32_t> sums;
 
   void grow(int rows, int inputs) {
     numbers.resize(size_t(rows) * operand_stride(inputs) * sizeof(float));
-    scales.resize(rows), sums.resize(rows);
+    const size_t parts = size_t(rows) * (inputs / kPart + 1);
+    scales.resize(parts), less.resize(parts), sums.resize(2 * parts);
   }
-  Operand operand(const Matrix& m) { return {numbers.data(), scales.data(), sums.data(), operand_stride(m.inputs)}; }
+  Operand operand(const Matrix& m) {
+    return {numbers.data(), scales.data(), less.data(), sums.data(), operand_stride(m.inputs)};
+  }
 };
 
 struct Work {

@@ -69,7 +69,8 @@ void outpace_attend(const Store* kv, const Part* parts, int32_t part_count, int3
 
 int64_t outpace_packed_bytes(const Matrix* m) { return int64_t((m->outputs + kPanel - 1) / kPanel) * panel_bytes(*m); }
 
-// Lay out a weight [outputs, inputs], float32, in panels; int8 is rotated and rounded on the way.
+// Lay out a weight [outputs, inputs], float32, in panels; int8 is rotated and rounded on the way. A weight for float16
+// panels is float16 itself.
 void outpace_pack(const Matrix* m, const float* weight, void* panels, float* scales, int32_t threads) {
   const int together = inputs_together(m->kind), stride = padded(m->inputs);
   std::memset(panels, 0, outpace_packed_bytes(m));
@@ -81,9 +82,14 @@ void outpace_pack(const Matrix* m, const float* weight, void* panels, float* sca
       const int count = std::min(kPanel, m->outputs - panel * kPanel);
       for (int output = 0; output < count; ++output) {
         const int index = panel * kPanel + output;
+        if (m->kind == kHalves) {
+          const uint16_t* halves = (const uint16_t*)weight + size_t(index) * m->inputs;
+          for (int k = 0; k < m->inputs; ++k) ((uint16_t*)base)[size_t(k) * kPanel + output] = halves[k];
+          continue;
+        }
         std::memcpy(row.data(), weight + size_t(index) * m->inputs, sizeof(float) * m->inputs);
         int32_t total;
-        const Operand to = {numbers.data(), scales + index, &total, stride};
+        const Operand to = {numbers.data(), scales + index, nullptr, &total, stride};
         prepare(row.data(), m->inputs, m->kind, m->block, to, 0);
         for (int k = 0; k < m->inputs; ++k) {
           const size_t at = (size_t(k / together) * kPanel + output) * together + k % together;
@@ -93,6 +99,33 @@ void outpace_pack(const Matrix* m, const float* weight, void* panels, float* sca
           else ((uint8_t*)base)[at] = uint8_t(((int8_t*)numbers.data())[k] + 128);
         }
       }
+    });
+  });
+}
+
+// Lay out rows of a weight in a format of files: row `order[i]` of `file`, or row i where `order` is null.
+void outpace_place(const Matrix* m, const uint8_t* file, const int64_t* order, void* panels, int32_t threads) {
+  const size_t row_bytes = file_row_bytes(m->kind - kFromFile, m->inputs), bytes = panel_bytes(*m);
+  pool().run(threads, [&](Team& team) {
+    team.share(panels_of(*m), [&](int panel) {
+      const uint8_t* rows[kPanel];
+      const int count = std::min(kPanel, m->outputs - panel * kPanel);
+      for (int output = 0; output < count; ++output) {
+        const int index = panel * kPanel + output;
+        rows[output] = file + size_t(order ? order[index] : index) * row_bytes;
+      }
+      place_panel(m->kind - kFromFile, rows, count, m->inputs, (uint8_t*)panels + panel * bytes);
+    });
+  });
+}
+
+// Rows `order[i]` of a weight in a format of files as float32 [count, inputs], or row i where `order` is null.
+void outpace_dequantize(int32_t format, const uint8_t* file, const int64_t* order, int64_t count, int32_t inputs, float* to,
+                        int32_t threads) {
+  const size_t row_bytes = file_row_bytes(format, inputs);
+  pool().run(count > 1 ? threads : 1, [&](Team& team) {
+    team.share(int(count), [&](int row) {
+      dequantize_row(format, file + size_t(order ? order[row] : row) * row_bytes, inputs, to + size_t(row) * inputs);
     });
   });
 }

@@ -3,6 +3,7 @@
 //
 // Each number of a result is one sum over the inputs in their order: results are batch-invariant.
 #pragma once
+#include "block_product.h"
 #include "pool.h"
 #include "rows.h"
 
@@ -15,17 +16,19 @@ constexpr int kRowsAtOnce = 2;
 #endif
 
 // How many inputs of one output lie side by side in a panel.
-static inline int inputs_together(int32_t kind) { return kind == kFloat32 ? 1 : kind == kInt8 ? 4 : 2; }
+static inline int inputs_together(int32_t kind) { return kind == kFloat32 || kind == kHalves ? 1 : kind == kInt8 ? 4 : 2; }
 
 struct Matrix {
   const void* panels;   // [outputs / 32][inputs / together][32][together]; int8 with 128 added
   const float* scales;  // int8: [outputs in whole panels], what a unit of each is worth
   const float* bias;    // [outputs in whole panels] or null
+  const Matrix* next;   // a matrix of the same inputs whose outputs follow, in another format of files; or null
   int32_t outputs, inputs, kind;
   int32_t block;        // int8: of the Hadamard rotation that its inputs were given
 };
 
 static inline size_t panel_bytes(const Matrix& m) {
+  if (is_from_file(m.kind)) return block_panel_bytes(m.kind - kFromFile, m.inputs);
   const size_t width = m.kind == kFloat32 ? 4 : m.kind == kInt8 ? 1 : 2;
   return size_t(padded(m.inputs)) * kPanel * width;
 }
@@ -108,6 +111,18 @@ static inline void multiply_widened(const uint16_t* panel, const float* const* r
   store_sums<R>(sums, out);
 }
 
+// Weights in float16, rows in float32.
+template <int R>
+static inline void multiply_halves(const uint16_t* panel, const float* const* rows, int inputs, float (*out)[kPanel]) {
+  Lanes sums[R][kVectors] = {};
+  for (int k = 0; k < inputs; ++k, panel += kPanel)
+    for (int v = 0; v < kVectors; ++v) {
+      const Lanes weight = half_lanes((const uint8_t*)(panel + v * kLanes));
+      for (int r = 0; r < R; ++r) sums[r][v] = fma(all(rows[r][k]), weight, sums[r][v]);
+    }
+  store_sums<R>(sums, out);
+}
+
 #if defined(__AVX512VNNI__)
 template <int R>
 static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows, int inputs, int32_t (*out)[kPanel]) {
@@ -162,40 +177,12 @@ static inline void multiply_int8(const uint8_t* panel, const int8_t* const* rows
 }
 #endif
 
-// A panel's outputs at R rows from `first` on: stored, or added to what is there.
-template <int R>
-static inline void panel_rows(const Matrix& m, const Operand& from, int panel, int first, bool add, float* to,
-                              int stride) {
-  const char* weights = (const char*)m.panels + panel * panel_bytes(m);
-  const int start = panel * kPanel, count = std::min(kPanel, m.outputs - start), inputs = padded(m.inputs);
-  float out[R][kPanel];
-  if (m.kind == kFloat32) {
-    const float* rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = (const float*)from.rows + size_t(first + r) * from.stride;
-    multiply_float32<R>((const float*)weights, rows, inputs, out);
-  } else if (m.kind == kBfloat16) {
-    const uint16_t* rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = (const uint16_t*)from.rows + size_t(first + r) * from.stride;
-    multiply_bfloat16<R>((const uint16_t*)weights, rows, inputs, out);
-  } else if (m.kind == kWidened) {
-    const float* rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = (const float*)from.rows + size_t(first + r) * from.stride;
-    multiply_widened<R>((const uint16_t*)weights, rows, inputs, out);
-  } else {
-    int32_t whole[R][kPanel];
-    const int8_t* rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = (const int8_t*)from.rows + size_t(first + r) * from.stride;
-    multiply_int8<R>((const uint8_t*)weights, rows, inputs, whole);
-    for (int r = 0; r < R; ++r)
-      for (int at = 0; at < kPanel; at += kLanes) {
-        IntLanes sums;
-        std::memcpy(&sums, whole[r] + at, sizeof sums);
-        const Lanes unit = from.scales[first + r] * load(m.scales + start + at);
-        store(out[r] + at, __builtin_convertvector(sums - 128 * from.sums[first + r], Lanes) * unit);
-      }
-  }
-  for (int r = 0; r < R; ++r) {
-    float* row = to + size_t(first + r) * stride + start;
+// Results of a panel, with the bias: stored, or added to what is there.
+static inline void store_panel(const Matrix& m, int panel, const float (*out)[kPanel], int rows, bool add, float* to,
+                               int stride) {
+  const int start = panel * kPanel, count = std::min(kPanel, m.outputs - start);
+  for (int r = 0; r < rows; ++r) {
+    float* row = to + size_t(r) * stride + start;
     float rest[kPanel] = {};  // of the last panel, which may have fewer outputs
     float* own = count == kPanel ? row : rest;
     if (add && own == rest) std::memcpy(rest, row, sizeof(float) * count);
@@ -209,6 +196,45 @@ static inline void panel_rows(const Matrix& m, const Operand& from, int panel, i
   }
 }
 
+// A panel's outputs at R rows from `first` on: stored, or added to what is there.
+template <int R>
+static inline void panel_rows(const Matrix& m, const Operand& from, int panel, int first, bool add, float* to,
+                              int stride) {
+  const char* weights = (const char*)m.panels + panel * panel_bytes(m);
+  const int start = panel * kPanel, inputs = padded(m.inputs);
+  float out[R][kPanel];
+  if (m.kind == kFloat32) {
+    const float* rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = (const float*)from.rows + size_t(first + r) * from.stride;
+    multiply_float32<R>((const float*)weights, rows, inputs, out);
+  } else if (m.kind == kBfloat16) {
+    const uint16_t* rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = (const uint16_t*)from.rows + size_t(first + r) * from.stride;
+    multiply_bfloat16<R>((const uint16_t*)weights, rows, inputs, out);
+  } else if (m.kind == kWidened) {
+    const float* rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = (const float*)from.rows + size_t(first + r) * from.stride;
+    multiply_widened<R>((const uint16_t*)weights, rows, inputs, out);
+  } else if (m.kind == kHalves) {
+    const float* rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = (const float*)from.rows + size_t(first + r) * from.stride;
+    multiply_halves<R>((const uint16_t*)weights, rows, inputs, out);
+  } else {
+    int32_t whole[R][kPanel];
+    const int8_t* rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = (const int8_t*)from.rows + size_t(first + r) * from.stride;
+    multiply_int8<R>((const uint8_t*)weights, rows, inputs, whole);
+    for (int r = 0; r < R; ++r)
+      for (int at = 0; at < kPanel; at += kLanes) {
+        IntLanes sums;
+        std::memcpy(&sums, whole[r] + at, sizeof sums);
+        const Lanes unit = from.scales[first + r] * load(m.scales + start + at);
+        store(out[r] + at, __builtin_convertvector(sums - 128 * from.sums[first + r], Lanes) * unit);
+      }
+  }
+  store_panel(m, panel, out, R, add, to + size_t(first) * stride, stride);
+}
+
 template <int R>
 static inline void panel_rest(const Matrix& m, const Operand& from, int panel, int first, int count, bool add,
                               float* to, int stride) {
@@ -216,11 +242,36 @@ static inline void panel_rest(const Matrix& m, const Operand& from, int panel, i
   else if constexpr (R > 1) panel_rest<R - 1>(m, from, panel, first, count, add, to, stride);
 }
 
+constexpr int kMostBlockRows = 64;  // whose results fit the nearest cache
+
+// As `panel_rows` for all rows, of a matrix in a format of files.
+static inline void block_panel_rows(const Matrix& m, const Operand& from, int panel, int rows, bool add, float* to,
+                                    int stride) {
+  const uint8_t* weights = (const uint8_t*)m.panels + panel * panel_bytes(m);
+  for (int first = 0; first < rows; first += kMostBlockRows) {
+    const int count = std::min(kMostBlockRows, rows - first), parts = m.inputs / kPart;
+    const size_t part = size_t(first) * parts;
+    const Parts x = {(const int8_t*)from.rows + size_t(first) * from.stride, from.scales + part, from.less + part,
+                     from.sums + 2 * part, from.stride, m.inputs};
+    float out[kMostBlockRows][kPanel];
+    multiply_block_panel(m.kind - kFromFile, weights, x, count, out);
+    store_panel(m, panel, out, count, add, to + size_t(first) * stride, stride);
+  }
+}
+
+static inline int panels_of(const Matrix& m) { return (m.outputs + kPanel - 1) / kPanel; }
+
 // to[row] (+)= weight * from[row] + bias for all rows.
 static inline void multiply(Team& team, const Matrix& m, const Operand& from, int rows, bool add, float* to,
                             int stride) {
-  team.share((m.outputs + kPanel - 1) / kPanel, [&](int panel) {
+  int panels = 0;
+  for (const Matrix* each = &m; each; each = each->next) panels += panels_of(*each);
+  team.share(panels, [&](int panel) {
+    const Matrix* own = &m;
+    float* place = to;
+    for (; panel >= panels_of(*own); own = own->next) panel -= panels_of(*own), place += own->outputs;
+    if (is_from_file(own->kind)) return block_panel_rows(*own, from, panel, rows, add, place, stride);
     for (int first = 0; first < rows; first += kRowsAtOnce)
-      panel_rest<kRowsAtOnce>(m, from, panel, first, std::min(kRowsAtOnce, rows - first), add, to, stride);
+      panel_rest<kRowsAtOnce>(*own, from, panel, first, std::min(kRowsAtOnce, rows - first), add, place, stride);
   });
 }

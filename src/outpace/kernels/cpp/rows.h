@@ -1,9 +1,11 @@
 // One row between two products: norms, rotations, activations, and conversion to the operand of a product.
 // Python reference: outpace.drafters.layers (RMSNorm, Rotary, GatedMLP).
 #pragma once
+#include "formats.h"
 #include "lanes.h"
 
-enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kWidened = 3 };
+// The arithmetic of a product; matrices in a format of GGUF files have kinds of their own (formats.h).
+enum Kind : int32_t { kFloat32 = 0, kBfloat16 = 1, kInt8 = 2, kWidened = 3, kHalves = 4 };
 
 // A row's sum of squares, in lanes that do not depend on anything but its length.
 static inline float mean_square(const float* row, int width) {
@@ -109,23 +111,54 @@ static inline float largest_magnitude(const float* row, int width) {
   return found;
 }
 
-// A product's left side: rows of one of the kinds, each `stride` numbers, zeros behind its end.
+// A product's left side: rows of one of the kinds, each `stride` numbers, zeros after its end.
 struct Operand {
   void* rows;
-  float* scales;   // int8: what a unit of each row is worth
-  int32_t* sums;   // int8: of each row's integers
+  float* scales;  // int8: of each row; formats of files: of each 32 numbers
+  float* less;    // formats of files: -scale * sum of each 32 integers
+  int32_t* sums;  // int8: of each row's integers; formats of files: of each 16
   int32_t stride;
 };
+
+constexpr int kPart = 32;  // numbers of a row that share a scale, in products with formats of files
 
 static inline int padded(int width) { return (width + 63) / 64 * 64; }
 
 // Rows start at unlike places of a page: where all start at one, they take each other's places in the nearest cache.
 static inline int operand_stride(int width) { return padded(width) + 64; }
 
+// Round a row to integers, to the nearest; the largest of each 32 becomes 127 or -127.
+static inline void into_parts(const float* row, int inputs, int8_t* numbers, float* scales, float* less, int32_t* sums) {
+  for (int part = 0; part < inputs / kPart; ++part) {
+    const float most = largest_magnitude(row + part * kPart, kPart);
+    const float inverse = most > 0 ? 127.0f / most : 0.0f;
+    int32_t total = 0;
+    for (int half = 0; half < 2; ++half) {
+      IntLanes own = {};
+      for (int at = 0; at < 16; at += kLanes) {
+        const int place = part * kPart + half * 16 + at;
+        const IntLanes whole = rounded(load(row + place) * inverse);
+        const ByteLanes bytes = __builtin_convertvector(whole, ByteLanes);
+        std::memcpy(numbers + place, &bytes, sizeof bytes);
+        own += whole;
+      }
+      int32_t sum = 0;
+      for (int lane = 0; lane < kLanes; ++lane) sum += own[lane];
+      sums[2 * part + half] = sum;
+      total += sum;
+    }
+    scales[part] = most / 127.0f;
+    less[part] = -scales[part] * float(total);
+  }
+}
+
 // Make row `index` of an operand of `row`, which is changed where it has to be rotated.
 static inline void prepare(float* row, int width, int32_t kind, int32_t block, const Operand& to, int index) {
   const size_t start = size_t(index) * to.stride;
-  if (kind == kFloat32 || kind == kWidened) {
+  if (is_from_file(kind)) {
+    const size_t part = size_t(index) * (width / kPart);
+    into_parts(row, width, (int8_t*)to.rows + start, to.scales + part, to.less + part, to.sums + 2 * part);
+  } else if (kind == kFloat32 || kind == kWidened || kind == kHalves) {
     float* out = (float*)to.rows + start;
     std::memcpy(out, row, sizeof(float) * width);
     for (int at = width; at < to.stride; ++at) out[at] = 0;
