@@ -132,10 +132,11 @@ class LoadSettings:
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     quantize: str = setting(
-        "none",
-        "int8 computes products of 8-bit integers, on a CPU; lossless against the same quantised model.",
-        unit="none|int8",
-        choices=("none", "int8"),
+        "auto",
+        "Format of the weights in products, on a CPU: auto keeps a GGUF file's own formats and is none for others; none "
+        "is the dtype; int8 is 8-bit integers. Every method equals plain decoding of the same weights.",
+        unit="auto|file|none|int8",
+        choices=("auto", "file", "none", "int8"),
     )
     device: Any = setting(
         "auto",

@@ -16,9 +16,8 @@ from outpace.kernels import structs
 from outpace.kernels.attention import parts_of, store_of
 from outpace.kernels.build import call, threads
 from outpace.kernels.exact import NotCompiled
-from outpace.kernels.linear import KernelLinear, Kind
+from outpace.kernels.linear import FROM_FILE, KernelLinear, Kind
 
-PANEL = 32  # outputs of a matrix that are stored together
 
 
 class Kept:
@@ -111,7 +110,7 @@ class CompiledLayers:
 
     def __init__(self, layers: Sequence[structs.Layer], kept: Kept, **sizes: Any) -> None:
         rows = kept.add(structs.array(structs.Layer, len(layers))(*layers))
-        self.is_quantized = any(row.qkv.kind == Kind.INT8 for row in rows)
+        self.is_quantized = any(row.qkv.kind == Kind.INT8 or row.qkv.kind >= FROM_FILE for row in rows)
         self.is_coarse = any(row.qkv.kind != Kind.FLOAT32 for row in rows)
         self.hidden: int = sizes["hidden"]
         self.decoder = structs.Decoder(layers=rows, count=len(layers), **sizes)

@@ -17,8 +17,8 @@ from outpace.lib.errors import InvalidRequest
 
 # Rotations of inputs are blocks of the largest power of two that divides their number, up to this.
 _LARGEST_ROTATION = 512
-_PANEL, _PADDING = 32, 64
-QUANTIZATIONS = ("none", "int8")
+PANEL, _PADDING = 32, 64
+FROM_FILE = 256  # kFromFile of cpp/formats.h: kinds of matrices in formats of GGUF files
 
 
 class Kind(IntEnum):
@@ -28,14 +28,16 @@ class Kind(IntEnum):
     BFLOAT16 = 1
     INT8 = 2
     WIDENED = 3
+    HALVES = 4
 
 
-_TOGETHER = {Kind.FLOAT32: 1, Kind.BFLOAT16: 2, Kind.INT8: 4, Kind.WIDENED: 2}
+_TOGETHER = {Kind.FLOAT32: 1, Kind.BFLOAT16: 2, Kind.INT8: 4, Kind.WIDENED: 2, Kind.HALVES: 1}
 _STORED = {
     Kind.FLOAT32: torch.float32,
     Kind.BFLOAT16: torch.bfloat16,
     Kind.INT8: torch.uint8,
     Kind.WIDENED: torch.bfloat16,
+    Kind.HALVES: torch.float16,
 }
 
 
@@ -45,7 +47,7 @@ def kind_of(dtype: torch.dtype, rounded_to: torch.dtype | None = None, quantize:
     Args:
         dtype: of the model's computation, float32 or bfloat16.
         rounded_to: the dtype that the weights were rounded to before.
-        quantize: one of `QUANTIZATIONS`.
+        quantize: "none" or "int8".
     """
     if quantize == "int8":
         return Kind.INT8
@@ -75,7 +77,7 @@ class KernelLinear(nn.Module):
         super().__init__()
         self.outputs, self.inputs = weight.shape
         self.kind, self.dtype = kind, dtype or weight.dtype
-        whole = -(-self.outputs // _PANEL) * _PANEL
+        whole = -(-self.outputs // PANEL) * PANEL
         self.bias = None if bias is None else nn.functional.pad(bias.detach().float(), (0, whole - self.outputs))
         self.scales = torch.zeros(whole) if kind == Kind.INT8 else None
         block = 1
@@ -91,7 +93,7 @@ class KernelLinear(nn.Module):
             kind=kind,
             block=block,
         )
-        wide = weight.detach().float().contiguous()
+        wide = weight.detach().to(torch.float16 if kind == Kind.HALVES else torch.float32).contiguous()
         places = _pointer(wide), _pointer(self.panels), _pointer(self.scales)
         call("pack", ctypes.byref(self.matrix), *places, threads())
 
@@ -115,8 +117,8 @@ class KernelLinear(nn.Module):
         if self.kind == Kind.INT8:
             raise InvalidRequest("quantize='int8': the full weights are gone; load the model with quantize='none'")
         together = _TOGETHER[self.kind]
-        panels = self.panels.view(-(-self.outputs // _PANEL), -1, _PANEL, together)
-        whole = panels.transpose(1, 2).reshape(-(-self.outputs // _PANEL) * _PANEL, -1)
+        panels = self.panels.view(-(-self.outputs // PANEL), -1, PANEL, together)
+        whole = panels.transpose(1, 2).reshape(-(-self.outputs // PANEL) * PANEL, -1)
         return whole[: self.outputs, : self.inputs].to(self.dtype)
 
 

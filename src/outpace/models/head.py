@@ -1,11 +1,14 @@
 """The LM head: logits in the compute dtype, top candidates scored again in float32."""
 
+from collections.abc import Callable, Hashable
+from functools import cached_property
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
 from outpace.core.protocols import NodeOutputs
+from outpace.kernels.blocks import BlockLinear
 from outpace.kernels.linear import KernelLinear
 from outpace.kernels.topk import largest
 from outpace.models.layers.linear import Make
@@ -29,7 +32,7 @@ class LmHead:
     are therefore computed again in float32 from the same hidden state, for about 7 % of the head's time at one row.
 
     Args:
-        layer: the model's output embedding.
+        layer: the model's output embedding; a `KernelLinear` is used as it is.
         softcap: c of c * tanh(logits / c), which some families apply (`models.families.logit_softcap`); None for none.
         make: builds the linear layer; None keeps the model's own.
 
@@ -38,19 +41,25 @@ class LmHead:
         fixed_rows: rows of every product, padded with zeros, in exact mode; None for as many as there are.
     """
 
-    def __init__(self, layer: nn.Linear, softcap: float | None = None, make: Make | None = None) -> None:
-        self._softcap, self._make = softcap, make
-        self._weight = layer.weight.detach()  # [V, H]
-        self._bias = None if layer.bias is None else layer.bias.detach()
-        self.layer: nn.Module = layer if make is None else make(self._weight, self._bias)
-        self.vocab_size = self._weight.shape[0]
+    def __init__(self, layer: nn.Module, softcap: float | None = None, make: Make | None = None) -> None:
+        self._softcap, self._make, self._source = softcap, make, layer
+        self._bias: Tensor | None = None if layer.bias is None else layer.bias.detach()
+        is_made = make is None or isinstance(layer, KernelLinear)
+        self.layer: nn.Module = layer if is_made else make(layer.weight.detach(), self._bias)  # type: ignore[misc]
+        self.vocab_size: int = layer.outputs if isinstance(layer, KernelLinear) else layer.weight.shape[0]
         self.ids: Tensor | None = None  # as in SubsetHead; None for all
         self.fixed_rows: int | None = None
+        self._subsets: WeakValueDictionary[bytes, SubsetHead] = WeakValueDictionary()
 
     @property
     def weight(self) -> Tensor:
-        """[V, H]."""
+        """[V, H]; dequantised where a GGUF file's blocks are multiplied as they are."""
         return self._weight
+
+    @cached_property
+    def _weight(self) -> Tensor:
+        layer = self._source
+        return layer.unpacked() if isinstance(layer, KernelLinear) else layer.weight.detach()
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor) -> NodeOutputs:
@@ -103,6 +112,13 @@ class LmHead:
 
     def restricted(self, ids: Tensor) -> "SubsetHead":
         """A head that scores only `ids` [K]; the same object for the same ids."""
+        if isinstance(self.layer, BlockLinear):
+            key = ids.cpu().numpy().tobytes()
+            found = self._subsets.get(key)
+            if found is None:
+                part = LmHead(self.layer.restricted(ids), self._softcap)
+                found = self._subsets[key] = SubsetHead(part, ids, self.vocab_size)
+            return found
         return subset_head(
             self._weight, ids, ids, vocab_size=self.vocab_size, bias=self._bias, softcap=self._softcap, make=self._make
         )
@@ -117,36 +133,17 @@ class LmHead:
 
 class SubsetHead:
     """A head over a part of the target's vocabulary: a drafter's own head, or some rows of one, because rare tokens
-    cost as much as frequent ones (FR-Spec, arXiv 2502.14856). It copies the rows it uses.
+    cost as much as frequent ones (FR-Spec, arXiv 2502.14856).
 
     Args:
-        weight: [Vd, H] of the whole head.
-        rows: [K] int64, the rows used; None for all.
+        head: over K outputs.
         ids: [K] int64, the target's id of each.
         vocab_size: V of the target.
-        bias: [Vd] or None.
-        softcap, make: as in `LmHead`.
+        kept: kept alive as long as this object.
     """
 
-    def __init__(
-        self,
-        weight: Tensor,
-        rows: Tensor | None,
-        ids: Tensor,
-        vocab_size: int,
-        bias: Tensor | None = None,
-        softcap: float | None = None,
-        make: Make | None = None,
-    ) -> None:
-        self._whole = weight  # kept alive: its address identifies it in `subset_head`
-        if rows is not None:
-            weight, bias = weight[rows.to(weight.device)], None if bias is None else bias[rows.to(weight.device)]
-        layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
-        layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        if bias is not None:
-            layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
-        self.ids, self.vocab_size = ids.to(weight.device), vocab_size
-        self._head = LmHead(layer, softcap, make)
+    def __init__(self, head: LmHead, ids: Tensor, vocab_size: int, kept: object = None) -> None:
+        self._head, self.ids, self.vocab_size, self._kept = head, ids, vocab_size, kept
 
     @torch.inference_mode()
     def scores(self, hidden: Tensor) -> Tensor:
@@ -172,15 +169,35 @@ def subset_head(
     softcap: float | None = None,
     make: Make | None = None,
 ) -> SubsetHead:
-    """A `SubsetHead`, shared by all callers with the same arguments while one of them keeps it: methods that differ in
-    their budgets alone use one head. A weight that was changed in between is another one."""
+    """A `SubsetHead` over a copy of some rows of a weight, shared by all callers with the same arguments while one of
+    them keeps it: methods that differ in their budgets alone use one head. A weight that was changed in between is
+    another one.
+
+    Args:
+        weight: [Vd, H] of the whole head.
+        rows: [K] int64, the rows used; None for all.
+        ids: [K] int64, the target's id of each.
+        vocab_size: V of the target.
+        bias: [Vd] or None.
+        softcap, make: as in `LmHead`.
+    """
+
+    def made() -> SubsetHead:
+        part = weight if rows is None else weight[rows.to(weight.device)]
+        layer = nn.Linear(part.shape[1], part.shape[0], bias=bias is not None, device="meta")
+        layer.weight = nn.Parameter(part.detach(), requires_grad=False)
+        if bias is not None:
+            layer.bias = nn.Parameter((bias if rows is None else bias[rows.to(bias.device)]).detach(), requires_grad=False)
+        # The weight is kept alive because its address is part of the key.
+        return SubsetHead(LmHead(layer, softcap, make), ids.to(weight.device), vocab_size, kept=weight)
+
     if weight.is_meta:  # without data there is nothing to compare
-        return SubsetHead(weight, rows, ids, vocab_size, bias=bias, softcap=softcap, make=make)
+        return made()
     numbers = [None if one is None else one.cpu().numpy().tobytes() for one in (rows, ids)]
     version = 0 if weight.is_inference() else weight._version
     storage = weight.device, weight.data_ptr(), weight.shape, weight.stride(), weight.dtype, version
     key = (*storage, *numbers, vocab_size, None if bias is None else bias.data_ptr(), softcap, make is None)
     found = _SUBSETS.get(key)
     if found is None:
-        found = _SUBSETS[key] = SubsetHead(weight, rows, ids, vocab_size, bias=bias, softcap=softcap, make=make)
+        found = _SUBSETS[key] = made()
     return found

@@ -16,6 +16,7 @@ from outpace.cache.slots import Segment, SlotKV
 from outpace.core.tree import MAX_TREE_NODES, Topology
 from outpace.gpu.capture import CapturedPass, captures_on
 from outpace.kernels.attention import has_kernels
+from outpace.kernels.blocks import BlockEmbedding
 from outpace.kernels.exact import NotCompiled, check_kernels, check_same, path_taken
 from outpace.kernels.linear import KernelLinear
 from outpace.lib.errors import InvalidRequest
@@ -141,8 +142,11 @@ class PackedModel:
     ) -> None:
         self.max_length, self.max_slots, self.config = max_length, max_slots, config
         self.decoder, self.head = decoder, head
-        weight = next(decoder.parameters())
-        self.device, self.dtype = weight.device, weight.dtype
+        if isinstance(embedding := decoder.get_input_embeddings(), BlockEmbedding):  # type: ignore[operator]
+            self.device, self.dtype = torch.device("cpu"), embedding.dtype
+        else:
+            weight = next(decoder.parameters())
+            self.device, self.dtype = weight.device, weight.dtype
         self.tiled, self.exact = self.device.type != "cpu" if tiled is None else tiled, exact
         assert self.tiled or not exact, "exact mode is for tiled passes"
         head.fixed_rows = EXACT_ROWS if exact else head.fixed_rows

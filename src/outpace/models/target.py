@@ -26,7 +26,7 @@ class TransformersTarget(PackedModel):
         eos_token_ids: ids that end a request by default.
         pack: false keeps the model's layers.
         rounded_to: the dtype that the weights were rounded to before they were widened; None for the model's.
-        quantize: "none" or "int8".
+        quantize: "none", "int8", or "file" for layers over a GGUF file's blocks.
         tiled, exact: as in `PackedModel`; on a CPU `exact` changes nothing but what `models.exactness` requires.
     """
 
@@ -44,9 +44,10 @@ class TransformersTarget(PackedModel):
     ) -> None:
         self.eos_token_ids, self.rounded_to, self.quantize = eos_token_ids, rounded_to or model.dtype, quantize
         self.wants_exact = exact
+        device, dtype = model.device, model.dtype  # of its parameters, which layers of kernels replace
         decoder, head = prepare(model, pack, rounded_to, quantize)
-        on_cpu = model.device.type == "cpu" and not tiled
-        compiled = on_cpu and loaded_kernels() is not None and model.dtype in (torch.float32, torch.bfloat16)
+        on_cpu = device.type == "cpu" and not tiled
+        compiled = on_cpu and loaded_kernels() is not None and dtype in (torch.float32, torch.bfloat16)
         # Without compiled kernels, attention on a CPU sums in float64; storing float64 saves a conversion per pass.
         is_wide = on_cpu and not compiled
         super().__init__(
@@ -55,8 +56,8 @@ class TransformersTarget(PackedModel):
             model.config.get_text_config(),
             max_length,
             max_slots,
-            key_dtype=torch.promote_types(model.dtype, torch.float32) if is_wide else model.dtype,
-            value_dtype=torch.float64 if is_wide else model.dtype,
+            key_dtype=torch.promote_types(dtype, torch.float32) if is_wide else dtype,
+            value_dtype=torch.float64 if is_wide else dtype,
             tiled=tiled,
             exact=exact and not on_cpu,
         )

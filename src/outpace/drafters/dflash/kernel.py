@@ -11,7 +11,7 @@ from outpace.drafters.layers import GatedMLP, LayerConfig, Projections, RMSNorm,
 from outpace.drafters.net_slots import NetSlots, Rows, Sight
 from outpace.kernels import structs
 from outpace.kernels.attention import has_kernels
-from outpace.kernels.decoder import PANEL, CompiledLayers, Kept, Norms, Rotations, layer_of, matrix_of
+from outpace.kernels.decoder import CompiledLayers, Kept, Norms, Rotations, layer_of, matrix_of
 from outpace.kernels.exact import NotCompiled, check_exact, check_kernels, check_same, path_taken
 
 LAYERS = (Projections, GatedMLP, RMSNorm, Rotary)

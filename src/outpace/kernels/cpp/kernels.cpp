@@ -54,7 +54,7 @@ void outpace_linear(const Matrix* matrix, const float* from, int32_t rows, float
   own.buffer.resize(size_t(rows) * matrix->inputs);
   pool().run(threads, [&](Team& team) {
     prepare_rows(team, from, rows, nullptr, 0, *matrix, own.space, own.buffer.data());
-    multiply(team, *matrix, own.space.operand(*matrix), rows, false, to, matrix->outputs);
+    multiply(team, *matrix, own.space.operand(*matrix), rows, false, to, outputs_of(*matrix));
   });
 }
 

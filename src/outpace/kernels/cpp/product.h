@@ -261,6 +261,9 @@ static inline void block_panel_rows(const Matrix& m, const Operand& from, int pa
 
 static inline int panels_of(const Matrix& m) { return (m.outputs + kPanel - 1) / kPanel; }
 
+// Outputs of a matrix and of those that follow it.
+static inline int outputs_of(const Matrix& m) { return m.outputs + (m.next ? outputs_of(*m.next) : 0); }
+
 // to[row] (+)= weight * from[row] + bias for all rows.
 static inline void multiply(Team& team, const Matrix& m, const Operand& from, int rows, bool add, float* to,
                             int stride) {

@@ -4,6 +4,8 @@ Stock experts multiply all rows of an expert at once, with kernels that choose t
 rows. A token's bits would depend on how many other tokens use the same expert.
 """
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -19,15 +21,14 @@ class PackedExperts(nn.Module):
     """Gated experts made of packed linear layers; a row's expert outputs are summed in the order of its ranking.
 
     Args:
-        stock: experts with stacked weights gate_up_proj [E, 2I, H] and down_proj [E, H, I] and no biases.
-        make: builds a linear layer.
+        activation: of the gates.
+        gate_up, down: E linear layers each, H to 2I and I to H.
     """
 
-    def __init__(self, stock: nn.Module, make: Make) -> None:
+    def __init__(self, activation: nn.Module, gate_up: Iterable[nn.Module], down: Iterable[nn.Module]) -> None:
         super().__init__()
-        self.activation = stock.act_fn
-        self.gate_up = nn.ModuleList(make(weight, None) for weight in stock.gate_up_proj)  # type: ignore[union-attr]
-        self.down = nn.ModuleList(make(weight, None) for weight in stock.down_proj)  # type: ignore[union-attr]
+        self.activation = activation
+        self.gate_up, self.down = nn.ModuleList(gate_up), nn.ModuleList(down)
 
     def forward(self, hidden: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
         """Mix the outputs of `experts` [T, k] by `weights` [T, k]: hidden [T, H] -> [T, H]."""
@@ -35,7 +36,7 @@ class PackedExperts(nn.Module):
         for expert in experts.unique().tolist():
             row, rank = torch.where(experts == expert)
             gate, up = self.gate_up[expert](hidden[row]).chunk(2, dim=-1)
-            shares[row, rank] = self.down[expert](self.activation(gate) * up)  # type: ignore[operator]
+            shares[row, rank] = self.down[expert](self.activation(gate) * up)
         mixed = torch.zeros_like(hidden, dtype=torch.float32)
         for column in range(experts.shape[1]):
             mixed += shares[:, column].float() * weights[:, column, None].float()
@@ -70,7 +71,9 @@ def pack_experts(module: nn.Module, make: Make) -> None:
     """Replace the experts and routers of Qwen3-MoE below `module`, in place."""
     for name, child in module.named_children():
         if type(child).__name__ == "Qwen3MoeExperts":
-            setattr(module, name, PackedExperts(child, make))
+            # Stacked weights gate_up_proj [E, 2I, H] and down_proj [E, H, I], no biases.
+            stacks = [[make(weight, None) for weight in stack] for stack in (child.gate_up_proj, child.down_proj)]
+            setattr(module, name, PackedExperts(child.act_fn, *stacks))
         elif type(child).__name__ == "Qwen3MoeTopKRouter":
             setattr(module, name, PackedRouter(child, make))
         else:

@@ -6,9 +6,10 @@ from outpace.lib.checks import is_int
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.families import check_supported
+from outpace.models.loading.block_model import read_blocks
 from outpace.models.loading.checkpoint import read_model
 from outpace.models.loading.config import read_config, refuse_bare
-from outpace.models.loading.precision import check_exact, check_quantization, choose_device, choose_dtype, compute_dtype
+from outpace.models.loading.precision import check_exact, choose_device, choose_dtype, choose_quantization, compute_dtype
 from outpace.models.loading.registry import resolve
 from outpace.models.target import TransformersTarget
 from outpace.models.tokenizer import TextCodec, read_tokenizer
@@ -22,7 +23,7 @@ def load_target(
     device: str,
     max_model_len: int | None,
     max_num_seqs: int,
-    quantize: str = "none",
+    quantize: str = "auto",
     exact: bool = False,
 ) -> tuple[TransformersTarget, TextCodec]:
     """Load a model and its tokenizer.
@@ -32,7 +33,7 @@ def load_target(
         dtype, device: "auto" or a name.
         max_model_len: tokens per request, prompt and answer; None takes the model's limit up to 4096.
         max_num_seqs: requests at a time.
-        quantize: "none", or "int8" on a CPU.
+        quantize: as of `precision.choose_quantization`.
         exact: passes of fixed shapes on a GPU; on a CPU an error where they are not bit-exact anyway.
 
     Raises:
@@ -44,17 +45,21 @@ def load_target(
         raise InvalidRequest(f"max_num_seqs={max_num_seqs}: must be at least 1")
     where = choose_device(device)
     chosen_dtype = choose_dtype(dtype, where)
-    check_quantization(quantize, compute_dtype(chosen_dtype, where), where)
     if exact:
         check_exact(where)
     source = resolve(name)
+    computed = compute_dtype(chosen_dtype, where)
+    quantize = choose_quantization(quantize, computed, where, source.gguf is not None)
     config = read_config(source)
     refuse_bare(config, name)
     check_supported(config)
     limit = config.get_text_config().max_position_embeddings
     if max_model_len is not None and not 1 <= max_model_len <= limit:
         raise InvalidRequest(f"max_model_len={max_model_len}: {name} has positions for 1 to {limit} tokens")
-    model = read_model(source, config, chosen_dtype, where, ATTENTION_NAME)
+    if quantize == "file" and source.gguf is not None:
+        model = read_blocks(source.gguf, config, computed, ATTENTION_NAME)
+    else:
+        model = read_model(source, config, chosen_dtype, where, ATTENTION_NAME)
     codec = read_tokenizer(source)
     eos = _eos_token_ids(model.generation_config, model.config, codec)
     length = max_model_len or min(limit, DEFAULT_MAX_LENGTH)

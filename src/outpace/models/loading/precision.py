@@ -4,7 +4,6 @@ import torch
 
 from outpace.gpu.backend import runs_triton
 from outpace.kernels.build import kernels_remedy, loaded_kernels, why_none
-from outpace.kernels.linear import QUANTIZATIONS
 from outpace.lib.errors import InvalidRequest
 from outpace.models.layers.linear import can_pack
 
@@ -63,22 +62,37 @@ def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.float32 if is_half and device.type == "cpu" and not can_pack(dtype, device) else dtype
 
 
-def check_quantization(quantize: str, dtype: torch.dtype, device: torch.device) -> None:
-    """Check that a model can be quantised on this device.
+QUANTIZATIONS = ("auto", "file", "none", "int8")
+
+
+def choose_quantization(quantize: str, dtype: torch.dtype, device: torch.device, is_gguf: bool) -> str:
+    """The format of weights in products: "file", "none" or "int8".
+
+    Args:
+        quantize: one of `QUANTIZATIONS`; "auto" is "file" where it can be, else "none".
+        dtype: that the device computes in.
+        device: of the model.
+        is_gguf: its weights are in a GGUF file.
 
     Raises:
         InvalidRequest: an unknown quantisation, or one that this device, dtype or installation does not have.
     """
     if quantize not in QUANTIZATIONS:
         raise InvalidRequest(f"quantize={quantize!r}: use one of {', '.join(map(repr, QUANTIZATIONS))}")
+    if quantize == "auto":
+        can_multiply = device.type == "cpu" and can_pack(dtype, device) and loaded_kernels() is not None
+        return "file" if is_gguf and can_multiply else "none"
     if quantize == "none":
-        return
+        return quantize
+    if quantize == "file" and not is_gguf:
+        raise InvalidRequest("quantize='file': is for a GGUF file; use quantize='none' or 'int8' here")
     if device.type != "cpu":
         raise InvalidRequest(f"quantize={quantize!r}: its kernels are for CPUs; use device='cpu' or quantize='none'")
     if not can_pack(dtype, device):
         raise InvalidRequest(f"quantize={quantize!r}: not with {dtype}; use dtype='float32' or 'bfloat16'")
     if loaded_kernels() is None:
         raise InvalidRequest(f"quantize={quantize!r}: its kernels are not there: {why_none()}; {kernels_remedy()}")
+    return quantize
 
 
 def check_exact(device: torch.device) -> None:

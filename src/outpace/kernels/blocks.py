@@ -1,0 +1,194 @@
+"""Linear layers and embeddings over weights in the block formats of GGUF files (cpp/formats.h, cpp/block_product.h).
+
+The weights are the file's numbers, laid out once in panels. A row of activations is rounded to 8-bit integers with a
+scale for each 32 of them. Products within a block are sums of integers, and blocks are added in one order: results are
+batch-invariant on any CPU. Python reference: `reference_product`.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+from torch import Tensor, nn
+
+from outpace.kernels.build import call, threads
+from outpace.kernels.linear import FROM_FILE, PANEL, KernelLinear
+from outpace.kernels.structs import PanelMatrix
+
+FORMATS = frozenset(
+    GGMLQuantizationType[name]
+    for name in "Q4_0 Q4_1 Q5_0 Q5_1 Q8_0 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()
+)
+"""The formats that the kernels multiply."""
+_PART = 32  # numbers of a row that share a scale
+
+
+@dataclass(frozen=True, eq=False)
+class BlockWeight:
+    """A matrix [out, in] as a GGUF file stores it.
+
+    Attributes:
+        format: one of `FORMATS`.
+        data: [rows, bytes per row] of the file.
+        inputs: columns.
+        order: [out] int64, the file's row of each output; None for the same order.
+    """
+
+    format: GGMLQuantizationType
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+    inputs: int
+    order: np.ndarray[Any, np.dtype[np.int64]] | None = None
+
+    @property
+    def outputs(self) -> int:
+        return len(self.data if self.order is None else self.order)
+
+    @property
+    def nbytes(self) -> int:
+        return self.outputs * self.data.shape[1]
+
+    def take(self, ids: Tensor) -> "BlockWeight":
+        """The matrix made of rows `ids` [K]."""
+        wanted = ids.cpu().numpy().astype(np.int64)
+        return BlockWeight(self.format, self.data, self.inputs, wanted if self.order is None else self.order[wanted])
+
+    def dequantized(self, ids: Tensor | None = None) -> Tensor:
+        """Rows `ids` [K], or all, as float32 [K, in]. Python reference: `gguf.quants.dequantize`."""
+        rows = self if ids is None else self.take(ids)
+        found = torch.empty(rows.outputs, self.inputs)
+        where = _address(self.data), _address(rows.order), ctypes.c_int64(rows.outputs), self.inputs
+        call("dequantize", int(self.format), *where, ctypes.c_void_p(found.data_ptr()), threads())
+        return found
+
+
+class BlockLinear(KernelLinear):
+    """A frozen linear layer over matrices of a GGUF file with the same inputs, whose outputs follow each other.
+
+    Args:
+        weights: the matrices; their formats may differ.
+        bias: [out of all] or None.
+        dtype: of the results.
+    """
+
+    def __init__(self, weights: Sequence[BlockWeight], bias: Tensor | None, dtype: torch.dtype) -> None:
+        nn.Module.__init__(self)
+        self.weights, self.dtype, self.scales = tuple(weights), dtype, None
+        self.inputs, self.outputs = weights[0].inputs, sum(weight.outputs for weight in weights)
+        self.bias = None if bias is None else bias.detach().float()
+        self._pieces: list[tuple[PanelMatrix, Tensor, Tensor | None]] = []
+        start = 0
+        for weight in weights:
+            own = None if self.bias is None else self.bias[start : start + weight.outputs]
+            self._pieces.append(_placed(weight, own))
+            start += weight.outputs
+        for (matrix, *_), (following, *_) in zip(self._pieces, self._pieces[1:], strict=False):
+            matrix.next = ctypes.pointer(following)
+        self.matrix = self._pieces[0][0]
+        self.kind = self.matrix.kind
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight that a product reads."""
+        return sum(panels.nbytes for _, panels, _ in self._pieces)
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """Names of the matrices' formats."""
+        return tuple(weight.format.name for weight in self.weights)
+
+    def unpacked(self) -> Tensor:
+        """The weight [out, in] in the layer's dtype."""
+        return torch.cat([weight.dequantized().to(self.dtype) for weight in self.weights])
+
+    def restricted(self, ids: Tensor) -> "BlockLinear":
+        """The layer that computes only outputs `ids` [K] of a single matrix."""
+        (weight,) = self.weights
+        return BlockLinear([weight.take(ids)], None if self.bias is None else self.bias[ids], self.dtype)
+
+
+def _placed(weight: BlockWeight, bias: Tensor | None) -> tuple[PanelMatrix, Tensor, Tensor | None]:
+    """A matrix for the kernels, with the panels and the bias that it points to."""
+    size, file_bytes = GGML_QUANT_SIZES[weight.format]
+    assert weight.data.shape[1] == weight.inputs // size * file_bytes, "rows must have the format's bytes"
+    assert weight.data.flags.c_contiguous, "rows must follow each other in memory"
+    padding = -weight.outputs % PANEL
+    own = None if bias is None else nn.functional.pad(bias, (0, padding))
+    matrix = PanelMatrix(
+        bias=None if own is None else own.data_ptr(),
+        outputs=weight.outputs,
+        inputs=weight.inputs,
+        kind=FROM_FILE + int(weight.format),
+        block=1,
+    )
+    panels = torch.empty(packed_bytes(matrix), dtype=torch.uint8)
+    matrix.panels = panels.data_ptr()
+    where = _address(weight.data), _address(weight.order), ctypes.c_void_p(matrix.panels)
+    call("place", ctypes.byref(matrix), *where, threads())
+    return matrix, panels, own
+
+
+def packed_bytes(matrix: PanelMatrix) -> int:
+    """Bytes of a matrix in panels."""
+    from outpace.kernels.build import kernels
+
+    function = kernels().outpace_packed_bytes
+    function.restype = ctypes.c_int64
+    return int(function(ctypes.byref(matrix)))
+
+
+class BlockEmbedding(nn.Module):
+    """An embedding whose rows are read from a GGUF file.
+
+    Args:
+        table: [V, H].
+        dtype: of the results.
+        factor: multiplies embeddings (Gemma 3); None for 1.
+    """
+
+    def __init__(self, table: BlockWeight, dtype: torch.dtype, factor: Tensor | None = None) -> None:
+        super().__init__()
+        self.table, self.dtype, self.factor = table, dtype, factor
+        self.num_embeddings, self.embedding_dim = table.outputs, table.inputs
+
+    @cached_property
+    def weight(self) -> Tensor:
+        """[V, H], dequantised at the first use: for code that needs the whole table."""
+        return self.table.dequantized().to(self.dtype)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Embeddings [..., H] of ids [...].
+
+        Raises:
+            IndexError: an id outside the table.
+        """
+        flat = ids.reshape(-1)
+        if len(flat) and not 0 <= int(flat.min()) <= int(flat.max()) < self.num_embeddings:
+            raise IndexError(f"ids from {int(flat.min())} to {int(flat.max())}: must be below {self.num_embeddings}")
+        rows = self.table.dequantized(flat).to(self.dtype)
+        if self.factor is not None:
+            rows = rows * self.factor.to(self.dtype)
+        return rows.view(*ids.shape, self.embedding_dim)
+
+
+def reference_product(weight: BlockWeight, rows: Tensor) -> Tensor:
+    """What `BlockLinear` computes of rows [R, in] without a bias, in float64 [R, out].
+
+    Rows are rounded to integers from -127 to 127 with a scale for each 32 (`into_parts` of rows.h).
+    """
+    parts = rows.float().reshape(len(rows), -1, _PART)
+    most = parts.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where(most > 0, 127 / most, torch.zeros_like(most))
+    rounded = ((parts * inverse).round() * (most / 127).double()).reshape(rows.shape)
+    whole = torch.from_numpy(dequantize(np.ascontiguousarray(weight.data), weight.format))
+    whole = whole if weight.order is None else whole[torch.from_numpy(weight.order)]
+    return rounded @ whole.double().T
+
+
+def _address(array: np.ndarray[Any, Any] | None) -> ctypes.c_void_p:
+    return ctypes.c_void_p(None if array is None else array.ctypes.data)

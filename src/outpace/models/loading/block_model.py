@@ -1,0 +1,159 @@
+"""Build a model over the weights of a GGUF file as they are: its matrices stay in the file's formats.
+
+Everything else, such as norms and biases, is small and becomes parameters in the model's dtype. Matrices are laid out
+in panels at once, so no other copy of them is made.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from accelerate import init_empty_weights
+from gguf.constants import GGMLQuantizationType
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from outpace.kernels.blocks import FORMATS, BlockEmbedding, BlockLinear, BlockWeight
+from outpace.kernels.linear import KernelLinear, Kind
+from outpace.lib.stages import advance, stage
+from outpace.models.layers.experts import PackedExperts
+from outpace.models.layers.linear import SIBLINGS, SiblingLinear
+from outpace.models.loading.gguf import GgufFile, GgufTensor
+from outpace.models.loading.gguf_weights import Weight, weights_of
+
+# Formats of whole numbers, with the arithmetic that multiplies them without rounding.
+_WHOLE = {
+    GGMLQuantizationType.F32: (Kind.FLOAT32, torch.float32),
+    GGMLQuantizationType.F16: (Kind.HALVES, torch.float16),
+    GGMLQuantizationType.BF16: (Kind.WIDENED, torch.bfloat16),
+}
+
+
+def read_blocks(file: GgufFile, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    """A model whose linear layers are `KernelLinear` over the file's weights.
+
+    Args:
+        file: of the weights.
+        config: from `read_config`.
+        dtype: of hidden states, norms and biases.
+        attention: name of the implementation.
+
+    Raises:
+        ModelError: tensors that are missing, left over, of another shape, of a type that is not known, or not finite.
+    """
+    weights = weights_of(file, config)
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
+    with stage("packing weights", file.weights):
+        builder = _Builder(weights, dtype)
+        builder.fill(model, "")
+        head = model.get_output_embeddings()
+        if isinstance(head, nn.Linear):  # the embedding's weight
+            name = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
+            model.set_output_embeddings(builder.linear([f"{name}.weight"], None))
+    model.requires_grad_(False)
+    return model.eval()
+
+
+class _Builder:
+    def __init__(self, weights: Mapping[str, Weight], dtype: torch.dtype) -> None:
+        self._weights, self._dtype = weights, dtype
+
+    def fill(self, module: nn.Module, prefix: str) -> None:
+        """Give a module and all below it their weights."""
+        for names in SIBLINGS:
+            self._fill_siblings(module, prefix, names)
+        for name, child in list(module.named_children()):
+            path = f"{prefix}{name}"
+            if isinstance(child, SiblingLinear | KernelLinear) or f"{path}.weight" not in self._weights:
+                made = self._experts(child, path) if f"{path}.gate_up_proj" in self._weights else None
+            elif type(child) in (nn.Linear, Conv1D):
+                made = self.linear([f"{path}.weight"], self._bias([path]))
+            else:
+                made = self._embedding(child, path) if isinstance(child, nn.Embedding) else None
+            if made is not None:
+                setattr(module, name, made)
+            elif not isinstance(child, SiblingLinear | KernelLinear):
+                self.fill(child, f"{path}.")
+        for name, _ in list(module.named_parameters(recurse=False)):
+            if (path := f"{prefix}{name}") in self._weights:
+                setattr(module, name, nn.Parameter(self._floats(path), requires_grad=False))
+
+    def linear(self, names: Sequence[str], bias: Tensor | None) -> KernelLinear:
+        """A layer over matrices of the file, one after the other.
+
+        Args:
+            names: of parameters; several only where `_are_blocks`.
+            bias: of all together.
+        """
+        if _are_blocks([self._weights[name] for name in names]):
+            layer: KernelLinear = BlockLinear(
+                [matrix for name in names for matrix in _matrices(self._weights[name])], bias, self._dtype
+            )
+        else:
+            weight = self._weights[names[0]]
+            kind, stored = _WHOLE.get(weight.tensors[0].kind, (Kind.FLOAT32, torch.float32))
+            values = torch.from_numpy(np.array(weight.floats()))
+            values = values.T if weight.is_transposed else values
+            layer = KernelLinear(values.to(stored), bias, kind, self._dtype)
+        advance(layer.inputs * layer.outputs)
+        return layer
+
+    def _fill_siblings(self, module: nn.Module, prefix: str, names: Sequence[str]) -> None:
+        layers = [getattr(module, name, None) for name in names]
+        paths = [f"{prefix}{name}" for name in names]
+        if not all(type(layer) is nn.Linear and f"{path}.weight" in self._weights for layer, path in zip(layers, paths)):
+            return
+        if not _are_blocks([self._weights[f"{path}.weight"] for path in paths]):
+            return
+        together = self.linear([f"{path}.weight" for path in paths], self._bias(paths))
+        sizes = [layer.out_features for layer in layers]  # type: ignore[union-attr]
+        for index, name in enumerate(names):
+            setattr(module, name, SiblingLinear(together, sizes, index))
+
+    def _bias(self, paths: Sequence[str]) -> Tensor | None:
+        names = [f"{path}.bias" for path in paths]
+        if not any(name in self._weights for name in names):
+            return None
+        return torch.cat([torch.from_numpy(np.array(self._weights[name].floats())) for name in names])
+
+    def _floats(self, path: str) -> Tensor:
+        return torch.from_numpy(np.array(self._weights[path].floats())).to(self._dtype)
+
+    def _embedding(self, child: nn.Embedding, path: str) -> nn.Module | None:
+        weight = self._weights[f"{path}.weight"]
+        if not _are_blocks([weight]):
+            return None  # becomes a parameter
+        (table,) = _matrices(weight)
+        return BlockEmbedding(table, self._dtype, getattr(child, "embed_scale", None))
+
+    def _experts(self, child: nn.Module, path: str) -> nn.Module | None:
+        stacks = [self._weights[f"{path}.{name}"] for name in ("gate_up_proj", "down_proj")]
+        count = stacks[0].shape[0]
+        layers = [[self._expert(stack, index) for index in range(count)] for stack in stacks]
+        return PackedExperts(child.act_fn, *layers)  # type: ignore[arg-type]
+
+    def _expert(self, stack: Weight, index: int) -> KernelLinear:
+        if _are_blocks([stack]):
+            layer: KernelLinear = BlockLinear([_block(tensor, index) for tensor in stack.tensors], None, self._dtype)
+        else:
+            layer = KernelLinear(torch.from_numpy(np.array(stack.floats()[index])), None, Kind.FLOAT32, self._dtype)
+        advance(layer.inputs * layer.outputs)
+        return layer
+
+
+def _are_blocks(weights: Sequence[Weight]) -> bool:
+    """Whether kernels multiply them as they are, all with the same operand."""
+    return all(tensor.kind in FORMATS and not weight.add for weight in weights for tensor in weight.tensors)
+
+
+def _matrices(weight: Weight) -> list[BlockWeight]:
+    order = None if weight.rows is None else weight.rows.astype(np.int64)
+    return [BlockWeight(tensor.kind, tensor.data, tensor.shape[-1], order) for tensor in weight.tensors]
+
+
+def _block(tensor: GgufTensor, index: int) -> BlockWeight:
+    """One expert's matrix of a stack."""
+    return BlockWeight(tensor.kind, tensor.data[index], tensor.shape[-1])
+
