@@ -133,7 +133,7 @@ class LoadSettings:
     )
     quantize: str = setting(
         "auto",
-        "Format of the weights in products, on a CPU: auto keeps a GGUF file's own formats and is none for others; none "
+        "Format of the weights in products, on a CPU: auto keeps a GGUF file's own formats, elsewhere it is none; none "
         "is the dtype; int8 is 8-bit integers. Every method equals plain decoding of the same weights.",
         unit="auto|file|none|int8",
         choices=("auto", "file", "none", "int8"),

@@ -19,7 +19,6 @@ from outpace.kernels.exact import NotCompiled
 from outpace.kernels.linear import FROM_FILE, KernelLinear, Kind
 
 
-
 class Kept:
     """Keeps the tensors alive that structures point to."""
 

@@ -29,6 +29,7 @@ from outpace.models.loading.config import (
     is_bare,
     read_config,
 )
+from outpace.models.loading.precision import choose_quantization
 from outpace.models.loading.registry import first_line, resolve
 from outpace.models.packed import PackedModel, PassPart, first_layers
 from outpace.models.tokenizer import TextCodec, read_tokenizer
@@ -154,7 +155,8 @@ def load_drafter(name: str | None, target: PackedModel, codec: TextCodec) -> Dra
         draft = DraftModel(decoder, target.head, config, limit, target.max_slots)
     else:
         _check_same_vocabulary(codec, read_tokenizer(source), name)
-        model = read_model(source, whole, target.dtype, target.device, ATTENTION_NAME)
+        quantize = choose_quantization("auto", target.dtype, target.device, source.gguf is not None)
+        model = read_model(source, whole, target.dtype, target.device, ATTENTION_NAME, quantize)
         draft = draft_model_of(model, limit, target.max_slots)
     warn_if_shorter(name, limit, target.max_length)
     return draft

@@ -1,6 +1,5 @@
 """The LM head: logits in the compute dtype, top candidates scored again in float32."""
 
-from collections.abc import Callable, Hashable
 from functools import cached_property
 from weakref import WeakValueDictionary
 
@@ -187,7 +186,9 @@ def subset_head(
         layer = nn.Linear(part.shape[1], part.shape[0], bias=bias is not None, device="meta")
         layer.weight = nn.Parameter(part.detach(), requires_grad=False)
         if bias is not None:
-            layer.bias = nn.Parameter((bias if rows is None else bias[rows.to(bias.device)]).detach(), requires_grad=False)
+            layer.bias = nn.Parameter(
+                (bias if rows is None else bias[rows.to(bias.device)]).detach(), requires_grad=False
+            )
         # The weight is kept alive because its address is part of the key.
         return SubsetHead(LmHead(layer, softcap, make), ids.to(weight.device), vocab_size, kept=weight)
 

@@ -17,7 +17,7 @@ from outpace.models.exactness import probe
 from outpace.models.head import LmHead
 from outpace.models.layers.linear import frozen_layers
 from outpace.models.loading.load import load_target
-from outpace.models.loading.precision import check_quantization
+from outpace.models.loading.precision import choose_quantization
 from tests.unit.models.tiny import (
     FAMILIES,
     needs_kernels,
@@ -31,7 +31,7 @@ from tests.unit.models.tiny import (
 CPU = torch.device("cpu")
 SHAPES = [(33, 40), (100, 129), (160, 576)]
 # What a product may be off by, of its largest number: roundings of rows and weights, not of sums.
-ROUNDING = {Kind.FLOAT32: 1e-5, Kind.BFLOAT16: 1e-2, Kind.WIDENED: 1e-2, Kind.INT8: 3e-2}
+ROUNDING = {Kind.FLOAT32: 1e-5, Kind.HALVES: 1e-5, Kind.BFLOAT16: 1e-2, Kind.WIDENED: 1e-2, Kind.INT8: 3e-2}
 each_kind = pytest.mark.parametrize("kind", Kind)
 each_shape = pytest.mark.parametrize(("outputs", "inputs"), SHAPES)
 
@@ -50,6 +50,8 @@ def drawn(*shape: int, seed: int = 0) -> Tensor:
 
 def weight_of(kind: Kind, outputs: int, inputs: int) -> Tensor:
     weight = drawn(outputs, inputs)
+    if kind == Kind.HALVES:
+        return weight.half()
     return weight.bfloat16() if kind in (Kind.BFLOAT16, Kind.WIDENED) else weight
 
 
@@ -211,7 +213,8 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("quantize", "dtype", "device", "reason"),
     [
-        ("int4", torch.float32, CPU, "quantize='int4': use one of 'none', 'int8'"),
+        ("int4", torch.float32, CPU, "quantize='int4': use one of 'auto', 'file', 'none', 'int8'"),
+        ("file", torch.float32, CPU, "quantize='file': is for a GGUF file"),
         ("int8", torch.float64, CPU, "quantize='int8': not with torch.float64"),
         ("int8", torch.float32, torch.device("cuda"), "quantize='int8': its kernels are for CPUs"),
     ],
@@ -221,7 +224,7 @@ def test_what_cannot_be_quantised_is_refused(
 ) -> None:
     """Guards against a way to quantise that is silently another."""
     with pytest.raises(InvalidRequest, match=reason):
-        check_quantization(quantize, dtype, device)
+        choose_quantization(quantize, dtype, device, is_gguf=False)
 
 
 def _linear(weight: Tensor) -> torch.nn.Linear:

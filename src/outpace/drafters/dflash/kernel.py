@@ -13,6 +13,7 @@ from outpace.kernels import structs
 from outpace.kernels.attention import has_kernels
 from outpace.kernels.decoder import CompiledLayers, Kept, Norms, Rotations, layer_of, matrix_of
 from outpace.kernels.exact import NotCompiled, check_exact, check_kernels, check_same, path_taken
+from outpace.kernels.linear import PANEL
 
 LAYERS = (Projections, GatedMLP, RMSNorm, Rotary)
 """The layers of nets that kernels compute."""

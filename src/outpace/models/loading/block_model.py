@@ -103,7 +103,7 @@ class _Builder:
     def _fill_siblings(self, module: nn.Module, prefix: str, names: Sequence[str]) -> None:
         layers = [getattr(module, name, None) for name in names]
         paths = [f"{prefix}{name}" for name in names]
-        if not all(type(layer) is nn.Linear and f"{path}.weight" in self._weights for layer, path in zip(layers, paths)):
+        if not all(type(layer) is nn.Linear for layer in layers):
             return
         if not _are_blocks([self._weights[f"{path}.weight"] for path in paths]):
             return
@@ -156,4 +156,3 @@ def _matrices(weight: Weight) -> list[BlockWeight]:
 def _block(tensor: GgufTensor, index: int) -> BlockWeight:
     """One expert's matrix of a stack."""
     return BlockWeight(tensor.kind, tensor.data[index], tensor.shape[-1])
-

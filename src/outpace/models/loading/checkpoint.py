@@ -28,6 +28,7 @@ from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 from outpace.lib.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, opened, read_torch, weight_map
 from outpace.lib.errors import ModelError
 from outpace.lib.stages import advance, is_loading, restart, stage
+from outpace.models.loading.block_model import read_blocks
 from outpace.models.loading.config import check_sizes, find_file
 from outpace.models.loading.gguf import GgufFile
 from outpace.models.loading.precision import compute_dtype
@@ -56,7 +57,12 @@ class TensorInfo:
 
 @stage("reading weights")
 def read_model(
-    source: Source, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str
+    source: Source,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    attention: str,
+    quantize: str = "none",
 ) -> PreTrainedModel:
     """Read weights rounded to `dtype` without running code of the checkpoint; the model is in its `compute_dtype`.
 
@@ -64,10 +70,13 @@ def read_model(
         source, config: of the weights, from `resolve` and `read_config`.
         dtype, device: of the model.
         attention: name of the implementation.
+        quantize: "file" to multiply a GGUF file's blocks as they are.
 
     Raises:
         ModelError: nothing readable under that name, or weights that do not fit the config.
     """
+    if quantize == "file" and source.gguf is not None:
+        return read_blocks(source.gguf, config, compute_dtype(dtype, device), attention)
     options = source.options | {"attn_implementation": attention, "trust_remote_code": False}
     try:
         if source.gguf is None:

@@ -6,10 +6,15 @@ from outpace.lib.checks import is_int
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.families import check_supported
-from outpace.models.loading.block_model import read_blocks
 from outpace.models.loading.checkpoint import read_model
 from outpace.models.loading.config import read_config, refuse_bare
-from outpace.models.loading.precision import check_exact, choose_device, choose_dtype, choose_quantization, compute_dtype
+from outpace.models.loading.precision import (
+    check_exact,
+    choose_device,
+    choose_dtype,
+    choose_quantization,
+    compute_dtype,
+)
 from outpace.models.loading.registry import resolve
 from outpace.models.target import TransformersTarget
 from outpace.models.tokenizer import TextCodec, read_tokenizer
@@ -56,10 +61,7 @@ def load_target(
     limit = config.get_text_config().max_position_embeddings
     if max_model_len is not None and not 1 <= max_model_len <= limit:
         raise InvalidRequest(f"max_model_len={max_model_len}: {name} has positions for 1 to {limit} tokens")
-    if quantize == "file" and source.gguf is not None:
-        model = read_blocks(source.gguf, config, computed, ATTENTION_NAME)
-    else:
-        model = read_model(source, config, chosen_dtype, where, ATTENTION_NAME)
+    model = read_model(source, config, chosen_dtype, where, ATTENTION_NAME, quantize)
     codec = read_tokenizer(source)
     eos = _eos_token_ids(model.generation_config, model.config, codec)
     length = max_model_len or min(limit, DEFAULT_MAX_LENGTH)

@@ -1,0 +1,91 @@
+"""Products with weights in the block formats of GGUF files."""
+
+import numpy as np
+import pytest
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from outpace.kernels.blocks import FORMATS, BlockEmbedding, BlockLinear, BlockWeight, reference_product
+from tests.unit.models.tiny import needs_kernels
+
+F = GGMLQuantizationType
+# Where a block's factors are, as float16; random bytes there would be infinite or not a number.
+HALVES = {F.Q2_K: (80, 82), F.Q3_K: (108,), F.Q6_K: (208,), F.MXFP4: ()}
+HALVES |= dict.fromkeys((F.Q4_1, F.Q5_1, F.Q4_K, F.Q5_K), (0, 2))
+each_format = pytest.mark.parametrize("one", sorted(FORMATS), ids=lambda one: one.name)
+pytestmark = needs_kernels
+
+
+def random_weight(one: GGMLQuantizationType, outputs: int, blocks: int, seed: int = 0) -> BlockWeight:
+    """A matrix of random blocks: every code, scale and minimum occurs; its rows are not in the file's order."""
+    random = np.random.default_rng(seed)
+    size, width = GGML_QUANT_SIZES[one]
+    data = random.integers(0, 256, (outputs, blocks, width), dtype=np.uint8)
+    for at in HALVES.get(one, (0,)):
+        data[:, :, at : at + 2] = random.normal(0, 0.01, (outputs, blocks, 1)).astype(np.float16).view(np.uint8)
+    if one == F.MXFP4:
+        data[:, :, 0] = random.integers(115, 125, (outputs, blocks))
+    return BlockWeight(one, data.reshape(outputs, -1), blocks * size, random.permutation(outputs))
+
+
+@each_format
+def test_rows_are_dequantized_as_the_format_says(one: GGMLQuantizationType) -> None:
+    """Guards against codes, scales or minima of a block that are read from another place. Oracle: gguf.quants."""
+    weight = random_weight(one, 9, 2)
+    expected = dequantize(weight.data, one)[weight.order]
+    assert np.array_equal(weight.dequantized().numpy(), expected)
+    ids = torch.tensor([4, 0, 4])
+    assert np.array_equal(weight.dequantized(ids).numpy(), expected[ids.numpy()])
+
+
+@each_format
+def test_a_product_is_that_of_the_reference(one: GGMLQuantizationType) -> None:
+    """Guards against panels that are laid out wrongly, an offset or a minimum that is taken off once too often, and
+    outputs of a second matrix or of an incomplete panel in the wrong place."""
+    first, second = random_weight(one, 70, 3), random_weight(F.Q4_1, 5, 3 * GGML_QUANT_SIZES[one][0] // 32, seed=1)
+    rows, bias = torch.randn(37, first.inputs, generator=torch.Generator().manual_seed(0)), torch.arange(75.0)
+    rows[3] = 0
+    expected = torch.cat([reference_product(weight, rows) for weight in (first, second)], dim=1) + bias
+    found = BlockLinear([first, second], bias, torch.float32)(rows)
+    # Sums of at most 768 products in float32: 1e-6 of the largest, with some room.
+    assert float((found - expected).abs().max() / expected.abs().max()) < 3e-6
+
+
+@each_format
+def test_a_row_has_the_same_bits_alone_and_with_others(one: GGMLQuantizationType) -> None:
+    """Guards against another order of sums for groups of rows, also where codes are unpacked once for all of them."""
+    layer = BlockLinear([random_weight(one, 40, 2)], None, torch.float32)
+    rows = torch.randn(67, layer.inputs, generator=torch.Generator().manual_seed(0))
+    alone = torch.cat([layer(row[None]) for row in rows])
+    for count in (2, 3, 4, 5, 8, 9, 64, 67):
+        assert torch.equal(layer(rows[:count]), alone[:count]), count
+
+
+def test_panels_take_hardly_more_than_the_file() -> None:
+    """Guards against a layout that loses what small weights gain: at most 6 % more bytes."""
+    sizes = {}
+    for one in FORMATS:
+        weight = random_weight(one, 64, 4)
+        sizes[one.name] = BlockLinear([weight], None, torch.float32).nbytes / weight.nbytes
+    assert max(sizes.values()) <= 1.06, sizes
+
+
+def test_a_part_of_the_outputs_has_the_bits_of_the_whole() -> None:
+    """Guards against a drafter's reduced vocabulary that scores other ids than it names."""
+    weight, bias = random_weight(F.Q6_K, 50, 1), torch.arange(50.0)
+    whole = BlockLinear([weight], bias, torch.float32)
+    rows, ids = torch.randn(4, weight.inputs), torch.tensor([49, 3, 17])
+    assert torch.equal(whole.restricted(ids)(rows), whole(rows)[:, ids])
+    assert torch.equal(whole.unpacked(), weight.dequantized())
+
+
+def test_an_embedding_reads_its_rows() -> None:
+    """Guards against rows of other ids, and an id outside the table that reads other memory."""
+    table = random_weight(F.Q4_K, 20, 1)
+    embedding = BlockEmbedding(table, torch.bfloat16, factor=torch.tensor(2.0))
+    ids = torch.tensor([[3, 19], [0, 3]])
+    assert torch.equal(embedding(ids), table.dequantized().bfloat16()[ids] * 2)
+    for wrong in (-1, 20):
+        with pytest.raises(IndexError, match="must be below 20"):
+            embedding(torch.tensor([wrong]))
