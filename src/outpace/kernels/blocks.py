@@ -21,12 +21,8 @@ from outpace.kernels.build import call, threads
 from outpace.kernels.linear import FROM_FILE, PANEL, KernelLinear
 from outpace.kernels.structs import PanelMatrix
 
-_T = GGMLQuantizationType
-FORMATS = frozenset(
-    (_T.Q4_0, _T.Q4_1, _T.Q5_0, _T.Q5_1, _T.Q8_0, _T.Q2_K, _T.Q3_K, _T.Q4_K, _T.Q5_K, _T.Q6_K, _T.IQ4_NL, _T.IQ4_XS)
-    + (_T.MXFP4,)
-)
-"""The formats that the kernels multiply."""
+FORMATS = frozenset(map(GGMLQuantizationType, (2, 3, 6, 7, 8, *range(10, 15), 20, 23, 39)))
+"""The formats that the kernels multiply: Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4."""
 _PART = 32  # numbers of a row that share a scale
 
 
