@@ -84,7 +84,7 @@ def test_tables(kind: str, target: Path, drafters: dict[str, Path], tmp_path: Pa
     tensors, content, about = load_file(whole), whole.read_bytes(), metadata(whole)
 
     def answer(file: Path) -> Any:
-        model.reset()
+        model.engine.forget_prefixes()
         return model.generate(IDS, max_new_tokens=6, method=method.format(file)).token_ids
 
     assert answer(whole) == wanted

@@ -1,6 +1,6 @@
 """A tiny real model with every kind of method on it, and plain decoding's answers to compare with."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -137,6 +137,3 @@ def same(got: Session, prompt: Sequence[int], options: int) -> bool:
         and [entry.token_id for entry in got.logprobs] == [entry.token_id for entry in want.logprobs]
         and got.metrics.new_tokens == len(want.generated)
     )
-
-
-Action = Callable[[], Any]

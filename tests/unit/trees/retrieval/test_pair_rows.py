@@ -82,18 +82,6 @@ def test_a_table_is_a_dictionary_that_forgets(places: int, monkeypatch: pytest.M
     assert rows_of.tolist() == [expected[pair] for pair in sorted(expected)]
 
 
-def test_pairs_come_first_and_tokens_where_there_are_none() -> None:
-    """Guards against a pair's row read for another pair, or nothing read where only the token is known."""
-    matrix = _taught({(1, 2): 10, (NO_TOKEN, 5): 20}, {2: 30, 5: 31})
-    before, tokens = torch.tensor([1, 3, NO_TOKEN, 1, 2]), torch.tensor([2, 2, 5, 5, 1])
-    assert matrix.after(before, tokens).tolist() == [_row(10), _row(30), _row(20), _row(31), [0] * SUCCESSORS]
-    plain = TransitionMatrix(VOCAB, CPU)
-    plain.update(torch.tensor([2]), torch.tensor([_row(7)]), torch.tensor([1]))
-    assert plain.after(torch.tensor([1]), torch.tensor([2])).tolist() == [_row(7)]
-    assert plain.nbytes == VOCAB * 64
-    assert matrix.nbytes == VOCAB * 64 + 2**17 * 40
-
-
 class Stationary(ToyTarget):
     """A toy whose distribution depends on the last two tokens alone, so that what was once seen after them stays
     true."""
@@ -118,21 +106,6 @@ def test_rows_are_what_the_target_said_after_two_tokens(method: str, temperature
     for (before, token), row in known.items():
         ids = [token] if before == NO_TOKEN else [before, token]
         assert row == target.logits(ids, 0).topk(SUCCESSORS).indices.tolist()
-
-
-@pytest.mark.parametrize("method", ["recycle:budget=20", "recycle:shape=chain,budget=4", "outpace:draft=none,budget=9"])
-def test_two_tokens_accept_more_where_the_target_heeds_two(method: str) -> None:
-    """Guards against rows of pairs that are learned and not read: after as many tokens of a distribution of the last
-    two, more must be accepted per round than with rows of one, and what is said stays the same."""
-    steps, said = list[int](), list[list[int]]()
-    for context in (1, 2):
-        proposer = build_proposer(parse_method(f"{method},context={context}"), BuildContext(VOCAB, CPU, no_draft_model))
-        params = [SamplingParams(max_new_tokens=200, temperature=0.6, seed=1)]
-        (session,) = decode(Engine(Stationary(VOCAB, seed=5, sharpness=20.0)), [[1, 2, 3]], params, [proposer])
-        steps.append(session.metrics.steps)
-        said.append(session.ids)
-    assert said[0] == said[1]
-    assert steps[1] < 0.95 * steps[0]
 
 
 @pytest.mark.parametrize("private", [False, True])
