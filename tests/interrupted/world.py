@@ -24,13 +24,13 @@ from outpace.trees.grafting import GraftedProposer, JoinedRetriever, MatrixRetri
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
-from outpace.trees.union.acceptance import AcceptanceModel, priors
-from outpace.trees.union.proposer import UnionPlan, UnionProposer
+from outpace.trees.union.proposer import UnionPlan
 from tests.grammars import EOS, OBJECT, toy_tokenizer
 from tests.lossless.led import LedSource
 from tests.unit.drafters.source.learned import proposer_of, source_of
 from tests.unit.engine.doubles import PairDetokenizer
 from tests.unit.models.tiny import VOCAB, random_ids, stock_model, tiny_config, tiny_target
+from tests.unit.trees.union.worlds import union_of
 
 CPU = torch.device("cpu")
 SLOTS = 4
@@ -115,9 +115,7 @@ class World:
             return proposer_of(shape, self._led(source_of(method, self.target)))
         if method.startswith("union"):
             base = proposer_of("beam", self._led(source_of(method.removeprefix("union-"), self.target)))
-            learner = MatrixLearner(TransitionMatrix(VOCAB, CPU))
-            greedy, sampled = (AcceptanceModel(priors()[kind]) for kind in ("greedy", "sampled"))
-            return UnionProposer(base, learner, greedy, sampled, UnionPlan(6, 0.0, 0.9), 10, CPU)
+            return union_of(base, MatrixLearner(TransitionMatrix(VOCAB, CPU)), UnionPlan(6, 0.0, 0.9))
         base = proposer_of("gated", self._led(source_of("eagle3", self.target)), leaves_room=True)
         matrix = MatrixRetriever(TransitionMatrix(VOCAB, CPU), retrieval_plan(grafted_paths()))
         fill = JoinedRetriever([SuffixRetriever(CPU), matrix])

@@ -18,9 +18,9 @@ from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionM
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.dynatree import FixedTree, FixedTreeConfig
 from outpace.trees.shapes.rank_paths import Chain, RecyclingTemplate
-from outpace.trees.union.acceptance import AcceptanceModel, priors
-from outpace.trees.union.proposer import UnionPlan, UnionProposer
+from outpace.trees.union.proposer import UnionPlan
 from tests.lossless.test_toy import EOS, METHODS, PROMPTS, VOCAB, requests
+from tests.unit.trees.union.worlds import union_of
 
 SHALLOW = {"plain", "lookup", "lookahead-2", "toy-gated", "toy-svip", "toy-echo"}
 """Methods that draft too little here to put anything behind an EOS."""
@@ -92,8 +92,7 @@ def fixed(source: ToySource) -> Proposer:
 def union(source: ToySource) -> Proposer:
     base = GrowingProposer(source, Beam(BeamConfig(depth=4, breadth=4)), 40)
     matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")), False)
-    acceptance = [AcceptanceModel(priors()[name]) for name in ("greedy", "sampled")]
-    return UnionProposer(base, matrix, acceptance[0], acceptance[1], UnionPlan(40, 0.0, None), 10, torch.device("cpu"))
+    return union_of(base, matrix, UnionPlan(40, 0.0, None))
 
 
 @pytest.mark.parametrize("make", [beam, fixed, union])

@@ -25,8 +25,8 @@ from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTr
 from outpace.trees.shapes.gates import Echo, EchoConfig, Gated, GatedConfig
 from outpace.trees.shapes.rank_paths import Chain, grafted_paths, retrieval_plan
 from outpace.trees.shapes.svip import Svip, SvipConfig
-from outpace.trees.union.acceptance import AcceptanceModel, priors
-from outpace.trees.union.proposer import UnionPlan, UnionProposer
+from outpace.trees.union.proposer import UnionPlan
+from tests.unit.trees.union.worlds import union_of
 
 VOCAB = 12
 EOS = (3,)
@@ -70,15 +70,7 @@ def union(share: float = 0.8, private: bool = False, budget: int = 12, **plan: A
         base = GrowingProposer(ToySource(blend(share, VOCAB)), Beam(BeamConfig(depth=3, breadth=3)), budget)
         matrix = MatrixLearner(TransitionMatrix(VOCAB, torch.device("cpu")), private)
         wanted = UnionPlan(**{"draft_budget": 6, "min_prob": 0.0, "skip_draft_above": None, **plan})
-        return UnionProposer(
-            base,
-            matrix,
-            AcceptanceModel(priors()["greedy"]),
-            AcceptanceModel(priors()["sampled"]),
-            wanted,
-            budget,
-            torch.device("cpu"),
-        )
+        return union_of(base, matrix, wanted, budget)
 
     return make
 

@@ -14,10 +14,10 @@ from outpace.models.target import TransformersTarget
 from outpace.testing import decode
 from outpace.trees.proposer import EmptyDraft
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
-from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from tests.lossless.test_matrix import OPTIONS, PROMPTS, Case, plain, proposer_for, requests
 from tests.unit.models.tiny import VOCAB, tiny_config, tiny_target
+from tests.unit.trees.union.worlds import union_of
 
 CPU = torch.device("cpu")
 PLANS = {"always": UnionPlan(6, 0.0, None), "enough": UnionPlan(6, 0.01, 0.4)}
@@ -50,10 +50,7 @@ def union_for(
     private: bool = False,
 ) -> UnionProposer:
     base = EmptyDraft() if case.source == "none" else proposer_for(case, target, sequences)
-    matrix = MatrixLearner(LedMatrix(sequences), private)
-    return UnionProposer(
-        base, matrix, AcceptanceModel(priors()["greedy"]), AcceptanceModel(priors()["sampled"]), PLANS[plan], 10, CPU
-    )
+    return union_of(base, MatrixLearner(LedMatrix(sequences), private), PLANS[plan])
 
 
 def assert_same(expected: Sequence[Session], sessions: Sequence[Session]) -> None:

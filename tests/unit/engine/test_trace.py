@@ -19,9 +19,9 @@ from outpace.trees.proposer import EmptyDraft, GrowingProposer
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.shapes.beam import Beam, BeamConfig
 from outpace.trees.shapes.rank_paths import grafted_paths, retrieval_plan
-from outpace.trees.union.acceptance import AcceptanceModel, priors
-from outpace.trees.union.proposer import UnionPlan, UnionProposer
+from outpace.trees.union.proposer import UnionPlan
 from tests.unit.engine.doubles import CharDetokenizer, run_all, text_of
+from tests.unit.trees.union.worlds import union_of
 
 VOCAB = 12
 CPU = torch.device("cpu")
@@ -44,8 +44,7 @@ def grafted() -> Proposer:
 def union() -> Proposer:
     matrix = MatrixLearner(TransitionMatrix(VOCAB, CPU), False)
     plan = UnionPlan(draft_budget=4, min_prob=0.0, skip_draft_above=None)
-    greedy, sampled = (AcceptanceModel(priors()[kind]) for kind in ("greedy", "sampled"))
-    return UnionProposer(drafting(), matrix, greedy, sampled, plan=plan, budget=14, device=CPU)
+    return union_of(drafting(), matrix, plan, budget=14)
 
 
 def traced(proposer: Proposer, budget: int | None = None, **options: object) -> tuple[list[StepEvent], RequestMetrics]:

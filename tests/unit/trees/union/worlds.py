@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from outpace.core.protocols import NO_TOKEN, Stream
+from outpace.core.protocols import NO_TOKEN, Proposer, Stream
 from outpace.core.tree import DraftTree, Topology
 from outpace.sampling.noise import gumbel, noise_key
 from outpace.testing.sources import node_paths
 from outpace.testing.toy import draft_request
-from outpace.trees.retrieval.transition_matrix import TransitionMatrix
+from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.union.acceptance import (
     OUTRANKED,
     PASSED_OVER,
@@ -30,9 +30,11 @@ from outpace.trees.union.acceptance import (
     matched,
     noisy,
     paired,
+    priors,
     ranked,
 )
 from outpace.trees.union.growth import Grower, Growth, GrowthRequest
+from outpace.trees.union.proposer import UnionPlan, UnionProposer
 from outpace.trees.union.reference import ReferenceGrower
 from tests.unit.trees.retrieval.test_suffix import first_ends
 
@@ -50,6 +52,12 @@ def draft_tree(nodes: Sequence[tuple[int, int, float]], pending: int, passes: in
     tokens = torch.tensor([pending, *(token for _, token, _ in nodes)])
     topology = Topology.of([-1, *(parent for parent, _, _ in nodes)])
     return DraftTree(tokens, topology, None, passes, scores=torch.tensor(scores))
+
+
+def union_of(base: Proposer, matrix: MatrixLearner, plan: UnionPlan, budget: int = 10) -> UnionProposer:
+    """A union that begins with the acceptance models that ship."""
+    greedy, sampled = (AcceptanceModel(priors()[kind]) for kind in ("greedy", "sampled"))
+    return UnionProposer(base, matrix, greedy, sampled, plan, budget, CPU)
 
 
 Pair = tuple[int, int]
