@@ -13,6 +13,7 @@ from outpace.lib.checkpoint import read_object
 from outpace.lib.checks import is_number
 from outpace.lib.errors import ModelError
 from outpace.lib.stages import stage
+from outpace.models.loading.gguf_config import config_of
 from outpace.models.loading.registry import BUILT_IN, Source, first_line, pulled
 
 HUB_TIMEOUT_S = 5.0
@@ -33,7 +34,6 @@ _REFUSED = {
     "fusion_config": "would patch the library's layers; remove it",
 }
 _MULTI_HEAD = ("gpt2", "gpt_neox")  # families with as many key heads as query heads
-_HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")  # of a GGUF file
 
 # Fields of config.json beyond the family's own: which embedding a draft model uses, and for which tokenizer.
 EMBEDDING, VOCABULARY = "outpace_embedding", "outpace_vocabulary"
@@ -49,14 +49,15 @@ def read_config(source: Source) -> PretrainedConfig:
     """
     if not Path(source.path).exists():
         _ask_hub(source.name)
+    config: PretrainedConfig
     try:
         if source.gguf is not None:
             _check_fields(source.gguf.values, source.name)
-        elif (file := find_file(source.path, CONFIG_NAME)) is not None:
-            _check_fields(read_object(file), source.name)
-        config: PretrainedConfig = AutoConfig.from_pretrained(source.path, trust_remote_code=False, **source.options)
-        if source.gguf is not None:
-            _read_head_size(config, source.gguf.values, source.name)
+            config = config_of(source.gguf, source.name)
+        else:
+            if (file := find_file(source.path, CONFIG_NAME)) is not None:
+                _check_fields(read_object(file), source.name)
+            config = AutoConfig.from_pretrained(source.path, trust_remote_code=False)
         if not isinstance(text := config.get_text_config(), PretrainedConfig):
             raise ModelError(f"{source.name}: text_config={text!r}: must be an object; correct config.json")
     except ModelError:
@@ -168,15 +169,3 @@ def _fields(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
             if isinstance(value, Mapping):
                 rest.append(value)
-
-
-def _read_head_size(config: PretrainedConfig, header: Mapping[str, Any], name: str) -> None:
-    """Set head_dim from a GGUF header: transformers reads it for some families only, and guesses it for the others."""
-    keys = [f"{header.get('general.architecture')}.{part}" for part in _HEAD_SIZES]
-    found = {key: header[key] for key in keys if key in header}
-    if not any(key in found for key in keys[:2]):
-        return
-    if len(set(found.values())) > 1:
-        given = ", ".join(f"{key}={value!r}" for key, value in found.items())
-        raise ModelError(f"{name}: {given}: different widths are not supported; use a model in which they are equal")
-    config.head_dim = found.popitem()[1]
