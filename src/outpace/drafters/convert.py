@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from outpace.drafters.eagle3.files import HEADLESS
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.fields import Fields, agreed, dtype_name, flag
+from outpace.drafters.kind import Random
 from outpace.drafters.kinds import kind_of
 from outpace.drafters.load import load_net, locate
 from outpace.drafters.medusa.net import MedusaNet
-from outpace.drafters.probe import Random
 from outpace.lib.checkpoint import INDEX, WEIGHTS, filled, opened, read_object, weight_map
 from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest, ModelError

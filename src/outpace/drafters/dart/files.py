@@ -8,8 +8,8 @@ from torch import Tensor
 
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.fields import Fields, architectures, build, dtype_name, rope, write_sizes
-from outpace.drafters.fusion_files import check_features, check_offsets, membership, read_sizes
-from outpace.drafters.probe import ROWS, Random, causal
+from outpace.drafters.fusion import check_features, check_offsets, membership, read_sizes
+from outpace.drafters.kind import ROWS, Random, causal
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 

@@ -4,8 +4,8 @@ from pydantic import Field
 
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext, check_sizes
-from outpace.drafters.dart.continuity import load_continuity
 from outpace.drafters.dart.net import DartNet
+from outpace.drafters.dart.ngrams import load_continuity
 from outpace.drafters.dart.source import DartSource
 from outpace.drafters.method import Method
 from outpace.drafters.model_options import ModelOptions

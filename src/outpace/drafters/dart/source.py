@@ -8,8 +8,8 @@ from torch import Tensor
 
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
-from outpace.drafters.dart.continuity import Continuity, ContinuousDraft
 from outpace.drafters.dart.net import DartNet
+from outpace.drafters.dart.ngrams import Continuity, ContinuousDraft
 from outpace.drafters.depthwise import Depthwise, expand_depthwise
 from outpace.drafters.net_slots import Rows
 from outpace.drafters.pairs import PairSource, PairState

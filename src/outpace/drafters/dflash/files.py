@@ -25,7 +25,7 @@ from outpace.drafters.fields import (
     read_decoder,
     write_decoder,
 )
-from outpace.drafters.probe import ROWS, Random, attention
+from outpace.drafters.kind import ROWS, Random, attention
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 

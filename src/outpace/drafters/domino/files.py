@@ -24,7 +24,7 @@ from outpace.drafters.dflash.files import (
 )
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.fields import Fields, agreed, architectures, build, needed
-from outpace.drafters.probe import Random
+from outpace.drafters.kind import Random
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
 

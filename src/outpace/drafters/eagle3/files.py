@@ -10,19 +10,17 @@ Ids under `eagle_config` count layer outputs (SGLang), ids at the top level inde
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.fields import Fields, architectures, build, dtype_name, flag, rope, write_sizes
-from outpace.drafters.fusion_files import check_features, check_offsets, membership, read_sizes
-from outpace.drafters.probe import ROWS, Random, causal
+from outpace.drafters.fusion import check_features, check_offsets, membership, read_sizes
+from outpace.drafters.kind import ROWS, Random, causal
 from outpace.lib.checkpoint import Checkpoint, filled
 from outpace.lib.errors import ModelError
-
-Numbering = Literal["inputs", "outputs"]
 
 AUTHORS, ANGELSLIM, SPECFORGE = "LlamaForCausalLM", "Eagle3LlamaForCausalLM", "LlamaForCausalLMEagle3"
 EAGLE3 = (ANGELSLIM, SPECFORGE, "Eagle3Speculator")  # the authors' name is that of Llama
@@ -67,12 +65,11 @@ def layout_of(checkpoint: Checkpoint) -> str:
     return str(architecture)
 
 
-def read_eagle3(checkpoint: Checkpoint, numbering: Numbering | None = None) -> Eagle3Net:
-    """The net of a checkpoint, in the dtype of its file. `numbering`: how the file counts layer ids, if not by its
-    place: "inputs" index `hidden_states`, "outputs" are one less."""
+def read_eagle3(checkpoint: Checkpoint) -> Eagle3Net:
+    """The net of a checkpoint, in the dtype of its file."""
     tensors = _renamed(checkpoint)
     t2d = tensors.pop("t2d", None)
-    config = _config(checkpoint, tensors, numbering)
+    config = _config(checkpoint, tensors)
     if "d2t" in tensors:
         check_offsets(tensors["d2t"], t2d, config.draft_vocab_size, config.vocab_size, checkpoint.name)
         if config.draft_vocab_size == config.vocab_size:
@@ -93,14 +90,14 @@ def _renamed(checkpoint: Checkpoint) -> dict[str, Tensor]:
     return tensors
 
 
-def _config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], numbering: Numbering | None) -> Eagle3Config:
+def _config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor]) -> Eagle3Config:
     top, layout = Fields(checkpoint.config, f"{checkpoint.name}: config.json"), layout_of(checkpoint)
     eagle, layer = top.inside("eagle_config"), top
     if layout == SPECULATORS:
         top.need("transformer_layer_config")
         layer = top.inside("transformer_layer_config")
     values = read_sizes(layer, tensors)
-    taps = _taps(top, eagle, numbering)
+    taps = _taps(top, eagle)
     width = top.count("target_hidden_size", values["hidden_size"])
     check_features(taps, width, tensors, checkpoint.name)
     variants = {key: flag(key, top, eagle) for key in VARIANTS}
@@ -126,16 +123,16 @@ def _config(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], numbering: Nu
     return build(Eagle3Config, values, top.where)
 
 
-def _taps(top: Fields, eagle: Fields, numbering: Numbering | None) -> tuple[int, ...] | None:
+def _taps(top: Fields, eagle: Fields) -> tuple[int, ...] | None:
     """Indices into `hidden_states`, or None where the file names no layers."""
     found = []
-    for fields, usual in ((top, "inputs"), (eagle, "outputs")):
+    for fields, offset in ((top, 0), (eagle, 1)):
         ids = fields.get(IDS)
         if not ids:
             continue
         if not isinstance(ids, list) or not all(type(one) is int for one in ids):
             raise ModelError(f"{fields.where}: {IDS}={ids!r} must be a list of whole numbers")
-        found.append(tuple(one + ((numbering or usual) == "outputs") for one in ids))
+        found.append(tuple(one + offset for one in ids))
     if len(set(found)) > 1:
         raise ModelError(
             f"{top.where}: {IDS} at the top level (hidden_states {list(found[0])}) and under eagle_config "

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from outpace.drafters.fields import Fields, architectures, build, flag
+from outpace.drafters.kind import ROWS, Random
 from outpace.drafters.medusa.net import HeadKind, MedusaConfig, MedusaNet
-from outpace.drafters.probe import ROWS, Random
 from outpace.lib.checkpoint import MEDUSA_WEIGHTS, WEIGHTS, Checkpoint, filled
 from outpace.lib.errors import ModelError
 

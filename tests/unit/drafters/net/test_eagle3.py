@@ -8,8 +8,7 @@ import torch
 from pydantic import ValidationError
 
 from outpace.drafters.eagle3.net import Eagle3Config
-from outpace.drafters.fusion import usual_taps
-from outpace.drafters.fusion_files import membership
+from outpace.drafters.fusion import membership, usual_taps
 from outpace.lib.errors import ModelError
 from tests.unit.drafters.net import reference
 from tests.unit.drafters.net.small import SIZES, Cached, eagle3_net, offsets, relative, rows, whole

@@ -17,8 +17,7 @@ from outpace.drafters.dart.files import export_dart
 from outpace.drafters.dflash.files import export_dflash
 from outpace.drafters.domino.files import export_domino
 from outpace.drafters.eagle3.files import export_eagle3
-from outpace.drafters.fusion import FusionConfig
-from outpace.drafters.fusion_files import membership
+from outpace.drafters.fusion import FusionConfig, membership
 from outpace.drafters.kinds import KINDS, kind_of
 from outpace.drafters.load import read_net
 from outpace.drafters.medusa.files import export_medusa

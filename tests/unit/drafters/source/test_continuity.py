@@ -12,9 +12,8 @@ from outpace.core.drafting import BaseSource, Candidates, Frontier
 from outpace.core.params import SamplingParams
 from outpace.core.protocols import DraftRequest, Needs
 from outpace.core.tree import DraftTree
-from outpace.drafters.dart.continuity import CANDIDATES, Continuity, ContinuousDraft
 from outpace.drafters.dart.net import DartConfig, DartNet
-from outpace.drafters.dart.ngrams import NGrams, count_ngrams
+from outpace.drafters.dart.ngrams import CANDIDATES, Continuity, ContinuousDraft, NGrams, count_ngrams
 from outpace.drafters.dart.source import DartSource
 from outpace.drafters.depthwise import Depthwise, expand_depthwise
 from outpace.engine.engine import Engine

@@ -8,7 +8,7 @@ import torch
 from outpace.drafters.dart.objective import DartNetSettings, DartObjectiveSettings, build_dart
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.eagle3.objective import Eagle3NetSettings, Eagle3ObjectiveSettings, build_eagle3
-from outpace.drafters.fusion_files import check_offsets
+from outpace.drafters.fusion import check_offsets
 from outpace.drafters.training.batch import Facts
 from outpace.drafters.training.fusion import FusionNetSettings, sizes_for
 from outpace.models.frozen import FrozenTarget
