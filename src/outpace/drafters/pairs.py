@@ -57,16 +57,11 @@ class PairSource(ABC, Generic[S]):
         self.needs, self.depth = Needs(taps=taps), depth
         config, weight = net.config, net.norm.weight
         self._device, self._dtype, self._width = weight.device, weight.dtype, config.joined_size
+        dtype, device = weight.dtype, weight.device
         self._limit = min(max_length, config.max_positions)
-        capacity = self._limit + spare
+        room = self._limit + spare
         self.slots = NetSlots(
-            1,
-            max_slots,
-            config.kv_heads,
-            capacity=capacity,
-            head_dim=config.head_dim,
-            dtype=self._dtype,
-            device=self._device,
+            1, max_slots, config.kv_heads, capacity=room, head_dim=config.head_dim, dtype=dtype, device=device
         )
         self._target_ids = net.target_ids(torch.arange(config.draft_vocab_size, device=self._device))
 

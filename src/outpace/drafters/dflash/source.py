@@ -115,15 +115,8 @@ class BlockSource(BaseSource):
         self._embed, self._head, self._noise = embed, head, noise
         self.needs, self._device = Needs(taps=config.taps), weight.device
         self._limit = min(max_length, config.max_positions)
-        self.slots = NetSlots(
-            config.layers,
-            max_slots,
-            config.kv_heads,
-            capacity=self._limit + config.block_size,
-            head_dim=config.head_dim,
-            dtype=weight.dtype,
-            device=self._device,
-        )
+        room, sizes = self._limit + config.block_size, (config.layers, max_slots, config.kv_heads)
+        self.slots = NetSlots(*sizes, capacity=room, head_dim=config.head_dim, dtype=weight.dtype, device=self._device)
         self._native, path = compiled_block(net, self.slots)
         self.computed_by = {"block": path}
         sights = [Sight(config.window(layer), config.is_causal(layer)) for layer in range(config.layers)]

@@ -18,6 +18,7 @@ from outpace.drafters.dart.source import DartSource
 from outpace.drafters.eagle3.source import EagleSource
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.engine.engine import Engine
+from outpace.models.target import TransformersTarget
 from outpace.testing import decode
 from outpace.testing.toy import draft_request
 from outpace.trees.proposer import EmptyDraft, StaticProposer
@@ -26,6 +27,15 @@ from tests.unit.drafters.source.learned import KINDS, PROMPTS, SUBSET, proposer_
 from tests.unit.models.tiny import VOCAB, random_ids, tiny_config, tiny_target
 
 SIZE = 256, 4  # tokens and slots of the tiny target
+
+
+def prefilled(source: Any, target: TransformersTarget, slot: int, ids: Sequence[int]) -> Any:
+    """A state that has seen all ids but the last."""
+    state = source.open(slot)
+    target.rewind_slot(slot, 0)
+    (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
+    source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
+    return state
 
 
 class Led(StaticProposer):
@@ -62,10 +72,7 @@ def test_drafts_after_many_rounds_are_those_of_a_fresh_start(kind: str, is_led: 
     state = session.state if is_led else session.state.of_source
     assert session.finish_reason is None
     old, ids = state, list(session.ids)
-    slot = 1
-    fresh = source.open(slot)
-    (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
-    source.prefill([fresh], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
+    fresh = prefilled(source, target, 1, ids)
     found = []
     for state in (old, fresh):
         source.begin([state], [draft_request(ids, 20, 4)])
@@ -80,11 +87,9 @@ def test_drafts_in_a_batch_are_those_made_alone(kind: str) -> None:
     """Guards against rows of one request that see a neighbour's, or are read as a neighbour's: it costs only drafts."""
     target = tiny_target(tiny_config("llama"), max_slots=6)
     source = source_of(kind, target)
-    alone, together = [source.open(slot) for slot in (0, 1, 2)], [source.open(slot) for slot in (3, 4, 5)]
-    for slots, states in ((range(3), alone), (range(3, 6), together)):
-        for slot, state, ids in zip(slots, states, PROMPTS, strict=True):
-            (output,) = target.prefill([Chunk(slot, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
-            source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
+    alone, together = (
+        [prefilled(source, target, first + at, ids) for at, ids in enumerate(PROMPTS)] for first in (0, 3)
+    )
     found = []
     for state, ids in zip(alone, PROMPTS, strict=True):
         source.begin([state], [draft_request(ids, 20, 4)])
@@ -118,10 +123,7 @@ def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -
         if kind == "eagle3" and found:
             weights = target.embedding.weight, None
             source = EagleSource(source.net, *weights, (0, 1, 2), *SIZE, VOCAB, vocabulary=SUBSET)
-        state = source.open(0)
-        target.rewind_slot(0, 0)
-        (output,) = target.prefill([Chunk(0, torch.tensor(ids[:-1]), False, False, source.needs.taps)])
-        source.prefill([state], [PromptChunk(torch.tensor(ids[:-1]), None, output.features)])
+        state = prefilled(source, target, 0, ids)
         source.begin([state], [draft_request(ids, 20, 4)])
         root = source.expand([state], Frontier(torch.tensor(ids[-1:]), [0], [-1]), VOCAB)
         below = source.expand([state], Frontier(torch.tensor([3, 6]), [0] * 2, [0] * 2), VOCAB)

@@ -81,13 +81,6 @@ def test_a_loss_may_compare_some_ids_and_learn_from_distributions(limits: dict[s
     assert all(weight.grad is not None for weight in objective.net.parameters())
 
 
-def assert_lists_its_weights(folder: Path) -> None:
-    """vLLM and SGLang take every safetensors file of a folder for weights, unless an index names those that are."""
-    listed = json.loads((folder / INDEX).read_text())["weight_map"]
-    assert set(listed) == set(load_file(folder / WEIGHTS))
-    assert set(listed.values()) == {WEIGHTS}
-
-
 def test_a_limited_drafter_keeps_its_ids(tmp_path: Path) -> None:
     """Guards against a drafter that is simulated with ids that it will not draft, or drafts ids it never learned."""
     objective = fresh(loss={"vocabulary": 20, "sampled": 4})
@@ -95,7 +88,9 @@ def test_a_limited_drafter_keeps_its_ids(tmp_path: Path) -> None:
     assert objective.vocabulary.ranked is not None
     ids = load_vocabulary(tmp_path / FILE_NAME, tiny.VOCAB)
     assert torch.equal(ids, objective.vocabulary.ranked)
-    assert_lists_its_weights(tmp_path)
+    listed = json.loads((tmp_path / INDEX).read_text())["weight_map"]
+    assert set(listed) == set(load_file(tmp_path / WEIGHTS))
+    assert set(listed.values()) == {WEIGHTS}
     scores = objective.scores(torch.randn(3, tiny.frozen().hidden_size))
     assert torch.equal((scores > -torch.inf).nonzero()[:, 1].unique(), ids)
     batch = blocks.held_out(objective)

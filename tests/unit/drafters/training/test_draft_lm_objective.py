@@ -26,7 +26,7 @@ from outpace.models.draft import load_drafter
 from outpace.models.frozen import FrozenTarget
 from outpace.models.tokenizer import TextCodec
 from outpace.train.trainer import simulate
-from tests.unit.drafters.training import tiny
+from tests.unit.drafters.training import pairs, tiny
 from tests.unit.models.tiny import byte_tokenizer, random_ids, save_tiny_model
 
 CODEC = TextCodec(byte_tokenizer(), "tiny")
@@ -131,12 +131,8 @@ def test_simulated_rounds_are_the_engines(kind: str, tmp_path: Path) -> None:
     draft = load_drafter(str(tmp_path / "draft"), target, CODEC)
     around = BuildContext(target.vocab_size, target.device, lambda: draft, target)
     proposer = build_proposer(parse_method(f"linear:budget={objective.depth}"), around)
-    samples = tiny.samples()[: tiny.HELD_OUT]
-    made, tokens_per_step = tiny.answers(proposer, [one.ids[~one.mask].tolist() for one in samples])
-    assert made == [one.ids[one.mask].tolist() for one in samples]
     played = simulate(objective, [held_out()])
-    assert played.tokens == tiny.HELD_OUT * (tiny.ANSWER - 1)
-    assert played.tokens / tokens_per_step == pytest.approx(played.rounds, abs=1e-9)
+    pairs.assert_engine_agrees(played, proposer)
     assert played.tokens_per_step > 1.5
 
 

@@ -1,6 +1,5 @@
 """Training of Medusa's heads: the loss is the one stated, and what is learned is what the engine accepts."""
 
-import math
 from dataclasses import replace
 from functools import cache
 
@@ -13,9 +12,7 @@ from outpace.drafters.medusa.objective import MedusaNetSettings, MedusaObjective
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.training.batch import Batch, all_anchors, collate
 from outpace.train.trainer import simulate
-from outpace.trees.proposer import StaticProposer
-from outpace.trees.shapes.rank_paths import Chain
-from tests.unit.drafters.training import tiny
+from tests.unit.drafters.training import pairs, tiny
 
 KINDS: tuple[HeadKind, ...] = ("own", "shared", "target")
 
@@ -117,18 +114,10 @@ def test_training_helps(head: HeadKind) -> None:
 @pytest.mark.parametrize("head", KINDS)
 def test_simulated_rounds_are_the_engines(head: HeadKind) -> None:
     """Guards against figures of training that drafting does not keep: a tap, a row or a depth apart."""
-    objective, batch = trained(head), held_out()
-    played = simulate(objective, [batch])
-    net = objective.net.requires_grad_(False)
-    source = MedusaSource(net, tiny.target().head, 3)
-    proposer = StaticProposer(source, Chain(), objective.depth, torch.device("cpu"))
-    prompts = [one.ids[~one.mask].tolist() for one in tiny.samples()[: tiny.HELD_OUT]]
-    made, tokens_per_step = tiny.answers(proposer, prompts)
-    net.requires_grad_(True)
-    assert made == [one.ids[one.mask].tolist() for one in tiny.samples()[: tiny.HELD_OUT]]
-    assert played.tokens == tiny.HELD_OUT * (tiny.ANSWER - 1)
-    assert played.rounds == round(played.tokens / tokens_per_step)
-    assert math.isclose(played.tokens_per_step, tokens_per_step, rel_tol=1e-12)
+    objective = trained(head)
+    source = MedusaSource(objective.net.requires_grad_(False), tiny.target().head, 3)
+    pairs.assert_engine_agrees(pairs.played(objective), pairs.chain_of(source, objective.depth))
+    objective.net.requires_grad_(True)
 
 
 def test_a_first_token_without_a_prompt_is_never_right() -> None:
