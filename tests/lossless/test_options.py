@@ -86,19 +86,6 @@ def test_rejection_of_greedy_requests_obeys_the_options(option: str) -> None:
     assert sum(session.metrics.accepted for session in sessions) > 0
 
 
-@pytest.mark.parametrize("method", DRAFTERS)
-def test_requests_of_different_options_share_a_batch(method: str) -> None:
-    """Guards against histories that leak into a neighbour's row, and greedy rows read once where they must be drawn."""
-    chosen = [("repetition", "greedy"), ("bad_words", "T=1"), (None, "greedy"), ("all", "T=1"), ("frequency", "greedy")]
-    params = [
-        SamplingParams.from_options(
-            max_new_tokens=25, seed=place, **OPTIONS.get(option or "", {}), **SAMPLING[sampling]
-        )
-        for place, (option, sampling) in enumerate(chosen)
-    ]
-    assert_lossless(make_engine, METHODS[method], PROMPTS, params)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_plain_decoding_with_options_is_its_definition(temperature: float) -> None:
     """Guards against a wrong baseline, in which all methods would agree: the options again, in plain Python."""

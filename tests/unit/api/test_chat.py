@@ -143,20 +143,6 @@ def test_a_full_context_is_said_and_survived(model: outpace.Model) -> None:
         said(conversation, "anew")
 
 
-def test_another_request_may_take_the_slot(model: outpace.Model) -> None:
-    """Guards against `generate` that hangs, or fails, because conversations hold every slot."""
-    conversations = [model.chat(max_new_tokens=8) for _ in range(3)]
-    for _ in range(2):
-        for conversation in conversations:
-            said(conversation, "Hi")
-            model.generate(["a", "b", "c"], max_new_tokens=4)
-    texts = {tuple(message["content"] for message in conversation.messages) for conversation in conversations}
-    assert len(texts) == 1, "the same conversation three times"
-    for conversation in conversations:
-        conversation.close()
-    assert_nothing_runs(model)
-
-
 def test_what_cannot_be_a_conversation_is_refused_at_once(
     model: outpace.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:

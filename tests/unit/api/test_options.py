@@ -86,29 +86,6 @@ def test_options_are_refused_by_name(model: outpace.Model) -> None:
     assert model.engine.is_idle
 
 
-def test_nothing_left_to_say_is_a_clear_error(model: outpace.Model) -> None:
-    """Guards against an answer made of NaN when every token is banned."""
-    everything = [[token] for token in range(model.target.vocab_size)]
-    with pytest.raises(InvalidRequest, match="leave no token to choose at position 1"):
-        model.generate("x", bad_words_ids=everything)
-    assert model.engine.is_idle
-
-
-def test_a_stream_reports_the_log_probabilities_of_its_tokens(model: outpace.Model) -> None:
-    """Guards against entries that belong to another piece of the stream."""
-    options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 1.0, "seed": 1, "logprobs": 3}
-    whole = model.generate("hello", method="plain", **options).samples[0]
-    stream = model.stream("hello", **options)
-    reported = [entry for event in stream for entry in event.logprobs or ()]
-    assert whole.logprobs is not None
-    assert [entry.token_id for entry in reported] == list(whole.token_ids)
-    for mine, plain in zip(reported, whole.logprobs, strict=True):
-        assert mine.logprob == pytest.approx(plain.logprob, abs=1e-4)
-        assert [token for token, _ in mine.top] == [token for token, _ in plain.top]
-    assert stream.result is not None
-    assert stream.result.logprobs == tuple(reported)
-
-
 def test_the_certificate_holds_under_penalties(model: outpace.Model) -> None:
     """Guards against a certificate that cannot serve options, or calls them bugs."""
     params = SamplingParams.from_options(max_new_tokens=16, temperature=0.8, seed=1, **OPTIONS["penalties"])

@@ -156,18 +156,6 @@ def test_sixty_four_requests_through_eight_slots() -> None:
     assert sum(session.metrics.accepted for session in sessions) > 50, "drafts must have been accepted"
 
 
-def test_requests_that_join_between_steps_get_their_own_answer() -> None:
-    """Guards against state that is laid out when the batch starts and is wrong once another request joins."""
-    engine = toy_engine(max_slots=3)
-    sessions = []
-    for index in range(6):
-        sessions += engine.add([index, 7], params_of(index), AdversaryDrafter(VOCAB, seed=index))
-        engine.step()
-        engine.step()
-    run_all(engine, sessions)
-    assert [s.generated for s in sessions] == [alone([index, 7], params_of(index)) for index in range(6)]
-
-
 def test_a_long_prompt_does_not_hold_up_the_others() -> None:
     """Guards against a step that fills a whole prompt while running requests wait, and against chunks out of order."""
     engine = Engine(ToyTarget(VOCAB, seed=13), prefill_chunk=10)

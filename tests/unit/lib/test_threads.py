@@ -26,6 +26,7 @@ def policy(said: str) -> str:
     return str(found)
 
 
+@pytest.mark.costly
 @pytest.mark.parametrize("module", ["outpace.cli", "outpace.core.tree", "outpace.bench.demo"])
 def test_threads_sleep_while_they_wait(module: str) -> None:
     """Guards against threads that spin: beside one busy process a pass on two of them took eight times as long."""
