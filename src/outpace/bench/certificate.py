@@ -70,11 +70,7 @@ class Certifier:
         run: Runner,
         turn: int = 0,
     ) -> Classification:
-        """Compare a method's ids with plain decoding's.
-
-        Args:
-            params: sampling parameters, with a seed if they sample.
-        """
+        """Compare a method's ids with plain decoding's. `params`: sampling parameters, with a seed if they sample."""
         if tuple(plain) == tuple(other):
             return Classification("equal")
         pairs = enumerate(zip(plain, other))

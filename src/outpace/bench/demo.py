@@ -89,11 +89,7 @@ def _show(console: Console, model: Model, prompt: list[int]) -> tuple[int, float
 
 
 def affordable(methods: int, tokens: int, speed: float) -> tuple[int, int]:
-    """How many rounds there is time for, and of how many tokens.
-
-    Args:
-        speed: tokens per second, of the slowest.
-    """
+    """How many rounds there is time for, and of how many tokens. `speed`: tokens per second, of the slowest."""
     total = speed * RACE_SECONDS / methods  # tokens of each method
     rounds = min(max(int(total / tokens), 1), ROUNDS)
     return rounds, min(tokens, max(int(total / rounds), FEWEST_TOKENS))

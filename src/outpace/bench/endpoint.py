@@ -92,11 +92,8 @@ class EndpointRun:
         return [len(group) * len(self.methods) for _, group in self._groups]
 
     def groups(self, done: Sequence[Record] = (), on_item: Callable[[], None] = lambda: None) -> Iterator[list[Record]]:
-        """The records of each group as soon as it is answered.
-
-        Args:
-            done: records of the first groups, from a run that was stopped.
-        """
+        """The records of each group as soon as it is answered. `done`: records of the first groups, from a run that was
+        stopped."""
         first_new = len({record["group"]["number"] for record in done})
         if first_new == len(self._groups):
             return
@@ -241,11 +238,8 @@ UNKNOWN = ("draft_passes", "retrieved", "accepted_retrieved", "token_ids")
 
 @dataclass(frozen=True)
 class Wave:
-    """One turn of a group, answered by one method.
-
-    Attributes:
-        counts: what the server's counters of speculation grew by meanwhile; None where it has none.
-    """
+    """One turn of a group, answered by one method. `counts`: what the server's counters of speculation grew by
+    meanwhile; None where it has none."""
 
     runs: Mapping[int, TurnRun]
     counts: SpeculationCounts | None
@@ -256,12 +250,8 @@ def endpoint_records(
     waves: Sequence[Wave],
     alone: Sequence[Mapping[int, TurnRun]] | None,
 ) -> list[dict[str, Any]]:
-    """A record for each prompt of a group, as one method answered it.
-
-    Args:
-        alone: turn by turn, the answers that texts and finish reasons are compared with, by the prompt's place; None
-            where they are not compared. Then `equal` is None.
-    """
+    """A record for each prompt of a group, as one method answered it. `alone`: turn by turn, the answers that texts and
+    finish reasons are compared with, by the prompt's place; None where they are not compared. Then `equal` is None."""
     group = group_figures([list(wave.runs.values()) for wave in waves]) | {"speculation": _speculation(waves)}
     records = []
     for place in waves[0].runs:

@@ -123,11 +123,8 @@ class RunFolder:
             _write_whole(folder / SETTINGS, json.dumps(wanted, indent=1))
 
     def read(self, sizes: Sequence[int]) -> list[dict[str, Any]]:
-        """Records of the groups that are there whole; what a kill left of another one is cut off.
-
-        Args:
-            sizes: records of each group, in the order in which they are written.
-        """
+        """Records of the groups that are there whole; what a kill left of another one is cut off. `sizes`: records of
+        each group, in the order in which they are written."""
         path = self.path / RECORDS
         text = _text_of(path)
         lines = text.split("\n")[:-1]  # after the last line break: nothing, or a line that was cut off

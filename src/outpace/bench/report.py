@@ -187,11 +187,8 @@ def sheet_of(rows: Sequence[dict[str, Any]], cells: Cells, title: str, ends: Col
 
 
 def table(summary: dict[str, dict[str, Any]], title: str, with_phases: bool = False) -> Sheet:
-    """The summary as a table; docs/command-line.md explains the columns.
-
-    Args:
-        with_phases: with the milliseconds of each phase of a round, and memory.
-    """
+    """The summary as a table; docs/command-line.md explains the columns. `with_phases`: with the milliseconds of each
+    phase of a round, and memory."""
     rows = [{"method": method, **row} for method, row in summary.items()]
     phases: Cells = [
         (Column("end to end", 16), number("end_to_end_speedup", 2, "x")),

@@ -109,12 +109,9 @@ class BenchRun:
         return [record for group in self.groups(on_item=on_item) for record in group]
 
     def groups(self, done: Sequence[Record] = (), on_item: Callable[[], None] = lambda: None) -> Iterator[list[Record]]:
-        """The records of each group as soon as it is decoded.
-
-        Args:
-            done: records of the first groups, from a run that was stopped. Methods that learn from prompt to prompt
-                decode these again, unmeasured, so that counts are those of a run in one piece.
-        """
+        """The records of each group as soon as it is decoded. `done`: records of the first groups, from a run that was
+        stopped. Methods that learn from prompt to prompt decode these again, unmeasured, so that counts are those of a
+        run in one piece."""
         plan = self.plan
         first_new = len({record["group"]["number"] for record in done})
         if first_new == len(self._groups):
@@ -279,11 +276,8 @@ def warm_up(
     params: SamplingParams,
     on_item: Callable[[], None] = lambda: None,
 ) -> None:
-    """Let every method decode the first turn of every item, for what it learns from it.
-
-    Args:
-        methods: with the budget of each, None for its own.
-    """
+    """Let every method decode the first turn of every item, for what it learns from it. `methods`: with the budget of
+    each, None for its own."""
     for item in items:
         prompt = model.encode(item.prompt(0, []))
         for method, budget in methods.items():

@@ -40,11 +40,8 @@ class Sheet:
     has_lines: bool = False
 
     def show(self, width: int | None = None) -> None:
-        """Print it on standard output.
-
-        Args:
-            width: columns of the terminal; None finds out, and leaves nothing out where there is no terminal.
-        """
+        """Print it on standard output. `width`: columns of the terminal; None finds out, and leaves nothing out where
+        there is no terminal."""
         if width is None:
             console = Console()
             has_prose = any(column.prose for column in self.columns)

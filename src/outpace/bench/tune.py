@@ -80,11 +80,8 @@ Progress = Callable[[str, int], AbstractContextManager[Callable[[], None]]]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found.
-
-    Attributes:
-        trials: of all candidates, the last of each: those that went furthest first, the fastest first among them.
-    """
+    """What was found. `trials`: of all candidates, the last of each: those that went furthest first, the fastest first
+    among them."""
 
     chosen: Trial
     why: str
@@ -110,11 +107,7 @@ def candidates(model: Model) -> tuple[tuple[str, ...], dict[str, str]]:
 
 
 def tune(methods: Sequence[str], items: Sequence[WorkItem], measure: Measure) -> Outcome:
-    """Find the best method.
-
-    Args:
-        items: prompts, at least three, of which the first ones decide who goes on.
-    """
+    """Find the best method. `items`: prompts, at least three, of which the first ones decide who goes on."""
     if len(items) < FIRST_PROMPTS:
         raise InvalidRequest(
             f"workload: {len(items)} prompts; tune needs at least {FIRST_PROMPTS} to tell methods apart"
@@ -139,11 +132,8 @@ def tune(methods: Sequence[str], items: Sequence[WorkItem], measure: Measure) ->
 
 
 def decide(plain: Trial, able: Sequence[Trial]) -> tuple[Trial, str]:
-    """The candidate to take, and why: the simplest of those that are not significantly slower than the fastest.
-
-    Args:
-        able: candidates with plain decoding's output, on the same prompts.
-    """
+    """The candidate to take, and why: the simplest of those that are not significantly slower than the fastest. `able`:
+    candidates with plain decoding's output, on the same prompts."""
     paying = [trial for trial in able if _lowest(list(trial.speedups.values())) > 1]
     if not paying:
         best = max(able, key=lambda trial: trial.speedup, default=None)

@@ -196,11 +196,8 @@ def collect(
     advance: Callable[[], None],
     report: Callable[[list[Record]], str],
 ) -> list[Record]:
-    """All records of a run, including those that its folder already has.
-
-    Args:
-        report: the line that is printed every 30 seconds.
-    """
+    """All records of a run, including those that its folder already has. `report`: the line that is printed every 30
+    seconds."""
     from outpace.bench.records import RunFolder
 
     folder = None if out is None else RunFolder(out, run.settings)

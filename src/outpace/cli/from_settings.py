@@ -13,11 +13,8 @@ from outpace.core.settings import default_of, settings_of
 
 @dataclass(frozen=True)
 class SettingsOptions:
-    """Fields of a settings class that a command takes as options.
-
-    Attributes:
-        defaults: of this command, where they differ from the class.
-    """
+    """Fields of a settings class that a command takes as options. `defaults`: of this command, where they differ from
+    the class."""
 
     kind: type
     names: Sequence[str]

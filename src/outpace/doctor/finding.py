@@ -9,12 +9,8 @@ Verdict = Literal["fine", "look here"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at.
-
-    Attributes:
-        verdict: "fine", or "look here" where it costs speed or exactness.
-        remedy: what to do, as a sentence with a command or a setting; empty where it is fine.
-    """
+    """One thing that was looked at. `verdict`: "fine", or "look here" where it costs speed or exactness. `remedy`: what
+    to do, as a sentence with a command or a setting; empty where it is fine."""
 
     name: str
     measured: str

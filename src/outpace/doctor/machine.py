@@ -30,12 +30,8 @@ _WAKES, _PAUSE_S = 60, 0.001
 
 @dataclass(frozen=True)
 class Others:
-    """What other processes use.
-
-    Attributes:
-        cores: of the processors that this process may run on, how many others used.
-        busiest: the process that used most, as "name (pid)"; empty where none is seen.
-    """
+    """What other processes use. `cores`: of the processors that this process may run on, how many others used.
+    `busiest`: the process that used most, as "name (pid)"; empty where none is seen."""
 
     cores: float
     busiest: str
@@ -55,11 +51,7 @@ def examine_machine() -> Iterator[Finding]:
 
 
 def cores(found: Processors, threads: int, busy: float = 0.0) -> Finding:
-    """Threads against cores, affinity and the limit of a container.
-
-    Args:
-        threads: threads that share a pass.
-    """
+    """Threads against cores, affinity and the limit of a container. `threads`: threads that share a pass."""
     limit = "no cgroup limit" if found.quota is None else f"cgroup limit {found.quota:g}"
     measured = (
         f"{cpu_name()}: {counted(found.logical, 'processor')}, {found.allowed} allowed by affinity on "
@@ -119,12 +111,8 @@ def waiting(threads: int) -> Finding:
 
 
 def other_processes(seconds: float = _LOOK_SECONDS, allowed: Collection[int] | None = None) -> Others:
-    """What other processes use of the processors, including time that the host takes from a virtual machine.
-
-    Args:
-        seconds: how long to look; nothing is computed meanwhile.
-        allowed: numbers of the processors; None asks the system.
-    """
+    """What other processes use of the processors, including time that the host takes from a virtual machine. `seconds`:
+    how long to look; nothing is computed meanwhile. `allowed`: numbers of the processors; None asks the system."""
     me = psutil.Process()
     if allowed is None:
         allowed = me.cpu_affinity() if hasattr(me, "cpu_affinity") else range(psutil.cpu_count() or 1)
@@ -148,11 +136,8 @@ def _used_seconds() -> dict[tuple[int, str], float]:
 
 
 def other_work(found: Others, allowed: int, threads: int) -> Finding:
-    """Whether other processes leave a processor for each thread: a pass waits for its slowest one.
-
-    Args:
-        threads: threads that share a pass.
-    """
+    """Whether other processes leave a processor for each thread: a pass waits for its slowest one. `threads`: threads
+    that share a pass."""
     left = max(allowed - found.cores, 0.0)
     measured = f"others use {found.cores:.2f} of {allowed} processors"
     remedy, fewer = "", max(1, int(left + _TOLERATED))
@@ -200,11 +185,7 @@ def bandwidth(threads: int, read_bytes: int = READ_BYTES) -> tuple[float, float]
 
 
 def memory(one: float, together: float, threads: int) -> Finding:
-    """Whether all threads together read at least about as much as one does.
-
-    Args:
-        one, together: bytes per second.
-    """
+    """Whether all threads together read at least about as much as one does. `one`, `together`: bytes per second."""
     measured, remedy = f"{one / 1e9:.1f} GB/s read by one thread", ""
     if threads > 1:
         measured += f", {together / 1e9:.1f} by {threads}"

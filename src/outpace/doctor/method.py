@@ -80,11 +80,8 @@ def examine_method(model: Model, prompts: str = PROMPTS, tokens: int = TOKENS) -
 
 def compare(model: Model, method: str, items: Sequence[WorkItem], tokens: int) -> Comparison:
     """Decode prompts with a method and with plain decoding, interleaved. From then on the model's engine shares no
-    common beginnings of prompts, so that the second to decode a prompt gains nothing.
-
-    Args:
-        items: prompts, of which the first turns are asked, as text where the model has no chat template.
-    """
+    common beginnings of prompts, so that the second to decode a prompt gains nothing. `items`: prompts, of which the
+    first turns are asked, as text where the model has no chat template."""
     model.engine.shares_prefixes = False
     asked = tuple(_fitting(model, item, tokens) for item in items)
     params = SamplingParams(max_new_tokens=tokens)

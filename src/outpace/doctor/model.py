@@ -28,11 +28,8 @@ _SLOW_READ, _EXPENSIVE_ROWS, _MUCH_OVERHEAD = 2.5, 2.5, 0.4
 
 
 def examine_model(model: Model, problems: Sequence[str] = ()) -> Iterator[Finding]:
-    """Findings about a model, one by one; for a GPU the precision alone.
-
-    Args:
-        problems: names of findings about the machine that need a look.
-    """
+    """Findings about a model, one by one; for a GPU the precision alone. `problems`: names of findings about the
+    machine that need a look."""
     target = model.target
     yield dtype(precision_of(target))
     yield exactness(model.exactness, target.device.type)
@@ -185,11 +182,7 @@ def products_of_a_row(target: TransformersTarget) -> list[nn.Module]:
 
 
 def reading(times: MeasuredPasses, bandwidth: float, remedy: str) -> Finding:
-    """A pass of one row compared with the time to read its weights.
-
-    Args:
-        bandwidth: bytes per second.
-    """
+    """A pass of one row compared with the time to read its weights. `bandwidth`: bytes per second."""
     least = times.weight_bytes / bandwidth * 1e3
     measured = (
         f"{times.one:.1f} ms; its {times.weight_bytes / 1e6:.0f} MB of weights are read in {least:.1f} ms at "
@@ -235,11 +228,8 @@ def one_call(computed_by: str, family: str, dtype: torch.dtype) -> Finding:
 
 
 def pass_remedies(target: TransformersTarget, problems: Sequence[str]) -> tuple[str, str]:
-    """What makes passes of a model cheaper here, and what reduces their overhead.
-
-    Args:
-        problems: names of findings about the machine that need a look: they come first.
-    """
+    """What makes passes of a model cheaper here, and what reduces their overhead. `problems`: names of findings about
+    the machine that need a look: they come first."""
     if loaded_kernels() is None:
         return kernels_remedy(), kernels_remedy()
     if target.native is None:

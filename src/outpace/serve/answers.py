@@ -189,11 +189,8 @@ JSON = "application/json"
 
 
 class Deadline:
-    """The time by which a request must be answered; it starts when this is made, in the event loop.
-
-    Attributes:
-        at: on the loop's clock.
-    """
+    """The time by which a request must be answered; it starts when this is made, in the event loop. `at`: on the loop's
+    clock."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds

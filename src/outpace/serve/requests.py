@@ -27,11 +27,8 @@ class Strict(BaseModel):
 
 
 class Only:
-    """Metadata of a field that is accepted where its value changes nothing, and refused otherwise.
-
-    Args:
-        accepted: such values, in addition to None.
-    """
+    """Metadata of a field that is accepted where its value changes nothing, and refused otherwise. `accepted`: such
+    values, in addition to None."""
 
     def __init__(self, *accepted: Any) -> None:
         self.accepted = (*accepted, None)

@@ -41,11 +41,8 @@ def new_log() -> Any:
 
 
 def serve(load: Callable[[], Model], settings: ServeSettings) -> None:
-    """Listen, load, answer until a signal, drain.
-
-    Args:
-        load: makes the model; called in a thread, while /health answers already.
-    """
+    """Listen, load, answer until a signal, drain. `load`: makes the model; called in a thread, while /health answers
+    already."""
     service = Service(settings, new_log())
 
     def loaded() -> Model:

@@ -18,12 +18,8 @@ _TEXT = f"TEXT: /(?s:.*)/ & ~/(?s:.*){OPEN}(?s:.*)/"
 def call_grammar(
     functions: Sequence[Function], must_call: bool, only_one: bool, answer: dict[str, Any] | None = None
 ) -> Grammar:
-    """What an answer looks like in which every call fits its function.
-
-    Args:
-        must_call: whether there is at least one call, and nothing else.
-        answer: JSON schema of an answer without calls; None for any text.
-    """
+    """What an answer looks like in which every call fits its function. `must_call`: whether there is at least one call,
+    and nothing else. `answer`: JSON schema of an answer without calls; None for any text."""
     rules = [f"inside: {' | '.join(f'inside{index}' for index in range(len(functions)))}"]
     for index, function in enumerate(functions):
         begin = json.dumps(f'{{"name": {json.dumps(function.name)}, "arguments": ')

@@ -79,11 +79,8 @@ def _weight(model: Any, path: str, name: str) -> Tensor:
 
 
 def build_context(spec: MethodSpec, settings: ProposerSettings, target: Any, device: torch.device) -> BuildContext:
-    """What a method may ask for inside vLLM.
-
-    Args:
-        target: a `BorrowedTarget`, or what has a `vocab_size` where there is no drafter.
-    """
+    """What a method may ask for inside vLLM. `target`: a `BorrowedTarget`, or what has a `vocab_size` where there is no
+    drafter."""
     drafter = settings.drafter
     transitions = None if settings.transitions is None else path_of(settings.transitions)
     if spec.drafter is None:

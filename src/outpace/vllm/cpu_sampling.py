@@ -62,11 +62,8 @@ def guard() -> None:
 
 
 def mend(sampler: Any) -> None:
-    """Mend a sampler that is at fault; one that is right stays as it is.
-
-    Args:
-        sampler: the module `vllm.v1.sample.rejection_sampler`, its kernels in place.
-    """
+    """Mend a sampler that is at fault; one that is right stays as it is. `sampler`: the module
+    `vllm.v1.sample.rejection_sampler`, its kernels in place."""
     if not takes_none(sampler):
         sampler.apply_sampling_constraints = _unless_none(sampler.apply_sampling_constraints)
     if is_right(sampler):

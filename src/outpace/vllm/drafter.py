@@ -18,11 +18,7 @@ from outpace.lib.errors import InvalidRequest, ModelError
 
 @dataclass(frozen=True)
 class Drafter:
-    """A drafter as its folder describes it.
-
-    Attributes:
-        ids: [K] ascending, the only ids that it drafts; None for all.
-    """
+    """A drafter as its folder describes it. `ids`: [K] ascending, the only ids that it drafts; None for all."""
 
     name: str
     values: dict[str, Any]

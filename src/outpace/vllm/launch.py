@@ -84,11 +84,8 @@ class ServeCommand:
 
 
 def command(server: VllmServer, exports: Path | None = None) -> ServeCommand:
-    """The `vllm serve` command of a server.
-
-    Args:
-        exports: a folder for models that vLLM cannot read as they are; by default in the user's cache folder.
-    """
+    """The `vllm serve` command of a server. `exports`: a folder for models that vLLM cannot read as they are; by
+    default in the user's cache folder."""
     check_installed()
     exports = exports or user_cache_path("outpace") / "exports"
     made = ["serve", _folder_of(server.loading.model, exports), "--served-model-name", *server.names]

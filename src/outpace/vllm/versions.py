@@ -17,11 +17,8 @@ TESTED = SpecifierSet(">=0.32,<0.34")
 
 @dataclass(frozen=True)
 class Hook:
-    """Something of vLLM's that is subclassed, replaced or called.
-
-    Attributes:
-        name: of a function, or of a class and its method with a dot between.
-    """
+    """Something of vLLM's that is subclassed, replaced or called. `name`: of a function, or of a class and its method
+    with a dot between."""
 
     module: str
     name: str
@@ -63,11 +60,8 @@ def is_tested(version: str | None = None) -> bool:
 
 
 def refusal(version: str | None = None) -> str | None:
-    """Why this plugin does not work with a vLLM; None if it does.
-
-    Args:
-        version: of vLLM; None for the one installed, whose hooks are looked at as well.
-    """
+    """Why this plugin does not work with a vLLM; None if it does. `version`: of vLLM; None for the one installed, whose
+    hooks are looked at as well."""
     found = installed_version() if version is None else version
     if not is_tested(found):
         return (
