@@ -38,12 +38,8 @@ os.environ |= {name: os.environ.get(name, value) for name, value in VARIABLES.it
 
 @dataclass
 class Proposed:
-    """What a drafter proposed in one step.
-
-    Attributes:
-        context: ids that the target has committed of each request, the last one included.
-        drafts: ids for each request.
-    """
+    """What a drafter proposed in one step. `context`: ids that the target has committed of each request, the last one
+    included."""
 
     context: list[list[int]]
     drafts: list[list[int]]
@@ -110,9 +106,7 @@ def engine(model: Path | str, speculation: Mapping[str, Any] | None = None, **se
     vLLM's own `ngram` loads numba, after which vLLM 0.32 starts no other engine in this process: run it in another.
 
     Args:
-        model: folder of the target.
         speculation: of `speculative`; None for plain decoding.
-        settings: beside `SETTINGS`, or in place of some.
     """
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory

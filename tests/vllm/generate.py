@@ -1,4 +1,4 @@
-"""Run as a program: one engine, in as many processes as asked for; what it said is a line of JSON."""
+"""Run as a program: one engine, in as many processes as asked for; its answers are a line of JSON."""
 
 import json
 import os
@@ -8,9 +8,7 @@ from tests.vllm.engines import engine
 
 
 def main(asked: str) -> None:
-    """Args:
-    asked: JSON of "model", "speculation", "settings", "prompts" and "length".
-    """
+    """`asked`: JSON of "model", "speculation", "settings", "prompts" and "length"."""
     wanted = json.loads(asked)
     with engine(wanted["model"], wanted["speculation"], **wanted["settings"]) as made:
         answers = made.generate(wanted["prompts"], wanted["length"])

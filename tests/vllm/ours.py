@@ -13,15 +13,7 @@ Drafts = dict[tuple[int, ...], list[int]]
 def our_drafts(
     model: Path, method: str, drafter: Path, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> tuple[list[list[int]], Drafts]:
-    """Answers, and the chain drafted behind each context, prompt and pending token included.
-
-    Args:
-        model: folder of the target.
-        method: drafting chains.
-        drafter: its folder.
-        prompts: ids.
-        max_tokens: of each answer, none of which ends earlier.
-    """
+    """Answers, and the chain drafted behind each context, prompt and pending token included."""
     loaded = outpace.load(str(model), method, drafter=str(drafter), dtype="float32", device="cpu", max_model_len=512)
     params = SamplingParams(max_new_tokens=max_tokens, ignore_eos=True, trace=True)
     answers, drafts = [], {}
@@ -40,13 +32,8 @@ def our_drafts(
 
 
 def assert_same_drafts(ours: Drafts, recorded: Sequence[Proposed], at_least: int) -> None:
-    """Compare drafts at the contexts that both engines came by.
-
-    Args:
-        ours: of `our_drafts`, shorter where an answer ends.
-        recorded: of vLLM.
-        at_least: contexts that must have been compared, as a share of ours in percent.
-    """
+    """Compare drafts at the contexts that both engines came by. `at_least`: contexts that must have been compared, as a
+    share of ours in percent."""
     theirs = {
         tuple(context): drafts for step in recorded for context, drafts in zip(step.context, step.drafts, strict=True)
     }

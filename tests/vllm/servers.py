@@ -53,17 +53,7 @@ def process(
 def serving(
     model: str | Path, *arguments: str, log: Path, variables: Mapping[str, str] | None = None
 ) -> Iterator[Endpoint]:
-    """A server that answers.
-
-    Args:
-        model: what it serves.
-        arguments: of `outpace serve`, beside `SMALL`.
-        log: a file for what it says.
-        variables: of its environment.
-
-    Raises:
-        NotStarted: it does not.
-    """
+    """A server that answers."""
     port = free_port()
     asked = [str(model), *SMALL, "--port", str(port), *arguments]
     with process(asked, (), log, variables or {}) as one, Endpoint(f"http://127.0.0.1:{port}") as endpoint:
@@ -94,11 +84,7 @@ def cores(workers: int) -> str:
 
 
 def wait_until_ready(one: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    """Return when the server answers.
-
-    Raises:
-        NotStarted: it ended, or was too slow.
-    """
+    """Return when the server answers."""
     until = monotonic() + STARTING_S
     while monotonic() < until and one.poll() is None:
         try:

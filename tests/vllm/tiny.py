@@ -40,14 +40,8 @@ HEAD: dict[str, Any] = {"emb_dim": 24, "gru_hidden_dim": 40, "pure_draft_prefix_
 
 @dataclass(frozen=True)
 class Tiny:
-    """Folders.
-
-    Attributes:
-        target: a Llama.
-        dflash, eagle3: drafters for it.
-        domino: its labels are not shifted, as in the drafter that ships; the layout is the authors'.
-        shifted: a Domino drafter whose labels are shifted, in SGLang's layout.
-    """
+    """Folders. `domino`: its labels are not shifted, as in the drafter that ships; the layout is the authors'.
+    `shifted`: a Domino drafter whose labels are shifted, in SGLang's layout."""
 
     target: Path
     dflash: Path
@@ -57,11 +51,7 @@ class Tiny:
 
 
 def write_tiny(folder: Path) -> Tiny:
-    """Write them all.
-
-    Args:
-        folder: an empty one.
-    """
+    """Write them all."""
     made = Tiny(*(folder / name for name in ("target", "dflash", "eagle3", "domino", "shifted")))
     write_target(made.target)
     plain = randomised(DFlashNet(DFlashConfig(**BLOCKS)), 1)

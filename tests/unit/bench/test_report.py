@@ -113,14 +113,9 @@ def test_tokens_per_step_counts_the_bonus_and_not_the_first_token() -> None:
     assert figures["fast"]["accepted_per_step"] == 1.5
     assert figures["fast"]["drafted_per_step"] == 5.0
     assert (figures["fast"]["accepted_per_drafted"], figures["fast"]["rounds"]) == (0.3, 4)
-
-
-def test_end_to_end_counts_the_prefill() -> None:
-    """Guards against an end-to-end figure that leaves out what a method adds to the prefill."""
     slow_start = _record(0, "fast", tpot_ms=5.0, decode_ms=50.0, end_to_end_ms=150.0, ttft_ms=100.0)
     figures = summarise([_record(0, "plain"), slow_start])
-    assert figures["fast"]["speedup"] == 2.0
-    assert figures["fast"]["end_to_end_speedup"] == 1.0
+    assert (figures["fast"]["speedup"], figures["fast"]["end_to_end_speedup"]) == (2.0, 1.0), "with the prefill"
 
 
 def test_phases_of_a_round() -> None:
@@ -172,21 +167,15 @@ def test_speed_of_batches_is_that_of_groups() -> None:
     assert figures["plain"]["tpot_ms"] == 10.0, "what a request waits, whatever the batch yields"
 
 
-def test_ties_and_bugs_stand_beside_the_speed() -> None:
-    """Guards against a speed figure whose runs were not equal (rule 7)."""
-    kinds = ["equal", "tie", "bug", "bug"]
+def test_outputs_and_short_answers() -> None:
+    """Guards against a speed whose runs were not equal (rule 7), and a division by a time that does not exist."""
     records = [_record(index, "plain") for index in range(4)]
-    records += [_record(index, "odd", finding={"kind": kind}) for index, kind in enumerate(kinds)]
+    records += [_record(at, "odd", finding={"kind": kind}) for at, kind in enumerate(("equal", "tie", "bug", "bug"))]
     figures = summarise(records)["odd"]
     assert (figures["equal"], figures["ties"], figures["bugs"]) == (0.25, 1, 2)
-
-
-def test_answers_of_one_token_have_no_ratio() -> None:
-    """Guards against a division by a decode time that does not exist."""
     short = {"new_tokens": 1, "steps": 0, "tpot_ms": None, "decode_ms": 0.0}
-    figures = summarise([_record(0, "plain", **short), _record(0, "fast", **short)])
-    assert figures["fast"]["speedup"] is None
-    assert figures["fast"]["tokens_per_step"] == 1.0
+    figures = summarise([_record(0, "plain", **short), _record(0, "fast", **short)])["fast"]
+    assert (figures["speedup"], figures["tokens_per_step"]) == (None, 1.0)
 
 
 def test_method_lists() -> None:

@@ -14,14 +14,7 @@ MODELS = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server says.
-
-    Attributes:
-        pieces: of the body, each written by itself; objects become JSON.
-        status, headers: of the response.
-        breaks_off: the connection is closed in the middle.
-        gate: awaited before the third piece.
-    """
+    """What a server says. `pieces`: of the body, each written by itself; objects become JSON."""
 
     pieces: Sequence[Any]
     status: int = 200

@@ -34,13 +34,8 @@ def best(before: int, token: int) -> list[int]:
 
 @dataclass(eq=False)
 class Known:
-    """What the witness was told of one request.
-
-    Attributes:
-        slot: of it.
-        features: of its positions, in order.
-        proposed: the last chain, and the ids behind which it stood; None when it has heard of it.
-    """
+    """What the witness has observed of one request. `proposed`: the last chain, and the ids behind which it stood; None
+    when it has heard of it."""
 
     slot: int
     features: list[list[float]] = field(default_factory=list)
@@ -53,12 +48,8 @@ class Known:
 
 
 class Witness(BaseProposer):
-    """Proposes what will be said, mostly, and checks that all it is told is true.
-
-    Args:
-        taps: whether it reads hidden states.
-        truth: how often a drafted token is right.
-    """
+    """Proposes what will be said, mostly, and checks that all it is told is true. `taps`: whether it reads hidden
+    states."""
 
     def __init__(self, taps: bool, truth: float = 0.7) -> None:
         self.needs, self.budget = Needs(TOP, (1,) if taps else ()), 8
@@ -153,14 +144,7 @@ def _check_best(before: int, tokens: Sequence[int], top_ids: Tensor) -> None:
 
 @dataclass(eq=False)
 class Running:
-    """A request.
-
-    Attributes:
-        ids: prompt and answer.
-        end: its length when it ends.
-        computed: ids whose keys and values are there.
-        drafts: to be verified.
-    """
+    """A request."""
 
     ids: list[int]
     end: int
@@ -169,20 +153,8 @@ class Running:
 
 
 class Simulated:
-    """An engine.
-
-    Args:
-        rounds: under test.
-        seed: of all that happens.
-        chunk: prompt tokens of a step.
-        block: tokens of a block that is cached; 0 caches nothing.
-        upset: how often a request is preempted or left out, and a pass is not seen.
-
-    Attributes:
-        requests: that are answered.
-        done: prompts and answers of those that were.
-        paused: how often nothing is drafted.
-    """
+    """An engine. `block`: tokens of a block that is cached; 0 caches nothing. `upset`: how often a request is preempted
+    or left out, and a pass is not seen."""
 
     def __init__(self, rounds: Rounds, seed: int, chunk: int = 16, block: int = 0, upset: float = 0.0) -> None:
         self._rounds, self._random = rounds, random.Random(seed)

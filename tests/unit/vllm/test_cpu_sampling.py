@@ -29,12 +29,8 @@ def integers(
 
 
 def sampler(function: Any, is_deaf: bool = False) -> SimpleNamespace:
-    """A module as vLLM's.
-
-    Args:
-        function: its `expand_batch_to_tokens`.
-        is_deaf: whether what it makes of logits goes by that function for good, whatever is put in its place.
-    """
+    """A module as vLLM's. `is_deaf`: whether what it makes of logits goes by that function for good, whatever is put in
+    its place."""
     module = SimpleNamespace(expand_batch_to_tokens=function)
 
     def constrain(logits: Tensor, cu_num_draft_tokens: Tensor, sampling_metadata: Any) -> Tensor:

@@ -52,25 +52,17 @@ def test_what_cannot_be_is_refused_at_load(settings: Any, said: str) -> None:
         Method(config(settings))
 
 
-def test_more_drafts_than_vllm_verifies_are_refused() -> None:
-    """Guards against an engine that ends when a long draft comes: vLLM's sampler asserts that no step has more."""
+def test_what_cannot_run_here_is_refused() -> None:
+    """Guards against a class without a method, ranks without hidden states, and drafts longer than vLLM verifies."""
+    with pytest.raises(InvalidRequest, match="name a method"):
+        Method(config())
+    with pytest.raises(InvalidRequest, match="pipeline_parallel_size=2"):
+        classes.Union(config(pipeline_parallel_size=2))
     asked = config({"method": "lookup"})
+    assert Method(asked) is not None
     asked.speculative_config.num_speculative_tokens = 129
     with pytest.raises(InvalidRequest, match="num_speculative_tokens=129: vLLM verifies at most 128"):
         Method(asked)
-
-
-def test_a_method_must_be_named() -> None:
-    """Guards against a class without a method that drafts by some default."""
-    with pytest.raises(InvalidRequest, match="name a method"):
-        Method(config())
-    assert Method(config({"method": "lookup"})) is not None
-
-
-def test_pipelines_are_refused() -> None:
-    """Guards against a rank that waits for hidden states which are on another one."""
-    with pytest.raises(InvalidRequest, match="pipeline_parallel_size=2"):
-        classes.Union(config(pipeline_parallel_size=2))
 
 
 def test_every_class_names_a_method() -> None:
