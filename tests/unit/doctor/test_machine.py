@@ -146,20 +146,19 @@ def test_a_host_that_loaded_torch_first_is_told() -> None:
         assert json.loads(done.stdout)["verdict"] == verdict
 
 
-def test_memory_is_read() -> None:
-    """Guards against a bandwidth that is not measured, or not of all threads."""
+def test_measurements_and_their_verdicts() -> None:
+    """Guards against a bandwidth or waking time that is not measured, a figure of one try, and wrong verdicts."""
     one, together = bandwidth(2, read_bytes=2**22)
     assert min(one, together) > 1e7
     assert memory(20e9, 30e9, 2).is_fine
     assert memory(20e9, 20e9, 1).measured == "20.0 GB/s read by one thread"
     assert "OMP_NUM_THREADS=1" in memory(20e9, 10e9, 2).remedy
-
-
-def test_the_fastest_of_several() -> None:
-    """Guards against a figure of one try, on which whatever runs beside decides."""
     calls = list[int]()
     assert len(fastest([lambda: calls.append(0), lambda: calls.append(1)], 0.0)) == 2
     assert calls == [0, 1, 0, 1, 0, 1]
+    assert 0 <= wake_microseconds(2) < 1e6
+    assert waking(2, 40.0).is_fine
+    assert waking(4, 900.0).remedy.startswith("set OMP_NUM_THREADS=2")
 
 
 SPIN = "print('ready', flush=True)\nwhile True: pass"
@@ -193,11 +192,3 @@ def test_a_processor_for_each_thread(cores: float, allowed: int, threads: int, r
     said = other_work(Others(cores, "blender (7)"), allowed, threads)
     assert said.remedy == remedy
     assert said.is_fine is (not remedy)
-
-
-def test_waking_threads() -> None:
-    """Guards against a team whose waking is not measured, and a verdict that does not follow from it."""
-    assert 0 <= wake_microseconds(2) < 1e6
-    assert waking(2, 40.0).is_fine
-    said = waking(4, 900.0)
-    assert said.remedy.startswith("set OMP_NUM_THREADS=2")

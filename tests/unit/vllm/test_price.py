@@ -20,14 +20,6 @@ def test_it_is_what_a_row_takes_of_the_time_of_a_token() -> None:
     assert learned(1.0, 30.0, tokens=3).least_gain == 0.95
 
 
-def test_before_anything_is_known_it_is_the_default() -> None:
-    """Guards against a few passes, the first of which are slow, that decide."""
-    price = RowPrice()
-    for _ in range(10):
-        price.learn(1, 1, 1000.0, 1.0)
-    assert price.least_gain == LEAST_GAIN
-
-
 def test_passes_that_do_not_differ_leave_rows_cheap() -> None:
     """Guards against a price that can never fall again: where nothing is drafted all passes are alike."""
     price = learned(20.0, 20.0)
@@ -37,8 +29,12 @@ def test_passes_that_do_not_differ_leave_rows_cheap() -> None:
     assert price.least_gain == 0.05
 
 
-def test_one_slow_pass_does_not_decide() -> None:
-    """Guards against a pause of the process that is taken for the cost of the rows it met."""
+def test_slow_passes_do_not_decide() -> None:
+    """Guards against a price that follows a few passes, the first of which are slow, or a pause of the process."""
+    price = RowPrice()
+    for _ in range(10):
+        price.learn(1, 1, 1000.0, 1.0)
+    assert price.least_gain == LEAST_GAIN
     price = learned(20.0, 1.0)
     before = price.least_gain
     price.learn(4, 1, 60_000.0, 1.0)
