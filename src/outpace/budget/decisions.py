@@ -51,11 +51,7 @@ class TimedOption:
         self._is_running = True
 
     def pays(self, kinds: Sequence[int], rate: float) -> bool:
-        """Whether the option is expected to pay for its time.
-
-        Args:
-            rate: rounds' gains per millisecond of decoding.
-        """
+        """Whether the option is expected to pay for its time."""
         if self._learned < self._FIRST:
             return True
         share = self._STAYS if self._paid.get(self._key(kinds), True) else 1.0

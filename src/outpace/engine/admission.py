@@ -25,9 +25,6 @@ class Roster:
 
     Slots are not given back: a slot is free when no request is in it. Requests and kept slots that the caller dropped
     are forgotten, so that no slot can be lost, whatever is interrupted.
-
-    Attributes:
-        shares: whether the contents of free slots are kept for requests with a common prefix.
     """
 
     def __init__(self, slots: int) -> None:

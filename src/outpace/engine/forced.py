@@ -23,11 +23,7 @@ _UNLIKELY = 0.02  # below such nodes forced text is not looked for
 
 @dataclass(eq=False)
 class _Chains:
-    """Forced nodes that could join a tree.
-
-    Attributes:
-        tokens, parents, odds: of each; parents are nodes of the tree, then these in their order.
-    """
+    """Forced nodes that could join a tree."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)

@@ -96,12 +96,7 @@ class StopChecker:
 
 @dataclass(eq=False)
 class Written:
-    """The contents of a slot.
-
-    Attributes:
-        ids: whose KV it holds, all of them also seen by the proposer; both may hold more after them.
-        proposer, state: the method of the request that wrote it, and its state for it.
-    """
+    """The contents of a slot."""
 
     slot: int
     ids: list[int]
@@ -148,7 +143,6 @@ class Session:
     """One sample of one request. It changes only by whole steps, which collect their changes in a `Gain`.
 
     Attributes:
-        request_id, sample_index: which request, which of its n samples.
         new_stopper: makes the checker that ends the answer.
         eos_token_ids: the request's EOS ids, its own or the model's, ignored or not.
         is_priced: its trees follow prices of time.

@@ -27,6 +27,11 @@ def runs_triton(device: torch.device) -> bool:
     return True
 
 
+def next_power(size: int) -> int:
+    """The least power of 2 that is not smaller."""
+    return 1 << (size - 1).bit_length()
+
+
 @cache
 def _mend_interpreter() -> None:
     """Triton 3.6's interpreter makes numbers of arrays with one element by `int`, which NumPy 2.4 refuses, and

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from outpace.cache.passes import ROWS_PER_TILE, Tables, TilePlan, staged, starts_of
 from outpace.cache.slots import SlotKV
-from outpace.gpu.backend import runs_triton
+from outpace.gpu.backend import next_power, runs_triton
 
 Function = Callable[..., tuple[Tensor, ...]]
 VARIABLE = "OUTPACE_GRAPHS"
@@ -171,13 +171,13 @@ class Bucket(NamedTuple):
             return None
         padding = -(-(rows - count) // _rows_per_tile(tables.exact))
         # One tile more, without rows, for the items that are left over.
-        tiles = rows + 1 if tables.exact else _power(len(tables.tiles) + padding + 1)
-        items = max(tiles, _power(len(tables.items) + padding)) if tables.is_split or tables.exact else tiles
+        tiles = rows + 1 if tables.exact else next_power(len(tables.tiles) + padding + 1)
+        items = max(tiles, next_power(len(tables.items) + padding)) if tables.is_split or tables.exact else tiles
         return cls(
             rows,
             tiles,
             items,
-            max(_TAIL, _power(len(tables.tail))),
+            max(_TAIL, next_power(len(tables.tail))),
             is_split=tables.is_split,
             exact=tables.exact,
         )
@@ -275,8 +275,3 @@ def _columns(exact: bool) -> int:
 
 def _rows_per_tile(exact: bool) -> int:
     return 1 if exact else ROWS_PER_TILE
-
-
-def _power(size: int) -> int:
-    """The least power of 2 that is not smaller."""
-    return 1 << (size - 1).bit_length()

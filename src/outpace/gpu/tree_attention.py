@@ -5,7 +5,7 @@ from torch import Tensor
 
 from outpace.cache.passes import ROWS_PER_TILE, TilePlan
 from outpace.cache.slots import AttentionSettings, SlotKV
-from outpace.gpu.backend import runs_triton
+from outpace.gpu.backend import next_power, runs_triton
 
 _LEAST = 16  # rows, columns and inputs of the smallest product that a GPU's matrix units compute
 
@@ -30,7 +30,7 @@ def _by_kernel(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSet
     query = query if query.stride(2) == 1 else query.contiguous()
     make = query.new_empty if count == len(plan.rows) else query.new_zeros
     output = make(count, heads, dim)
-    group_padded, dim_padded = _power(group), max(_power(dim), _LEAST)
+    group_padded, dim_padded = next_power(group), max(next_power(dim), _LEAST)
     rows = 1 if plan.exact else ROWS_PER_TILE
     if plan.exact:
         group_padded = max(group_padded, _LEAST)
@@ -93,11 +93,6 @@ def by_torch(query: Tensor, kv: SlotKV, plan: TilePlan, settings: AttentionSetti
         weights = torch.softmax(scores.masked_fill(~seen, -torch.inf), dim=-1)
         output[own] = (weights @ values[:, None]).flatten(0, 1).transpose(0, 1).to(query.dtype)
     return output
-
-
-def _power(size: int) -> int:
-    """The least power of 2 that is not smaller."""
-    return 1 << (size - 1).bit_length()
 
 
 def _block(dtype: torch.dtype, dim: int) -> int:

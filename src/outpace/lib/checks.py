@@ -104,11 +104,7 @@ def as_count(text: str) -> int | None:
 
 
 def as_strings(name: str, value: Any, what: str) -> tuple[str, ...]:
-    """One text or several, none of them empty, as a tuple; a single text is not a sequence of characters.
-
-    Raises:
-        InvalidRequest: the value is neither a text nor a sequence of texts.
-    """
+    """One text or several, none of them empty, as a tuple; a single text is not a sequence of characters."""
     if value is None:
         return ()
     items = (value,) if isinstance(value, str) else items_of(value)

@@ -59,11 +59,7 @@ def save_table(
     vocab_size: int,
     about: Mapping[str, str] | None = None,
 ) -> None:
-    """Write tensors as a safetensors file, with the size of the target's vocabulary.
-
-    Raises:
-        InvalidRequest: the file exists, or its folder does not.
-    """
+    """Write tensors as a safetensors file, with the size of the target's vocabulary."""
     path = new_file(file)
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     save_file(contiguous, path, {**(about or {}), "format": kind.format, "vocab_size": str(vocab_size)})

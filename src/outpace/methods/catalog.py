@@ -100,11 +100,7 @@ def presets_of(method: str) -> dict[str, Mapping[str, Any]]:
 
 
 def preset_options(what: str, method: str, preset: Any) -> Mapping[str, Any]:
-    """The options that a preset of a method stands for.
-
-    Raises:
-        InvalidRequest: the method has no such preset.
-    """
+    """The options that a preset of a method stands for."""
     known = presets_of(method)
     if not isinstance(preset, str) or preset not in known:
         remedy = (
@@ -256,11 +252,7 @@ def option_kinds(kind: type[Options], shape: str | None = None) -> list[type[Bas
 
 
 def build_proposer(spec: MethodSpec, context: BuildContext) -> Proposer:
-    """The proposer of a method, with state of its own.
-
-    Raises:
-        MethodError: what the method built is no proposer.
-    """
+    """The proposer of a method, with state of its own."""
     base = methods()[spec.name].build(spec.options, context)
     check_proposer(spec.name, base)
     return with_retrieval(base, spec.options, context)

@@ -136,9 +136,6 @@ def choose(
 ) -> Choice:
     """The method that was named, else that of a profile unless a drafter was named, else the default.
 
-    Args:
-        name: that the target was loaded by.
-
     Raises:
         ModelError: the drafter that was named cannot be found or read.
     """

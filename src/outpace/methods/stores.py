@@ -80,11 +80,7 @@ class DrafterStore:
         return tuple({**self._shipped, LANGUAGE_MODEL: None}) if self.named_kind is None else (self.named_kind,)
 
     def check_kind(self, wanted: str | None, method: str, other: str) -> None:
-        """Refuse a drafter that was named, and is not of the kind that a method drafts with.
-
-        Raises:
-            InvalidRequest: it is another.
-        """
+        """Refuse a drafter that was named, and is not of the kind that a method drafts with."""
         named = self.named_kind
         if named is None or wanted is None or wanted not in kinds():
             return
@@ -109,11 +105,7 @@ class DrafterStore:
         )
 
     def language_model(self) -> DraftModel:
-        """The draft model, shared by all methods that use one.
-
-        Raises:
-            InvalidRequest: the drafter that was named is a net.
-        """
+        """The draft model, shared by all methods that use one."""
         place = self._place(LANGUAGE_MODEL)
         if self._named is not None and _is_net(self._named):
             raise InvalidRequest(f"drafter={self._drafter!r} is a trained net, and this method needs a language model")
@@ -122,11 +114,7 @@ class DrafterStore:
         return self._model
 
     def net(self, kind: str | None) -> nn.Module:
-        """The trained net, shared by all methods that use it, in the target's dtype and on its device.
-
-        Raises:
-            InvalidRequest: no drafter was named, and none of this kind ships for the target.
-        """
+        """The trained net, shared by all methods that use it, in the target's dtype and on its device."""
         return self._kept(kind)[0]
 
     def fingerprint(self, kind: str | None) -> str:
@@ -200,11 +188,7 @@ def default_method(target: str, drafters: DrafterStore, passes_are_cheap: bool =
 
 
 def stored_proposer(spec: MethodSpec, drafters: DrafterStore) -> Proposer:
-    """The proposer of a method with the drafter of its kind.
-
-    Raises:
-        InvalidRequest: there is none, or the one that was named is of another kind.
-    """
+    """The proposer of a method with the drafter of its kind."""
     if drafters.named_kind is not None:
         drafters.check_kind(spec.drafter, str(spec), kinds()[drafters.named_kind].default_method)
     return build_proposer(spec, drafters.context_for(spec.drafter))

@@ -53,12 +53,7 @@ Rows = Sequence[tuple[NodeOutputs, int]]
 
 @dataclass(frozen=True)
 class FastDraw:
-    """A faster way to draw for requests whose only option is a temperature.
-
-    Attributes:
-        serves: whether it draws from a request's outputs.
-        draw: argmax(logits / temperature + g) of rows, by their temperatures and keys of noise.
-    """
+    """A faster way to draw for requests whose only option is a temperature."""
 
     serves: Callable[[NodeOutputs], bool]
     draw: Callable[[Rows, Sequence[float], Sequence[tuple[int, int]]], list[int]]
@@ -154,11 +149,7 @@ class BatchDraw:
 
 
 def masked(row: Tensor, stream: Stream, path: Sequence[int]) -> Tensor | None:
-    """Logits after a node where the request's grammar allows a token, -inf elsewhere.
-
-    Returns:
-        [V], the row itself without a grammar; None where it leaves no token.
-    """
+    """Logits after a node where the request's grammar allows a token, -inf elsewhere."""
     if stream.constraint is None:
         return row
     allowed = stream.constraint.mask([*stream.generated, *path], len(row))
@@ -261,7 +252,6 @@ def rejection(
     Args:
         tree: the proposal; `tree.draft_probs` at a node is the q of its children.
         target_probs: the target's warped distribution [V] at a node; called only for nodes on the path.
-        categorical: draws a token.
         bernoulli: decides an acceptance; independent of `categorical`, or the residual is biased.
 
     Raises:
@@ -315,9 +305,6 @@ def token_logprobs(
     """Log-probability of each token, before temperature, truncation and every other option.
 
     That is vLLM's default, `logprobs_mode="raw_logprobs"`.
-
-    Args:
-        count: most likely tokens to report with each; fewer if fewer are possible.
     """
     log_probs = torch.log_softmax(torch.stack([outputs.scores(node) for node in nodes]), dim=-1)  # [P, V]
     chosen = log_probs.gather(-1, torch.tensor(tokens, device=log_probs.device)[:, None])  # [P, 1]

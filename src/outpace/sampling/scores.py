@@ -30,8 +30,6 @@ class Best(NamedTuple):
     """The best ids of each row, or ids drawn from it.
 
     Attributes:
-        tokens: [F, C] int64, best first, or in the order of the draws.
-        log_probs: [F, C] float32, their keyed scores.
         entropy: [F] float32, in nats, of each row's whole distribution of keyed scores, if it was asked for.
         draft_probs: by row, the distribution [V] from which it was drawn; the other rows' ids were chosen.
     """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, zip_longest
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from outpace.core.events import NodeOrigin, origins_of
 from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer, Stateless, proposed
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.backend import SideStream
+from outpace.trees.proposer import Nested
 from outpace.trees.retrieval.suffix import TextMatch
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix, by_matrix
 
@@ -301,7 +302,7 @@ class GraftedState:
     of_retriever: Any
 
 
-class GraftedProposer:
+class GraftedProposer(Nested):
     """Grafts what a retriever retrieves into the slots that another proposer's tree leaves of the budget.
 
     The base decides how many: a gate of its shape ends drafting early. A full tree stays as it is.
@@ -313,6 +314,8 @@ class GraftedProposer:
         reserved: share of the budget that the base is not offered, for retrieval without pruning (Graft(ROOT),
             section 2.2).
     """
+
+    parts: ClassVar = {"of_base": "base", "of_retriever": "retriever"}
 
     def __init__(
         self,
@@ -328,26 +331,8 @@ class GraftedProposer:
         self._device, self._place, self._reserved = device, place, reserved
         self._side = SideStream(device)
 
-    def open(self, slot: int, alone: bool = False) -> GraftedState:
-        return GraftedState(self.base.open(slot, alone), self.retriever.open(slot, alone))
-
-    def can_fork(self, own: bool) -> bool:
-        return self.base.can_fork(own) and self.retriever.can_fork(own)
-
-    def fork(self, state: GraftedState | None, slot: int, length: int) -> GraftedState:
-        of_base, of_retriever = (None, None) if state is None else (state.of_base, state.of_retriever)
-        return GraftedState(self.base.fork(of_base, slot, length), self.retriever.fork(of_retriever, slot, length))
-
-    def close(self, state: GraftedState) -> None:
-        self.base.close(state.of_base)
-
-    def rewind(self, state: GraftedState, length: int) -> None:
-        self.base.rewind(state.of_base, length)
-        self.retriever.rewind(state.of_retriever, length)
-
-    def prefill(self, states: Sequence[GraftedState], chunks: Sequence[PromptChunk]) -> None:
-        self.base.prefill([state.of_base for state in states], chunks)
-        self.retriever.prefill([state.of_retriever for state in states], chunks)
+    def made(self, alone: bool, **states: Any) -> GraftedState:
+        return GraftedState(**states)
 
     def propose(self, states: Sequence[GraftedState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         bases, retrievers = [state.of_base for state in states], [state.of_retriever for state in states]
@@ -393,14 +378,6 @@ class GraftedProposer:
             for (index, node), one in zip(ends, found, strict=True):
                 offers[index].append(Offer(node, one))
         return offers
-
-    def observe(self, states: Sequence[GraftedState], observations: Sequence[Observation]) -> None:
-        self.base.observe([state.of_base for state in states], observations)
-        self.retriever.observe([state.of_retriever for state in states], observations)
-
-    def reset(self) -> None:
-        self.base.reset()
-        self.retriever.reset()
 
 
 def _ends(tree: DraftTree, count: int, finals: Sequence[int]) -> list[int]:

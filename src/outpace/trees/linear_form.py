@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from outpace.budget.costs import LEAST_GAIN, best_chain
 from outpace.budget.decisions import AcceptanceTable
 from outpace.core.events import ORIGINS
-from outpace.core.protocols import DraftRequest, Observation, PromptChunk, Proposer
+from outpace.core.protocols import DraftRequest, Observation, Proposer
 from outpace.core.tree import DraftTree
+from outpace.trees.proposer import Nested
 
 TENTHS, DEPTHS, RANKS = 10, 8, 3
 KINDS = TENTHS + RANKS * DEPTHS
@@ -40,7 +41,7 @@ class LinearState:
     cells: list[int] = field(default_factory=list)
 
 
-class LinearForm:
+class LinearForm(Nested):
     """Cuts the trees of another proposer down to the chains with the largest net gain.
 
     The net gain of a chain is the number of its tokens that are expected to be accepted, less `least_gain` for each of
@@ -51,30 +52,20 @@ class LinearForm:
         least_gain: what a row of a pass costs, in tokens: 0 drafts as long as it can, 1 never.
     """
 
+    parts: ClassVar = {"of_base": "base"}
+
     def __init__(self, base: Proposer, least_gain: float = LEAST_GAIN) -> None:
         assert not base.needs.whole_trees, "what learns from nodes that cannot be accepted has no linear form"
         self.base, self.budget, self.least_gain = base, base.budget, least_gain
         self.needs = replace(base.needs, prices=0)
         self._rates = node_rates()
 
-    def open(self, slot: int, alone: bool = False) -> LinearState:
-        return LinearState(self.base.open(slot, alone), node_rates() if alone else self._rates)
-
-    def can_fork(self, own: bool) -> bool:
-        return self.base.can_fork(own)
-
-    def fork(self, state: LinearState | None, slot: int, length: int) -> LinearState:
-        return LinearState(self.base.fork(None if state is None else state.of_base, slot, length), self._rates)
-
-    def close(self, state: LinearState) -> None:
-        self.base.close(state.of_base)
+    def made(self, alone: bool, **states: Any) -> LinearState:
+        return LinearState(**states, rates=node_rates() if alone else self._rates)
 
     def rewind(self, state: LinearState, length: int) -> None:
         state.tree = None
-        self.base.rewind(state.of_base, length)
-
-    def prefill(self, states: Sequence[LinearState], chunks: Sequence[PromptChunk]) -> None:
-        self.base.prefill([state.of_base for state in states], chunks)
+        super().rewind(state, length)
 
     def propose(self, states: Sequence[LinearState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         unpriced = [replace(request, prices=None) for request in requests]
@@ -87,12 +78,12 @@ class LinearForm:
         return chains
 
     def observe(self, states: Sequence[LinearState], observations: Sequence[Observation]) -> None:
-        self.base.observe([state.of_base for state in states], observations)
+        super().observe(states, observations)
         for state, observation in zip(states, observations, strict=True):
             _learn(state, observation)
 
     def reset(self) -> None:
-        self.base.reset()
+        super().reset()
         self._rates = node_rates()
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -12,6 +12,52 @@ from outpace.core.events import NodeOrigin, origins_of
 from outpace.core.protocols import BaseProposer, DraftRequest, Needs, Observation, PromptChunk
 from outpace.core.tree import DraftTree, Topology
 from outpace.trees.keyed_acceptance import KeyedAcceptance, Scored, ScoredLevels, calibrated
+
+
+class Nested:
+    """The life of a request in a proposer whose state holds the states of its parts."""
+
+    parts: ClassVar[Mapping[str, str]]
+    """By attribute of the state, the attribute of the proposer that has its state there."""
+
+    def made(self, alone: bool, **states: Any) -> Any:
+        """The state of a request around those of the parts."""
+        raise NotImplementedError
+
+    def _each(self) -> list[tuple[str, Any]]:
+        return [(state, getattr(self, part)) for state, part in self.parts.items()]
+
+    def open(self, slot: int, alone: bool = False) -> Any:
+        return self.made(alone, **{name: part.open(slot, alone) for name, part in self._each()})
+
+    def can_fork(self, own: bool) -> bool:
+        return all(part.can_fork(own) for _, part in self._each())
+
+    def fork(self, state: Any, slot: int, length: int) -> Any:
+        # None stands for a request of another proposer, of which the parts have no state either.
+        known = {name: None if state is None else getattr(state, name) for name in self.parts}
+        return self.made(False, **{name: part.fork(known[name], slot, length) for name, part in self._each()})
+
+    def close(self, state: Any) -> None:
+        for name, part in self._each():
+            if hasattr(part, "close"):  # sources and retrievers have none
+                part.close(getattr(state, name))
+
+    def rewind(self, state: Any, length: int) -> None:
+        for name, part in self._each():
+            part.rewind(getattr(state, name), length)
+
+    def prefill(self, states: Sequence[Any], chunks: Sequence[PromptChunk]) -> None:
+        for name, part in self._each():
+            part.prefill([getattr(state, name) for state in states], chunks)
+
+    def observe(self, states: Sequence[Any], observations: Sequence[Observation]) -> None:
+        for name, part in self._each():
+            part.observe([getattr(state, name) for state in states], observations)
+
+    def reset(self) -> None:
+        for _, part in self._each():
+            part.reset()
 
 
 class EmptyDraft(BaseProposer):
@@ -146,7 +192,7 @@ class GrowingState:
     lesson: ScoredLevels | None = None
 
 
-class GrowingProposer:
+class GrowingProposer(Nested):
     """Expands a source level by level under a shape that decides on the scores of each level. One host read per level.
 
     Args:
@@ -154,6 +200,8 @@ class GrowingProposer:
             nodes, so that none may be drawn.
         acceptance: replaces keyed scores by acceptance rates; None to leave them as they are.
     """
+
+    parts: ClassVar = {"of_source": "source"}
 
     def __init__(
         self,
@@ -168,29 +216,14 @@ class GrowingProposer:
         self.needs = replace(source.needs, prices=budget if shape.wants_prices else 0)
         self._leaves_room, self.private = leaves_room, private
 
-    def open(self, slot: int, alone: bool = False) -> GrowingState:
-        return self._around(self.source.open(slot, alone), alone)
-
-    def can_fork(self, own: bool) -> bool:
-        return self.source.can_fork(own)
-
-    def fork(self, state: GrowingState | None, slot: int, length: int) -> GrowingState:
-        return self._around(self.source.fork(None if state is None else state.of_source, slot, length))
-
-    def _around(self, of_source: Any, alone: bool = False) -> GrowingState:
+    def made(self, alone: bool, **states: Any) -> GrowingState:
         lesson = None
         if self.acceptance is not None:
             lesson = ScoredLevels(KeyedAcceptance() if self.private or alone else self.acceptance)
-        return GrowingState(of_source, self.shape.open(alone), lesson=lesson)
+        return GrowingState(**states, of_shape=self.shape.open(alone), lesson=lesson)
 
     def close(self, state: GrowingState) -> None:
         self.shape.close(state.of_shape)
-
-    def rewind(self, state: GrowingState, length: int) -> None:
-        self.source.rewind(state.of_source, length)
-
-    def prefill(self, states: Sequence[GrowingState], chunks: Sequence[PromptChunk]) -> None:
-        self.source.prefill([state.of_source for state in states], chunks)
 
     def propose(self, states: Sequence[GrowingState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         sources, shapes = [state.of_source for state in states], [state.of_shape for state in states]
@@ -261,14 +294,14 @@ class GrowingProposer:
         return found.entropy.cpu()  # [F]
 
     def observe(self, states: Sequence[GrowingState], observations: Sequence[Observation]) -> None:
-        self.source.observe([state.of_source for state in states], observations)
+        super().observe(states, observations)
         for state, observation in zip(states, observations, strict=True):
             self.shape.observe(state.of_shape, observation)
             if state.lesson is not None:
                 state.lesson.learn(observation)
 
     def reset(self) -> None:
-        self.source.reset()
+        super().reset()
         self.shape.reset()
         if self.acceptance is not None:
             self.acceptance.reset()

@@ -3,14 +3,15 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from outpace.core.protocols import DraftRequest, Observation, PromptChunk, Proposer
+from outpace.core.protocols import DraftRequest, Proposer
 from outpace.core.tree import DraftTree
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.table_file import TableKind, as_ids, load_table, save_table
+from outpace.trees.proposer import Nested
 from outpace.trees.retrieval.suffix import BORDER, CorpusMatch, SuffixAutomaton, TextMatch
 
 MOST_PREDICTS = 40
@@ -26,7 +27,7 @@ class SamState:
     other: Any
 
 
-class SamDecoding:
+class SamDecoding(Nested):
     """Routes each request of each round (section 3.3): from `min_match` on the longest match drafts a chain of what
     followed it, at most as long as the budget and 40; else another drafter drafts a tree of the whole budget.
 
@@ -38,35 +39,22 @@ class SamDecoding:
             verdict, so it keeps up with the text.
     """
 
+    parts: ClassVar = {"other": "other"}
+
     def __init__(
         self, other: Proposer, budget: int, corpus: SuffixAutomaton | None, min_match: int, corpus_bias: int
     ) -> None:
         self.needs, self.budget = other.needs, budget
         self.other, self._corpus, self._min_match, self._corpus_bias = other, corpus, min_match, corpus_bias
 
-    def open(self, slot: int, alone: bool = False) -> SamState:
-        return self._around(self.other.open(slot, alone))
-
-    def can_fork(self, own: bool) -> bool:
-        return self.other.can_fork(own)
-
-    def fork(self, state: SamState | None, slot: int, length: int) -> SamState:
-        return self._around(self.other.fork(None if state is None else state.other, slot, length))
-
-    def _around(self, other: Any) -> SamState:
-        return SamState(TextMatch(), None if self._corpus is None else CorpusMatch(self._corpus), other)
-
-    def close(self, state: SamState) -> None:
-        self.other.close(state.other)
+    def made(self, alone: bool, **states: Any) -> SamState:
+        return SamState(TextMatch(), None if self._corpus is None else CorpusMatch(self._corpus), **states)
 
     def rewind(self, state: SamState, length: int) -> None:
         state.text.rewind(length)
         if state.corpus is not None:
             state.corpus.rewind(length)
-        self.other.rewind(state.other, length)
-
-    def prefill(self, states: Sequence[SamState], chunks: Sequence[PromptChunk]) -> None:
-        self.other.prefill([state.other for state in states], chunks)  # matches read the ids when they draft
+        super().rewind(state, length)
 
     def propose(self, states: Sequence[SamState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         chains = [self.retrieve(state, request) for state, request in zip(states, requests, strict=True)]
@@ -92,19 +80,9 @@ class SamDecoding:
         count = min(request.budget, request.max_depth, MOST_PREDICTS)
         return best.continuation(count) if length >= self._min_match else []
 
-    def observe(self, states: Sequence[SamState], observations: Sequence[Observation]) -> None:
-        self.other.observe([state.other for state in states], observations)
-
-    def reset(self) -> None:
-        self.other.reset()
-
 
 def save_corpus(file: str | Path, texts: Iterable[Sequence[int]], vocab_size: int) -> int:
-    """Write texts as the tensors "ids", one text after the other, and "lengths" of a safetensors file.
-
-    Raises:
-        InvalidRequest: no text has ids, or an id is outside the vocabulary; the file exists, or its folder does not.
-    """
+    """Write texts as the tensors "ids", one text after the other, and "lengths" of a safetensors file."""
     kept = [as_ids(ids, vocab_size) for ids in texts if len(ids)]
     if not kept:
         raise InvalidRequest(f"corpus={file}: no tokens in these texts; give some")

@@ -30,7 +30,6 @@ class SuffixAutomaton:
         lengths: of each state's longest substring.
         ends: of each state, the end of the first occurrence of its substrings.
         links: from each state to that of its longest suffix with more end positions; -1 from the root.
-        last: the state of the whole text.
     """
 
     def __init__(self, ids: Iterable[int] = ()) -> None:

@@ -24,12 +24,7 @@ _WRAPPED = FACTOR - 2**64  # the same bits as a signed number
 
 
 class PairRows:
-    """A hash table of fixed size: for pairs of tokens, the ids that the target last ranked highest after them.
-
-    Attributes:
-        keys: [P] int64, before * V + token; EMPTY where nothing is known.
-        rows: [P, W] int32.
-    """
+    """A hash table of fixed size: for pairs of tokens, the ids that the target last ranked highest after them."""
 
     EMPTY = -(2**62)
 

@@ -54,11 +54,7 @@ def save_matrix(
     calibration: Calibration | None = None,
     origin: Mapping[str, str] | None = None,
 ) -> int:
-    """Write the known rows as a safetensors file: 36 bytes for each token's, 40 for each pair's.
-
-    Raises:
-        InvalidRequest: the file exists, or its folder does not.
-    """
+    """Write the known rows as a safetensors file: 36 bytes for each token's, 40 for each pair's."""
     rows = MatrixRows(*(part.to("cpu", torch.int32) for part in matrix.rows()))
     tensors = {"tokens": rows.tokens, "successors": rows.successors}
     if matrix.context == 2:

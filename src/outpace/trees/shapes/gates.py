@@ -177,11 +177,7 @@ class EchoConfig(CheckpointConfig):
 
 @dataclass(eq=False)
 class EchoState(GateState):
-    """A request in ECHO.
-
-    Attributes:
-        alone: it neither lends nor borrows.
-    """
+    """A request in ECHO."""
 
     alone: bool = False
     budget: int = 0

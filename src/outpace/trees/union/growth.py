@@ -105,7 +105,6 @@ class Growth:
     Attributes:
         tokens, parents: of each node; -1 is the parent of the first.
         drafted: of each node, its number in the draft's tree; NOWHERE if it was retrieved.
-        origins: of each node.
         gains: of each node but the first, the probability that it is accepted, largest first.
     """
 

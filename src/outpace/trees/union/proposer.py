@@ -8,15 +8,16 @@ no source has a share of its own: the next slot is for the candidate that is mos
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import device, tensor
 
 from outpace.budget.costs import Prices, allocate
 from outpace.budget.decisions import TimedOption
-from outpace.core.protocols import DraftRequest, Needs, Observation, PromptChunk, Proposer
+from outpace.core.protocols import DraftRequest, Needs, Observation, Proposer
 from outpace.core.tree import NEW_NODE, DraftTree
 from outpace.kernels.build import loaded_kernels
+from outpace.trees.proposer import Nested
 from outpace.trees.retrieval.transition_matrix import MatrixLearner, TransitionMatrix
 from outpace.trees.union.acceptance import AcceptanceModel
 from outpace.trees.union.growth import CompiledGrower, Grower, Growth, GrowthRequest, Lesson
@@ -49,11 +50,7 @@ class UnionPlan:
 
 @dataclass(eq=False)
 class UnionState:
-    """One request.
-
-    Attributes:
-        greedy, sampled: acceptance models at temperature 0, and above.
-    """
+    """One request."""
 
     of_base: Any
     matrix: TransitionMatrix
@@ -65,13 +62,15 @@ class UnionState:
     order: Sequence[int] = ()
 
 
-class UnionProposer:
+class UnionProposer(Nested):
     """Grows every tree best-first from the candidates of draft, transitions and text, on the host.
 
     Args:
         rejected: acceptance model above temperature 0 under rejection, where every request learns for itself; None for
             `sampled`.
     """
+
+    parts: ClassVar = {"of_base": "base", "matrix": "matrix"}
 
     def __init__(
         self,
@@ -93,35 +92,19 @@ class UnionProposer:
         self.grower = _grower((greedy, sampled, self.rejected), matrix.matrix)
         self._net_gains: dict[int, float] = {}  # by request, of this round's trees without a draft
 
-    def open(self, slot: int, alone: bool = False) -> UnionState:
+    def made(self, alone: bool, **states: Any) -> UnionState:
         greedy, sampled = self.greedy, self.sampled
         if self.matrix.private:  # shared models would make trees depend on other requests
             greedy, sampled = greedy.copy(), sampled.copy()
         if alone:
             sampled = self.rejected.copy()
         text = self.grower.text() if self._plan.uses_text else None
-        return UnionState(self.base.open(slot, alone), self.matrix.open(slot, alone), text, greedy, sampled, greedy)
-
-    def can_fork(self, own: bool) -> bool:
-        return self.base.can_fork(own) and self.matrix.can_fork(own)
-
-    def fork(self, state: UnionState, slot: int, length: int) -> UnionState:
-        of_base = self.base.fork(state.of_base, slot, length)
-        matrix = self.matrix.fork(state.matrix, slot, length)
-        text = self.grower.text() if self._plan.uses_text else None
-        return UnionState(of_base, matrix, text, self.greedy, self.sampled, self.greedy)
-
-    def close(self, state: UnionState) -> None:
-        self.base.close(state.of_base)
+        return UnionState(**states, text=text, greedy=greedy, sampled=sampled, acceptance=greedy)
 
     def rewind(self, state: UnionState, length: int) -> None:
-        self.base.rewind(state.of_base, length)
+        super().rewind(state, length)
         if state.text is not None:
             state.text.rewind(length)
-
-    def prefill(self, states: Sequence[UnionState], chunks: Sequence[PromptChunk]) -> None:
-        self.base.prefill([state.of_base for state in states], chunks)
-        self.matrix.prefill([state.matrix for state in states], chunks)
 
     def propose(self, states: Sequence[UnionState], requests: Sequence[DraftRequest]) -> list[DraftTree]:
         started = perf_counter()
@@ -251,8 +234,7 @@ class UnionProposer:
         return self.grower.grow(wanted)
 
     def observe(self, states: Sequence[UnionState], observations: Sequence[Observation]) -> None:
-        self.base.observe([state.of_base for state in states], observations)
-        self.matrix.observe([state.matrix for state in states], observations)
+        super().observe(states, observations)
         started, lessons = perf_counter(), []
         for state, observation in zip(states, observations, strict=True):
             if state.grown is not None:
@@ -261,8 +243,7 @@ class UnionProposer:
         self._learning_ms = (perf_counter() - started) * 1e3
 
     def reset(self) -> None:
-        self.base.reset()
-        self.matrix.reset()
+        super().reset()
         self.greedy.reset()
         self.sampled.reset()
         self._drafting, self._growing = TimedOption(), {}

@@ -130,7 +130,7 @@ def test_what_a_shape_is_shown_comes_true(share: float, temperature: float) -> N
         observe(states, observations)
 
     proposer.observe = watch  # type: ignore[method-assign]
-    for seed in range(9):
+    for seed in range(10):
         said(proposer, temperature, 1000 + 10 * seed)
     foretold = torch.stack([rates for rates, _ in outcomes]).double()  # [N, 3]
     right = torch.tensor([hits for _, hits in outcomes]).double()
