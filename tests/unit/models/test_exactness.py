@@ -222,9 +222,13 @@ def test_a_head_that_depends_on_company_is_caught(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.usefixtures("without_kernels")
 def test_batches_are_probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guards against requests attended together whose bits are their neighbours' business."""
-    stock = attention._attend_together
-    monkeypatch.setattr(attention, "_attend_together", lambda *args: stock(*args) * (1 + 1e-6))
+    """Guards against attention whose bits depend on the other requests of a pass."""
+    stock = attention.attend_segments
+    monkeypatch.setattr(
+        attention,
+        "attend_segments",
+        lambda query, segments, settings: stock(query, segments, settings) * (1 + 1e-6 * (len(segments) > 1)),
+    )
     assert "batch" in probe(tiny_target(tiny_config("llama"))).reason
 
 
