@@ -12,7 +12,7 @@ from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import write_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
-from outpace.methods import catalog
+from outpace.methods import stores
 from outpace.models.loading import registry, shipped
 from outpace.models.loading.registry import BuiltIn
 from tests.unit.drafters.source.learned import BLOCK, random_net
@@ -48,7 +48,7 @@ def install(patch: pytest.MonkeyPatch, root: Path, drafters: Path) -> None:
     patch.setenv("OUTPACE_HOME", str(root / "home"))
     patch.setattr(registry, "BUILT_IN", {"tiny": BuiltIn("tiny==1.0", "tiny.gguf", 0, "", "made here")})
     patch.setattr(shipped, "shipped_folder", lambda: drafters)
-    patch.setattr(catalog, "BEST", {"tiny": "domino:budget=3"})
+    patch.setattr(stores, "BEST", {"tiny": "domino:budget=3"})
 
 
 def load(name: str, method: str | None = None, **options: Any) -> outpace.Model:
