@@ -5,7 +5,10 @@ VLLM := build/vllm/env/bin
 VLLM_READY := build/vllm/.ready
 # Tests of a file share fixtures; more workers want more memory, about 2 GB each.
 PARALLEL := --numprocesses 2 --dist loadfile
-# Of `make peers`: who races, on what (FILE, FILE:LIMIT or builtin:LIMIT, several of them with spaces between), how long.
+# Of `make peers`: the model (a GGUF file is raced as it is), a draft model for methods that need one, who races, on what
+# (FILE, FILE:LIMIT or builtin:LIMIT, several of them with spaces between), how long.
+MODEL := smollm2-135m
+DRAFT :=
 PEERS := transformers,llama.cpp,openvino,vllm
 PROMPTS := builtin:4
 TOKENS := 128
@@ -48,8 +51,8 @@ bench: $(READY) ## The headline table on the built-in prompts
 	$(BIN)/outpace bench --model smollm2-135m --workload builtin --methods transformers,plain,lookup,recycle --out runs/bench-$$(date +%F-%H%M%S)
 
 peers: $(READY) ## Other libraries beside this one, each in an environment of its own; the first time builds them
-	$(BIN)/outpace models pull smollm2-135m
-	$(BIN)/python -m benchmarks.peers --model smollm2-135m --peers $(PEERS) $(addprefix --workload ,$(PROMPTS)) --max-new-tokens $(TOKENS)
+	$(if $(filter smollm2-135m,$(MODEL)),$(BIN)/outpace models pull $(MODEL))
+	$(BIN)/python -m benchmarks.peers --model $(MODEL) $(addprefix --draft ,$(DRAFT)) --peers $(PEERS) $(addprefix --workload ,$(PROMPTS)) --max-new-tokens $(TOKENS)
 
 $(READY): pyproject.toml constraints/cpu.txt
 	@echo "setting up .venv: torch, transformers and others, a minute or two"

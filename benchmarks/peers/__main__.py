@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
@@ -12,15 +13,16 @@ import torch
 import typer
 from rich.console import Console
 
-from benchmarks.peers.contenders import BASELINE, HF, OURS, Peer, Service, entry_name, named_peers
+from benchmarks.peers.contenders import FILE, HF, NEED_A_DRAFT, OURS, Peer, Service, entry_name, named_peers
 from benchmarks.peers.environments import PeerMissing, prepare
 from benchmarks.peers.figures import markdown, rows
 from benchmarks.peers.processes import RunnerProcess
 from benchmarks.peers.race import Entry, Race, Task
-from benchmarks.peers.weights import export_gguf
+from benchmarks.peers.weights import export_gguf, weight_bytes
 from outpace.bench.environment import environment
 from outpace.bench.records import RunFolder
 from outpace.data.workload import fingerprint, read_workloads
+from outpace.doctor.machine import bandwidth
 from outpace.lib.errors import InvalidRequest, OutpaceError
 from outpace.models.export import export, export_draft
 from outpace.models.loading.load import load_vocabulary_facts
@@ -35,7 +37,7 @@ class Setup:
         task: what is decoded.
         folder: for environments and weights.
         constraints: the folder of pinned versions.
-        draft: a draft model for assisted generation, if there is one.
+        draft: a draft model, if there is one.
         threads: of each contender.
     """
 
@@ -44,6 +46,7 @@ class Setup:
     ) -> None:
         self.missing: dict[str, str] = {}
         self._model, self._task, self._draft, self._threads = model, task, draft, threads
+        self._is_gguf = model.endswith(".gguf")
         self._folder, self._constraints = folder, constraints
         self._weights = folder / "weights" / (Path(model).name or "model")
 
@@ -55,17 +58,17 @@ class Setup:
             self.missing[name] = str(error)
             return []
         entries = []
-        for service in peer.services:
-            methods = service.methods
-            if "assisted" in methods and self._draft is None:
-                self.missing[entry_name(name, service, "assisted")] = (
-                    "no draft model of this model: name one by --draft"
-                )
-                methods = tuple(method for method in methods if method != "assisted")
+        for service in peer.raced(self._is_gguf):
+            without = [method for method in service.methods if method in NEED_A_DRAFT and self._draft is None]
+            reason = "no draft model of this model: name one by --draft"
+            self.missing |= {entry_name(name, service, method): reason for method in without}
+            methods = tuple(method for method in service.methods if method not in without)
+            if not methods:
+                continue
             label = f"{name}-{service.precision}-{'-'.join(methods)}"
             try:
                 settings = self._settings(service, methods)
-                own = variables | service.environment | ({"PYTHONPATH": ""} if peer.packages else {})
+                own = variables | ({"PYTHONPATH": ""} if peer.packages else {})
                 process = RunnerProcess(python, peer.script, settings, logs / f"{label}.log", own)
             except OutpaceError as error:
                 self.missing |= {entry_name(name, service, method): str(error) for method in methods}
@@ -78,7 +81,9 @@ class Setup:
         settings: dict[str, object] = {"model": self._model, "precision": service.precision, "methods": methods}
         settings |= {"threads": self._threads, "eos": self._task.eos}
         settings["max_length"] = max(map(len, self._task.prompts)) + self._task.max_new_tokens + 64
-        if service.weights != OURS:
+        if service.weights == FILE:
+            settings |= {"weights": self._model, "draft": self._draft}
+        elif service.weights != OURS:
             exported = export(self._model, self._weights)
             settings["weights"] = str(exported if service.weights == HF else export_gguf(exported, service.weights))
             if "assisted" in methods and self._draft is not None:
@@ -92,7 +97,7 @@ def main(
     peers: Annotated[str, typer.Option(help="Comma-separated.")] = "transformers,llama.cpp,openvino,vllm",
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 128,
     threads: Annotated[int | None, typer.Option(help="Of every contender; by default physical cores.")] = None,
-    draft: Annotated[str | None, typer.Option(help="For assisted generation; by default what ships.")] = None,
+    draft: Annotated[str | None, typer.Option(help="For methods with a draft model; by default what ships.")] = None,
     wait: Annotated[str | None, typer.Option(help="OMP_WAIT_POLICY of the peers; by default their own.")] = None,
     folder: Annotated[Path, typer.Option(help="For environments and weights.")] = Path("build/peers"),
     constraints: Annotated[Path, typer.Option(help="Pinned versions of each peer.")] = Path("constraints/peers"),
@@ -121,9 +126,9 @@ def main(
         for name, peer in chosen.items():
             notes.print(f"setting up {name}", highlight=False)
             entries += setup.enter(name, peer, stack, where, variables)
-        if BASELINE not in {entry.name for entry in entries}:
-            raise PeerMissing(setup.missing[BASELINE])
-        race = Race(entries, task, setup.missing)
+        if not entries or entries[0].peer != "outpace":
+            raise PeerMissing(next(iter(setup.missing.values())))
+        race = Race(entries, task, setup.missing, _ceiling(Path(model), count) if model.endswith(".gguf") else None)
         records = []
         for number, group in enumerate(race.groups(), start=1):
             run.append(group)
@@ -136,6 +141,12 @@ def main(
     (where / "table.md").write_text(table, encoding="utf-8")
     (where / "chart.json").write_text(json.dumps({"title": title, "rows": found, "missing": race.missing}, indent=1))
     print(table)
+
+
+def _ceiling(file: Path, threads: int) -> Callable[[], float]:
+    """Measures the tokens per second at which a file's weights can be read once for each."""
+    read = weight_bytes(file)
+    return lambda: max(bandwidth(threads)) / read
 
 
 def _shipped_draft(model: str) -> str | None:

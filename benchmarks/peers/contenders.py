@@ -1,13 +1,17 @@
 """Who races: for each peer an environment and processes, for each process a precision and methods."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from outpace.lib.errors import InvalidRequest
 
 HERE = Path(__file__).parent
-HF, OURS = "hf", "ours"
-BASELINE = "outpace/bfloat16/plain"
+HF, OURS, FILE = "hf", "ours", "file"
+GGUF = "GGUF"
+"""The precision of who reads the GGUF file that is raced."""
+LLAMA_CPP = ("plain", "ngram-simple", "ngram-mod", "ngram-map-k")
+DRAFTED = ("draft-1", "draft-2", "draft-3", "draft-4")
+NEED_A_DRAFT = {"assisted", *DRAFTED}
 
 
 @dataclass(frozen=True)
@@ -16,15 +20,13 @@ class Service:
 
     Attributes:
         precision: of weights and products, as records call it.
-        weights: what it reads: HF, OURS, or a format of `gguf_file`.
+        weights: what it reads: HF, OURS, a format of `gguf_file`, or the raced FILE itself.
         methods: that it serves; "plain" is the peer's own plain decoding.
-        environment: variables.
     """
 
     precision: str
     weights: str
     methods: tuple[str, ...]
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -34,18 +36,28 @@ class Peer:
     Attributes:
         runner: a file beside this one.
         services: its processes.
+        of_gguf: its processes where a GGUF file is raced; empty if they are the same.
         packages: to install in an environment of its own; none of them are needed where there are none.
-        from_source: of these, what is compiled on the machine it runs on.
         unwanted: what is removed again.
-        build: variables of the installation.
+        sdist: a package whose source holds that of `programs`; they are compiled on the machine it runs on.
+        tree: the folder of their CMakeLists.txt in that source.
+        flags: CMake's variables.
+        programs: targets, copied beside the environment's Python.
     """
 
     runner: str
     services: tuple[Service, ...]
+    of_gguf: tuple[Service, ...] = ()
     packages: tuple[str, ...] = ()
-    from_source: tuple[str, ...] = ()
     unwanted: tuple[str, ...] = ()
-    build: dict[str, str] = field(default_factory=dict)
+    sdist: str = ""
+    tree: str = ""
+    flags: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+
+    def raced(self, is_gguf: bool) -> tuple[Service, ...]:
+        """Its processes where a GGUF file is raced, or another model."""
+        return (is_gguf and self.of_gguf) or self.services
 
     @property
     def script(self) -> Path:
@@ -57,18 +69,21 @@ PEERS = {
     "outpace": Peer(
         "run_outpace.py",
         (Service("bfloat16", OURS, ("plain", "default")), Service("int8", OURS, ("plain", "default"))),
+        of_gguf=(Service(GGUF, FILE, ("plain", "default")),),
     ),
     "transformers": Peer("run_transformers.py", (Service("bfloat16", HF, ("plain", "lookup", "assisted")),)),
     "llama.cpp": Peer(
         "run_llama_cpp.py",
-        (
-            Service("BF16", "BF16", ("plain", "lookup", "lookup-2")),
-            Service("Q8_0", "Q8_0", ("plain", "lookup", "lookup-2")),
-            Service("Q4_1", "Q4_1", ("plain",)),
+        tuple(Service(kind, kind, (method,)) for kind in ("BF16", "Q8_0", "Q4_1") for method in LLAMA_CPP),
+        of_gguf=tuple(Service(GGUF, FILE, (method,)) for method in (*LLAMA_CPP, *DRAFTED)),
+        packages=("cmake", "ninja"),
+        sdist="llama_cpp_python",
+        tree="vendor/llama.cpp",
+        flags=(
+            *("GGML_NATIVE=ON", "GGML_CCACHE=OFF", "LLAMA_OPENSSL=OFF", "LLAMA_BUILD_UI=OFF"),
+            *("LLAMA_USE_PREBUILT_UI=OFF", "LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF", "LLAMA_BUILD_APP=OFF"),
         ),
-        packages=("llama-cpp-python",),
-        from_source=("llama-cpp-python",),
-        build={"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAVA_BUILD=OFF", "CMAKE_BUILD_PARALLEL_LEVEL": "2"},
+        programs=("llama-server", "llama-quantize", "llama-perplexity", "llama-bench"),
     ),
     "openvino": Peer(
         "run_openvino.py",
@@ -77,6 +92,7 @@ PEERS = {
             Service("bfloat16", "F16", ("plain", "lookup")),
             Service("int8", "Q8_0", ("plain", "lookup")),
         ),
+        of_gguf=(Service(GGUF, FILE, ("plain",)), Service(GGUF, FILE, ("lookup",))),
         packages=("openvino-genai", "openvino", "openvino-tokenizers"),
     ),
     "vllm": Peer(

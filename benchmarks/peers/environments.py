@@ -1,12 +1,15 @@
 """An environment of its own for every peer that needs one: made once, from pinned versions."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 from benchmarks.peers.contenders import Peer
+from outpace.kernels.build import COMPILERS
 from outpace.lib.errors import OutpaceError
 
 
@@ -36,23 +39,52 @@ def prepare(name: str, peer: Peer, folder: Path, constraints: Path) -> Path:
     if python.is_file() and record.is_file() and record.read_text(encoding="utf-8") == versions:
         return python
     shutil.rmtree(home, ignore_errors=True)
-    _run(name, [sys.executable, "-m", "venv", "--without-pip", str(home)], {})
+    _run(name, [sys.executable, "-m", "venv", "--without-pip", str(home)])
     pip = [sys.executable, "-m", "pip", "--python", str(python)]  # our own, for theirs
-    install = [*pip, "install", "--quiet", "--constraint", str(file)]
-    compiled = [f"--no-binary={','.join(peer.from_source)}"] if peer.from_source else []
-    _run(name, [*install, *compiled, *peer.packages], peer.build)
+    _run(name, [*pip, "install", "--quiet", "--constraint", str(file), *peer.packages])
     if peer.unwanted:
-        _run(name, [*pip, "uninstall", "--quiet", "--yes", *peer.unwanted], {})
+        _run(name, [*pip, "uninstall", "--quiet", "--yes", *peer.unwanted])
+    if peer.programs:
+        _compile(name, peer, folder / name / "source", file, python.parent)
     record.write_text(versions, encoding="utf-8")
     return python
 
 
-def _run(name: str, command: list[str], variables: dict[str, str]) -> None:
+def _compile(name: str, peer: Peer, folder: Path, versions: Path, goal: Path) -> None:
+    """Compile a peer's programs for this machine from the source that comes in its sdist, and copy them to `goal`.
+
+    A later call continues one that was cut short.
+    """
+    if not any(map(shutil.which, COMPILERS)):
+        raise PeerMissing(f"{name}: no C++ compiler on the PATH ({', '.join(COMPILERS)}); install one, such as g++")
+    pinned = re.search(rf"^{peer.sdist}==(\S+)", versions.read_text(encoding="utf-8"), re.MULTILINE)
+    assert pinned is not None, f"{versions}: no {peer.sdist}"
+    unpacked = folder / f"{peer.sdist}-{pinned[1]}"
+    if not unpacked.is_dir():
+        fetch = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary", peer.sdist]
+        _run(name, [*fetch, "--dest", str(folder), f"{peer.sdist}=={pinned[1]}"])
+        partly = folder / "partly"
+        shutil.rmtree(partly, ignore_errors=True)
+        with tarfile.open(f"{unpacked}.tar.gz") as archive:
+            archive.extractall(partly, filter="data")
+        (partly / unpacked.name).rename(unpacked)
+    tree, made, tools = unpacked / peer.tree, unpacked / "made", os.pathsep.join((str(goal), os.environ["PATH"]))
+    flags = [f"-D{flag}" for flag in ("CMAKE_BUILD_TYPE=Release", "BUILD_SHARED_LIBS=OFF", *peer.flags)]
+    cmake = str(goal / "cmake")
+    _run(name, [cmake, "-S", str(tree), "-B", str(made), "-G", "Ninja", *flags], PATH=tools)
+    cores = str(os.cpu_count() or 1)
+    _run(name, [cmake, "--build", str(made), "--parallel", cores, "--target", *peer.programs], PATH=tools)
+    for program in peer.programs:
+        shutil.copy2(made / "bin" / program, goal / program)
+
+
+def _run(name: str, command: list[str], **variables: str) -> None:
     """Run a step of an installation, giving way to everything else on the machine."""
     polite = ["nice", "-n", "19"] if shutil.which("nice") else []
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
     result = subprocess.run([*polite, *command], capture_output=True, text=True, env=environment)
     if result.returncode != 0:
-        lines = [line.strip() for line in result.stderr.splitlines() if line.strip() and "WARNING" not in line]
+        said = (result.stdout + result.stderr).splitlines()  # ninja puts what compilers print on standard output
+        lines = [line.strip() for line in said if line.strip() and "WARNING" not in line]
         errors = [line for line in lines if "rror" in line] or lines
         raise PeerMissing(f"{name}: cannot be installed: {' '.join(errors[-2:]) or 'no reason given'}")

@@ -3,31 +3,40 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.peers.contenders import BASELINE
-from outpace.bench.report import summarise
+from outpace.bench.report import kept_apart, median, over_sets, summarise
 from outpace.bench.runner import Record
 
 KEPT = (
     "prompts", "speedup", "speedup_interval", "sets", "speedup_over_sets", "copied", "end_to_end_speedup",
-    "tokens_per_second", "ttft_ms",
+    "tokens_per_step", "ttft_ms",
 )  # fmt: skip
-COLUMNS = ("who", "version", "threads", "tokens/s", "of our plain", "95 %", "equal to own plain", "equal to our plain")
 
 
 def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
     """A row for each contender, in the order in which they first appear.
 
-    Speed is `bench.report`'s: the median of ratios paired by prompt, over this library's plain decoding in bfloat16,
-    tokens after those that the prompt's pass brought. Copied text is kept apart, as there. Memory is the whole
-    process's.
+    Speed is `bench.report`'s: the median of ratios paired by prompt, over the first contender, which is this library's
+    plain decoding, tokens after those that the prompt's pass brought. `tokens_per_second` is summarised in the same
+    way, under the same keys: its `speedup` is the median of tokens per second. Copied text is kept apart, as there.
+    `share` is the median of tokens per second over those that reading all weights once for each would allow;
+    speculation can exceed it. Memory is the whole process's, at its peak.
     """
     found = []
-    for name, figures in summarise(records, BASELINE).items():
+    sets = list(dict.fromkeys(record["dataset"] for record in records))
+    apart = kept_apart(sets)
+    for name, figures in summarise(records, records[0]["method"]).items():
         own = [record for record in records if record["method"] == name]
         equal = [record["equal_to_own_plain"] for record in own if record["equal_to_own_plain"] is not None]
+        timed = [record for record in own if record["group"]["tokens_per_second"]]
+        speeds = over_sets([(one["dataset"], one["group"]["tokens_per_second"]) for one in timed], sets, apart)
+        counted = [one for one in timed if one["dataset"] not in apart]
+        shares = [one["group"]["tokens_per_second"] / one["ceiling"] for one in counted if one["ceiling"]]
+        read = [1e3 * one["prompt_tokens"] / one["ttft_ms"] for one in counted if one["ttft_ms"]]
         found.append(
             {"name": name, "peer": own[0]["peer"], "precision": own[0]["precision"]}
             | {key: figures[key] for key in KEPT}
+            | {"tokens_per_second": speeds}
+            | {"share": median(shares), "prompt_tokens_per_second": median(read)}
             | {"equal_to_own_plain": sum(equal) / len(equal) if equal else None, "equal_to_ours": figures["equal"]}
             | {"memory_mb": figures["memory_mb"], "process": own[0]["process"]}
         )
@@ -35,38 +44,48 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def markdown(found: Sequence[Mapping[str, Any]], missing: Mapping[str, str], title: str) -> str:
-    """The table for people, speeds by set of prompts where there are several, and below who is missing and why."""
-    lines = [title, "", f"| {' | '.join((*COLUMNS, 'MB'))} |", f"|{'---|' * (len(COLUMNS) + 1)}"]
-    for row in found:
-        facts, interval = row["process"], row["speedup_interval"]
-        cells = [
-            f"`{row['name']}`",
-            ", ".join(f"{name} {version}" for name, version in list(facts["versions"].items())[:1]),
-            str(facts["threads"]),
-            _number(row["tokens_per_second"], "{:.1f}"),
-            _number(row["speedup"], "{:.2f}x"),
-            f"{interval[0]:.2f}-{interval[1]:.2f}" if interval else "-",
-            _number(row["equal_to_own_plain"], "{:.0%}"),
-            _number(row["equal_to_ours"], "{:.0%}"),
-            _number(row["memory_mb"], "{:.0f}"),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", *_sets(found), *(f"Missing: {name}: {reason}" for name, reason in missing.items())]
-    return "\n".join(lines).rstrip() + "\n"
+    """The table for people, speeds by set of prompts where there are several, and who is missing and why."""
+    main = [
+        {
+            "who": f"`{row['name']}`",
+            "version": ", ".join(" ".join(pair) for pair in list(row["process"]["versions"].items())[:1]),
+            "threads": str(row["process"]["threads"]),
+            "tokens/s": _number(row["tokens_per_second"]["speedup"], "{:.1f}"),
+            "of the read test": _number(row["share"], "{:.0%}"),
+            "of our plain": _number(row["speedup"], "{:.2f}x"),
+            "95 %": "{:.2f}-{:.2f}".format(*row["speedup_interval"]) if row["speedup_interval"] else "-",
+            "tokens/pass": _number(row["tokens_per_step"], "{:.2f}"),
+            **_equality(row),
+            "prompt tokens/s": _number(row["prompt_tokens_per_second"], "{:.0f}"),
+            "load s": _number(row["process"]["load_s"], "{:.1f}"),
+            "MB": _number(row["memory_mb"], "{:.0f}"),
+        }
+        for row in found
+    ]
+    tables = [main]
+    if len(found[0]["sets"]) + len(found[0]["copied"]) > 1:
+        tables.append([_by_set("who", row, row, "{:.2f}x") for row in found])
+        tables.append([_by_set("tokens/s", row, row["tokens_per_second"], "{:.1f}") for row in found])
+    tables.append([{"missing": f"`{name}`", "reason": reason.replace("|", "/")} for name, reason in missing.items()])
+    return "\n\n".join([title, *(_table(one) for one in tables if one)]) + "\n"
 
 
-def _sets(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Speeds over our plain decoding by set of prompts, their geometric mean, and copied text in columns of its own."""
-    names, copied = list(found[0]["sets"]), list(found[0]["copied"])
-    if len(names) + len(copied) < 2:
-        return []
-    columns = ["who", *names, "geometric mean", *copied]
-    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
-    for row in found:
-        speeds = [*row["sets"].values(), row["speedup_over_sets"], *row["copied"].values()]
-        cells = [f"`{row['name']}`", *(_number(speed, "{:.2f}x") for speed in speeds)]
-        lines.append(f"| {' | '.join(cells)} |")
-    return [*lines, ""]
+def _by_set(first: str, row: Mapping[str, Any], speeds: Mapping[str, Any], form: str) -> dict[str, str]:
+    """Cells of speeds by set of prompts, their geometric mean, and copied text in columns of its own."""
+    columns = speeds["sets"] | {"geometric mean": speeds["speedup_over_sets"]} | speeds["copied"]
+    cells = {name: _number(speed, form) for name, speed in columns.items()}
+    return {first: f"`{row['name']}`"} | cells | _equality(row)
+
+
+def _equality(row: Mapping[str, Any]) -> dict[str, str]:
+    own, ours = row["equal_to_own_plain"], row["equal_to_ours"]
+    return {"equal to own plain": _number(own, "{:.0%}"), "equal to our plain": _number(ours, "{:.0%}")}
+
+
+def _table(lines: Sequence[Mapping[str, str]]) -> str:
+    """Markdown of lines that have the same columns."""
+    cells = [list(lines[0]), ["---"] * len(lines[0]), *(line.values() for line in lines)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 
@@ -32,6 +34,9 @@ class RunnerProcess:
         log: a file for what it prints.
         variables: of its environment, beside those of this process.
 
+    Attributes:
+        facts: what records say of it: the runner's, and the seconds until it was loaded, imports included.
+
     Raises:
         PeerMissing: it does not load.
     """
@@ -40,6 +45,7 @@ class RunnerProcess:
         self, python: Path, script: Path, settings: Mapping[str, Any], log: Path, variables: Mapping[str, str]
     ) -> None:
         self._log, self._name = log, log.stem
+        started = perf_counter()
         inherited = {key: value for key, value in os.environ.items() if key not in VARIABLES}
         with log.open("wb") as sink:
             # A group of its own in our session: if this process is killed, the kernel ends it, stopped or not.
@@ -53,7 +59,7 @@ class RunnerProcess:
                 process_group=0,
             )
         try:
-            self.facts: dict[str, Any] = self._read(LOADING_S)
+            self.facts: dict[str, Any] = self._read(LOADING_S) | {"load_s": perf_counter() - started}
         except BaseException:
             self.close()
             raise
@@ -86,9 +92,9 @@ class RunnerProcess:
             self._signal(signal.SIGSTOP)
 
     def memory_mb(self) -> float:
-        """MiB that it and its children hold in memory."""
+        """MiB that it and its children held in memory at most, or hold now where the system keeps no peak."""
         parent = psutil.Process(self._process.pid)
-        return sum(one.memory_info().rss for one in (parent, *parent.children(recursive=True))) / 2**20
+        return sum(map(_peak_bytes, (parent, *parent.children(recursive=True)))) / 2**20
 
     def close(self) -> None:
         """End it."""
@@ -118,9 +124,15 @@ class RunnerProcess:
 
     def _last_words(self) -> str:
         lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        errors = [line for line in lines if "rror" in line] or lines
-        return errors[-1][:500] if errors else "no reason given"
+        last = max((number for number, line in enumerate(lines) if "rror" in line), default=len(lines) - 1)
+        return " ".join(lines[last:])[:500] or "no reason given"
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
+
+
+def _peak_bytes(process: psutil.Process) -> int:
+    status = Path(f"/proc/{process.pid}/status")
+    peak = re.search(r"VmHWM:\s+(\d+) kB", status.read_text()) if status.is_file() else None
+    return int(peak[1]) * 1024 if peak else int(process.memory_info().rss)

@@ -1,10 +1,10 @@
 """The race: every prompt goes to every contender, one at a time, in an order that turns; one record for each."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from benchmarks.peers.contenders import BASELINE, Service, entry_name
+from benchmarks.peers.contenders import Service, entry_name
 from benchmarks.peers.environments import PeerMissing
 from benchmarks.peers.processes import RunnerProcess
 from outpace.bench.records import TurnRun, group_figures, prompt_figures
@@ -38,7 +38,7 @@ class Entry:
     Attributes:
         peer, service, method: which.
         process: that serves it.
-        memory_mb: most that the process was seen to hold.
+        memory_mb: most that the process held.
     """
 
     peer: str
@@ -67,14 +67,20 @@ class Race:
     """Contenders and what they decode.
 
     Attributes:
-        entries: who races, plain decoding of this library among them; who fails is taken out.
+        entries: who races, plain decoding of this library first; who fails is taken out.
         task: what they decode.
         missing: who does not race, with the reason.
+        ceiling: measures how many tokens per second one reading of all weights for each would allow; None where
+            contenders read different weights.
     """
 
     entries: list[Entry]
     task: Task
     missing: dict[str, str] = field(default_factory=dict)
+    ceiling: Callable[[], float] | None = None
+
+    def __post_init__(self) -> None:
+        self.baseline = self.entries[0].name
 
     def groups(self) -> Iterator[list[Record]]:
         """Warm everybody up, then the records of each prompt as soon as all have decoded it.
@@ -85,11 +91,12 @@ class Race:
         for entry in list(self.entries):
             self._run(entry, self.task.prompts[0], min(WARM_UP_TOKENS, self.task.max_new_tokens))
         for number, prompt in enumerate(self.task.prompts):
+            ceiling = self.ceiling() if self.ceiling else None
             shift = number % len(self.entries)
             order = self.entries[shift:] + self.entries[:shift]
             answers = {entry.name: self._run(entry, prompt, self.task.max_new_tokens) for entry in order}
             yield [
-                self._record(number, entry, answer, answers)
+                self._record(number, entry, answer, answers) | {"ceiling": ceiling}
                 for entry in self.entries
                 if (answer := answers[entry.name]) is not None
             ]
@@ -99,7 +106,7 @@ class Race:
         try:
             return entry.run(prompt, max_new_tokens)
         except PeerMissing as error:
-            if entry.name == BASELINE:
+            if entry.name == self.baseline:
                 raise
             self.missing[entry.name] = str(error)
             self.entries = [other for other in self.entries if other is not entry]
@@ -110,6 +117,7 @@ class Race:
     ) -> Record:
         item, ids, eos = self.task.items[number], tuple(answer["token_ids"]), self.task.eos
         counters = {"prompt_tokens": len(self.task.prompts[number]), "new_tokens": len(ids)}
+        counters["steps"] = answer["arrivals"] - 1
         times = {"ttft_ms": answer["prompt_seconds"] * 1e3, "decode_ms": answer["decode_seconds"] * 1e3}
         run = TurnRun(ids, "", "stop" if ids and ids[-1] in eos else "length", counters | times)
         group = {"number": number} | group_figures([[run]])
@@ -126,7 +134,7 @@ class Race:
             **self.task.shared,
         }
         record |= prompt_figures([run]) | {"arrivals": answer["arrivals"], "group": group}
-        is_equal = self._said(answer) == self._said(answers[BASELINE])
+        is_equal = self._said(answer) == self._said(answers[self.baseline])
         own = answers.get(entry.own_plain)
         record |= {"memory_mb": entry.memory_mb, "equal": is_equal, "process": entry.process.facts}
         record |= {"finding": {"kind": "equal" if is_equal else "different"}}

@@ -1,51 +1,84 @@
-"""llama.cpp through llama-cpp-python: plain, and with its prompt lookup."""
+"""llama.cpp's own server: plain, or with one kind of its drafts; a server has one of them, so each has a process."""
 
-import ctypes
-from importlib.metadata import version
+import atexit
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from time import sleep
 from typing import Any
+from urllib.error import URLError
+from urllib.request import Request, urlopen
 
-import llama_cpp
-from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-
-DRAFTED = {"lookup": 10, "lookup-2": 2}
-"""`num_pred_tokens`: its default, and what its documentation advises where there is no GPU."""
+SERVER = Path(sys.executable).with_name("llama-server")
+_POLL_S, _ANSWER_S = 0.02, 600.0
 
 
 class Contender:
-    """A context of the same weights for each method: one that drafts computes logits in every row.
+    """A server, with its defaults but for threads, context, and what it would keep from prompt to prompt.
 
     Args:
-        settings: as `serve` describes; "weights" is a GGUF file.
+        settings: as `serve` describes; "weights" and "draft" are GGUF files.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self._contexts = {method: self._open(method, settings) for method in settings["methods"]}
-        system = ctypes.string_at(llama_cpp.llama_print_system_info()).decode()
-        self.facts = {
-            "versions": {"llama-cpp-python": version("llama-cpp-python")},
-            "threads": settings["threads"],
-            "note": system,
+        (method,) = settings["methods"]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        threads = str(settings["threads"])
+        drafting = _drafting(method, settings.get("draft"), threads)
+        self._server = subprocess.Popen(
+            [
+                *(str(SERVER), "--model", settings["weights"], "--ctx-size", str(settings["max_length"])),
+                *("--threads", threads, "--threads-batch", threads, "--parallel", "1", "--cache-ram", "0"),
+                *("--host", "127.0.0.1", "--port", port, "--offline", *drafting),
+            ]
+        )
+        atexit.register(self._server.terminate)
+        self._address = f"http://127.0.0.1:{port}"
+        self._wait()
+        build = self._call("/props")["build_info"]
+        self.facts = {"versions": {"llama.cpp": build}, "threads": settings["threads"], "note": " ".join(drafting)}
+
+    def generate(self, method: str, prompt: list[int], max_new_tokens: int, clock: Any) -> dict[str, Any]:
+        """Decode greedily. Times are the server's own, so that HTTP costs it nothing."""
+        asked = {"prompt": prompt, "n_predict": max_new_tokens, "temperature": 0.0, "top_k": 1}
+        said = self._call("/completion", asked | {"return_tokens": True, "cache_prompt": False})
+        ids, times = said["tokens"], said["timings"]
+        clock.put(ids[:1])
+        clock.put(ids[1:])
+        return {
+            "prompt_seconds": times["prompt_ms"] / 1e3,
+            "decode_seconds": times["predicted_ms"] / 1e3,
+            "arrivals": max(1, times["predicted_n"] - times.get("draft_n_accepted", 0)),
         }
 
-    @staticmethod
-    def _open(method: str, settings: dict[str, Any]) -> Any:
-        draft = LlamaPromptLookupDecoding(num_pred_tokens=DRAFTED[method]) if method in DRAFTED else None
-        return llama_cpp.Llama(
-            settings["weights"],
-            n_ctx=settings["max_length"],
-            n_threads=settings["threads"],
-            n_threads_batch=settings["threads"],
-            draft_model=draft,
-            verbose=False,
-        )
-
-    def generate(self, method: str, prompt: list[int], max_new_tokens: int, clock: Any) -> None:
-        """Decode greedily."""
-        context = self._contexts[method]
-        context.reset()  # nothing of the prompt before
-        for token in context.generate(prompt, temp=0.0):
-            if clock.put([int(token)]):
+    def _wait(self) -> None:
+        """Until the model is loaded. A server that ends has given the reason, and this process ends without another."""
+        while self._server.poll() is None:
+            try:
+                self._call("/health")
                 return
+            except URLError:  # nobody listens yet, or "loading model"
+                sleep(_POLL_S)
+        sys.exit(1)
+
+    def _call(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = Request(self._address + path, data, {"Content-Type": "application/json"})
+        with urlopen(request, timeout=_ANSWER_S) as answer:
+            return json.load(answer)
+
+
+def _drafting(method: str, draft: str | None, threads: str) -> list[str]:
+    """Flags of a method: "plain", a kind of n-grams, or "draft-N" for N tokens of a draft model."""
+    if not method.startswith("draft-"):
+        return ["--spec-type", {"plain": "none"}.get(method, method)]
+    assert draft is not None
+    model = ["--spec-draft-model", draft, "--spec-draft-threads", threads]
+    return ["--spec-type", "draft-simple", "--spec-draft-n-max", method.removeprefix("draft-"), *model]
 
 
 def load(settings: dict[str, Any]) -> Contender:

@@ -30,7 +30,7 @@ class Contender:
     """A pipeline for each method.
 
     Args:
-        settings: as `serve` describes; "weights" is a GGUF file or a folder, "precision" float32, bfloat16 or int8.
+        settings: as `serve` describes; "weights" is a GGUF file, and the products are in float32 if "precision" is.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:

@@ -10,15 +10,16 @@ class Contender:
     """A loaded model.
 
     Args:
-        settings: as `serve` describes; "model" names one, "precision" is bfloat16, float32 or int8.
+        settings: as `serve` describes; "model" names one, "precision" is bfloat16, float32, int8, or GGUF for the
+            defaults of a file.
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        is_int8 = settings["precision"] == "int8"
+        precision = settings["precision"]
+        options = {"GGUF": {}, "int8": {"quantize": "int8"}}.get(precision, {"dtype": precision})
         self._model = outpace.load(
             settings["model"],
-            dtype="auto" if is_int8 else settings["precision"],
-            quantize="int8" if is_int8 else "none",
+            **options,
             device="cpu",
             max_num_seqs=1,
             profile=False,  # the default, not what was tuned here
@@ -27,7 +28,7 @@ class Contender:
         self.facts = {
             "versions": {"outpace": version("outpace"), "torch": version("torch")},
             "threads": settings["threads"],
-            "note": f"default: {self._model.method_name}",
+            "note": f"default: {self._model.method_name}; exactness: {self._model.exactness.kind}",
         }
 
     def generate(self, method: str, prompt: list[int], max_new_tokens: int, clock: Any) -> None:

@@ -5,7 +5,8 @@ SETTINGS`, where RUNNER is a file beside this one and SETTINGS are JSON. A runne
 object with
 
     facts                                       what records say of it: "versions", "threads", a "note"
-    generate(method, prompt, max_new_tokens, clock)   decodes greedily and shows the clock ids as they arrive
+    generate(method, prompt, max_new_tokens, clock)   decodes greedily and shows the clock ids as they arrive; it may
+                                                return times of its own that replace the clock's
 
 The first line out is the facts; then each line in is a request and each line out its answer.
 """
@@ -69,8 +70,8 @@ def main() -> None:
     for line in sys.stdin:
         request = json.loads(line)
         clock = Clock(settings["eos"], request["max_new_tokens"])
-        contender.generate(request["method"], request["prompt"], request["max_new_tokens"], clock)
-        print(json.dumps(clock.answer()), file=out, flush=True)
+        measured = contender.generate(request["method"], request["prompt"], request["max_new_tokens"], clock)
+        print(json.dumps(clock.answer() | (measured or {})), file=out, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 from benchmarks.peers.gguf_file import write_gguf
 from outpace.models.export import READY, TENSORS
 from outpace.models.loading.config import read_config
+from outpace.models.loading.gguf import read_gguf
 from outpace.models.loading.load import load_vocabulary_facts
 from outpace.models.loading.registry import resolve
 
@@ -31,3 +32,9 @@ def export_gguf(exported: Path, precision: str) -> Path:
     write_gguf(scratch, config, weights, exported / "tokenizer.json", precision, eos[0] if eos else 0)
     scratch.replace(path)
     return path
+
+
+def weight_bytes(file: Path) -> int:
+    """Bytes of a GGUF's tensors that each token reads: all but an embedding that is not the head, too."""
+    sizes = {name: tensor.data.nbytes for name, tensor in read_gguf(file).tensors.items()}
+    return sum(sizes.values()) - (sizes["token_embd.weight"] if "output.weight" in sizes else 0)

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
 
 import psutil
 import pytest
 
-from benchmarks.peers.contenders import BASELINE, OURS, Peer, Service, named_peers
+from benchmarks.peers import environments
+from benchmarks.peers.contenders import OURS, PEERS, Peer, Service, named_peers
 from benchmarks.peers.environments import PeerMissing, prepare
 from benchmarks.peers.figures import markdown, rows
 from benchmarks.peers.processes import RunnerProcess
@@ -43,12 +43,13 @@ class Contender:
 
 def load(settings):
     if settings["model"] == "broken":
-        raise RuntimeError("no such model")
+        raise RuntimeError("no such model\\nin this folder")
     global LOG
     LOG = settings["model"]
     return Contender()
 """
 METHODS = ("plain", "drafts", "strays", "dies")
+BASELINE = "outpace/bfloat16/plain"
 
 
 class Fakes:
@@ -150,6 +151,7 @@ def test_who_is_not_asked_stands_still(fakes: Fakes) -> None:
     assert process.ask("plain", [4, 1], 3)["token_ids"] == [4, 5, 6]
     assert _stops(own)
     assert process.memory_mb() > 1
+    assert 0 < process.facts["load_s"] < 60
     process.close()
     assert not own.is_running()
 
@@ -162,13 +164,14 @@ def test_who_fails_is_reported_and_the_others_go_on(fakes: Fakes) -> None:
     assert "the weights are gone" in race.missing["peer/half/dies"]
     found = rows([record for group in groups for record in group])
     table = markdown(found, race.missing, "a race")
-    assert "Missing: peer/half/dies: runner: ended: RuntimeError: the weights are gone" in table
+    assert "| `peer/half/dies` | runner: ended: RuntimeError: the weights are gone |" in table
     assert found[0]["name"] == BASELINE
     assert "| `peer/half/strays` | pretence 1.0 | 1 |" in table
 
 
 def test_speeds_by_set_of_prompts_and_their_mean(fakes: Fakes) -> None:
-    """Guards against a mean in which a set of many prompts counts more, against ratios across sets."""
+    """Guards against a mean in which a set of many prompts counts more, against ratios across sets, and against speeds
+    without the share of equal answers."""
     race = fakes.race([[1, 1], [2, 2], [3, 3], [4, 4]])
     records = [record for group in race.groups() for record in group]
     for record in records:
@@ -180,13 +183,29 @@ def test_speeds_by_set_of_prompts_and_their_mean(fakes: Fakes) -> None:
     assert found["peer/half/strays"]["copied"] == {"wikitext2": 9.0}
     assert found["peer/half/strays"]["speedup"] == 7.0
     table = markdown(list(found.values()), {}, "a race")
-    assert "| who | chat | code | geometric mean | wikitext2 |" in table
-    assert "| `peer/half/strays` | 2.00x | 8.00x | 4.00x | 9.00x |" in table
+    assert "| who | chat | code | geometric mean | wikitext2 | equal to own plain | equal to our plain |" in table
+    assert "| `peer/half/strays` | 2.00x | 8.00x | 4.00x | 9.00x | 0% | 0% |" in table
+    assert "| `peer/half/strays` | 20.0 | 80.0 | 40.0 | 90.0 | 0% | 0% |" in table
+
+
+def test_the_share_of_the_read_test_is_paired_by_prompt(fakes: Fakes) -> None:
+    """Guards against speeds over a bandwidth measured at another time, and against passes that count tokens."""
+    race = fakes.race([[1, 1], [2, 2], [3, 3]], tokens=7)
+    ceilings = iter((10.0, 20.0, 40.0))
+    race.ceiling = lambda: next(ceilings)
+    records = [record for group in race.groups() for record in group]
+    for record in records:
+        record["group"]["tokens_per_second"] = record["ceiling"] * (0.5, 0.25, 0.75)[record["index"]]
+    found = {row["name"]: row for row in rows(records)}
+    assert found["peer/half/plain"]["share"] == 0.5
+    assert found["peer/half/plain"]["tokens_per_step"] == 1.0
+    assert found["peer/half/drafts"]["tokens_per_step"] == 4.0, "seven tokens: three with the prompt, four in one pass"
+    assert "| 50% |" in markdown(list(found.values()), {}, "a race")
 
 
 def test_a_peer_that_does_not_load_says_why(fakes: Fakes) -> None:
-    """Guards against an empty place in the table with no reason."""
-    with pytest.raises(PeerMissing, match="runner: ended: RuntimeError: no such model"):
+    """Guards against an empty place in the table with no reason, or with its first line alone."""
+    with pytest.raises(PeerMissing, match="runner: ended: RuntimeError: no such model in this folder"):
         fakes.process("broken")
 
 
@@ -210,6 +229,42 @@ def test_an_environment_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     assert prepare("outpace", named_peers("")["outpace"], tmp_path, tmp_path) == Path(sys.executable)
 
 
+CMAKE = """#!/bin/sh
+echo "$@" >> {folder}/calls
+test -e {folder}/broken && echo "x.cpp:1: error: no such thing" && exit 1
+mkdir -p {folder}/source/sources-1.5/made/bin && echo > {folder}/source/sources-1.5/made/bin/program
+"""
+
+
+def test_programs_are_compiled_from_the_pinned_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against a compiler's message that is lost, against a source that is fetched again after a build that was
+    cut short, and against a failed download or a missing compiler without a reason."""
+    peer = Peer("run_x.py", (), sdist="sources", tree="part", flags=("SMALL=ON",), programs=("program",))
+    versions, goal = tmp_path / "x.txt", tmp_path / "bin"
+    versions.write_text("cmake==1\nsources==1.5\n")
+    arguments = ("x", peer, tmp_path / "source", versions, goal)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(PeerMissing, match=r"x: cannot be installed: .*sources==1\.5"):
+        environments._compile(*arguments)
+    (tmp_path / "source" / "sources-1.5").mkdir(parents=True)
+    goal.mkdir()
+    (goal / "cmake").write_text(CMAKE.format(folder=tmp_path))
+    (goal / "cmake").chmod(0o755)
+    (tmp_path / "broken").touch()
+    with pytest.raises(PeerMissing, match=r"x: cannot be installed: x\.cpp:1: error: no such thing"):
+        environments._compile(*arguments)
+    (tmp_path / "broken").unlink()
+    environments._compile(*arguments)
+    assert (goal / "program").is_file()
+    configured, built = (tmp_path / "calls").read_text().splitlines()[-2:]
+    assert "sources-1.5/part" in configured
+    assert "-DSMALL=ON" in configured
+    assert built.endswith("--target program")
+    monkeypatch.setattr(environments, "COMPILERS", ("no-such-compiler",))
+    with pytest.raises(PeerMissing, match="x: no C\\+\\+ compiler"):
+        environments._compile(*arguments)
+
+
 def test_peers_by_name() -> None:
     """Guards against a misspelt peer that is passed over."""
     assert list(named_peers("vllm, llama.cpp")) == ["outpace", "vllm", "llama.cpp"]
@@ -220,10 +275,12 @@ def test_peers_by_name() -> None:
 def test_every_runner_is_there_and_pinned() -> None:
     """Guards against a peer whose file or versions were forgotten."""
     root = Path(__file__).parents[3]
-    peers: dict[str, Any] = named_peers("transformers,llama.cpp,openvino,vllm")
-    for name, peer in peers.items():
+    for name, peer in PEERS.items():
         assert peer.script.is_file()
-        assert "plain" in {method for service in peer.services for method in service.methods}
+        for is_gguf in (False, True):
+            assert "plain" in {method for service in peer.raced(is_gguf) for method in service.methods}
         if peer.packages:
             pinned = (root / "constraints" / "peers" / f"{name}.txt").read_text().lower().replace("_", "-")
-            assert all(f"{package}==" in pinned for package in peer.packages)
+            assert all(
+                f"{package}==" in pinned for package in (*peer.packages, peer.sdist.replace("_", "-")) if package
+            )

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from benchmarks.peers.weights import export_gguf
+from benchmarks.peers.weights import export_gguf, weight_bytes
 from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
 from outpace.lib.errors import InvalidRequest
 from outpace.models.draft import write_bare
@@ -59,6 +59,17 @@ def test_a_gguf_read_back_holds_the_same_bits(tmp_path: Path, family: str, tied:
         found = _read_back(export_gguf(folder, precision))
         assert made.keys() <= found.keys()
         assert all(torch.equal(found[name], weight.to(torch.float32)) for name, weight in made.items())
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_a_token_reads_all_weights_but_an_embedding_that_is_no_head(is_tied: bool, tmp_path: Path) -> None:
+    """Guards against a share of bandwidth that counts an embedding of which one row is read."""
+    folder = _exported(tmp_path, tie_word_embeddings=is_tied)
+    weights = load_file(folder / "model.safetensors")
+    if not is_tied:
+        weights.pop("model.embed_tokens.weight")
+    expected = sum(weight.numel() * (4 if weight.ndim == 1 else 2) for weight in weights.values())
+    assert weight_bytes(export_gguf(folder, "BF16")) == expected
 
 
 def test_eight_bits_are_as_near_as_blocks_of_32_allow(tmp_path: Path) -> None:
