@@ -256,6 +256,6 @@ def _bytes(layer: nn.Module) -> int:
     if isinstance(layer, nn.Linear):
         return layer.weight.nbytes
     if isinstance(layer, KernelLinear):
-        return layer.panels.nbytes + (0 if layer.scales is None else layer.scales.nbytes)
+        return layer.nbytes
     assert isinstance(layer, PackedLinear)
     return layer.outputs * layer.inputs * layer.dtype.itemsize

@@ -97,6 +97,11 @@ class KernelLinear(nn.Module):
         places = _pointer(wide), _pointer(self.panels), _pointer(self.scales)
         call("pack", ctypes.byref(self.matrix), *places, threads())
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weight that a product reads."""
+        return self.panels.nbytes + (0 if self.scales is None else self.scales.nbytes)
+
     def forward(self, rows: Tensor) -> Tensor:
         """[..., out] of rows [..., in]."""
         return self.wide(rows).to(self.dtype)

@@ -1,6 +1,8 @@
 """The target: an unmodified transformers model that runs packed draft trees over slots of keys and values."""
 
+import itertools
 from collections.abc import Sequence
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -10,9 +12,14 @@ from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.gpu.capture import HEAD_ROWS, Captured
 from outpace.kernels.build import loaded_kernels
+from outpace.kernels.linear import KernelLinear
 from outpace.models.head import EXACT_ROWS
+from outpace.models.layers.experts import has_experts
 from outpace.models.layers.prepare import prepare
-from outpace.models.packed import PackedModel, PassPart
+from outpace.models.packed import PackedModel, PassPart, layers_of
+
+_LARGE = 2**28  # bytes of products: passes of smaller models are timed in less than a second
+_LAYERS_TIMED = 3  # of those of a pass, where its time is estimated
 
 
 class TransformersTarget(PackedModel):
@@ -69,6 +76,28 @@ class TransformersTarget(PackedModel):
         assert self.kv.lengths[source] >= length, f"slot {source} has fewer than {length} committed tokens"
         super().copy_slot(source, goal, length)
 
+    @torch.inference_mode()
+    def estimated_times(self, rows: Sequence[int]) -> list[float] | None:
+        """About how many milliseconds a pass of each number of rows takes after a short context; None where passes
+        themselves are to be timed. Of a large model a few layers are timed for each number, a tenth of a pass.
+        """
+        if self.native is None or has_experts(self.decoder) or not isinstance(self.head.layer, KernelLinear):
+            return None
+        products = (part for part in self.decoder.modules() if isinstance(part, KernelLinear))
+        if sum(part.nbytes for part in products) < _LARGE:
+            return None
+        stack = list(layers_of(self.decoder)[1])
+        parts = [[part for part in layer.modules() if isinstance(part, KernelLinear)] for layer in stack]
+        turns = itertools.cycle(parts)  # each layer once in a while: a layer used twice would be in the CPU's cache
+        scale = len(stack) / min(_LAYERS_TIMED, len(stack))
+        times, ends = [], (min(rows), max(rows))
+        head = [_milliseconds([self.head.layer], count) for count in ends]
+        for count in rows:
+            layers = [part for _ in range(min(_LAYERS_TIMED, len(stack))) for part in next(turns)]
+            share = (count - ends[0]) / max(1, ends[1] - ends[0])
+            times.append(_milliseconds(layers, count) * scale + head[0] + (head[1] - head[0]) * share)
+        return times
+
     def prefill(self, chunks: Sequence[Chunk]) -> list[ChunkOutput]:
         """Append prompt chunks to their slots.
 
@@ -113,6 +142,14 @@ class TransformersTarget(PackedModel):
     def _head_outputs(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         outputs = self.head(hidden)
         return outputs.logits, outputs.top_ids, outputs.top_logits
+
+
+def _milliseconds(layers: Sequence[KernelLinear], rows: int) -> float:
+    inputs = [torch.ones(rows, layer.inputs) for layer in layers]
+    started = perf_counter()
+    for layer, given in zip(layers, inputs, strict=True):
+        layer.wide(given)
+    return (perf_counter() - started) * 1e3
 
 
 def _part(slot: int, tokens: Tensor, shape: Topology, is_prompt: bool = False) -> PassPart:
