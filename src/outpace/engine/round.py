@@ -137,18 +137,17 @@ class Pricing:
     def _times(self, target: Target, sessions: Sequence[Session]) -> PassTimes:
         """Of passes of these requests, for all numbers of nodes that they may have together."""
         if not self._costs.is_known:
-            estimate = getattr(target, "estimated_times", None)
-            if estimate is not None and (times := estimate(ROWS)) is not None:
-                self._costs.set_measured(times)  # rounds correct them
-            else:
-                first = sessions[0]
-                assert first.slot is not None, "a session in a round has a slot"
-                measure(self._costs, target, first.slot, first.ids[-1])
+            first = sessions[0]
+            assert first.slot is not None, "a session in a round has a slot"
+            measure(self._costs, target, first.slot, first.ids[-1])
         return self._costs.times(len(sessions), _context(sessions), sum(session.budget for session in sessions))
 
 
 def measure(costs: PassCosts, target: Target, slot: int, token: int) -> None:
-    """Time passes after the contents of a slot, which stays as it was."""
+    """Estimate or time passes after the contents of a slot, which stays as it was. Rounds correct the times."""
+    if hasattr(target, "estimated_times") and (times := target.estimated_times(ROWS)) is not None:
+        costs.set_measured(times)
+        return
     trees = [DraftTree(torch.full((rows,), token), Topology.chain(rows)) for rows in ROWS]
     # The largest allocates memory; where passes are captured as graphs, each size is captured first.
     for tree in trees if getattr(target, "captures", False) else trees[-1:]:

@@ -48,7 +48,7 @@ class BlockWeight:
 
     @property
     def nbytes(self) -> int:
-        return self.outputs * self.data.shape[1]
+        return self.outputs * int(self.data.shape[1])
 
     def take(self, ids: Tensor) -> "BlockWeight":
         """The matrix made of rows `ids` [K]."""

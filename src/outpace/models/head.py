@@ -1,6 +1,7 @@
 """The LM head: logits in the compute dtype, top candidates scored again in float32."""
 
 from functools import cached_property
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
@@ -40,11 +41,13 @@ class LmHead:
         fixed_rows: rows of every product, padded with zeros, in exact mode; None for as many as there are.
     """
 
-    def __init__(self, layer: nn.Module, softcap: float | None = None, make: Make | None = None) -> None:
+    def __init__(self, layer: Any, softcap: float | None = None, make: Make | None = None) -> None:
         self._softcap, self._make, self._source = softcap, make, layer
         self._bias: Tensor | None = None if layer.bias is None else layer.bias.detach()
-        is_made = make is None or isinstance(layer, KernelLinear)
-        self.layer: nn.Module = layer if is_made else make(layer.weight.detach(), self._bias)  # type: ignore[misc]
+        if make is None or isinstance(layer, KernelLinear):
+            self.layer: nn.Module = layer
+        else:
+            self.layer = make(layer.weight.detach(), self._bias)
         self.vocab_size: int = layer.outputs if isinstance(layer, KernelLinear) else layer.weight.shape[0]
         self.ids: Tensor | None = None  # as in SubsetHead; None for all
         self.fixed_rows: int | None = None
@@ -58,7 +61,8 @@ class LmHead:
     @cached_property
     def _weight(self) -> Tensor:
         layer = self._source
-        return layer.unpacked() if isinstance(layer, KernelLinear) else layer.weight.detach()
+        weight: Tensor = layer.unpacked() if isinstance(layer, KernelLinear) else layer.weight.detach()
+        return weight
 
     @torch.inference_mode()
     def __call__(self, hidden: Tensor) -> NodeOutputs:

@@ -109,10 +109,13 @@ def draw(switch: pytest.MonkeyPatch) -> Compared:
     return torch.tensor(found), torch.tensor(draw_keyed(list(logits), streams, [4] * 6))
 
 
+BLOCKS = "tests.unit.kernels.test_blocks:"
 GROWTH = "tests.unit.trees.union.test_native_growth:"
 KERNELS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], Compared] | str]] = {
     "linear": ("product.h", linear),
     "pack": ("product.h", pack),
+    "place": ("block_product.h", BLOCKS + "test_a_product_is_that_of_the_reference"),
+    "dequantize": ("formats.h", BLOCKS + "test_rows_are_dequantized_as_the_format_says"),
     "attend": ("attention.h", attend),
     "run": ("decoder.h", run),
     "context": ("context.h", drafts("dflash-sliding")),

@@ -74,7 +74,6 @@ def test_rows_attended_together_have_the_bits_of_each_alone(
     kv = filled(groups, LENGTHS, SCATTERED, unused)
     together = PassCache([chain(kv, slot, start) for start, slot in enumerate(SCATTERED)])
     together.update(keys, values, 0)
-    assert together.plan(window).groups, "nothing would be compared"
     actual = attend(query, together, window, softcap)
     assert torch.isfinite(actual).all()
     is_exact = has_exact_scores(HEADS, groups, DIM)
@@ -113,21 +112,8 @@ def test_trees_and_prompts_of_a_pass_stay_alone_and_keep_their_rows() -> None:
     kv = filled(3, (20, 25, 30, 28, 21), slots, torch.nan)
     mixed = PassCache(segments(kv))
     mixed.update(keys, values, 0)
-    plan = mixed.plan(None)
-    assert [group.rows.tolist() for group in plan.groups] == [[5, 0, 7]]
-    assert [segment.start for segment in plan.alone] == [1, 6]
     actual = attend(query, mixed)
     for segment in segments(kv):
         rows = slice(segment.start, segment.start + segment.count)
         segment.start = 0
         assert_rows(has_exact_scores(HEADS, 3, DIM), actual[rows], attend(query[:, rows], PassCache([segment])))
-
-
-def test_a_long_request_is_not_padded_onto_many_short_ones() -> None:
-    """Guards against a batch that costs what its longest request costs, times its requests."""
-    lengths = [10, 12, 11, 3000, 9, 14]
-    kv = SlotKV(1, len(lengths), 8, 3100, 128, torch.float32, torch.float64, CPU)
-    kv.lengths = lengths
-    plan = PassCache([chain(kv, slot, slot) for slot in range(len(lengths))]).plan(None)
-    assert [group.rows.tolist() for group in plan.groups] == [[0, 1, 2], [4, 5]]
-    assert [segment.start for segment in plan.alone] == [3]

@@ -236,7 +236,7 @@ def probe_eagle3(net: Eagle3Net, random: Random) -> list[Tensor]:
     embeddings = random(ROWS, config.hidden_size)
     features = random(ROWS, config.tap_count * config.target_hidden_size)
     if net.embed_tokens is not None:
-        embeddings = net.embed(torch.arange(ROWS) % config.vocab_size, embeddings)
+        embeddings = net.embed_tokens(torch.arange(ROWS) % config.vocab_size)
     state, hidden = net(embeddings, net.fuse(features), torch.arange(ROWS), causal)
     outputs = [state, hidden, net.target_ids(torch.arange(config.draft_vocab_size))]
     return outputs if net.lm_head is None else [*outputs, net.logits(hidden)]

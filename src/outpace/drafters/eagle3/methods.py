@@ -34,8 +34,8 @@ def _eagle3(
     check_sizes(config, target_hidden_size=target.config.hidden_size, vocab_size=target.vocab_size)
     sizes = target.max_length, target.max_slots, target.vocab_size
     vocabulary = context.ranked_vocabulary(options.vocabulary)
-    table, taps = target.embedding.weight, config.taps_of(layers)
-    source = EagleSource(net, table, target.head, taps, *sizes, options.noise, vocabulary)
+    taps = config.taps_of(layers)
+    source = EagleSource(net, target.embedding, target.head, taps, *sizes, options.noise, vocabulary)
     defaults = {} if depth is None or context.device.type == "cpu" else {"depth": depth}
     return shaped(source, options, context, context.default_budget(15, budget), defaults)
 

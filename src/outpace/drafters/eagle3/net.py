@@ -5,6 +5,8 @@ Where the target has spoken, the feature is `fuse` of its hidden states; on draf
 previous output, and nothing is fused.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -41,9 +43,9 @@ class Eagle3Net(FusionNet):
         self.fc_norm = nn.ModuleList(RMSNorm(size, eps) for _ in range(taps)) if config.fc_norm else None
         fill_with_nan(self)
 
-    def embed(self, ids: Tensor, table: Tensor) -> Tensor:
-        """Embeddings [T, H] of target ids [T]: the drafter's own, else from the target's table [V, H]."""
-        return nn.functional.embedding(ids, table if self.embed_tokens is None else self.embed_tokens.weight)
+    def embed(self, ids: Tensor, embedding: Callable[[Tensor], Tensor]) -> Tensor:
+        """Embeddings [T, H] of target ids [T], by the drafter's own embedding if it has one, else by the target's."""
+        return (self.embed_tokens or embedding)(ids)
 
     def fuse(self, features: Tensor) -> Tensor:
         if self.input_norm is not None:

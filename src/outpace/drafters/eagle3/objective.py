@@ -131,7 +131,7 @@ class Eagle3Objective(PairObjective):
         return (torch.stack(drafted, dim=1) == ids) & own & self._is_drafted(anchors)[:, None]
 
     def _embed(self, ids: Tensor) -> Tensor:
-        return self.net.embed(ids, self.target.embedding)
+        return self.net.embed(ids, self.target.embed)
 
     def _unroll(self, batch: Batch, anchors: Anchors, steps: int) -> list[Tensor]:
         """What the head reads at each step of each anchor's chain, steps x [A, H]."""

@@ -1,6 +1,6 @@
 """EAGLE-3 as a source: the target's features extended token by token, a tree level per pass."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -36,7 +36,7 @@ class EagleSource(PairSource[EagleState]):
     outputs, are scratch and go when the round ends.
 
     Args:
-        table: the target's embedding [V, H].
+        embedding: the target's.
         head: the target's, which nets without one of their own are scored by, cap included; None if the net has one.
         noise: draft with the request's keyed noise at temperature > 0.
         vocabulary: [K] the only ids to draft; None for all that the net has.
@@ -48,7 +48,7 @@ class EagleSource(PairSource[EagleState]):
     def __init__(
         self,
         net: Eagle3Net,
-        table: Tensor,
+        embedding: Callable[[Tensor], Tensor],
         head: LmHead | None,
         taps: tuple[int, ...],
         max_length: int,
@@ -58,7 +58,7 @@ class EagleSource(PairSource[EagleState]):
         vocabulary: Tensor | None = None,
     ) -> None:
         super().__init__(net, taps, max_length, max_slots, SCRATCH_ROWS)
-        self.net, self._table, self._noise = net, table, noise
+        self.net, self._embedding, self._noise = net, embedding, noise
         self._native, path = compiled_fusion(net, self.slots)
         self.computed_by = {"layer": path}
         self._head: LmHead | SubsetHead
@@ -114,7 +114,7 @@ class EagleSource(PairSource[EagleState]):
         return hidden
 
     def _run(self, tokens: Tensor, features: Tensor, parts: Sequence[Rows]) -> tuple[Tensor, Tensor]:
-        embeddings = self.net.embed(tokens.to(self._device), self._table)
+        embeddings = self.net.embed(tokens.to(self._device), self._embedding)
         if self._native is not None:
             return self._native.run(embeddings, features, parts)
         outputs, hidden = self._pass(parts, embeddings, features)

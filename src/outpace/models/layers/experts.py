@@ -5,6 +5,7 @@ rows. A token's bits would depend on how many other tokens use the same expert.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,8 +73,9 @@ def pack_experts(module: nn.Module, make: Make) -> None:
     for name, child in module.named_children():
         if type(child).__name__ == "Qwen3MoeExperts":
             # Stacked weights gate_up_proj [E, 2I, H] and down_proj [E, H, I], no biases.
-            stacks = [[make(weight, None) for weight in stack] for stack in (child.gate_up_proj, child.down_proj)]
-            setattr(module, name, PackedExperts(child.act_fn, *stacks))
+            stock: Any = child
+            stacks = [[make(weight, None) for weight in stack] for stack in (stock.gate_up_proj, stock.down_proj)]
+            setattr(module, name, PackedExperts(stock.act_fn, *stacks))
         elif type(child).__name__ == "Qwen3MoeTopKRouter":
             setattr(module, name, PackedRouter(child, make))
         else:

@@ -53,7 +53,8 @@ def read_blocks(file: GgufFile, config: PretrainedConfig, dtype: torch.dtype, at
             name = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
             model.set_output_embeddings(builder.linear([f"{name}.weight"], None))
     model.requires_grad_(False)
-    return model.eval()
+    model.eval()
+    return model
 
 
 class _Builder:
@@ -84,7 +85,7 @@ class _Builder:
         """A layer over matrices of the file, one after the other.
 
         Args:
-            names: of parameters; several only where `_are_blocks`.
+            names: of parameters; several where all are blocks or have one arithmetic.
             bias: of all together.
         """
         if _are_blocks([self._weights[name] for name in names]):
@@ -92,11 +93,11 @@ class _Builder:
                 [matrix for name in names for matrix in _matrices(self._weights[name])], bias, self._dtype
             )
         else:
-            weight = self._weights[names[0]]
-            kind, stored = _WHOLE.get(weight.tensors[0].kind, (Kind.FLOAT32, torch.float32))
-            values = torch.from_numpy(np.array(weight.floats()))
-            values = values.T if weight.is_transposed else values
-            layer = KernelLinear(values.to(stored), bias, kind, self._dtype)
+            kind, stored = _arithmetic(self._weights[names[0]])
+            assert kind is not None, "a matrix in blocks cannot be joined with one of floats"
+            values = [torch.from_numpy(np.array(self._weights[name].floats())) for name in names]
+            together = torch.cat([one.T if self._weights[names[0]].is_transposed else one for one in values])
+            layer = KernelLinear(together.to(stored), bias, kind, self._dtype)
         advance(layer.inputs * layer.outputs)
         return layer
 
@@ -105,7 +106,8 @@ class _Builder:
         paths = [f"{prefix}{name}" for name in names]
         if not all(type(layer) is nn.Linear for layer in layers):
             return
-        if not _are_blocks([self._weights[f"{path}.weight"] for path in paths]):
+        weights = [self._weights[f"{path}.weight"] for path in paths]
+        if not _are_blocks(weights) and len(set(map(_arithmetic, weights))) > 1:
             return
         together = self.linear([f"{path}.weight" for path in paths], self._bias(paths))
         sizes = [layer.out_features for layer in layers]  # type: ignore[union-attr]
@@ -141,6 +143,13 @@ class _Builder:
             layer = KernelLinear(torch.from_numpy(np.array(stack.floats()[index])), None, Kind.FLOAT32, self._dtype)
         advance(layer.inputs * layer.outputs)
         return layer
+
+
+def _arithmetic(weight: Weight) -> tuple[Kind | None, torch.dtype]:
+    """Of a matrix that is not in blocks for the kernels, and the dtype that it is stored in; None for blocks."""
+    if _are_blocks([weight]):
+        return None, torch.uint8
+    return _WHOLE.get(weight.tensors[0].kind, (Kind.FLOAT32, torch.float32))
 
 
 def _are_blocks(weights: Sequence[Weight]) -> bool:

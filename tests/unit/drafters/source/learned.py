@@ -93,7 +93,7 @@ def source_of(kind: str, target: TransformersTarget, pack: bool = False, **optio
             pack_net(net)
         return EagleSource(
             net.to(target.device),
-            embedding.weight,
+            embedding,
             None,
             (0, 1, 2),
             *size,

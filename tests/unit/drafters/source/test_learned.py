@@ -121,7 +121,7 @@ def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -
         if kind == "dart" and found:
             source = DartSource(source.net, target.embedding, (0, 1, 2), *SIZE, vocabulary=SUBSET)
         if kind == "eagle3" and found:
-            weights = target.embedding.weight, None
+            weights = target.embedding, None
             source = EagleSource(source.net, *weights, (0, 1, 2), *SIZE, VOCAB, vocabulary=SUBSET)
         state = prefilled(source, target, 0, ids)
         source.begin([state], [draft_request(ids, 20, 4)])

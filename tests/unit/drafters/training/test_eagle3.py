@@ -70,7 +70,7 @@ def slowly(objective: Eagle3Objective, batch: Batch) -> tuple[float, float, floa
                 at = anchor + step + 1  # of the label
                 if at == len(ids) or not mask[at]:
                     break
-                states, hidden = net(net.embed(tokens, table), states, positions, attend)
+                states, hidden = net(net.embed(tokens, lambda ids: table[ids]), states, positions, attend)
                 states, log_probs = states[-1:], (scored(hidden[-1]) + shift).log_softmax(dim=-1)
                 tokens, positions = ids[at : at + 1], torch.tensor([at - 1])
                 said = head @ features[at - 1, joined:] if settings.labels == "target-softmax" else None
@@ -132,7 +132,7 @@ def test_a_borrowed_head_drafts_what_it_learned(tmp_path: Path) -> None:
     assert net.lm_head is None
     target = tiny.target()
     size, taps = (target.max_length, target.max_slots, target.vocab_size), objective.taps[:-1]
-    source = EagleSource(net.requires_grad_(False), target.embedding.weight, target.head, taps, *size, vocabulary=ids)
+    source = EagleSource(net.requires_grad_(False), target.embedding, target.head, taps, *size, vocabulary=ids)
     pairs.assert_engine_agrees(simulation, pairs.chain_of(source, 4))
 
 
@@ -189,7 +189,7 @@ def test_training_raises_tokens_per_step_and_the_engine_agrees() -> None:
     assert len(simulation.accepted) == 6
     target = tiny.target()
     size, taps = (target.max_length, target.max_slots, target.vocab_size), objective.taps[:-1]
-    source = EagleSource(objective.net, target.embedding.weight, target.head, taps, *size)
+    source = EagleSource(objective.net, target.embedding, target.head, taps, *size)
     pairs.assert_engine_agrees(simulation, pairs.chain_of(source, 6))
 
 
