@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from outpace.lib.checks import check_text, shown
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.stages import stage
+from outpace.models.loading.gguf_tokenizer import tokenizer_of
 from outpace.models.loading.registry import Source
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def read_tokenizer(source: Source) -> "TextCodec":
         ModelError: there is none.
     """
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source.path, trust_remote_code=False, **source.options)
+        tokenizer: Any = None if source.gguf is None else tokenizer_of(source.gguf.values)
+        if tokenizer is None:
+            tokenizer = AutoTokenizer.from_pretrained(source.path, trust_remote_code=False, **source.options)
     except Exception as error:
         raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {error}") from error
     return TextCodec(tokenizer, source.name)

@@ -8,6 +8,7 @@ from outpace.models.attention import ATTENTION_NAME
 from outpace.models.families import check_supported
 from outpace.models.loading.checkpoint import read_model
 from outpace.models.loading.config import read_config, refuse_bare
+from outpace.models.loading.gguf_tokenizer import end_ids
 from outpace.models.loading.precision import (
     check_exact,
     choose_device,
@@ -15,7 +16,7 @@ from outpace.models.loading.precision import (
     choose_quantization,
     compute_dtype,
 )
-from outpace.models.loading.registry import resolve
+from outpace.models.loading.registry import Source, resolve
 from outpace.models.target import TransformersTarget
 from outpace.models.tokenizer import TextCodec, read_tokenizer
 
@@ -63,7 +64,7 @@ def load_target(
         raise InvalidRequest(f"max_model_len={max_model_len}: {name} has positions for 1 to {limit} tokens")
     model = read_model(source, config, chosen_dtype, where, ATTENTION_NAME, quantize)
     codec = read_tokenizer(source)
-    eos = _eos_token_ids(model.generation_config, model.config, codec)
+    eos = _eos_token_ids(source, model.generation_config, model.config, codec)
     length = max_model_len or min(limit, DEFAULT_MAX_LENGTH)
     target = TransformersTarget(
         model, length, max_num_seqs, eos, rounded_to=chosen_dtype, quantize=quantize, exact=exact
@@ -81,18 +82,22 @@ def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:
     config, codec = read_config(source), read_tokenizer(source)
     refuse_bare(config, name)
     try:
-        generation = GenerationConfig.from_pretrained(source.path)
+        generation = GenerationConfig.from_pretrained(source.path) if source.gguf is None else None
     except OSError:
         generation = None  # many models have none
-    return codec, config.get_text_config().vocab_size, _eos_token_ids(generation, config, codec)
+    return codec, config.get_text_config().vocab_size, _eos_token_ids(source, generation, config, codec)
 
 
-def _eos_token_ids(generation: GenerationConfig | None, config: PretrainedConfig, codec: TextCodec) -> tuple[int, ...]:
+def _eos_token_ids(
+    source: Source, generation: GenerationConfig | None, config: PretrainedConfig, codec: TextCodec
+) -> tuple[int, ...]:
+    ends = [] if source.gguf is None else end_ids(source.gguf.values)
     found = generation.eos_token_id if generation else None
     for ids in (found, config.get_text_config().eos_token_id, codec.tokenizer.eos_token_id):
         if ids is not None:
             listed = tuple(ids) if isinstance(ids, list | tuple) else (ids,)
             if all(is_int(one) and one >= -1 for one in listed):
-                return tuple(one for one in listed if one >= 0)  # transformers writes -1 for none
+                # transformers writes -1 for none
+                return tuple(dict.fromkeys(one for one in (*listed, *ends) if one >= 0))
             raise ModelError(f"{codec.name}: eos_token_id={ids!r}: must be ids; correct its generation_config.json")
-    return ()
+    return tuple(ends)
