@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers.cache_utils import Cache
 
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 
@@ -219,15 +218,14 @@ class FreshRows:
             storage[self._slots, :, self._rows] = rows
 
 
-class PassCache(Cache):
-    """The cache that a transformers forward gets for one packed pass.
+class PassCache:
+    """The cache that a transformers forward gets for one packed pass, with the methods of its `Cache`.
 
     `update` stores the fresh keys and values in their requests' slots, where the attention function reads them; it
     returns the fresh rows alone.
     """
 
     def __init__(self, segments: Sequence[Segment], tiles: TilePlan | None = None, kv: SlotKV | None = None) -> None:
-        super().__init__(layers=[])
         self.segments, self.tiles = segments, tiles
         self.kv = segments[0].kv if segments else kv
         self.settings: dict[int, AttentionSettings] = {}
@@ -240,6 +238,9 @@ class PassCache(Cache):
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:

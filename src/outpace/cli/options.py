@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -150,11 +151,18 @@ def refuse_options(context: typer.Context, names: Sequence[str], reason: str) ->
 
 def quieten_transformers() -> None:
     """Turn off its progress bars and advice, which would break the output of scripts and our own bars."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # the GGUF reader's bar has no other switch; read at import
-    from transformers.utils import logging
+    # Read at import. The GGUF reader's bar has no other switch.
+    for variable, value in (
+        ("TQDM_DISABLE", "1"),
+        ("TRANSFORMERS_VERBOSITY", "error"),
+        ("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
+    ):
+        os.environ.setdefault(variable, value)
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
 
 
 def complain(error: object) -> None:

@@ -12,11 +12,10 @@ from typing import Annotated, Any, Self, TypeVar
 import torch
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor, nn
-from transformers import PretrainedConfig
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from outpace.lib.errors import ModelError
 from outpace.models.loading.config import MOST_LAYERS
+from outpace.models.rotation import SCALED, frequencies
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [T, heads, D], key [T, kv_heads, D], value [T, kv_heads, D]) -> [T, heads, D], scaled by D ** -0.5.
@@ -96,13 +95,12 @@ class GatedMLP(nn.Module):
         return out
 
 
-def _scaled(kind: str, settings: dict[str, Any], parameters: dict[str, Any]) -> tuple[Tensor, float]:
-    """Frequencies [D/2] of a scaled rotation, and the factor of its angles' tables, as transformers works them out."""
+def _scaled(parameters: dict[str, Any], size: int, max_positions: int) -> tuple[Tensor, float]:
+    """Frequencies [size/2] of a scaled rotation, and the factor of its angles' tables."""
     try:
-        config = PretrainedConfig(**settings, rope_parameters=parameters)  # type: ignore[call-arg]
-        with torch.device("cpu"):  # a net built without memory still needs to know its angles
-            frequencies, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"))
-        return frequencies, float(factor)
+        if parameters["rope_type"] == "yarn" and parameters["factor"] is None:
+            parameters = {**parameters, "factor": max_positions / parameters["original_max_position_embeddings"]}
+        return frequencies(parameters, size)
     except Exception as error:  # keys that are missing, values of other types, divisions by zero
         raise ModelError(f"rope_scaling={parameters}: cannot be worked out: {type(error).__name__}: {error}") from error
 
@@ -116,23 +114,21 @@ class Rotary(nn.Module):
         kind = (scaling or {}).get("rope_type", (scaling or {}).get("type", "default"))
         self.factor = 1.0
         if kind == "default":
-            frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
-        elif kind in ("linear", "llama3", "yarn"):
+            found = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64, device="cpu") / head_dim)
+        elif kind in SCALED:
             parameters = {**(scaling or {}), "rope_type": kind, "rope_theta": theta}
-            settings: dict[str, Any] = {"head_dim": head_dim, "max_position_embeddings": max_positions}
-            settings |= {"hidden_size": head_dim, "num_attention_heads": 1}  # yarn reads them even with a head_dim
-            frequencies, self.factor = _scaled(kind, settings, parameters)
+            found, self.factor = _scaled(parameters, head_dim, max_positions)
         else:
             raise ModelError(
                 f"rope_scaling={scaling}: kind {kind!r} is not supported; use linear, llama3, yarn or none"
             )
-        if not bool(frequencies.isfinite().all()) or not math.isfinite(self.factor):
+        if not bool(found.isfinite().all()) or not math.isfinite(self.factor):
             raise ModelError(
                 f"rope_theta={theta}, rope_scaling={scaling}: make angles that are not finite; correct them"
             )
-        self.exact = tuple(frequencies.tolist())
+        self.exact = tuple(found.tolist())
         self.frequencies: Tensor
-        self.register_buffer("frequencies", frequencies.double(), persistent=False)
+        self.register_buffer("frequencies", found.double(), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
         """Follow the net to its device, not to its dtype: rounded to bfloat16, angles are wrong after few positions."""

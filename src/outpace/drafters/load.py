@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from torch import Tensor, nn
 
 from outpace.drafters.kinds import kind_of_config, kinds
@@ -38,6 +37,8 @@ def locate(name: str, files: Sequence[str], field: str) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    from huggingface_hub import snapshot_download
+
     try:
         return Path(snapshot_download(name, allow_patterns=list(files)))
     except Exception as error:

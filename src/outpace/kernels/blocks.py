@@ -13,15 +13,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 from torch import Tensor, nn
 
 from outpace.kernels.build import call, threads
+from outpace.kernels.formats import BLOCK_SIZES, BlockFormat
 from outpace.kernels.linear import FROM_FILE, PANEL, KernelLinear
 from outpace.kernels.structs import PanelMatrix
 
-FORMATS = frozenset(map(GGMLQuantizationType, (2, 3, 6, 7, 8, *range(10, 15), 20, 23, 39)))
+FORMATS = frozenset(map(BlockFormat, (2, 3, 6, 7, 8, *range(10, 15), 20, 23, 39)))
 """The formats that the kernels multiply: Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4."""
 _PART = 32  # numbers of a row that share a scale
 
@@ -37,7 +36,7 @@ class BlockWeight:
         order: [out] int64, the file's row of each output; None for the same order.
     """
 
-    format: GGMLQuantizationType
+    format: BlockFormat
     data: np.ndarray[Any, np.dtype[np.uint8]]
     inputs: int
     order: np.ndarray[Any, np.dtype[np.int64]] | None = None
@@ -111,7 +110,7 @@ class BlockLinear(KernelLinear):
 
 def _placed(weight: BlockWeight, bias: Tensor | None) -> tuple[PanelMatrix, Tensor, Tensor | None]:
     """A matrix for the kernels, with the panels and the bias that it points to."""
-    size, file_bytes = GGML_QUANT_SIZES[weight.format]
+    size, file_bytes = BLOCK_SIZES[weight.format]
     assert weight.data.shape[1] == weight.inputs // size * file_bytes, "rows must have the format's bytes"
     assert weight.data.flags.c_contiguous, "rows must follow each other in memory"
     padding = -weight.outputs % PANEL
@@ -182,7 +181,9 @@ def reference_product(weight: BlockWeight, rows: Tensor) -> Tensor:
     most = parts.abs().amax(dim=-1, keepdim=True)
     inverse = torch.where(most > 0, 127 / most, torch.zeros_like(most))
     rounded = ((parts * inverse).round() * (most / 127).double()).reshape(rows.shape)
-    whole = torch.from_numpy(dequantize(np.ascontiguousarray(weight.data), weight.format))
+    from gguf.quants import dequantize
+
+    whole = torch.from_numpy(dequantize(np.ascontiguousarray(weight.data), weight.format))  # type: ignore[arg-type]
     whole = whole if weight.order is None else whole[torch.from_numpy(weight.order)]
     return rounded @ whole.double().T
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
 
 from outpace.cache.passes import PassCache
 from outpace.cache.slots import AttentionSettings, Segment, in_blocks
@@ -113,4 +112,8 @@ def products(rows: Tensor, keys: Tensor, length: int) -> Tensor:
     return torch.bmm(rows, keys.transpose(1, 2))[:groups, :count, :length]
 
 
-AttentionInterface.register(ATTENTION_NAME, tree_attention)
+def register_attention() -> None:
+    """Make transformers know `tree_attention` as `ATTENTION_NAME`."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(ATTENTION_NAME, tree_attention)

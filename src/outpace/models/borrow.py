@@ -2,20 +2,23 @@
 
 import copy
 from itertools import chain
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 
 from outpace.lib.errors import InvalidRequest, UnsupportedModel
-from outpace.models.attention import ATTENTION_NAME
+from outpace.models.attention import ATTENTION_NAME, register_attention
 from outpace.models.draft import DraftModel, draft_model_of, warn_if_shorter
 from outpace.models.families import check_supported
 from outpace.models.packed import PackedModel
 from outpace.models.target import TransformersTarget
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
-def borrow_target(model: PreTrainedModel, max_length: int, max_slots: int, pack: bool = False) -> TransformersTarget:
+
+def borrow_target(model: "PreTrainedModel", max_length: int, max_slots: int, pack: bool = False) -> TransformersTarget:
     """A target on a copy of the model's modules that shares its parameters and buffers.
 
     The model itself, its attention implementation included, is never changed. The copy takes milliseconds; make a new
@@ -36,7 +39,7 @@ def borrow_target(model: PreTrainedModel, max_length: int, max_slots: int, pack:
         return TransformersTarget(_shared_copy(model), max_length, max_slots, (), pack)
 
 
-def borrow_draft_model(model: PreTrainedModel, target: PackedModel) -> DraftModel:
+def borrow_draft_model(model: "PreTrainedModel", target: PackedModel) -> DraftModel:
     """A draft model on a copy of a model's modules, with as many slots as the target.
 
     Raises:
@@ -48,7 +51,7 @@ def borrow_draft_model(model: PreTrainedModel, target: PackedModel) -> DraftMode
         return draft_model_of(_shared_copy(model), limit, target.max_slots, pack=False)
 
 
-def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
+def _shared_copy(model: "PreTrainedModel") -> "PreTrainedModel":
     name = type(model).__name__
     check_supported(model.config)
     devices = {parameter.device for parameter in model.parameters()}
@@ -74,11 +77,12 @@ def _shared_copy(model: PreTrainedModel) -> PreTrainedModel:
     except Exception as error:
         raise UnsupportedModel(f"{name}: its modules cannot be copied: {error}") from error
     twin.eval()
+    register_attention()
     twin.set_attn_implementation(ATTENTION_NAME)
     return twin
 
 
-def _has_dropout(model: PreTrainedModel) -> bool:
+def _has_dropout(model: "PreTrainedModel") -> bool:
     return bool(getattr(model.config.get_text_config(), "attention_dropout", 0.0)) or any(
         isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules()
     )

@@ -6,20 +6,19 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, PretrainedConfig, PreTrainedModel
 
 from outpace.lib.checkpoint import WEIGHTS, check_fit, opened, write_checkpoint
 from outpace.lib.checks import as_count
 from outpace.lib.errors import InvalidRequest, ModelError
-from outpace.models.attention import ATTENTION_NAME
+from outpace.models.attention import ATTENTION_NAME, register_attention
 from outpace.models.families import check_supported
 from outpace.models.head import LmHead, SubsetHead
 from outpace.models.layers.linear import layers_for
 from outpace.models.layers.prepare import prepare, prepare_decoder
-from outpace.models.loading.checkpoint import read_model
 from outpace.models.loading.config import (
     EMBEDDING,
     TARGETS,
@@ -31,8 +30,12 @@ from outpace.models.loading.config import (
 )
 from outpace.models.loading.precision import choose_quantization
 from outpace.models.loading.registry import first_line, resolve
+from outpace.models.loading.weights import read_model
 from outpace.models.packed import PackedModel, PassPart, first_layers
 from outpace.models.tokenizer import TextCodec, read_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 EARLY_EXIT = "early-exit"
 EARLY_EXIT_SHARE = 2 / 3
@@ -67,7 +70,7 @@ class DraftModel(PackedModel):
     """
 
     def __init__(
-        self, decoder: nn.Module, head: LmHead, config: PretrainedConfig, max_length: int, max_slots: int
+        self, decoder: nn.Module, head: LmHead, config: "PretrainedConfig", max_length: int, max_slots: int
     ) -> None:
         weight = next(decoder.parameters())
         # Drafts need not be bit-exact: sums in float32 are precise enough.
@@ -180,7 +183,7 @@ def early_exit(target: PackedModel, layers: int | None = None) -> DraftModel:
     return DraftModel(decoder, target.head, config, target.max_length, target.max_slots)
 
 
-def draft_model_of(model: PreTrainedModel, max_length: int, max_slots: int, pack: bool = True) -> DraftModel:
+def draft_model_of(model: "PreTrainedModel", max_length: int, max_slots: int, pack: bool = True) -> DraftModel:
     """A draft model on a loaded causal LM whose attention implementation is ours."""
     decoder, head = prepare(model, pack)
     return DraftModel(decoder, head, model.config.get_text_config(), max_length, max_slots)
@@ -196,7 +199,7 @@ def warn_if_shorter(name: str, limit: int, max_length: int) -> None:
         )
 
 
-def build_bare(config: PretrainedConfig, dtype: torch.dtype, attention: str, seed: int) -> PreTrainedModel:
+def build_bare(config: "PretrainedConfig", dtype: torch.dtype, attention: str, seed: int) -> "PreTrainedModel":
     """A decoder without an embedding, its weights initialised by its family's rules.
 
     Args:
@@ -205,6 +208,9 @@ def build_bare(config: PretrainedConfig, dtype: torch.dtype, attention: str, see
         attention: name of the implementation.
         seed: of the weights.
     """
+    from transformers import AutoModel
+
+    register_attention()
     sizes = copy.deepcopy(config)
     sizes.vocab_size, sizes.pad_token_id = 1, None  # the embedding is discarded
     with torch.random.fork_rng(devices=[]):
@@ -215,7 +221,7 @@ def build_bare(config: PretrainedConfig, dtype: torch.dtype, attention: str, see
     return decoder
 
 
-def write_bare(decoder: PreTrainedModel, folder: Path, codec: TextCodec, dtype: torch.dtype) -> None:
+def write_bare(decoder: "PreTrainedModel", folder: Path, codec: TextCodec, dtype: torch.dtype) -> None:
     """Write a decoder of `build_bare` in the format that `load_drafter` reads.
 
     Args:
@@ -235,8 +241,8 @@ def write_bare(decoder: PreTrainedModel, folder: Path, codec: TextCodec, dtype: 
 
 
 def _read_bare(
-    path: str, config: PretrainedConfig, target: PackedModel, codec: TextCodec, name: str
-) -> PreTrainedModel:
+    path: str, config: "PretrainedConfig", target: PackedModel, codec: TextCodec, name: str
+) -> "PreTrainedModel":
     """A written decoder on its target's embedding, in the target's dtype and on its device."""
     needed = {
         "hidden_size": target.config.hidden_size,

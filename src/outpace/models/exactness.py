@@ -14,7 +14,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from outpace.cache.slots import in_blocks
 from outpace.core.tree import Topology
@@ -23,7 +22,7 @@ from outpace.kernels.linear import KernelLinear
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.stages import stage
 from outpace.models.attention import products
-from outpace.models.layers.linear import PackedLinear
+from outpace.models.layers.linear import PackedLinear, is_conv1d
 from outpace.models.packed import PackedModel, PassPart, first_layers, layers_of
 from outpace.models.target import TransformersTarget
 
@@ -98,7 +97,7 @@ def probe(target: TransformersTarget) -> Exactness:
 
 def _probe_cpu(target: TransformersTarget, width: str) -> Exactness:
     layers = list(chain(target.decoder.modules(), target.head.layer.modules()))
-    if any(type(layer) in (nn.Linear, Conv1D) for layer in layers):
+    if any(type(layer) is nn.Linear or is_conv1d(layer) for layer in layers):
         return Exactness("rounding", f"products of layers that are not packed depend on the other rows ({width})")
     packed = [layer for layer in layers if isinstance(layer, PackedLinear | KernelLinear)]
     _, _, groups, _, head_dim = target.kv.keys.shape

@@ -4,17 +4,20 @@ import copy
 import json
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PretrainedConfig
 
 from outpace.lib.errors import ModelError
-from outpace.models.loading.checkpoint import read_model
 from outpace.models.loading.config import EMBEDDING, VOCABULARY, find_file, is_bare, read_config
 from outpace.models.loading.registry import Source, resolve
+from outpace.models.loading.weights import read_model
 from outpace.models.tokenizer import read_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 READY = "ready.json"
 TENSORS = "model.safetensors"
@@ -79,7 +82,7 @@ def export_draft(draft: str, target: Path, folder: Path) -> Path:
     return made
 
 
-def _write(folder: Path, config: PretrainedConfig, weights: dict[str, Tensor]) -> None:
+def _write(folder: Path, config: "PretrainedConfig", weights: dict[str, Tensor]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     plain = copy.deepcopy(config)

@@ -1,10 +1,11 @@
 """The architectures that can be decoded losslessly; others are refused at load, with the reason."""
 
-from typing import Any
-
-from transformers import PretrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from outpace.lib.errors import UnsupportedModel
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 # A family can be added once tests/unit/models/test_contract.py passes on it.
 SUPPORTED_FAMILIES = (
@@ -48,7 +49,7 @@ _PER_LAYER_FIELDS = ("global_head_dim", "num_global_key_value_heads", "num_kv_sh
 _STATIC_ROTATIONS = {"default", "linear", "llama3", "yarn"}
 
 
-def check_supported(config: PretrainedConfig) -> None:
+def check_supported(config: "PretrainedConfig") -> None:
     """Check that a model can be decoded losslessly.
 
     Raises:
@@ -63,7 +64,7 @@ def check_supported(config: PretrainedConfig) -> None:
     logit_softcap(config)
 
 
-def logit_softcap(config: PretrainedConfig) -> float | None:
+def logit_softcap(config: "PretrainedConfig") -> float | None:
     """The c of logits = c * tanh(logits / c), None where the model applies none.
 
     Raises:
@@ -80,11 +81,11 @@ def logit_softcap(config: PretrainedConfig) -> float | None:
     return cap
 
 
-def _refusal(config: PretrainedConfig, reason: str) -> UnsupportedModel:
+def _refusal(config: "PretrainedConfig", reason: str) -> UnsupportedModel:
     return UnsupportedModel(f"model_type={config.model_type!r}: {reason}")
 
 
-def _check_family(config: PretrainedConfig) -> None:
+def _check_family(config: "PretrainedConfig") -> None:
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "add_cross_attention", False):
         raise _refusal(config, "encoder-decoder models are not supported; use a decoder-only model")
     try:
@@ -106,7 +107,7 @@ def _check_family(config: PretrainedConfig) -> None:
         raise _refusal(text, f"not supported; supported are {', '.join(SUPPORTED_FAMILIES)}")
 
 
-def _check_attention(text: PretrainedConfig) -> None:
+def _check_attention(text: "PretrainedConfig") -> None:
     layer_types = set(getattr(text, "layer_types", None) or ())
     if unknown := layer_types - _ATTENTION_TYPES:
         raise _refusal(text, f"layer types {', '.join(sorted(unknown))} are not supported")
@@ -118,7 +119,7 @@ def _check_attention(text: PretrainedConfig) -> None:
         raise _refusal(text, "layers of type sliding_attention need sliding_window, and use_sliding_window not off")
 
 
-def _check_rotation(text: PretrainedConfig) -> None:
+def _check_rotation(text: "PretrainedConfig") -> None:
     outer: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     nested = [inner for inner in outer.values() if isinstance(inner, dict)]  # one per layer type in Gemma 3
     for parameters in (outer, *nested):

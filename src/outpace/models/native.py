@@ -6,12 +6,10 @@ is not used.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
-from transformers.activations import GELUTanh, SiLUActivation
 
 from outpace.cache.slots import AttentionSettings, Segment, SlotKV
 from outpace.kernels import structs
@@ -20,7 +18,10 @@ from outpace.kernels.decoder import CompiledLayers, Kept, Norms, Rotations, laye
 from outpace.kernels.exact import NotCompiled, check_stock
 from outpace.models.layers.prepare import RowwiseActivation
 
-_ACTIVATIONS: dict[type, int] = {nn.SiLU: 0, SiLUActivation: 0, GELUTanh: 1}
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_ACTIVATIONS = {"SiLU": 0, "SiLUActivation": 0, "GELUTanh": 1}
 # Norms of a layer before and after attention, before and after the MLP; "" for none.
 _NORMS = {
     "llama": ("input_layernorm", "", "post_attention_layernorm", ""),
@@ -50,7 +51,7 @@ class NativeDecoder:
     """
 
     def __init__(
-        self, decoder: nn.Module, config: PretrainedConfig, settings: Sequence[AttentionSettings], max_length: int
+        self, decoder: nn.Module, config: "PretrainedConfig", settings: Sequence[AttentionSettings], max_length: int
     ) -> None:
         check_stock(decoder, _STOCK)
         kept = Kept()
@@ -94,7 +95,7 @@ class NativeDecoder:
         return rows.to(dtype), {tap: states.to(dtype) for tap, states in found.items()}
 
     def _layer(
-        self, decoder: Any, config: PretrainedConfig, layer: Any, settings: AttentionSettings, kept: Kept
+        self, decoder: Any, config: "PretrainedConfig", layer: Any, settings: AttentionSettings, kept: Kept
     ) -> structs.Layer:
         if hasattr(layer, "pre_feedforward_layernorm"):
             names = _NORMS["gemma"]
@@ -106,7 +107,7 @@ class NativeDecoder:
         rotations = self._rotations(decoder, config, attention)
         return layer_of(attention, layer.mlp, norms, rotations, sight_of(settings), kept)
 
-    def _rotations(self, decoder: Any, config: PretrainedConfig, attention: Any) -> Rotations:
+    def _rotations(self, decoder: Any, config: "PretrainedConfig", attention: Any) -> Rotations:
         if not getattr(attention, "use_rope", True):  # SmolLM3 leaves some layers without
             return None, None
         kind = config.layer_types[attention.layer_idx] if config.model_type == "gemma3_text" else None
@@ -129,9 +130,10 @@ def _factors(norm: Any) -> Tensor | None:
 def _activation(mlp: Any) -> int:
     function = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
     function = function.stock if isinstance(function, RowwiseActivation) else function
-    if type(function) not in _ACTIVATIONS:
-        raise NotCompiled(f"no kernel computes the activation {type(function).__name__}")
-    return _ACTIVATIONS[type(function)]
+    name = type(function).__name__  # of a stock class, as `check_stock` found
+    if name not in _ACTIVATIONS:
+        raise NotCompiled(f"no kernel computes the activation {name}")
+    return _ACTIVATIONS[name]
 
 
 def _eps(norm: nn.Module) -> float:

@@ -5,11 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from outpace.cache.passes import PassCache, Tables, TilePlan
 from outpace.cache.slots import Segment, SlotKV
@@ -24,6 +23,9 @@ from outpace.lib.stages import stage
 from outpace.models.head import EXACT_ROWS, LmHead, padded
 from outpace.models.layers.experts import has_experts
 from outpace.models.native import NativeDecoder
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _COMPARED = 12  # rows of the pass that compares compiled kernels with the decoder's modules
 
@@ -54,7 +56,7 @@ def layers_of(decoder: nn.Module) -> tuple[str, nn.ModuleList]:
     return next((name, child) for name, child in decoder.named_children() if isinstance(child, nn.ModuleList))
 
 
-def first_layers(decoder: nn.Module, config: PretrainedConfig, count: int) -> tuple[nn.Module, PretrainedConfig]:
+def first_layers(decoder: nn.Module, config: "PretrainedConfig", count: int) -> "tuple[nn.Module, PretrainedConfig]":
     """A decoder made of another's first layers and final norm, and its config; all weights are shared."""
     config = copy.copy(config)
     config.num_hidden_layers = count
@@ -132,7 +134,7 @@ class PackedModel:
         self,
         decoder: nn.Module,
         head: LmHead,
-        config: PretrainedConfig,
+        config: "PretrainedConfig",
         max_length: int,
         max_slots: int,
         key_dtype: torch.dtype,

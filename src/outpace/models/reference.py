@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.generation.streamers import BaseStreamer
 
 from outpace.core.params import SamplingParams
 from outpace.lib.errors import InvalidRequest
-from outpace.models.loading.checkpoint import read_model
 from outpace.models.loading.config import read_config
 from outpace.models.loading.precision import DTYPES, choose_device
 from outpace.models.loading.registry import resolve
+from outpace.models.loading.weights import read_model
 
 
 @dataclass(frozen=True)
@@ -26,8 +25,8 @@ class ReferenceRun:
     decode_ms: float
 
 
-class _Clock(BaseStreamer):
-    """Records when each token arrives; the first call delivers the prompt."""
+class _Clock:
+    """A streamer of transformers that records when each token arrives; the first call delivers the prompt."""
 
     def __init__(self) -> None:
         self.times: list[float] = []

@@ -3,10 +3,10 @@
 import itertools
 from collections.abc import Sequence
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from outpace.core.protocols import Chunk, ChunkOutput, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
@@ -20,6 +20,9 @@ from outpace.models.packed import PackedModel, PassPart, layers_of
 
 _LARGE = 2**28  # bytes of products: passes of smaller models are timed in less than a second
 _LAYERS_TIMED = 3  # of those of a pass, where its time is estimated
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class TransformersTarget(PackedModel):
@@ -39,7 +42,7 @@ class TransformersTarget(PackedModel):
 
     def __init__(
         self,
-        model: PreTrainedModel,
+        model: "PreTrainedModel",
         max_length: int,
         max_slots: int,
         eos_token_ids: tuple[int, ...],

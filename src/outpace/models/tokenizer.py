@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tokenizers.decoders import DecodeStream
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from outpace.lib.checks import check_text, shown
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -32,6 +31,8 @@ def read_tokenizer(source: Source) -> "TextCodec":
     Raises:
         ModelError: there is none.
     """
+    from transformers import AutoTokenizer
+
     try:
         tokenizer: Any = None if source.gguf is None else tokenizer_of(source.gguf.values)
         if tokenizer is None:
@@ -50,7 +51,7 @@ class TextCodec:
     """
 
     def __init__(self, tokenizer: Any, name: str) -> None:
-        if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        if not getattr(tokenizer, "is_fast", False):
             raise ModelError(f"{name}: needs a fast tokenizer (tokenizer.json), found {type(tokenizer).__name__}")
         self.tokenizer = tokenizer
         self.name = name
@@ -201,7 +202,7 @@ class Pieces:
     def bytes_of(self, token: int) -> bytes:
         """The bytes of a token: a special one's name, nothing for an id without a token."""
         if token in self._added:
-            return self._added[token].encode()
+            return str(self._added[token]).encode()
         piece: Any = self._tokenizer.convert_ids_to_tokens(token)
         if piece is None:
             return b""

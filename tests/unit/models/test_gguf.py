@@ -67,7 +67,7 @@ def test_tensors_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     assert matrix.tobytes() == content
 
 
-@pytest.mark.parametrize(("number", "called"), [(31, "Q4_0_4_4"), (4, "Q4_2"), (99, "99, which the installed gguf")])
+@pytest.mark.parametrize(("number", "called"), [(31, "Q4_0_4_4"), (4, "Q4_2"), (99, "99, which is not known")])
 def test_an_unknown_type_is_refused_by_name(number: int, called: str, tmp_path: Path) -> None:
     """Guards against "not a complete file, download it again" for a whole file of a type that is not known."""
     path = write(tmp_path / "a.gguf")

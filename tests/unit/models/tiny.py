@@ -35,7 +35,7 @@ from transformers import (
 from outpace.core.protocols import Chunk, NodeOutputs
 from outpace.core.tree import DraftTree, Topology
 from outpace.kernels import build as compiled
-from outpace.models.attention import ATTENTION_NAME
+from outpace.models.attention import ATTENTION_NAME, register_attention
 from outpace.models.loading.precision import compute_dtype
 from outpace.models.target import TransformersTarget
 
@@ -130,6 +130,7 @@ def stock_model(
     config: PretrainedConfig, attention: str = "eager", dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
     """A transformers model with the same weights at every call for the same config."""
+    register_attention()
     model: PreTrainedModel = AutoModelForCausalLM.from_config(copy.deepcopy(config), attn_implementation=attention)
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():

@@ -2,12 +2,11 @@
 
 import copy
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from outpace.drafters.training.settings import Section
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -16,6 +15,9 @@ from outpace.models.families import check_supported, logit_softcap
 from outpace.models.frozen import FrozenTarget
 from outpace.models.layers.prepare import stock_weights
 from outpace.models.tokenizer import TextCodec
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 # Fields of configs with an entry per layer, and names of the width inside a block.
 _PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers")
@@ -42,7 +44,7 @@ class SmallSizes(Section):
 class SmallLM(nn.Module):
     """A transformers model over whole sequences."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: "PreTrainedModel") -> None:
         super().__init__()
         self.model = model
         self._cap = logit_softcap(model.config)
@@ -85,7 +87,7 @@ class BareLM(SmallLM):
     """A decoder (`models.draft.build_bare`) that uses the embedding and head of a target of the same width. Neither is
     part of the module, so they are not trained and not saved."""
 
-    def __init__(self, model: PreTrainedModel, target: FrozenTarget) -> None:
+    def __init__(self, model: "PreTrainedModel", target: FrozenTarget) -> None:
         super().__init__(model)
         self.target = target
 
@@ -105,7 +107,7 @@ class BareLM(SmallLM):
         write_bare(self.model, path, codec, dtype)
 
 
-def small_config(config: PretrainedConfig, sizes: SmallSizes) -> PretrainedConfig:
+def small_config(config: "PretrainedConfig", sizes: SmallSizes) -> "PretrainedConfig":
     """The config of a smaller model of the same family, without dropout; `config` is of the target's text part."""
     if sizes.layers > config.num_hidden_layers:
         raise InvalidRequest(f"layers={sizes.layers}: the target has {config.num_hidden_layers}; take as many or fewer")
@@ -140,7 +142,7 @@ def _divisor(number: int, limit: int) -> int:
     return next(size for size in range(min(limit, number), 0, -1) if number % size == 0)
 
 
-def _check_heads(config: PretrainedConfig, asked_kv_heads: int | None) -> None:
+def _check_heads(config: "PretrainedConfig", asked_kv_heads: int | None) -> None:
     heads, kv_heads = config.num_attention_heads, getattr(config, "num_key_value_heads", None)
     if kv_heads is None and asked_kv_heads not in (None, heads):
         raise InvalidRequest(
@@ -152,8 +154,10 @@ def _check_heads(config: PretrainedConfig, asked_kv_heads: int | None) -> None:
         raise InvalidRequest(f"heads={heads}: must divide hidden_size={config.hidden_size}")
 
 
-def make_small(config: PretrainedConfig, seed: int) -> SmallLM:
+def make_small(config: "PretrainedConfig", seed: int) -> SmallLM:
     """A model in float32 with its family's random weights."""
+    from transformers import AutoModelForCausalLM
+
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the model is made on the CPU
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -165,12 +169,12 @@ def make_small(config: PretrainedConfig, seed: int) -> SmallLM:
     return SmallLM(model)
 
 
-def make_bare(config: PretrainedConfig, target: FrozenTarget, seed: int) -> BareLM:
+def make_bare(config: "PretrainedConfig", target: FrozenTarget, seed: int) -> BareLM:
     """As `make_small`, with the embedding and head of a target of the same width."""
     return BareLM(build_bare(config, torch.float32, _attention(config), seed), target)
 
 
-def _attention(config: PretrainedConfig) -> str:
+def _attention(config: "PretrainedConfig") -> str:
     # Only the eager path caps attention scores.
     return "sdpa" if getattr(config, "attn_logit_softcapping", None) is None else "eager"
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from outpace.kernels.build import loaded_kernels
 from outpace.kernels.instructions import has_tiles, multiplies_bfloat16
@@ -95,6 +94,12 @@ class PackedLinear(nn.Module):
         return product
 
 
+def is_conv1d(layer: nn.Module) -> bool:
+    """Whether this is transformers' linear layer with a weight [in, out]; known by name, as importing it is slow."""
+    kind = type(layer)
+    return f"{kind.__module__}.{kind.__qualname__}" == "transformers.pytorch_utils.Conv1D"
+
+
 class SiblingLinear(nn.Module):
     """One of several layers with the same input; the first one called computes them all.
 
@@ -142,8 +147,8 @@ def pack_linears(
             continue
         if type(child) is nn.Linear:
             setattr(module, name, make(child.weight, child.bias))
-        elif type(child) is Conv1D:  # GPT-2's linear layer, its weight [in, out]
-            setattr(module, name, make(child.weight.T, child.bias))
+        elif is_conv1d(child):  # GPT-2's linear layer, its weight [in, out]
+            setattr(module, name, make(child.weight.T, child.bias))  # type: ignore[arg-type]
         else:
             pack_linears(child, siblings, kept, make)
 

@@ -1,33 +1,30 @@
 """Replace a model's layers by faster and batch-invariant ones, and read the original weights back from them."""
 
-import inspect
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.activations import ACT2CLS
-from transformers.pytorch_utils import Conv1D
 
 from outpace.kernels.linear import KernelLinear
 from outpace.lib.stages import stage
 from outpace.models.families import logit_softcap
 from outpace.models.head import LmHead
 from outpace.models.layers.experts import PackedExperts, PackedRouter, pack_experts
-from outpace.models.layers.linear import Make, PackedLinear, SiblingLinear, layers_for, pack_linears
+from outpace.models.layers.linear import Make, PackedLinear, SiblingLinear, is_conv1d, layers_for, pack_linears
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Twice the lanes of the widest vector, in bfloat16: a multiple of it is computed in whole vectors.
 _LANES = 64
 # Up to this many numbers, no activation of torch uses several threads; GELU is the first to do so.
 _UNSHARED = 2**14
-_ACTIVATIONS = tuple(
-    kind
-    for kind in (entry[0] if isinstance(entry, tuple) else entry for entry in ACT2CLS.values())
-    if inspect.isclass(kind)
-)
+# Modules with activations. Norms and linear layers, which have parameters, are elsewhere.
+_ACTIVATIONS = ("transformers.activations", "torch.nn.modules.activation")
 
 
 def prepare(
-    model: PreTrainedModel, pack: bool = True, rounded_to: torch.dtype | None = None, quantize: str = "none"
+    model: "PreTrainedModel", pack: bool = True, rounded_to: torch.dtype | None = None, quantize: str = "none"
 ) -> tuple[nn.Module, LmHead]:
     """A model's decoder and head, with the layers replaced for which the CPU has better kernels.
 
@@ -45,7 +42,7 @@ def prepare(
         return prepare_decoder(model, make), head
 
 
-def prepare_decoder(model: PreTrainedModel, make: Make | None) -> nn.Module:
+def prepare_decoder(model: "PreTrainedModel", make: Make | None) -> nn.Module:
     """As `prepare`, of a model whose head is not used.
 
     Args:
@@ -93,7 +90,7 @@ class RowwiseActivation(nn.Module):
 def pack_activations(module: nn.Module) -> None:
     """Replace the activations below `module`, in place."""
     for name, child in module.named_children():
-        if type(child) in _ACTIVATIONS:
+        if type(child).__module__ in _ACTIVATIONS:
             setattr(module, name, RowwiseActivation(child))
         else:
             pack_activations(child)
@@ -145,7 +142,7 @@ def stock_weights(layer: nn.Module, stock: nn.Module) -> dict[str, Tensor]:
     """
     if isinstance(layer, PackedLinear | KernelLinear):
         weight = _unpacked(layer)
-        return _named(weight.T if type(stock) is Conv1D else weight, _bias(layer))
+        return _named(weight.T if is_conv1d(stock) else weight, _bias(layer))
     if isinstance(layer, SiblingLinear):
         start = sum(layer.sizes[: layer.index])
         rows, bias = slice(start, start + layer.sizes[layer.index]), _bias(layer.together)

@@ -5,32 +5,34 @@ in panels at once, so no other copy of them is made.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from accelerate import init_empty_weights
-from gguf.constants import GGMLQuantizationType
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from outpace.kernels.blocks import FORMATS, BlockEmbedding, BlockLinear, BlockWeight
+from outpace.kernels.formats import BlockFormat
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.lib.stages import advance, stage
+from outpace.models.attention import register_attention
 from outpace.models.layers.experts import PackedExperts
-from outpace.models.layers.linear import SIBLINGS, SiblingLinear
+from outpace.models.layers.linear import SIBLINGS, SiblingLinear, is_conv1d
 from outpace.models.loading.gguf import GgufFile, GgufTensor
 from outpace.models.loading.gguf_weights import Weight, weights_of
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
 # Formats of whole numbers, with the arithmetic that multiplies them without rounding.
 _WHOLE = {
-    GGMLQuantizationType.F32: (Kind.FLOAT32, torch.float32),
-    GGMLQuantizationType.F16: (Kind.HALVES, torch.float16),
-    GGMLQuantizationType.BF16: (Kind.WIDENED, torch.bfloat16),
+    BlockFormat.F32: (Kind.FLOAT32, torch.float32),
+    BlockFormat.F16: (Kind.HALVES, torch.float16),
+    BlockFormat.BF16: (Kind.WIDENED, torch.bfloat16),
 }
 
 
-def read_blocks(file: GgufFile, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+def read_blocks(file: GgufFile, config: "PretrainedConfig", dtype: torch.dtype, attention: str) -> "PreTrainedModel":
     """A model whose linear layers are `KernelLinear` over the file's weights.
 
     Args:
@@ -42,6 +44,10 @@ def read_blocks(file: GgufFile, config: PretrainedConfig, dtype: torch.dtype, at
     Raises:
         ModelError: tensors that are missing, left over, of another shape, of a type that is not known, or not finite.
     """
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    register_attention()
     weights = weights_of(file, config)
     with init_empty_weights(include_buffers=False):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
@@ -69,7 +75,7 @@ class _Builder:
             path = f"{prefix}{name}"
             if isinstance(child, SiblingLinear | KernelLinear) or f"{path}.weight" not in self._weights:
                 made = self._experts(child, path) if f"{path}.gate_up_proj" in self._weights else None
-            elif type(child) in (nn.Linear, Conv1D):
+            elif type(child) is nn.Linear or is_conv1d(child):
                 made = self.linear([f"{path}.weight"], self._bias([path]))
             else:
                 made = self._embedding(child, path) if isinstance(child, nn.Embedding) else None

@@ -27,8 +27,8 @@ from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
 
 from outpace.lib.checkpoint import INDEX, TORCH_WEIGHTS, WEIGHTS, opened, read_torch, weight_map
 from outpace.lib.errors import ModelError
-from outpace.lib.stages import advance, is_loading, restart, stage
-from outpace.models.loading.block_model import read_blocks
+from outpace.lib.stages import advance, is_loading, restart
+from outpace.models.attention import register_attention
 from outpace.models.loading.config import check_sizes, find_file
 from outpace.models.loading.gguf import GgufFile
 from outpace.models.loading.precision import compute_dtype
@@ -55,28 +55,11 @@ class TensorInfo:
     dtype: str
 
 
-@stage("reading weights")
-def read_model(
-    source: Source,
-    config: PretrainedConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    attention: str,
-    quantize: str = "none",
+def read_whole(
+    source: Source, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str
 ) -> PreTrainedModel:
-    """Read weights rounded to `dtype` without running code of the checkpoint; the model is in its `compute_dtype`.
-
-    Args:
-        source, config: of the weights, from `resolve` and `read_config`.
-        dtype, device: of the model.
-        attention: name of the implementation.
-        quantize: "file" to multiply a GGUF file's blocks as they are.
-
-    Raises:
-        ModelError: nothing readable under that name, or weights that do not fit the config.
-    """
-    if quantize == "file" and source.gguf is not None:
-        return read_blocks(source.gguf, config, compute_dtype(dtype, device), attention)
+    """As `weights.read_model`, by transformers."""
+    register_attention()
     options = source.options | {"attn_implementation": attention, "trust_remote_code": False}
     try:
         if source.gguf is None:

@@ -2,12 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-from transformers import AutoConfig, PretrainedConfig
-from transformers.utils import CONFIG_NAME
-from transformers.utils.hub import cached_file
+from typing import TYPE_CHECKING, Any
 
 from outpace.lib.checkpoint import read_object
 from outpace.lib.checks import is_number
@@ -15,6 +10,9 @@ from outpace.lib.errors import ModelError
 from outpace.lib.stages import stage
 from outpace.models.loading.gguf_config import config_of
 from outpace.models.loading.registry import BUILT_IN, Source, first_line, pulled
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 HUB_TIMEOUT_S = 5.0
 # Bounds of whole numbers. Transformers builds something for each layer, and for each label of a classifier.
@@ -33,6 +31,7 @@ _REFUSED = {
     "transformers_weights": "names other files; rename them to model.safetensors",
     "fusion_config": "would patch the library's layers; remove it",
 }
+CONFIG_NAME = "config.json"
 _MULTI_HEAD = ("gpt2", "gpt_neox")  # families with as many key heads as query heads
 
 # Fields of config.json beyond the family's own: which embedding a draft model uses, and for which tokenizer.
@@ -41,7 +40,7 @@ TARGETS = "target"
 
 
 @stage("reading the configuration")
-def read_config(source: Source) -> PretrainedConfig:
+def read_config(source: Source) -> "PretrainedConfig":
     """Read a model's configuration.
 
     Raises:
@@ -49,26 +48,30 @@ def read_config(source: Source) -> PretrainedConfig:
     """
     if not Path(source.path).exists():
         _ask_hub(source.name)
-    config: PretrainedConfig
+    config: Any
     try:
         if source.gguf is not None:
             _check_fields(source.gguf.values, source.name)
             config = config_of(source.gguf, source.name)
         else:
+            from transformers import AutoConfig
+
             if (file := find_file(source.path, CONFIG_NAME)) is not None:
                 _check_fields(read_object(file), source.name)
             config = AutoConfig.from_pretrained(source.path, trust_remote_code=False)
-        if not isinstance(text := config.get_text_config(), PretrainedConfig):
+        if not hasattr(text := config.get_text_config(), "model_type"):
             raise ModelError(f"{source.name}: text_config={text!r}: must be an object; correct config.json")
     except ModelError:
         raise
     except Exception as error:
         raise ModelError(f"{source.name}: no model found: {first_line(error)}") from error
-    return config
+    return config  # type: ignore[no-any-return]
 
 
 def find_file(path: str, file: str) -> Path | None:
     """A file of a folder or hub id; None if there is none."""
+    from transformers.utils.hub import cached_file
+
     try:
         found = cached_file(path, file)
     except OSError:
@@ -76,7 +79,7 @@ def find_file(path: str, file: str) -> Path | None:
     return None if found is None else Path(found)
 
 
-def check_sizes(config: PretrainedConfig, largest: int, name: str) -> None:
+def check_sizes(config: "PretrainedConfig", largest: int, name: str) -> None:
     """Refuse sizes that exceed the tensors or contradict each other, before memory is allocated for them.
 
     Args:
@@ -100,7 +103,7 @@ def check_sizes(config: PretrainedConfig, largest: int, name: str) -> None:
         raise ModelError(f"{name}: num_key_value_heads={own_keys}: does not go with {heads} heads; correct its config")
 
 
-def is_bare(config: PretrainedConfig, name: str) -> bool:
+def is_bare(config: "PretrainedConfig", name: str) -> bool:
     """Whether a config describes a draft model without an embedding and a head of its own (`models.draft`).
 
     Args:
@@ -119,7 +122,7 @@ def is_bare(config: PretrainedConfig, name: str) -> bool:
     return embedding is not None
 
 
-def refuse_bare(config: PretrainedConfig, name: str) -> None:
+def refuse_bare(config: "PretrainedConfig", name: str) -> None:
     """Refuse a draft model without an embedding where a whole model is needed.
 
     Raises:
@@ -134,6 +137,8 @@ def refuse_bare(config: PretrainedConfig, name: str) -> None:
 
 def _ask_hub(name: str) -> None:
     """Ask the hub once for a model's config, with a timeout: transformers would retry for 40 seconds when offline."""
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+
     try:
         if not isinstance(try_to_load_from_cache(name, CONFIG_NAME), str):
             get_hf_file_metadata(hf_hub_url(name, CONFIG_NAME), timeout=HUB_TIMEOUT_S)

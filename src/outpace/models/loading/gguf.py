@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from outpace.kernels.formats import BLOCK_SIZES, BlockFormat
 from outpace.lib.errors import ModelError
 
 _VERSIONS = (2, 3)
@@ -28,7 +28,7 @@ _MOST_DIMENSIONS = 4
 # Each text of an array becomes an object. Enough for a vocabulary of a million ids with scores, types and merges.
 _MOST_ENTRIES = 2**22
 _DEFAULT_ALIGNMENT = 32
-_INTEGERS = {kind for kind in GGMLQuantizationType if kind.name in ("I8", "I16", "I32", "I64")}
+_INTEGERS = {kind for kind in BlockFormat if kind.name in ("I8", "I16", "I32", "I64")}
 _REMOVED = {4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8"}
 _REMOVED |= {36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8"}
 """Types that GGUF no longer has."""
@@ -46,7 +46,7 @@ class GgufTensor:
 
     name: str
     shape: tuple[int, ...]
-    kind: GGMLQuantizationType
+    kind: BlockFormat
     data: np.ndarray[Any, np.dtype[np.uint8]]
 
 
@@ -175,7 +175,7 @@ def _read(cursor: _Cursor, path: Path) -> GgufFile:
 def _read_tensors(cursor: _Cursor, count: int, alignment: object) -> dict[str, GgufTensor]:
     if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
         raise ValueError(f"general.alignment={alignment!r} must be a power of two")
-    places: dict[str, tuple[int, tuple[int, ...], GGMLQuantizationType]] = {}
+    places: dict[str, tuple[int, tuple[int, ...], BlockFormat]] = {}
     end = 0  # of the tensors so far: each begins at the next aligned offset
     for _ in range(count):
         name = cursor.text("a tensor's name")
@@ -187,7 +187,7 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: object) -> dict[str, G
         shape = tuple(int(cursor.number("<Q", name)) for _ in range(sizes))[::-1]
         kind = _kind(int(cursor.number("<I", name)), name)
         place = int(cursor.number("<Q", name))
-        block, width = GGML_QUANT_SIZES[kind]
+        block, width = BLOCK_SIZES[kind]
         if kind in _INTEGERS or prod(shape) < 1 or shape[-1] % block:
             raise ValueError(f"tensor {name} is {kind.name} {list(shape)}, which are not weights")
         if place != _aligned(end, alignment):
@@ -199,17 +199,17 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: object) -> dict[str, G
     content = np.frombuffer(cursor.content, np.uint8)
     found = {}
     for name, (place, shape, kind) in places.items():
-        block, width = GGML_QUANT_SIZES[kind]
+        block, width = BLOCK_SIZES[kind]
         rows = (*shape[:-1], shape[-1] // block * width)
         found[name] = GgufTensor(name, shape, kind, content[base + place :][: prod(rows)].reshape(rows))
     return found
 
 
-def _kind(number: int, name: str) -> GGMLQuantizationType:
+def _kind(number: int, name: str) -> BlockFormat:
     try:
-        return GGMLQuantizationType(number)
+        return BlockFormat(number)
     except ValueError:
-        called = _REMOVED.get(number, f"{number}, which the installed gguf package does not know")
+        called = _REMOVED.get(number, f"{number}, which is not known")
         raise ModelError(
             f"tensor {name} is of type {called}; take a file of a common type, as Q4_K_M or Q8_0, or make one with "
             "llama-quantize"

@@ -5,13 +5,15 @@ parses the file again, which takes six seconds for a vocabulary of 150,000.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from transformers import CONFIG_MAPPING, PretrainedConfig
 
 from outpace.lib.errors import ModelError, UnsupportedModel
 from outpace.models.loading.gguf import GgufFile
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _FAMILIES = {
     "llama": "llama",
@@ -53,7 +55,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 """Llama 3's scaling of its rotation, as in all of its models; a file stores the factors computed from it."""
 
 
-def config_of(file: GgufFile, name: str) -> PretrainedConfig:
+def config_of(file: GgufFile, name: str) -> "PretrainedConfig":
     """The config that a file's metadata and tensors describe.
 
     Args:
@@ -87,6 +89,8 @@ def config_of(file: GgufFile, name: str) -> PretrainedConfig:
     fields |= reader.head_size(family, fields["hidden_size"], fields["num_attention_heads"])
     if family != "gpt2":
         fields["rope_parameters"] = reader.rotation(family, fields)
+    from transformers import CONFIG_MAPPING
+
     config: PretrainedConfig = CONFIG_MAPPING[family](**(fields | reader.own_fields(family, fields)))
     return config
 

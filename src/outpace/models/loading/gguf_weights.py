@@ -8,16 +8,17 @@ and values, stores GPT-2's matrices transposed, and adds 1 to Gemma's norms.
 import re
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from outpace.lib.errors import ModelError
 from outpace.models.loading.config import check_sizes
 from outpace.models.loading.gguf import GgufFile, GgufTensor
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 _LAYER = re.compile(r"\w+\.(?:layers|h)\.(\d+)\.(.+?)(?:\.(weight|bias))?")
 _OUTER = {
@@ -113,13 +114,15 @@ class Weight:
         return values.T if self.is_transposed else values
 
 
-def weights_of(file: GgufFile, config: PretrainedConfig) -> dict[str, Weight]:
+def weights_of(file: GgufFile, config: "PretrainedConfig") -> dict[str, Weight]:
     """The weights of a file by the names of `AutoModelForCausalLM`'s parameters.
 
     Raises:
         ModelError: tensors that are missing, left over or of another shape; the error names them.
     """
     check_sizes(config, max(max(tensor.shape) for tensor in file.tensors.values()), str(file.path))
+    from transformers import AutoModelForCausalLM
+
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config)
     found, complaints, used = {}, [], set(_SETTINGS)
@@ -174,8 +177,10 @@ def _order(size: int, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarr
 
 
 def _floats(tensor: GgufTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+    from gguf.quants import dequantize
+
     try:
-        values: np.ndarray[Any, np.dtype[np.float32]] = gguf.quants.dequantize(tensor.data, tensor.kind)
+        values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(tensor.data, tensor.kind)  # type: ignore[arg-type]
     except NotImplementedError as error:
         raise ModelError(f"tensor {tensor.name} is of type {tensor.kind.name}, which cannot be read") from error
     return values.reshape(tensor.shape)

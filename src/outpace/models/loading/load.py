@@ -1,12 +1,11 @@
 """Load a target and its tokenizer by name."""
 
-from transformers import GenerationConfig, PretrainedConfig
+from typing import TYPE_CHECKING
 
 from outpace.lib.checks import is_int
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.attention import ATTENTION_NAME
 from outpace.models.families import check_supported
-from outpace.models.loading.checkpoint import read_model
 from outpace.models.loading.config import read_config, refuse_bare
 from outpace.models.loading.gguf_tokenizer import end_ids
 from outpace.models.loading.precision import (
@@ -17,8 +16,12 @@ from outpace.models.loading.precision import (
     compute_dtype,
 )
 from outpace.models.loading.registry import Source, resolve
+from outpace.models.loading.weights import read_model
 from outpace.models.target import TransformersTarget
 from outpace.models.tokenizer import TextCodec, read_tokenizer
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PretrainedConfig
 
 DEFAULT_MAX_LENGTH = 4096
 
@@ -78,6 +81,8 @@ def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:
     Raises:
         ModelError: nothing readable under that name, or a drafter without an embedding.
     """
+    from transformers import GenerationConfig
+
     source = resolve(name)
     config, codec = read_config(source), read_tokenizer(source)
     refuse_bare(config, name)
@@ -89,7 +94,7 @@ def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:
 
 
 def _eos_token_ids(
-    source: Source, generation: GenerationConfig | None, config: PretrainedConfig, codec: TextCodec
+    source: Source, generation: "GenerationConfig | None", config: "PretrainedConfig", codec: TextCodec
 ) -> tuple[int, ...]:
     ends = [] if source.gguf is None else end_ids(source.gguf.values)
     found = generation.eos_token_id if generation else None
