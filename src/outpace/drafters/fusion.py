@@ -12,8 +12,9 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from outpace.drafters.fields import SIZES, Fields, check_activation, flag
-from outpace.drafters.layers import Attend, GatedMLP, LayerConfig, Projections, RMSNorm, Rotary, Size
+from outpace.drafters.layers import Attend, GatedMLP, LayerConfig, Projections, Rotary, Size
 from outpace.lib.errors import ModelError
+from outpace.models.plain_decoder import RMSNorm
 
 
 def usual_taps(target_layers: int) -> tuple[int, int, int]:

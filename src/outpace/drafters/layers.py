@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from outpace.lib.errors import ModelError
 from outpace.models.loading.config import MOST_LAYERS
+from outpace.models.plain_decoder import RMSNorm
 from outpace.models.rotation import SCALED, frequencies
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -67,18 +68,6 @@ def fill_with_nan(module: M) -> M:
         weight.requires_grad_(False)
         weight.fill_(torch.nan)
     return module
-
-
-class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension, in float32 inside."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.empty(size)), eps
-
-    def forward(self, rows: Tensor) -> Tensor:
-        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
-        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)).to(rows.dtype)
 
 
 class GatedMLP(nn.Module):

@@ -22,7 +22,7 @@ from outpace.kernels.linear import KernelLinear
 from outpace.lib.errors import InvalidRequest
 from outpace.lib.stages import stage
 from outpace.models.attention import products
-from outpace.models.layers.linear import PackedLinear, is_conv1d
+from outpace.models.layers.linear import PackedLinear, SiblingLinear, is_conv1d
 from outpace.models.packed import PackedModel, PassPart, first_layers, layers_of
 from outpace.models.target import TransformersTarget
 
@@ -218,7 +218,7 @@ def _kind(layer: nn.Module) -> list[object]:
         kind.append(type(module))
         if isinstance(module, PackedLinear | KernelLinear):
             kind.append((module.outputs, module.inputs))
-        elif not type(module).__module__.startswith("outpace"):
+        elif not isinstance(module, SiblingLinear):
             settings = vars(module).items()
             kind += [(key, value) for key, value in settings if type(value) in (bool, int, str) and "idx" not in key]
     return kind

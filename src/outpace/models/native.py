@@ -131,6 +131,7 @@ def _activation(mlp: Any) -> int:
     function = getattr(mlp, "act_fn", None) or getattr(mlp, "activation_fn", None)
     function = function.stock if isinstance(function, RowwiseActivation) else function
     name = type(function).__name__  # of a stock class, as `check_stock` found
+    name = "GELUTanh" if getattr(function, "approximate", "") == "tanh" else name
     if name not in _ACTIVATIONS:
         raise NotCompiled(f"no kernel computes the activation {name}")
     return _ACTIVATIONS[name]

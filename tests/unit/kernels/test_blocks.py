@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
 from outpace.kernels.blocks import FORMATS, BlockEmbedding, BlockLinear, BlockWeight, reference_product
+from outpace.kernels.formats import BLOCK_SIZES, BlockFormat
 from tests.unit.models.tiny import needs_kernels
 
-F = GGMLQuantizationType
+F = BlockFormat
 # Where a block's factors are, as float16; random bytes there would be infinite or not a number.
 HALVES = {F.Q2_K: (80, 82), F.Q3_K: (108,), F.Q6_K: (208,), F.MXFP4: ()}
 HALVES |= dict.fromkeys((F.Q4_1, F.Q5_1, F.Q4_K, F.Q5_K), (0, 2))
@@ -17,10 +17,10 @@ each_format = pytest.mark.parametrize("one", sorted(FORMATS), ids=lambda one: on
 pytestmark = needs_kernels
 
 
-def random_weight(one: GGMLQuantizationType, outputs: int, blocks: int, seed: int = 0) -> BlockWeight:
+def random_weight(one: BlockFormat, outputs: int, blocks: int, seed: int = 0) -> BlockWeight:
     """A matrix of random blocks: every code, scale and minimum occurs; its rows are not in the file's order."""
     random = np.random.default_rng(seed)
-    size, width = GGML_QUANT_SIZES[one]
+    size, width = BLOCK_SIZES[one]
     data = random.integers(0, 256, (outputs, blocks, width), dtype=np.uint8)
     for at in HALVES.get(one, (0,)):
         data[:, :, at : at + 2] = random.normal(0, 0.01, (outputs, blocks, 1)).astype(np.float16).view(np.uint8)
@@ -30,20 +30,20 @@ def random_weight(one: GGMLQuantizationType, outputs: int, blocks: int, seed: in
 
 
 @each_format
-def test_rows_are_dequantized_as_the_format_says(one: GGMLQuantizationType) -> None:
+def test_rows_are_dequantized_as_the_format_says(one: BlockFormat) -> None:
     """Guards against codes, scales or minima of a block that are read from another place. Oracle: gguf.quants."""
     weight = random_weight(one, 9, 2)
-    expected = dequantize(weight.data, one)[weight.order]
+    expected = dequantize(weight.data, one)[weight.order]  # type: ignore[arg-type]
     assert np.array_equal(weight.dequantized().numpy(), expected)
     ids = torch.tensor([4, 0, 4])
     assert np.array_equal(weight.dequantized(ids).numpy(), expected[ids.numpy()])
 
 
 @each_format
-def test_a_product_is_that_of_the_reference(one: GGMLQuantizationType) -> None:
+def test_a_product_is_that_of_the_reference(one: BlockFormat) -> None:
     """Guards against panels that are laid out wrongly, an offset or a minimum that is taken off once too often, and
     outputs of a second matrix or of an incomplete panel in the wrong place."""
-    first, second = random_weight(one, 70, 3), random_weight(F.Q4_1, 5, 3 * GGML_QUANT_SIZES[one][0] // 32, seed=1)
+    first, second = random_weight(one, 70, 3), random_weight(F.Q4_1, 5, 3 * BLOCK_SIZES[one][0] // 32, seed=1)
     rows, bias = torch.randn(37, first.inputs, generator=torch.Generator().manual_seed(0)), torch.arange(75.0)
     rows[3] = 0
     expected = torch.cat([reference_product(weight, rows) for weight in (first, second)], dim=1) + bias
@@ -53,7 +53,7 @@ def test_a_product_is_that_of_the_reference(one: GGMLQuantizationType) -> None:
 
 
 @each_format
-def test_a_row_has_the_same_bits_alone_and_with_others(one: GGMLQuantizationType) -> None:
+def test_a_row_has_the_same_bits_alone_and_with_others(one: BlockFormat) -> None:
     """Guards against another order of sums for groups of rows, also where codes are unpacked once for all of them."""
     layer = BlockLinear([random_weight(one, 40, 2)], None, torch.float32)
     rows = torch.randn(67, layer.inputs, generator=torch.Generator().manual_seed(0))

@@ -10,6 +10,7 @@ import torch
 from gguf import GGMLQuantizationType
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
+from outpace.kernels.formats import BlockFormat
 from outpace.lib.errors import ModelError
 from outpace.models.loading.gguf import GgufFile, GgufTensor, read_gguf
 from outpace.models.loading.gguf_weights import weights_of
@@ -63,7 +64,7 @@ def test_blocks_stay_the_bytes_of_the_file(kind: str, tmp_path: Path) -> None:
         if values.ndim > 1:
             data = np.concatenate([tensor.data for tensor in weight.tensors], axis=-2)
             assert np.array_equal(data, gguf.quants.quantize(values, raw).view(np.uint8)), name
-            assert all(tensor.kind == raw and not tensor.data.flags.owndata for tensor in weight.tensors)
+            assert all(int(tensor.kind) == int(raw) and not tensor.data.flags.owndata for tensor in weight.tensors)
             assert np.array_equal(weight.floats(), gguf.quants.dequantize(data, raw))
 
 
@@ -105,6 +106,6 @@ def test_a_type_without_a_conversion_is_refused_by_name(tmp_path: Path) -> None:
     config = tiny_config("llama", hidden_size=256, num_attention_heads=8)
     file = _file(tmp_path / "m.gguf", config)
     data = np.zeros((160, 292), np.uint8)
-    file.tensors["output.weight"] = GgufTensor("output.weight", (160, 256), GGMLQuantizationType.Q8_K, data)
+    file.tensors["output.weight"] = GgufTensor("output.weight", (160, 256), BlockFormat.Q8_K, data)
     with pytest.raises(ModelError, match=r"output\.weight is of type Q8_K, which cannot be read"):
         weights_of(file, config)["lm_head.weight"].floats()

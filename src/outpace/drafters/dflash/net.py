@@ -12,8 +12,9 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor, nn
 
-from outpace.drafters.layers import Attend, GatedMLP, LayerConfig, Layers, Projections, RMSNorm, Rotary, fill_with_nan
+from outpace.drafters.layers import Attend, GatedMLP, LayerConfig, Layers, Projections, Rotary, fill_with_nan
 from outpace.lib.errors import ModelError
+from outpace.models.plain_decoder import RMSNorm
 
 LayerType = Literal["full_attention", "sliding_attention"]
 

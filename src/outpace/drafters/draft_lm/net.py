@@ -14,6 +14,7 @@ from outpace.models.draft import build_bare, write_bare
 from outpace.models.families import check_supported, logit_softcap
 from outpace.models.frozen import FrozenTarget
 from outpace.models.layers.prepare import stock_weights
+from outpace.models.plain_decoder import stock_config
 from outpace.models.tokenizer import TextCodec
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def small_config(config: "PretrainedConfig", sizes: SmallSizes) -> "PretrainedCo
     """The config of a smaller model of the same family, without dropout; `config` is of the target's text part."""
     if sizes.layers > config.num_hidden_layers:
         raise InvalidRequest(f"layers={sizes.layers}: the target has {config.num_hidden_layers}; take as many or fewer")
-    small = copy.deepcopy(config)
+    small = copy.deepcopy(stock_config(config))
     hidden = sizes.hidden_size or config.hidden_size
 
     def scaled(size: int) -> int:

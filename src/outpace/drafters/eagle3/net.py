@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from outpace.drafters.fusion import FusionConfig, FusionLayer, FusionNet
-from outpace.drafters.layers import Attend, RMSNorm, fill_with_nan
+from outpace.drafters.layers import Attend, fill_with_nan
+from outpace.models.plain_decoder import RMSNorm
 
 
 class Eagle3Config(FusionConfig):

@@ -5,7 +5,7 @@ in panels at once, so no other copy of them is made.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from outpace.models.layers.experts import PackedExperts
 from outpace.models.layers.linear import SIBLINGS, SiblingLinear, is_conv1d
 from outpace.models.loading.gguf import GgufFile, GgufTensor
 from outpace.models.loading.gguf_weights import Weight, weights_of
+from outpace.models.plain_decoder import PlainConfig, PlainLM
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -44,13 +45,8 @@ def read_blocks(file: GgufFile, config: "PretrainedConfig", dtype: torch.dtype, 
     Raises:
         ModelError: tensors that are missing, left over, of another shape, of a type that is not known, or not finite.
     """
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
-    register_attention()
     weights = weights_of(file, config)
-    with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
+    model = _empty_model(config, dtype, attention)
     with stage("packing weights", file.weights):
         builder = _Builder(weights, dtype)
         builder.fill(model, "")
@@ -60,6 +56,20 @@ def read_blocks(file: GgufFile, config: "PretrainedConfig", dtype: torch.dtype, 
             model.set_output_embeddings(builder.linear([f"{name}.weight"], None))
     model.requires_grad_(False)
     model.eval()
+    return model
+
+
+def _empty_model(config: Any, dtype: torch.dtype, attention: str) -> "PreTrainedModel":
+    """A causal LM whose parameters have no data; a plain one, with the same methods, for a plain config."""
+    if isinstance(config, PlainConfig):
+        return PlainLM(config, dtype)  # type: ignore[return-value]
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    register_attention()
+    model: PreTrainedModel
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=dtype)
     return model
 
 

@@ -33,6 +33,7 @@ from outpace.models.loading.config import check_sizes, find_file
 from outpace.models.loading.gguf import GgufFile
 from outpace.models.loading.precision import compute_dtype
 from outpace.models.loading.registry import Source, first_line
+from outpace.models.plain_decoder import stock_config
 
 _TORCH_INDEX = "pytorch_model.bin.index.json"
 # Tables that models compute, which old checkpoints contain or list.
@@ -60,6 +61,7 @@ def read_whole(
 ) -> PreTrainedModel:
     """As `weights.read_model`, by transformers."""
     register_attention()
+    config = stock_config(config)
     options = source.options | {"attn_implementation": attention, "trust_remote_code": False}
     try:
         if source.gguf is None:

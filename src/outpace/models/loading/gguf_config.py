@@ -11,6 +11,7 @@ import numpy as np
 
 from outpace.lib.errors import ModelError, UnsupportedModel
 from outpace.models.loading.gguf import GgufFile
+from outpace.models.plain_decoder import PLAIN_FAMILIES, PlainConfig
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -55,7 +56,7 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 """Llama 3's scaling of its rotation, as in all of its models; a file stores the factors computed from it."""
 
 
-def config_of(file: GgufFile, name: str) -> "PretrainedConfig":
+def config_of(file: GgufFile, name: str) -> "PretrainedConfig | PlainConfig":
     """The config that a file's metadata and tensors describe.
 
     Args:
@@ -89,9 +90,12 @@ def config_of(file: GgufFile, name: str) -> "PretrainedConfig":
     fields |= reader.head_size(family, fields["hidden_size"], fields["num_attention_heads"])
     if family != "gpt2":
         fields["rope_parameters"] = reader.rotation(family, fields)
+    fields |= reader.own_fields(family, fields)
+    if family in PLAIN_FAMILIES:
+        return PlainConfig(family, **fields)
     from transformers import CONFIG_MAPPING
 
-    config: PretrainedConfig = CONFIG_MAPPING[family](**(fields | reader.own_fields(family, fields)))
+    config: PretrainedConfig = CONFIG_MAPPING[family](**fields)
     return config
 
 

@@ -6,16 +6,19 @@ and values, stores GPT-2's matrices transposed, and adds 1 to Gemma's norms.
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from outpace.lib.errors import ModelError
 from outpace.models.loading.config import check_sizes
 from outpace.models.loading.gguf import GgufFile, GgufTensor
+from outpace.models.plain_decoder import PlainConfig, PlainLM
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -121,12 +124,8 @@ def weights_of(file: GgufFile, config: "PretrainedConfig") -> dict[str, Weight]:
         ModelError: tensors that are missing, left over or of another shape; the error names them.
     """
     check_sizes(config, max(max(tensor.shape) for tensor in file.tensors.values()), str(file.path))
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config)
     found, complaints, used = {}, [], set(_SETTINGS)
-    for name, parameter in model.named_parameters():
+    for name, parameter in _parameters(config):
         names = _tensor_names(name, config.model_type)
         used.update(names)
         if not names or any(one not in file.tensors for one in names):
@@ -144,6 +143,17 @@ def weights_of(file: GgufFile, config: "PretrainedConfig") -> dict[str, Weight]:
             "the file again, or convert the model with a current llama.cpp"
         )
     return found
+
+
+def _parameters(config: Any) -> Iterable[tuple[str, nn.Parameter]]:
+    """The parameters of a config's model, without data."""
+    if isinstance(config, PlainConfig):
+        return PlainLM(config, torch.float32).named_parameters()
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(config)
+    return model.named_parameters()
 
 
 def _tensor_names(parameter: str, family: str) -> tuple[str, ...]:

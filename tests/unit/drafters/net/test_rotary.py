@@ -7,8 +7,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from outpace.drafters.layers import RMSNorm, Rotary, fill_with_nan
+from outpace.drafters.layers import Rotary, fill_with_nan
 from outpace.lib.errors import ModelError
+from outpace.models.plain_decoder import RMSNorm
 from tests.unit.drafters.net.block_nets import randn
 
 LLAMA3: dict[str, Any] = {

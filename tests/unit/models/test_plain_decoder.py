@@ -1,0 +1,93 @@
+"""Decoders without transformers: the hidden states and tokens of those of transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PretrainedConfig
+
+from outpace.core.tree import Topology
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.loading.block_model import read_blocks
+from outpace.models.loading.config import read_config
+from outpace.models.loading.registry import resolve
+from outpace.models.packed import PassPart
+from outpace.models.plain_decoder import PLAIN_FAMILIES, PlainConfig, PlainLM
+from outpace.models.target import TransformersTarget
+from tests.unit.models.gguf_models import write_model
+from tests.unit.models.tiny import random_ids, stock_model, tiny_config
+
+THETA = {"rope_theta": 10_000.0}
+YARN = THETA | {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {family: (family, {}) for family in PLAIN_FAMILIES} | {
+    "biases": ("llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3 | {"rope_theta": 5e5, "original_max_position_embeddings": 64}}),
+    "yarn": ("qwen2", {"rope_parameters": YARN}),
+    "linear": ("qwen3", {"rope_parameters": THETA | {"rope_type": "linear", "factor": 4.0}}),
+    "smollm3 without rotation": ("smollm3", {"no_rope_layer_interval": 4, "num_hidden_layers": 5}),
+    "phi3 partial": ("phi3", {"rope_parameters": THETA | {"partial_rotary_factor": 0.5, "rope_type": "default"}}),
+    "phi3 window": ("phi3", {"sliding_window": 3}),
+    "gemma2 window": ("gemma2", {"sliding_window": 3}),
+    "gemma3 window": ("gemma3_text", {"sliding_window": 3, "tie_word_embeddings": True}),
+}
+SHAPE = Topology.of([-1, 0, 0, 1, 2, 3])
+
+
+def case(name: str) -> PretrainedConfig:
+    family, changes = CASES[name]
+    return tiny_config(family, **changes)
+
+
+def targets(config: PretrainedConfig, pack: bool) -> list[TransformersTarget]:
+    """Of a model of transformers and of a plain one with its weights."""
+    stock = stock_model(config, ATTENTION_NAME)
+    plain: Any = PlainLM(PlainConfig(**config.to_dict()), torch.float32)
+    plain.load_state_dict(stock.state_dict(), assign=True)
+    plain.requires_grad_(False).eval()
+    return [TransformersTarget(model, 128, 2, (), pack) for model in (stock, plain)]
+
+
+@pytest.mark.parametrize("pack", [False, True])
+@pytest.mark.parametrize("name", CASES)
+def test_hidden_states_are_those_of_transformers(name: str, pack: bool) -> None:
+    """Guards against a formula or a setting of a family that the plain decoder computes in another way."""
+    found = []
+    ids = torch.tensor(random_ids(20, 3))
+    chain = Topology.chain(14)
+    for target in targets(case(name), pack):
+        target.run([PassPart(0, ids[:14], chain.depth_tensor, chain.ancestor_mask, is_prompt=True)])
+        target.commit([0], [range(14)])
+        part = PassPart(0, ids[14:], SHAPE.depth_tensor, SHAPE.ancestor_mask)
+        found.append(target.run_tapped([part], (0, 1, target.config.num_hidden_layers)))
+        assert (target.native is not None) == pack, target.computed_by
+    (expected, taps), (actual, own_taps) = found
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    for tap in taps:
+        torch.testing.assert_close(own_taps[tap], taps[tap], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", PLAIN_FAMILIES)
+def test_a_file_gives_the_same_tokens_through_both(family: str, tmp_path: Path) -> None:
+    """Guards against other tokens of GGUF files since they are decoded without transformers."""
+    sizes = {"hidden_size": 96, "intermediate_size": 128, "tie_word_embeddings": True}
+    write_model(tmp_path / "m.gguf", tiny_config(family, **sizes), kind="Q8_0")
+    source = resolve(str(tmp_path / "m.gguf"))
+    config: Any = read_config(source)
+    assert isinstance(config, PlainConfig)
+    assert source.gguf is not None
+    answers = []
+    both: list[Any] = [config, config.stock()]
+    for one in both:
+        target = TransformersTarget(
+            read_blocks(source.gguf, one, torch.float32, ATTENTION_NAME), 64, 1, (), quantize="file"
+        )
+        ids = random_ids(8, 5)
+        for _ in range(24):
+            target.rewind_slot(0, 0)
+            chain = Topology.chain(len(ids))
+            part = PassPart(0, torch.tensor(ids), chain.depth_tensor, chain.ancestor_mask, is_prompt=True)
+            ids.append(int(target.head(target.run([part])[-1:]).logits.argmax()))
+        answers.append(ids)
+    assert answers[0] == answers[1]
