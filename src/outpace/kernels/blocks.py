@@ -6,7 +6,7 @@ batch-invariant on any CPU. Python reference: `reference_product`.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -22,6 +22,7 @@ from outpace.kernels.structs import PanelMatrix
 
 FORMATS = frozenset(map(BlockFormat, (2, 3, 6, 7, 8, *range(10, 15), 20, 23, 39)))
 """The formats that the kernels multiply: Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4."""
+_LINE = 64  # bytes of a cache line
 _PART = 32  # numbers of a row that share a scale
 
 
@@ -70,9 +71,16 @@ class BlockLinear(KernelLinear):
         weights: the matrices; their formats may differ.
         bias: [out of all] or None.
         dtype: of the results.
+        allocate: gives memory for so many bytes of panels; None for a tensor each.
     """
 
-    def __init__(self, weights: Sequence[BlockWeight], bias: Tensor | None, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        weights: Sequence[BlockWeight],
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        allocate: Callable[[int], Tensor] | None = None,
+    ) -> None:
         nn.Module.__init__(self)
         self.weights, self.dtype, self.scales = tuple(weights), dtype, None
         self.inputs, self.outputs = weights[0].inputs, sum(weight.outputs for weight in weights)
@@ -81,7 +89,7 @@ class BlockLinear(KernelLinear):
         start = 0
         for weight in weights:
             own = None if self.bias is None else self.bias[start : start + weight.outputs]
-            self._pieces.append(_placed(weight, own))
+            self._pieces.append(_placed(weight, own, allocate or _allocate))
             start += weight.outputs
         for (matrix, *_), (following, *_) in zip(self._pieces, self._pieces[1:], strict=False):
             matrix.next = ctypes.pointer(following)
@@ -108,7 +116,32 @@ class BlockLinear(KernelLinear):
         return BlockLinear([weight.take(ids)], None if self.bias is None else self.bias[ids], self.dtype)
 
 
-def _placed(weight: BlockWeight, bias: Tensor | None) -> tuple[PanelMatrix, Tensor, Tensor | None]:
+class Slabs:
+    """Memory for panels in large pieces, which the operating system maps in large pages. A piece is freed with the last
+    tensor in it."""
+
+    _SIZE = 2**27
+
+    def __init__(self) -> None:
+        self._slab, self._used = torch.empty(0, dtype=torch.uint8), 0
+
+    def __call__(self, count: int) -> Tensor:
+        """A tensor of so many bytes, which begins at a multiple of 64."""
+        if self._used + count > len(self._slab):
+            self._slab, self._used = _allocate(max(self._SIZE, count + _LINE)), 0
+            call("prefer_large_pages", ctypes.c_void_p(self._slab.data_ptr()), ctypes.c_int64(len(self._slab)))
+            self._used = -self._slab.data_ptr() % _LINE
+        start, self._used = self._used, self._used + -(-count // _LINE) * _LINE
+        return self._slab[start : start + count]
+
+
+def _allocate(count: int) -> Tensor:
+    return torch.empty(count, dtype=torch.uint8)
+
+
+def _placed(
+    weight: BlockWeight, bias: Tensor | None, allocate: Callable[[int], Tensor]
+) -> tuple[PanelMatrix, Tensor, Tensor | None]:
     """A matrix for the kernels, with the panels and the bias that it points to."""
     size, file_bytes = BLOCK_SIZES[weight.format]
     assert weight.data.shape[1] == weight.inputs // size * file_bytes, "rows must have the format's bytes"
@@ -122,7 +155,7 @@ def _placed(weight: BlockWeight, bias: Tensor | None) -> tuple[PanelMatrix, Tens
         kind=FROM_FILE + int(weight.format),
         block=1,
     )
-    panels = torch.empty(packed_bytes(matrix), dtype=torch.uint8)
+    panels = allocate(packed_bytes(matrix))
     matrix.panels = panels.data_ptr()
     where = _address(weight.data), _address(weight.order), ctypes.c_void_p(matrix.panels)
     call("place", ctypes.byref(matrix), *where, threads())

@@ -127,7 +127,7 @@ KERNELS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], Compared] | str]] =
     "learn": ("growth.h", GROWTH + "test_it_learns_what_the_reference_learns"),
 }
 """Kernel, the header that holds it, and its comparison: here, or by the test that is named."""
-_NO_RESULT = {"packed_bytes", "text", "text_end", "text_length"}
+_NO_RESULT = {"packed_bytes", "prefer_large_pages", "text", "text_end", "text_length"}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)

@@ -255,9 +255,25 @@ static inline float less_of(const Parts& x, int row, size_t index, int at) {
   return -x.scales[index] * float(x.sums[size_t(row) * (x.inputs / 16) + at / 16]);
 }
 
+// How far ahead weights are fetched into the second cache: memory takes longer than hardware looks ahead.
+constexpr int kBytesAhead = 8192;
+
+// Lines of 64 bytes that are fetched while a block is multiplied.
+struct Lines {
+  const uint8_t* block;
+  int first, last;
+
+  // Fetch those of one of `parts` steps.
+  void fetch(int part, int parts) const {
+    const int count = last - first;
+    for (int line = first + count * part / parts; line < first + count * (part + 1) / parts; ++line)
+      __builtin_prefetch(block + kBytesAhead + 64 * line, 0, 2);
+  }
+};
+
 // A panel's sums over one block at R rows, added to `sums`.
 template <class F, int R, bool Expanded>
-static inline void multiply_block(const uint8_t* block, const uint8_t* codes_of, const Parts& x, int first, int input, Lanes (&sums)[R][kBlockVectors]) {
+static inline void multiply_block(const uint8_t* block, const uint8_t* codes_of, const Lines& ahead, const Parts& x, int first, int input, Lanes (&sums)[R][kBlockVectors]) {
   constexpr int V = kLanes == 8 && R == 1 ? 4 : 2;  // vectors of outputs at a time
 UNROLL
   for (int v = 0; v < kBlockVectors; v += V) {
@@ -269,6 +285,7 @@ UNROLL
     }
     for (int part = 0; part < F::parts; ++part) {
       const int at = input + part * F::shared;
+      if (v == 0) ahead.fetch(part, F::parts);
       IntLanes whole[R][V];
       sum_part<F, R, V, Expanded>(codes_of, x, first, part, at, v, whole);
 UNROLL
@@ -294,13 +311,13 @@ UNROLL
 }
 
 template <class F, int R, bool Expanded>
-static inline void add_block(const uint8_t* block, const uint8_t* codes_of, const Parts& x, int first, int input, float (*out)[kOutputs]) {
+static inline void add_block(const uint8_t* block, const uint8_t* codes_of, const Lines& ahead, const Parts& x, int first, int input, float (*out)[kOutputs]) {
   Lanes sums[R][kBlockVectors];
 UNROLL
   for (int r = 0; r < R; ++r)
 UNROLL
     for (int v = 0; v < kBlockVectors; ++v) sums[r][v] = load(out[first + r] + v * kLanes);
-  multiply_block<F, R, Expanded>(block, codes_of, x, first, input, sums);
+  multiply_block<F, R, Expanded>(block, codes_of, ahead, x, first, input, sums);
 UNROLL
   for (int r = 0; r < R; ++r)
 UNROLL
@@ -308,19 +325,19 @@ UNROLL
 }
 
 template <class F, int R, bool Expanded>
-static inline void add_rest(const uint8_t* block, const uint8_t* codes_of, const Parts& x, int first, int count, int input,
-                            float (*out)[kOutputs]) {
-  if (count == R) add_block<F, R, Expanded>(block, codes_of, x, first, input, out);
-  else if constexpr (R > 1) add_rest<F, R - 1, Expanded>(block, codes_of, x, first, count, input, out);
+static inline void add_rest(const uint8_t* block, const uint8_t* codes_of, const Lines& ahead, const Parts& x, int first,
+                            int count, int input, float (*out)[kOutputs]) {
+  if (count == R) add_block<F, R, Expanded>(block, codes_of, ahead, x, first, input, out);
+  else if constexpr (R > 1) add_rest<F, R - 1, Expanded>(block, codes_of, ahead, x, first, count, input, out);
 }
 
-constexpr int kBlocksAhead = 2;  // whose codes are fetched early
 
 // Of one row, kept in registers through the panel.
 template <class F>
 static inline void multiply_row(const uint8_t* panel, const Parts& x, float* out) {
   Lanes sums[1][kBlockVectors] = {};
-  for (int input = 0; input < x.inputs; input += F::inputs, panel += F::bytes) multiply_block<F, 1, false>(panel, panel, x, 0, input, sums);
+  for (int input = 0; input < x.inputs; input += F::inputs, panel += F::bytes)
+    multiply_block<F, 1, false>(panel, panel, {panel, 0, (F::bytes + 63) / 64}, x, 0, input, sums);
   for (int v = 0; v < kBlockVectors; ++v) store(out + v * kLanes, sums[0][v]);
 }
 
@@ -334,14 +351,13 @@ static inline void multiply_block_panel(int32_t format, const uint8_t* panel, co
     alignas(64) uint8_t expanded[F::inputs * kOutputs];
     const uint8_t* block = panel;
     for (int input = 0; input < x.inputs; input += F::inputs, block += F::bytes) {
-      const char* early = (const char*)block + kBlocksAhead * F::bytes;
       if (expands) expand<F>(block, expanded);
-      for (int first = 0, line = 0; first < rows; first += kBlockRows) {
-        const int lines = (F::bytes + 63) / 64, own = (lines * kBlockRows + rows - 1) / rows;
-        for (int each = 0; each < own && line < lines; ++each, ++line) __builtin_prefetch(early + 64 * line);
+      for (int first = 0; first < rows; first += kBlockRows) {
+        constexpr int lines = (F::bytes + 63) / 64;
         const int count = std::min(kBlockRows, rows - first);
-        if (expands) add_rest<F, kBlockRows, true>(block, expanded, x, first, count, input, out);
-        else add_rest<F, kBlockRows, false>(block, block, x, first, count, input, out);
+        const Lines ahead = {block, lines * first / rows, lines * (first + count) / rows};
+        if (expands) add_rest<F, kBlockRows, true>(block, expanded, ahead, x, first, count, input, out);
+        else add_rest<F, kBlockRows, false>(block, block, ahead, x, first, count, input, out);
       }
     }
   });

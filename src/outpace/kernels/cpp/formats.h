@@ -1,5 +1,5 @@
 // The block formats of GGUF files: their layout in a file, and the panels of 32 outputs that products read.
-// Python reference: gguf.quants.dequantize.
+// Python reference: gguf.quants.dequantize, by outpace.kernels.blocks.reference_product.
 //
 // A weight is scale * (code - offset) or scale * code - minimum. A block of a panel holds, for 32 outputs: the codes,
 // in groups of 4 inputs, output by output, so that one register serves 16 outputs; bits of codes beyond 4 in planes; and

@@ -5,6 +5,9 @@
 #include "draw.h"
 #include "growth.h"
 #include "topk.h"
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
 
 namespace {
 
@@ -101,6 +104,15 @@ void outpace_pack(const Matrix* m, const float* weight, void* panels, float* sca
       }
     });
   });
+}
+
+// Ask for pages of 2 MB before memory is first written: with small ones, reading weights takes up to half as long again.
+void outpace_prefer_large_pages(void* memory, int64_t bytes) {
+#if defined(__linux__)
+  constexpr uintptr_t kPage = 1 << 21;
+  const uintptr_t first = ((uintptr_t)memory + kPage - 1) / kPage * kPage, last = ((uintptr_t)memory + bytes) / kPage * kPage;
+  if (first < last) madvise((void*)first, last - first, MADV_HUGEPAGE);
+#endif
 }
 
 // Lay out rows of a weight in a format of files: row `order[i]` of `file`, or row i where `order` is null.

@@ -259,6 +259,8 @@ static inline void block_panel_rows(const Matrix& m, const Operand& from, int pa
   }
 }
 
+constexpr size_t kBytesTogether = 1 << 18;  // of neighbouring panels that a thread takes at once: memory is read in order
+
 static inline int panels_of(const Matrix& m) { return (m.outputs + kPanel - 1) / kPanel; }
 
 // Outputs of a matrix and of those that follow it.
@@ -269,12 +271,19 @@ static inline void multiply(Team& team, const Matrix& m, const Operand& from, in
                             int stride) {
   int panels = 0;
   for (const Matrix* each = &m; each; each = each->next) panels += panels_of(*each);
-  team.share(panels, [&](int panel) {
-    const Matrix* own = &m;
-    float* place = to;
-    for (; panel >= panels_of(*own); own = own->next) panel -= panels_of(*own), place += own->outputs;
-    if (is_from_file(own->kind)) return block_panel_rows(*own, from, panel, rows, add, place, stride);
-    for (int first = 0; first < rows; first += kRowsAtOnce)
-      panel_rest<kRowsAtOnce>(*own, from, panel, first, std::min(kRowsAtOnce, rows - first), add, place, stride);
+  const int together = std::max(1, std::min(int(kBytesTogether / panel_bytes(m)), panels / (4 * team.size)));
+  team.share((panels + together - 1) / together, [&](int piece) {
+    for (int index = piece * together; index < std::min(panels, (piece + 1) * together); ++index) {
+      const Matrix* own = &m;
+      float* place = to;
+      int panel = index;
+      for (; panel >= panels_of(*own); own = own->next) panel -= panels_of(*own), place += own->outputs;
+      if (is_from_file(own->kind)) {
+        block_panel_rows(*own, from, panel, rows, add, place, stride);
+        continue;
+      }
+      for (int first = 0; first < rows; first += kRowsAtOnce)
+        panel_rest<kRowsAtOnce>(*own, from, panel, first, std::min(kRowsAtOnce, rows - first), add, place, stride);
+    }
   });
 }

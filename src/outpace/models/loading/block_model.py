@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outpace.kernels.blocks import FORMATS, BlockEmbedding, BlockLinear, BlockWeight
+from outpace.kernels.blocks import FORMATS, BlockEmbedding, BlockLinear, BlockWeight, Slabs
 from outpace.kernels.formats import BlockFormat
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.lib.stages import advance, stage
@@ -54,6 +54,7 @@ def read_blocks(file: GgufFile, config: "PretrainedConfig", dtype: torch.dtype, 
         if isinstance(head, nn.Linear):  # the embedding's weight
             name = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
             model.set_output_embeddings(builder.linear([f"{name}.weight"], None))
+    file.release()  # all but the embedding's rows has been copied
     model.requires_grad_(False)
     model.eval()
     return model
@@ -75,7 +76,7 @@ def _empty_model(config: Any, dtype: torch.dtype, attention: str) -> "PreTrained
 
 class _Builder:
     def __init__(self, weights: Mapping[str, Weight], dtype: torch.dtype) -> None:
-        self._weights, self._dtype = weights, dtype
+        self._weights, self._dtype, self._allocate = weights, dtype, Slabs()
 
     def fill(self, module: nn.Module, prefix: str) -> None:
         """Give a module and all below it their weights."""
@@ -106,7 +107,10 @@ class _Builder:
         """
         if _are_blocks([self._weights[name] for name in names]):
             layer: KernelLinear = BlockLinear(
-                [matrix for name in names for matrix in _matrices(self._weights[name])], bias, self._dtype
+                [matrix for name in names for matrix in _matrices(self._weights[name])],
+                bias,
+                self._dtype,
+                self._allocate,
             )
         else:
             kind, stored = _arithmetic(self._weights[names[0]])
@@ -154,7 +158,9 @@ class _Builder:
 
     def _expert(self, stack: Weight, index: int) -> KernelLinear:
         if _are_blocks([stack]):
-            layer: KernelLinear = BlockLinear([_block(tensor, index) for tensor in stack.tensors], None, self._dtype)
+            layer: KernelLinear = BlockLinear(
+                [_block(tensor, index) for tensor in stack.tensors], None, self._dtype, self._allocate
+            )
         else:
             layer = KernelLinear(torch.from_numpy(np.array(stack.floats()[index])), None, Kind.FLOAT32, self._dtype)
         advance(layer.inputs * layer.outputs)

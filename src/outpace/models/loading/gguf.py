@@ -57,11 +57,18 @@ class GgufFile:
     Attributes:
         values: by key; an array of texts is a list, an array of numbers a NumPy array.
         tensors: by name.
+        content: the mapped file.
     """
 
     path: Path
     values: dict[str, Any]
     tensors: dict[str, GgufTensor]
+    content: mmap.mmap
+
+    def release(self) -> None:
+        """Take the file's pages out of the process's memory; those that are read again come back."""
+        if hasattr(self.content, "madvise"):  # not on Windows
+            self.content.madvise(mmap.MADV_DONTNEED)
 
     @cached_property
     def weights(self) -> int:
@@ -169,7 +176,8 @@ def _read(cursor: _Cursor, path: Path) -> GgufFile:
         raise ModelError(f"one of {parts} parts of a GGUF file; join them with llama-gguf-split --merge")
     if not tensors:
         raise ValueError("it holds no weights")
-    return GgufFile(path, values, _read_tensors(cursor, tensors, values.get("general.alignment", _DEFAULT_ALIGNMENT)))
+    found = _read_tensors(cursor, tensors, values.get("general.alignment", _DEFAULT_ALIGNMENT))
+    return GgufFile(path, values, found, cursor.content)
 
 
 def _read_tensors(cursor: _Cursor, count: int, alignment: object) -> dict[str, GgufTensor]:
