@@ -12,8 +12,10 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from outpace.kernels.formats import BlockFormat
 from outpace.lib.errors import ModelError
+from outpace.models.loading import checkpoint, gguf_weights
 from outpace.models.loading.gguf import GgufFile, GgufTensor, read_gguf
 from outpace.models.loading.gguf_weights import weights_of
+from outpace.models.loading.registry import Source
 from tests.unit.models.gguf_models import as_array, write_model
 from tests.unit.models.tiny import FAMILIES, tiny_config, write_tiny_gguf
 
@@ -66,6 +68,25 @@ def test_blocks_stay_the_bytes_of_the_file(kind: str, tmp_path: Path) -> None:
             assert np.array_equal(data, gguf.quants.quantize(values, raw).view(np.uint8)), name
             assert all(int(tensor.kind) == int(raw) and not tensor.data.flags.owndata for tensor in weight.tensors)
             assert np.array_equal(weight.floats(), gguf.quants.dequantize(data, raw))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_model_of_plain_numbers(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against rows lost between the parts that are converted at once, weights that are not rounded to the dtype
+    that was asked for, and a head that is not the embedding where the file has none."""
+    monkeypatch.setattr(gguf_weights, "_AT_ONCE", 100)
+    monkeypatch.setattr(checkpoint, "compute_dtype", lambda dtype, device: torch.float32)
+    config = tiny_config(family, tie_word_embeddings=True, **CHANGES.get(family, {}))
+    write_model(tmp_path / "m.gguf", config, "F16")
+    file = read_gguf(tmp_path / "m.gguf")
+    source = Source("m", str(tmp_path), {}, file)
+    model: Any = checkpoint.read_whole(source, config, torch.bfloat16, torch.device("cpu"), "eager")
+    parameters = dict(model.named_parameters())
+    for name, weight in weights_of(file, config).items():
+        wanted = torch.from_numpy(weight.floats().copy()).to(torch.bfloat16).float()
+        assert torch.equal(parameters[name], wanted), name
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert torch.isfinite(model(torch.tensor([[1, 2, 3]])).logits).all()
 
 
 def _file(path: Path, config: PretrainedConfig) -> GgufFile:

@@ -14,13 +14,13 @@ from threading import Lock
 from typing import Any
 
 import torch
+from accelerate import init_empty_weights
 from torch import nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedModel,
-    modeling_gguf_pytorch_utils,
 )
 from transformers.utils import logging as library
 from transformers.utils.logging import EmptyTqdm, set_tqdm_hook
@@ -31,6 +31,7 @@ from outpace.lib.stages import advance, is_loading, restart
 from outpace.models.attention import register_attention
 from outpace.models.loading.config import check_sizes, find_file
 from outpace.models.loading.gguf import GgufFile
+from outpace.models.loading.gguf_weights import weights_of
 from outpace.models.loading.precision import compute_dtype
 from outpace.models.loading.registry import Source, first_line
 from outpace.models.plain_decoder import stock_config
@@ -43,8 +44,6 @@ _TABLES = re.compile(
 _FLOATS = ("F64", "F32", "BF16", "F16", "torch.float64", "torch.float32", "torch.bfloat16", "torch.float16")
 _EXPERT = re.compile(r"(.*\.experts)\.(\d{1,9})\.(.+)")
 _MOST_NAMED = 12
-# A GGUF file names its tensors differently, so weights are counted; beyond this factor the config is refused.
-_MOST_EXCESS = 2
 _SILENT = Lock()
 
 
@@ -62,26 +61,53 @@ def read_whole(
     """As `weights.read_model`, by transformers."""
     register_attention()
     config = stock_config(config)
-    options = source.options | {"attn_implementation": attention, "trust_remote_code": False}
     try:
         if source.gguf is None:
-            _check_tensors(config, read_headers(source.path, source.name), source.name)
+            model = _read_folder(source, config, dtype, attention)
         else:
-            _check_count(config, source.gguf, source.name)
-        with _counted_bars():
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                source.path, config=config, dtype=dtype, output_loading_info=True, **options
-            )
+            model = _read_gguf(source.gguf, config, dtype, device, attention)
     except ModelError:
         raise
     except Exception as error:
         raise ModelError(f"{source.name}: cannot be loaded: {first_line(error)}") from error
-    model: PreTrainedModel = loaded[0]
-    _refuse(_reported(loaded[1]), source.name)
     model.to(device, compute_dtype(dtype, device))  # type: ignore[arg-type]
     _refuse_infinite(model, source.name)
     model.eval()
     return model
+
+
+def _read_folder(source: Source, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
+    _check_tensors(config, read_headers(source.path, source.name), source.name)
+    with _counted_bars():
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            config=config,
+            dtype=dtype,
+            attn_implementation=attention,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    model: PreTrainedModel = loaded[0]
+    _refuse(_reported(loaded[1]), source.name)
+    return model
+
+
+def _read_gguf(
+    file: GgufFile, config: PretrainedConfig, dtype: torch.dtype, device: torch.device, attention: str
+) -> PreTrainedModel:
+    """A model of a GGUF file's weights as plain numbers."""
+    weights, computed = weights_of(file, config), compute_dtype(dtype, device)
+    restart(len(weights))
+    with init_empty_weights(include_buffers=False):
+        model: Any = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=computed)
+    for name, weight in weights.items():
+        module, _, leaf = name.rpartition(".")
+        made = nn.Parameter(weight.tensor(dtype, computed, device), requires_grad=False)
+        setattr(model.get_submodule(module), leaf, made)
+        advance()
+    model.tie_weights()
+    whole: PreTrainedModel = model
+    return whole
 
 
 def read_headers(path: str, name: str) -> dict[str, TensorInfo]:
@@ -147,16 +173,6 @@ def _check_tensors(config: PretrainedConfig, found: Mapping[str, TensorInfo], na
             output_loading_info=True,
         )
     _refuse([*(f"{key} holds {dtype}, not floats" for key, dtype in kinds.items()), *_reported(report)], name)
-
-
-def _check_count(config: PretrainedConfig, file: GgufFile, name: str) -> None:
-    """Refuse a config that describes far more weights than a GGUF file has, before they are allocated."""
-    check_sizes(config, file.weights, name)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    wanted, there = sum(weight.numel() for weight in model.parameters()), file.weights
-    if wanted > _MOST_EXCESS * there:
-        raise ModelError(f"{name}: its config asks for {wanted} weights and the file holds {there}; download it again")
 
 
 def _expert_complaints(names: Iterable[str], count: int | None) -> list[str]:
@@ -243,12 +259,9 @@ def _bar(factory: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, A
 
 @contextmanager
 def _counted_bars() -> Iterator[None]:
-    """Count the tensors that transformers reads. Its GGUF reader has a bar that no hook reaches."""
-    gguf: Any = modeling_gguf_pytorch_utils
-    before, stock = set_tqdm_hook(_bar), gguf.tqdm
-    gguf.tqdm = lambda *args, **kwargs: _bar(stock, args, kwargs)
+    """Count the tensors that transformers reads."""
+    before = set_tqdm_hook(_bar)
     try:
         yield
     finally:
         set_tqdm_hook(before)
-        gguf.tqdm = stock

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from outpace.kernels.blocks import FORMATS, BlockWeight
+from outpace.kernels.build import loaded_kernels
 from outpace.lib.errors import ModelError
 from outpace.models.loading.config import check_sizes
 from outpace.models.loading.gguf import GgufFile, GgufTensor
@@ -76,6 +78,8 @@ _NEIGHBOURS = ("llama", "smollm3")  # GGUF architectures that rotate neighbourin
 _SETTINGS = {"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"}
 """Tensors that are part of the config."""
 _MOST_NAMED = 12
+_AT_ONCE = 2**20
+"""Weights that are converted at once: larger parts leave gaps in the heap."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,19 +106,29 @@ class Weight:
             first = (*first[:-2], sum(tensor.shape[-2] for tensor in self.tensors), first[-1])
         return first[::-1] if self.is_transposed else first
 
-    def floats(self) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """The parameter in float32; may be a view of the file.
+    def floats(self, begin: int = 0, end: int | None = None) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """The parameter in float32, or the tensors' rows from `begin` to `end`; may be a view of the file.
 
         Raises:
             ModelError: a type that cannot be converted.
         """
-        parts = [_floats(tensor) for tensor in self.tensors]
+        taken = slice(begin, end) if self.rows is None else self.rows[begin:end]
+        parts = [_floats(tensor, taken) for tensor in self.tensors]
         values = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=-2)
-        if self.rows is not None:
-            values = values[self.rows]
         if self.add:
             values = values + np.float32(self.add)
         return values.T if self.is_transposed else values
+
+    def tensor(self, dtype: torch.dtype, computed: torch.dtype, device: torch.device) -> Tensor:
+        """The parameter, rounded to one dtype and in another, converted in parts so that memory is not taken twice."""
+        made = torch.empty(self.shape, dtype=computed, device=device)
+        inner = made.T if self.is_transposed else made
+        step = max(_AT_ONCE * len(inner) // inner.numel(), 1)
+        for begin in range(0, len(inner), step):
+            values = self.floats(begin, begin + step)
+            part = torch.from_numpy(values if values.flags.writeable else values.copy()).to(dtype)
+            inner[begin : begin + step] = part.T if self.is_transposed else part
+        return made
 
 
 def weights_of(file: GgufFile, config: "PretrainedConfig") -> dict[str, Weight]:
@@ -186,11 +200,16 @@ def _order(size: int, shape: tuple[int, ...], axes: tuple[int, ...]) -> np.ndarr
     return np.arange(size, dtype=np.intp).reshape(shape).transpose(axes).reshape(-1)
 
 
-def _floats(tensor: GgufTensor) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _floats(tensor: GgufTensor, taken: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Rows of a tensor. The kernels make the same numbers as the gguf package in a fraction of its time."""
+    data = tensor.data if len(tensor.shape) == 1 else tensor.data[taken]
+    if tensor.kind in FORMATS and loaded_kernels() is not None:
+        rows = BlockWeight(tensor.kind, data.reshape(-1, data.shape[-1]), tensor.shape[-1])
+        return rows.dequantized().numpy().reshape(*data.shape[:-1], tensor.shape[-1])
     from gguf.quants import dequantize
 
     try:
-        values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(tensor.data, tensor.kind)  # type: ignore[arg-type]
+        values: np.ndarray[Any, np.dtype[np.float32]] = dequantize(data, tensor.kind)  # type: ignore[arg-type]
     except NotImplementedError as error:
         raise ModelError(f"tensor {tensor.name} is of type {tensor.kind.name}, which cannot be read") from error
-    return values.reshape(tensor.shape)
+    return values[taken] if len(tensor.shape) == 1 else values
