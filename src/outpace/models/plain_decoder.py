@@ -108,7 +108,7 @@ class ScaledEmbedding(nn.Embedding):
     embed_scale: Tensor
 
     def __init__(self, count: int, size: int) -> None:
-        super().__init__(count, size)
+        super().__init__(count, size, _weight=torch.empty(count, size))
         self.register_buffer("embed_scale", torch.tensor(size**0.5, device="cpu"), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -258,8 +258,12 @@ class PlainDecoder(nn.Module):
     def __init__(self, config: PlainConfig) -> None:
         super().__init__()
         self.config = config
-        kind = ScaledEmbedding if config.model_type.startswith("gemma") else nn.Embedding
-        self.embed_tokens = kind(config.vocab_size, config.hidden_size)
+        count, size = config.vocab_size, config.hidden_size
+        self.embed_tokens: nn.Embedding
+        if config.model_type.startswith("gemma"):
+            self.embed_tokens = ScaledEmbedding(count, size)
+        else:  # random numbers, even without data, would import the compiler of torch
+            self.embed_tokens = nn.Embedding(count, size, _weight=torch.empty(count, size))
         self.layers = nn.ModuleList([PlainLayer(config, index) for index in range(config.num_hidden_layers)])
         self.norm = _norm(config, config.hidden_size)
         self.rotary_emb = RotaryEmbedding(config)

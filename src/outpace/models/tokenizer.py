@@ -31,11 +31,11 @@ def read_tokenizer(source: Source) -> "TextCodec":
     Raises:
         ModelError: there is none.
     """
-    from transformers import AutoTokenizer
-
     try:
         tokenizer: Any = None if source.gguf is None else tokenizer_of(source.gguf.values)
         if tokenizer is None:
+            from transformers import AutoTokenizer
+
             tokenizer = AutoTokenizer.from_pretrained(source.path, trust_remote_code=False, **source.options)
     except Exception as error:
         raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {error}") from error

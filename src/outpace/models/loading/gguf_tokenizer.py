@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from outpace.lib.errors import ModelError
+from outpace.models.plain_tokenizer import PlainTokenizer
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # of tokenizer.ggml.token_type
 _IDS = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
@@ -61,7 +61,7 @@ _ENDS |= {"<EOT>", "</s>", "<eos>", "<｜end▁of▁sentence｜>"}  # noqa: RUF0
 """Control tokens that end an answer in any file that has them, as llama.cpp ends it."""
 
 
-def tokenizer_of(values: Mapping[str, Any]) -> PreTrainedTokenizerFast | None:
+def tokenizer_of(values: Mapping[str, Any]) -> PlainTokenizer | None:
     """The tokenizer that a GGUF file's values describe; None for a kind that is not BPE, as WordPiece.
 
     Raises:
@@ -81,14 +81,7 @@ def tokenizer_of(values: Mapping[str, Any]) -> PreTrainedTokenizerFast | None:
     _add(backend, control, True, strips)
     _add(backend, _chosen(tokens, types, _USER_DEFINED), False, strips)
     _add_template(backend, values, special, tokens)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=_Shared(backend),
-        chat_template=values.get("tokenizer.chat_template"),
-        clean_up_tokenization_spaces=False,
-        **{f"{role}_token": token for role, token in special.items()},
-    )
-    tokenizer.extra_special_tokens = [token for token in control if token not in special.values()]
-    return tokenizer
+    return PlainTokenizer(backend, values.get("tokenizer.chat_template"), special, control)
 
 
 def end_ids(values: Mapping[str, Any]) -> list[int]:
@@ -100,16 +93,6 @@ def end_ids(values: Mapping[str, Any]) -> list[int]:
         ends = _ENDS.intersection(_chosen(tokens, types, _CONTROL))
         found += [number for number, token in enumerate(tokens) if token in ends] if ends else []
     return found
-
-
-class _Shared:
-    """A tokenizer that is used as it is where transformers would copy it, which takes half a second."""
-
-    def __init__(self, backend: Tokenizer) -> None:
-        self._backend = backend
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tokenizer:
-        return self._backend
 
 
 def _special_tokens(values: Mapping[str, Any], tokens: list[str], usual: Mapping[str, int]) -> dict[str, str]:
