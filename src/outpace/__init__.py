@@ -13,6 +13,7 @@ from outpace.lib.errors import (
     PerformanceWarning,
     UnsupportedModel,
 )
+from outpace.lib.quick import without_collection
 from outpace.lib.threads import wait_asleep
 
 if TYPE_CHECKING:
@@ -52,9 +53,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use: the front door imports transformers, which takes seconds.
+    # Loaded on first use: the front door imports torch, which takes seconds.
     if name in ("Chat", "Model", "TokenStream", "load"):
-        from outpace import api
+        with without_collection():
+            from outpace import api
 
         return getattr(api, name)
     if name == "method":

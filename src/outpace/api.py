@@ -20,6 +20,7 @@ from outpace.engine.stream import TokenStream
 from outpace.kernels.build import warn_without_kernels
 from outpace.lib.checks import check_flags, check_int, is_int, items_of, path_of, shown
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.quick import without_collection
 from outpace.lib.stages import loading, stage
 from outpace.lib.threads import warn_of_spinning
 from outpace.methods.catalog import MethodLike, MethodSpec, name_of, own_budget, parse_method
@@ -426,7 +427,7 @@ def load(
     check_flags(profile=profile, exact=exact, enable_prefix_caching=enable_prefix_caching)
     if progress is not None:
         check_flags(progress=progress)
-    with loading(options["name"], progress):
+    with without_collection(), loading(options["name"], progress):
         target, codec = load_target(**options, exact=exact)
         loaded = Model(options["name"], target, codec, method, budget, named, profile=profile)
     if target.device.type == "cpu":

@@ -1,5 +1,6 @@
 """What the commands share: options, loading a model, and output on the terminal."""
 
+import gc
 import json
 import os
 import sys
@@ -17,8 +18,9 @@ from rich.text import Text
 from outpace.cli.from_settings import SettingsOptions, completion, option, options
 from outpace.core.params import SamplingParams
 from outpace.core.settings import LoadSettings
-from outpace.lib.checks import shown
+from outpace.lib.checks import path_of, shown
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.quick import read_ahead, without_collection
 from outpace.lib.stages import loading as showing_stages
 from outpace.lib.stages import stage
 
@@ -91,8 +93,10 @@ def load_for(settings: LoadSettings, methods: Sequence[str] | None, slots: int) 
 def _load(settings: LoadSettings, methods: Sequence[str] | None, slots: int) -> "Model":
     """`outpace.load`, with the stages of loading on standard error."""
     config = _config(settings.speculative_config)
-    with showing_stages(settings.model, True):
+    with without_collection(), showing_stages(settings.model, True):
         with stage("importing libraries"):
+            if settings.model.endswith(".gguf"):
+                read_ahead(path_of(settings.model))
             quieten_transformers()
             from outpace.api import load
 
@@ -100,6 +104,7 @@ def _load(settings: LoadSettings, methods: Sequence[str] | None, slots: int) -> 
             _check_drafter(settings.drafter, methods)
         given = vars(settings) | {"speculative_config": config, "max_num_seqs": slots}
         loaded = load(**given)
+        gc.freeze()  # what has been loaded stays; collections need not visit it
     if "profile" in loaded.method_from:
         aside(f"method {loaded.method_name}, {loaded.method_from}")
     return loaded
