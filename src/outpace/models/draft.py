@@ -31,7 +31,7 @@ from outpace.models.loading.config import (
 from outpace.models.loading.precision import choose_quantization
 from outpace.models.loading.registry import first_line, resolve
 from outpace.models.loading.weights import read_model
-from outpace.models.packed import PackedModel, PassPart, first_layers
+from outpace.models.packed import PackedModel, PassPart, first_layers, place_of
 from outpace.models.tokenizer import TextCodec, read_tokenizer
 
 if TYPE_CHECKING:
@@ -72,9 +72,9 @@ class DraftModel(PackedModel):
     def __init__(
         self, decoder: nn.Module, head: LmHead, config: "PretrainedConfig", max_length: int, max_slots: int
     ) -> None:
-        weight = next(decoder.parameters())
+        device, dtype = place_of(decoder)
         # Drafts need not be bit-exact: sums in float32 are precise enough.
-        dtype = torch.promote_types(weight.dtype, torch.float32) if weight.device.type == "cpu" else weight.dtype
+        dtype = torch.promote_types(dtype, torch.float32) if device.type == "cpu" else dtype
         super().__init__(decoder, head, config, max_length, max_slots, key_dtype=dtype, value_dtype=dtype)
         self.passes = self.rows = 0
 

@@ -68,6 +68,15 @@ def first_layers(decoder: nn.Module, config: "PretrainedConfig", count: int) -> 
     return decoder, config
 
 
+def place_of(decoder: nn.Module) -> tuple[torch.device, torch.dtype]:
+    """The device of a decoder, and the dtype of its hidden states."""
+    embedding = decoder.get_input_embeddings()  # type: ignore[operator]
+    if isinstance(embedding, BlockEmbedding):  # other layers of kernels have no parameters either
+        return torch.device("cpu"), embedding.dtype
+    weight = next(decoder.parameters())
+    return weight.device, weight.dtype
+
+
 @contextmanager
 def tapped(decoder: nn.Module, taps: Iterable[int]) -> Iterator[dict[int, Tensor]]:
     """Collect hidden states [T, H] while a decoder runs a pass of one row of tokens.
@@ -144,11 +153,7 @@ class PackedModel:
     ) -> None:
         self.max_length, self.max_slots, self.config = max_length, max_slots, config
         self.decoder, self.head = decoder, head
-        if isinstance(embedding := decoder.get_input_embeddings(), BlockEmbedding):  # type: ignore[operator]
-            self.device, self.dtype = torch.device("cpu"), embedding.dtype
-        else:
-            weight = next(decoder.parameters())
-            self.device, self.dtype = weight.device, weight.dtype
+        self.device, self.dtype = place_of(decoder)
         self.tiled, self.exact = self.device.type != "cpu" if tiled is None else tiled, exact
         assert self.tiled or not exact, "exact mode is for tiled passes"
         head.fixed_rows = EXACT_ROWS if exact else head.fixed_rows
