@@ -7,7 +7,7 @@ batch-invariant on any CPU. Python reference: `reference_product`.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,10 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outpace.kernels.build import call, threads
+from outpace.kernels.build import call, kernels, threads
 from outpace.kernels.formats import BLOCK_SIZES, BlockFormat
 from outpace.kernels.linear import FROM_FILE, PANEL, KernelLinear
 from outpace.kernels.structs import PanelMatrix
+from outpace.lib.errors import ModelError
 
 FORMATS = frozenset(map(BlockFormat, (2, 3, 6, 7, 8, *range(10, 15), 20, 23, 39)))
 """The formats that the kernels multiply: Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4."""
@@ -35,12 +36,14 @@ class BlockWeight:
         data: [rows, bytes per row] of the file.
         inputs: columns.
         order: [out] int64, the file's row of each output; None for the same order.
+        name: in the file, for errors.
     """
 
     format: BlockFormat
     data: np.ndarray[Any, np.dtype[np.uint8]]
     inputs: int
     order: np.ndarray[Any, np.dtype[np.int64]] | None = None
+    name: str = "a matrix"
 
     @property
     def outputs(self) -> int:
@@ -53,7 +56,7 @@ class BlockWeight:
     def take(self, ids: Tensor) -> "BlockWeight":
         """The matrix made of rows `ids` [K]."""
         wanted = ids.cpu().numpy().astype(np.int64)
-        return BlockWeight(self.format, self.data, self.inputs, wanted if self.order is None else self.order[wanted])
+        return replace(self, order=wanted if self.order is None else self.order[wanted])
 
     def dequantized(self, ids: Tensor | None = None) -> Tensor:
         """Rows `ids` [K], or all, as float32 [K, in]. Python reference: `gguf.quants.dequantize`."""
@@ -158,14 +161,13 @@ def _placed(
     panels = allocate(packed_bytes(matrix))
     matrix.panels = panels.data_ptr()
     where = _address(weight.data), _address(weight.order), ctypes.c_void_p(matrix.panels)
-    call("place", ctypes.byref(matrix), *where, threads())
+    if not kernels().outpace_place(ctypes.byref(matrix), *where, threads()):
+        raise ModelError(f"{weight.name}: has weights that are NaN or infinite; download the file again")
     return matrix, panels, own
 
 
 def packed_bytes(matrix: PanelMatrix) -> int:
     """Bytes of a matrix in panels."""
-    from outpace.kernels.build import kernels
-
     function = kernels().outpace_packed_bytes
     function.restype = ctypes.c_int64
     return int(function(ctypes.byref(matrix)))

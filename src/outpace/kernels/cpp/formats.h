@@ -271,8 +271,11 @@ static inline void place_scales(const Unpacked& block, int output, uint8_t* to) 
   if constexpr (F::has_minimum) std::memcpy(to + F::least_at + 2 * output, block.least, 2);
 }
 
-// One panel of a weight: `rows` are the addresses of its rows in a file, `count` of them.
-static inline void place_panel(int32_t format, const uint8_t* const* rows, int count, int inputs, uint8_t* to) {
+static inline bool is_finite(const uint8_t* half) { return (half[1] & 0x7c) != 0x7c; }
+
+// One panel of a weight: `rows` are the addresses of its rows in a file, `count` of them. Whether its factors are finite.
+static inline bool place_panel(int32_t format, const uint8_t* const* rows, int count, int inputs, uint8_t* to) {
+  bool finite = true;
   with_form(format, [&](auto form) {
     using F = decltype(form);
     Unpacked low, high;
@@ -285,6 +288,8 @@ static inline void place_panel(int32_t format, const uint8_t* const* rows, int c
           if (index < count) {
             unpack<F::id>(rows[index] + size_t(block) * F::file_bytes, own);
             place_scales<F>(own, index, to);
+            if constexpr (F::unit == kHalf) finite &= is_finite(own.unit);
+            if constexpr (F::has_minimum) finite &= is_finite(own.least);
           } else {
             std::memset(own.codes, 0, sizeof own.codes);  // its scales are zero
           }
@@ -293,4 +298,5 @@ static inline void place_panel(int32_t format, const uint8_t* const* rows, int c
       }
     }
   });
+  return finite;
 }

@@ -115,9 +115,11 @@ void outpace_prefer_large_pages(void* memory, int64_t bytes) {
 #endif
 }
 
-// Lay out rows of a weight in a format of files: row `order[i]` of `file`, or row i where `order` is null.
-void outpace_place(const Matrix* m, const uint8_t* file, const int64_t* order, void* panels, int32_t threads) {
+// Lay out rows of a weight in a format of files: row `order[i]` of `file`, or row i where `order` is null. 1 where all of
+// its factors are finite, else 0.
+int32_t outpace_place(const Matrix* m, const uint8_t* file, const int64_t* order, void* panels, int32_t threads) {
   const size_t row_bytes = file_row_bytes(m->kind - kFromFile, m->inputs), bytes = panel_bytes(*m);
+  std::atomic<bool> finite{true};
   pool().run(threads, [&](Team& team) {
     team.share(panels_of(*m), [&](int panel) {
       const uint8_t* rows[kPanel];
@@ -126,9 +128,10 @@ void outpace_place(const Matrix* m, const uint8_t* file, const int64_t* order, v
         const int index = panel * kPanel + output;
         rows[output] = file + size_t(order ? order[index] : index) * row_bytes;
       }
-      place_panel(m->kind - kFromFile, rows, count, m->inputs, (uint8_t*)panels + panel * bytes);
+      if (!place_panel(m->kind - kFromFile, rows, count, m->inputs, (uint8_t*)panels + panel * bytes)) finite = false;
     });
   });
+  return finite;
 }
 
 // Rows `order[i]` of a weight in a format of files as float32 [count, inputs], or row i where `order` is null.

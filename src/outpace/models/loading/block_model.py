@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from outpace.kernels.blocks import FORMATS, BlockEmbedding, BlockLinear, BlockWeight, Slabs
 from outpace.kernels.formats import BlockFormat
 from outpace.kernels.linear import KernelLinear, Kind
+from outpace.lib.errors import ModelError
 from outpace.lib.stages import advance, stage
 from outpace.models.attention import register_attention
 from outpace.models.layers.experts import PackedExperts
@@ -141,7 +142,11 @@ class _Builder:
         return torch.cat([torch.from_numpy(np.array(self._weights[name].floats())) for name in names])
 
     def _floats(self, path: str) -> Tensor:
-        return torch.from_numpy(np.array(self._weights[path].floats())).to(self._dtype)
+        values = torch.from_numpy(np.array(self._weights[path].floats()))
+        if not bool(values.isfinite().all()):
+            name = self._weights[path].tensors[0].name
+            raise ModelError(f"{name}: has weights that are NaN or infinite; download the file again")
+        return values.to(self._dtype)
 
     def _embedding(self, child: nn.Embedding, path: str) -> nn.Module | None:
         weight = self._weights[f"{path}.weight"]
@@ -181,9 +186,9 @@ def _are_blocks(weights: Sequence[Weight]) -> bool:
 
 def _matrices(weight: Weight) -> list[BlockWeight]:
     order = None if weight.rows is None else weight.rows.astype(np.int64)
-    return [BlockWeight(tensor.kind, tensor.data, tensor.shape[-1], order) for tensor in weight.tensors]
+    return [BlockWeight(tensor.kind, tensor.data, tensor.shape[-1], order, tensor.name) for tensor in weight.tensors]
 
 
 def _block(tensor: GgufTensor, index: int) -> BlockWeight:
     """One expert's matrix of a stack."""
-    return BlockWeight(tensor.kind, tensor.data[index], tensor.shape[-1])
+    return BlockWeight(tensor.kind, tensor.data[index], tensor.shape[-1], None, tensor.name)

@@ -1,0 +1,93 @@
+"""Models over the blocks of a GGUF file, as they are."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core.tree import Topology
+from outpace.kernels.blocks import BlockLinear
+from outpace.lib.errors import ModelError
+from outpace.models.exactness import probe
+from outpace.models.loading.block_model import read_blocks
+from outpace.models.loading.gguf import read_gguf
+from outpace.models.packed import PassPart
+from outpace.models.target import TransformersTarget
+from tests.unit.models.gguf_models import write_model
+from tests.unit.models.tiny import needs_kernels, open_with, random_ids, stock_model, tiny_config
+
+pytestmark = needs_kernels
+FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3_text", "phi3", "olmo2", "smollm3", "gpt2")
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}
+SIZES_OF: dict[str, dict[str, Any]] = {
+    "gpt2": {"hidden_size": 64, "num_attention_heads": 8, "n_inner": 96},
+    "qwen3_moe": SIZES | {"moe_intermediate_size": 64, "mlp_only_layers": []},
+    "gemma2": SIZES | {"tie_word_embeddings": True},
+}
+
+
+def block_target(config: Any, path: Path, kind: str) -> TransformersTarget:
+    write_model(path, config, kind)
+    model = read_blocks(read_gguf(path), config, torch.float32, "outpace")
+    return TransformersTarget(model, 128, 4, (), quantize="file")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_runs_on_its_blocks(family: str, tmp_path: Path) -> None:
+    """Guards against matrices that are left out, joined in another order or read with another family's rows, against
+    experts in the wrong place, and against passes that are not batch-invariant."""
+    config = tiny_config(family, **SIZES_OF.get(family, SIZES))
+    target = block_target(config, tmp_path / "m.gguf", "Q8_0")
+    ids = random_ids(20, seed=3)
+    with torch.inference_mode():
+        expected = stock_model(config)(torch.tensor([ids])).logits[0]
+    chain = Topology.chain(len(ids))
+    hidden = target.run([PassPart(0, torch.tensor(ids), chain.depth_tensor, chain.ancestor_mask, is_prompt=True)])
+    found = target.head(hidden).logits
+    # 8-bit weights and activations: 1 % of the numbers each, more after three layers. Other rows give 100 %.
+    assert float((found - expected).norm() / expected.norm()) < 0.1
+    assert isinstance(target.head.layer, BlockLinear)
+    assert probe(target).is_bitwise
+
+
+def test_formats_may_differ_between_siblings(tmp_path: Path) -> None:
+    """Guards against queries, keys and values of different formats, as in Q4_K_M, that leave the compiled decoder."""
+    config = tiny_config("qwen2", **SIZES)
+    path = tmp_path / "m.gguf"
+    write_model(path, config, "Q8_0")
+    other = tmp_path / "other.gguf"
+    write_model(other, config, "Q4_0")
+    file, mixed = read_gguf(path), read_gguf(other)
+    file.tensors.update({name: one for name, one in mixed.tensors.items() if "attn_v" in name or "ffn_up" in name})
+    target = TransformersTarget(read_blocks(file, config, torch.float32, "outpace"), 128, 4, (), quantize="file")
+    assert target.native is not None, target.computed_by
+    formats = {module.formats for module in target.decoder.modules() if isinstance(module, BlockLinear)}
+    assert ("Q8_0", "Q8_0", "Q4_0") in formats
+    assert probe(target).is_bitwise
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    """Guards against a damaged file that answers with noise: one infinite factor among all blocks."""
+    path = tmp_path / "m.gguf"
+    write_model(path, tiny_config("qwen2", **SIZES), "Q8_0")
+    tensor = read_gguf(path).tensors["blk.1.ffn_down.weight"]
+    whole, row = bytearray(path.read_bytes()), bytes(tensor.data[3])
+    start = whole.index(row)
+    whole[start : start + 2] = struct.pack("<e", float("inf"))
+    path.write_bytes(whole)
+    with pytest.raises(ModelError, match=r"blk\.1\.ffn_down\.weight: has weights that are NaN or infinite"):
+        read_blocks(read_gguf(path), tiny_config("qwen2", **SIZES), torch.float32, "outpace")
+
+
+def test_a_head_restricted_to_some_ids_scores_them_alike(tmp_path: Path) -> None:
+    """Guards against drafters that draft from a part of the vocabulary with another score for each id."""
+    target = block_target(tiny_config("qwen2", **SIZES), tmp_path / "m.gguf", "Q8_0")
+    _, outputs = open_with(target, random_ids(9, seed=1))
+    ids = torch.tensor([5, 0, 121])
+    hidden = torch.randn(3, 64)
+    part = target.head.restricted(ids)
+    assert torch.equal(part.own_scores(hidden), target.head.scores(hidden)[:, ids])
+    assert target.head.restricted(ids) is part
+    assert outputs.logits.isfinite().all()
