@@ -7,10 +7,10 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 
 from outpace import cli
-from outpace.models.loading import config
 from tests.fuzz.campaign import Tally, counts
 from tests.fuzz.commands import Files, commands, line_of
 from tests.unit.models.tiny import save_tiny_model
@@ -32,7 +32,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise OSError("no network in tests")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(config, "get_hf_file_metadata", offline)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     monkeypatch.setattr(cli, "choose_threads", lambda: None)
     monkeypatch.setattr("outpace.serve.run.serve", lambda loads, settings: loads())
 

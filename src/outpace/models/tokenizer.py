@@ -13,7 +13,7 @@ from outpace.lib.checks import check_text, shown
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.lib.stages import stage
 from outpace.models.loading.gguf_tokenizer import tokenizer_of
-from outpace.models.loading.registry import Source
+from outpace.models.loading.registry import Source, folder_of
 
 if TYPE_CHECKING:
     from llguidance import LLTokenizer
@@ -36,7 +36,7 @@ def read_tokenizer(source: Source) -> "TextCodec":
         if tokenizer is None:
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(source.path, trust_remote_code=False, **source.options)
+            tokenizer = AutoTokenizer.from_pretrained(folder_of(source), trust_remote_code=False, **source.options)
     except Exception as error:
         raise ModelError(f"{source.name}: its tokenizer cannot be loaded: {error}") from error
     return TextCodec(tokenizer, source.name)

@@ -33,9 +33,10 @@ from outpace.models.loading.config import check_sizes, find_file
 from outpace.models.loading.gguf import GgufFile
 from outpace.models.loading.gguf_weights import weights_of
 from outpace.models.loading.precision import compute_dtype
-from outpace.models.loading.registry import Source, first_line
+from outpace.models.loading.registry import Source, first_line, folder_of
 from outpace.models.plain_decoder import stock_config
 
+_WEIGHT_FILES = ("model*.safetensors", "pytorch_model*.bin")  # of which only the first that exist are downloaded
 _TORCH_INDEX = "pytorch_model.bin.index.json"
 # Tables that models compute, which old checkpoints contain or list.
 _TABLES = re.compile(
@@ -77,10 +78,16 @@ def read_whole(
 
 
 def _read_folder(source: Source, config: PretrainedConfig, dtype: torch.dtype, attention: str) -> PreTrainedModel:
-    _check_tensors(config, read_headers(source.path, source.name), source.name)
+    folder = folder_of(source)
+    for files in _WEIGHT_FILES:
+        if not any(Path(folder).glob(files)):
+            folder_of(source, files, revision=Path(folder).name)
+        if any(Path(folder).glob(files)):
+            break
+    _check_tensors(config, read_headers(folder, source.name), source.name)
     with _counted_bars():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            source.path,
+            folder,
             config=config,
             dtype=dtype,
             attn_implementation=attention,

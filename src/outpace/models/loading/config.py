@@ -9,12 +9,11 @@ from outpace.lib.checks import is_number
 from outpace.lib.errors import ModelError
 from outpace.lib.stages import stage
 from outpace.models.loading.gguf_config import config_of
-from outpace.models.loading.registry import BUILT_IN, Source, first_line, pulled
+from outpace.models.loading.registry import Source, first_line, folder_of
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-HUB_TIMEOUT_S = 5.0
 # Bounds of whole numbers. Transformers builds something for each layer, and for each label of a classifier.
 MOST_LAYERS = 1024
 _COUNTS = (
@@ -46,8 +45,7 @@ def read_config(source: Source) -> "PretrainedConfig":
     Raises:
         ModelError: there is none under that name, a field out of bounds, or the hub cannot be reached.
     """
-    if not Path(source.path).exists():
-        _ask_hub(source.name)
+    path = folder_of(source)
     config: Any
     try:
         if source.gguf is not None:
@@ -56,9 +54,9 @@ def read_config(source: Source) -> "PretrainedConfig":
         else:
             from transformers import AutoConfig
 
-            if (file := find_file(source.path, CONFIG_NAME)) is not None:
+            if (file := find_file(path, CONFIG_NAME)) is not None:
                 _check_fields(read_object(file), source.name)
-            config = AutoConfig.from_pretrained(source.path, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         if not hasattr(text := config.get_text_config(), "model_type"):
             raise ModelError(f"{source.name}: text_config={text!r}: must be an object; correct config.json")
     except ModelError:
@@ -133,21 +131,6 @@ def refuse_bare(config: "PretrainedConfig", name: str) -> None:
             f"{name}: is a drafter without an embedding ({EMBEDDING}={TARGETS!r}) and cannot generate; load the "
             f"target it was trained for, with drafter={name!r}"
         )
-
-
-def _ask_hub(name: str) -> None:
-    """Ask the hub once for a model's config, with a timeout: transformers would retry for 40 seconds when offline."""
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-
-    try:
-        if not isinstance(try_to_load_from_cache(name, CONFIG_NAME), str):
-            get_hf_file_metadata(hf_hub_url(name, CONFIG_NAME), timeout=HUB_TIMEOUT_S)
-    except Exception as error:
-        known = ", ".join(sorted({*pulled(), *BUILT_IN}))
-        raise ModelError(
-            f"{name}: no model found: no folder or GGUF file of this name, no pulled or built-in model ({known}), none "
-            f"in the hub's cache, and {constants.ENDPOINT} was asked: {first_line(error)}"
-        ) from error
 
 
 def _check_fields(config: Mapping[str, Any], name: str) -> None:

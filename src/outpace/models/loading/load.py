@@ -15,7 +15,7 @@ from outpace.models.loading.precision import (
     choose_quantization,
     compute_dtype,
 )
-from outpace.models.loading.registry import Source, resolve
+from outpace.models.loading.registry import Source, folder_of, resolve
 from outpace.models.loading.weights import read_model
 from outpace.models.target import TransformersTarget
 from outpace.models.tokenizer import TextCodec, read_tokenizer
@@ -87,7 +87,7 @@ def load_vocabulary_facts(name: str) -> tuple[TextCodec, int, tuple[int, ...]]:
     config, codec = read_config(source), read_tokenizer(source)
     refuse_bare(config, name)
     try:
-        generation = GenerationConfig.from_pretrained(source.path) if source.gguf is None else None
+        generation = GenerationConfig.from_pretrained(folder_of(source)) if source.gguf is None else None
     except OSError:
         generation = None  # many models have none
     return codec, config.get_text_config().vocab_size, _eos_token_ids(source, generation, config, codec)

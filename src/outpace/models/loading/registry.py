@@ -11,6 +11,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from platformdirs import user_cache_path
 from outpace.lib.checks import path_of
 from outpace.lib.errors import ModelError
 from outpace.models.loading.gguf import GgufFile, read_gguf
+
+HUB_TIMEOUT_S = 5.0
+_SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")  # configs, templates and vocabularies
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,36 @@ def resolve(name: str) -> Source:
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise ModelError(f"{name}: no such folder or GGUF file")
     return Source(name, name, {})
+
+
+def folder_of(source: Source, *files: str, revision: str | None = None) -> str:
+    """The folder of a model. One on the hub is asked for once in a process: what is new of the files is downloaded, and
+    without a connection what was downloaded before serves.
+
+    Args:
+        source: of the model.
+        files: names or patterns of what is needed beyond configs and tokenizers.
+        revision: commit on the hub; None for the newest.
+
+    Raises:
+        ModelError: neither in the hub's cache nor on the hub, or the hub cannot be reached.
+    """
+    return source.path if Path(source.path).exists() else _snapshot(source.name, files, revision)
+
+
+@lru_cache
+def _snapshot(name: str, files: tuple[str, ...], revision: str | None) -> str:
+    from huggingface_hub import constants, snapshot_download
+
+    wanted = [*_SMALL_FILES, *files]
+    try:
+        return snapshot_download(name, revision=revision, allow_patterns=wanted, etag_timeout=HUB_TIMEOUT_S)
+    except Exception as error:
+        known = ", ".join(sorted({*pulled(), *BUILT_IN}))
+        raise ModelError(
+            f"{name}: no model found: no folder or GGUF file of this name, no pulled or built-in model ({known}), none "
+            f"in the hub's cache, and {constants.ENDPOINT} was asked: {first_line(error)}"
+        ) from error
 
 
 def models_folder() -> Path:
