@@ -134,9 +134,10 @@ class LoadSettings:
     quantize: str = setting(
         "auto",
         "Format of the weights in products, on a CPU: auto keeps a GGUF file's own formats, elsewhere it is none; none "
-        "is the dtype; int8 is 8-bit integers. Every method equals plain decoding of the same weights.",
-        unit="auto|file|none|int8",
-        choices=("auto", "file", "none", "int8"),
+        "is the dtype; int8 is 8-bit integers; int4 is 4 to 6 bits in the formats of GGUF files. Every method equals "
+        "plain decoding of the same weights.",
+        unit="auto|file|none|int8|int4",
+        choices=("auto", "file", "none", "int8", "int4"),
     )
     device: Any = setting(
         "auto",

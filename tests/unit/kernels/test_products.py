@@ -213,7 +213,8 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("quantize", "dtype", "device", "reason"),
     [
-        ("int4", torch.float32, CPU, "quantize='int4': use one of 'auto', 'file', 'none', 'int8'"),
+        ("int3", torch.float32, CPU, "quantize='int3': use one of 'auto', 'file', 'none', 'int8', 'int4'"),
+        ("int4", torch.float32, torch.device("cuda"), "quantize='int4': its kernels are for CPUs"),
         ("file", torch.float32, CPU, "quantize='file': is for a GGUF file"),
         ("int8", torch.float64, CPU, "quantize='int8': not with torch.float64"),
         ("int8", torch.float32, torch.device("cuda"), "quantize='int8': its kernels are for CPUs"),

@@ -4,6 +4,7 @@
 #include "domino_head.h"
 #include "draw.h"
 #include "growth.h"
+#include "quantize.h"
 #include "topk.h"
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -141,6 +142,24 @@ void outpace_dequantize(int32_t format, const uint8_t* file, const int64_t* orde
   pool().run(count > 1 ? threads : 1, [&](Team& team) {
     team.share(int(count), [&](int row) {
       dequantize_row(format, file + size_t(order ? order[row] : row) * row_bytes, inputs, to + size_t(row) * inputs);
+    });
+  });
+}
+
+// Rows of a weight [count, inputs] in blocks of `format`, by search; they are float32, bfloat16, or in a format of files.
+void outpace_quantize(int32_t format, int32_t from, const uint8_t* rows, int64_t count, int32_t inputs, uint8_t* blocks,
+                      int32_t threads) {
+  constexpr int32_t kFloats = 0, kBfloat16s = 30;  // as GGUF numbers them
+  const size_t width = from == kFloats ? size_t(4) * inputs : from == kBfloat16s ? size_t(2) * inputs : file_row_bytes(from, inputs);
+  const size_t row_bytes = file_row_bytes(format, inputs);
+  pool().run(count > 1 ? threads : 1, [&](Team& team) {
+    team.share(int(count), [&](int row) {
+      std::vector<float> numbers(inputs);
+      const uint8_t* own = rows + size_t(row) * width;
+      if (from == kFloats) std::memcpy(numbers.data(), own, width);
+      else if (from == kBfloat16s) for (int at = 0; at < inputs; ++at) numbers[at] = as_float(((const uint16_t*)own)[at]);
+      else dequantize_row(from, own, inputs, numbers.data());
+      quantize_row(format, numbers.data(), inputs, blocks + size_t(row) * row_bytes);
     });
   });
 }

@@ -5,6 +5,7 @@ in panels at once, so no other copy of them is made.
 """
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from outpace.models.layers.experts import PackedExperts
 from outpace.models.layers.linear import SIBLINGS, SiblingLinear, is_conv1d
 from outpace.models.loading.gguf import GgufFile, GgufTensor
 from outpace.models.loading.gguf_weights import Weight, weights_of
+from outpace.models.loading.int4 import quantized
 from outpace.models.plain_decoder import PlainConfig, PlainLM
 
 if TYPE_CHECKING:
@@ -34,7 +36,9 @@ _WHOLE = {
 }
 
 
-def read_blocks(file: GgufFile, config: "PretrainedConfig", dtype: torch.dtype, attention: str) -> "PreTrainedModel":
+def read_blocks(
+    file: GgufFile, config: "PretrainedConfig", dtype: torch.dtype, attention: str, quantize: str = "file"
+) -> "PreTrainedModel":
     """A model whose linear layers are `KernelLinear` over the file's weights.
 
     Args:
@@ -42,23 +46,35 @@ def read_blocks(file: GgufFile, config: "PretrainedConfig", dtype: torch.dtype, 
         config: from `read_config`.
         dtype: of hidden states, norms and biases.
         attention: name of the implementation.
+        quantize: "file", or "int4" to quantise them first.
 
     Raises:
         ModelError: tensors that are missing, left over, of another shape, of a type that is not known, or not finite.
     """
     weights = weights_of(file, config)
     model = _empty_model(config, dtype, attention)
-    with stage("packing weights", file.weights):
+    fill_blocks(model, quantized(model, weights) if quantize == "int4" else weights, dtype)
+    file.release()  # all but the embedding's rows has been copied
+    model.requires_grad_(False)
+    model.eval()
+    return model
+
+
+def fill_blocks(model: "PreTrainedModel", weights: Mapping[str, Weight], dtype: torch.dtype) -> None:
+    """Give a model its weights, with layers of kernels in place of its own.
+
+    Args:
+        model: with or without data.
+        weights: by the names of its parameters, all of them.
+        dtype: of hidden states, norms and biases.
+    """
+    with stage("packing weights", sum(prod(weight.shape) for weight in weights.values())):
         builder = _Builder(weights, dtype)
         builder.fill(model, "")
         head = model.get_output_embeddings()
         if isinstance(head, nn.Linear):  # the embedding's weight
             name = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
             model.set_output_embeddings(builder.linear([f"{name}.weight"], None))
-    file.release()  # all but the embedding's rows has been copied
-    model.requires_grad_(False)
-    model.eval()
-    return model
 
 
 def _empty_model(config: Any, dtype: torch.dtype, attention: str) -> "PreTrainedModel":

@@ -62,11 +62,11 @@ def compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.float32 if is_half and device.type == "cpu" and not can_pack(dtype, device) else dtype
 
 
-QUANTIZATIONS = ("auto", "file", "none", "int8")
+QUANTIZATIONS = ("auto", "file", "none", "int8", "int4")
 
 
 def choose_quantization(quantize: str, dtype: torch.dtype, device: torch.device, is_gguf: bool) -> str:
-    """The format of weights in products: "file", "none" or "int8".
+    """The format of weights in products: "file", "none", "int8" or "int4".
 
     Args:
         quantize: one of `QUANTIZATIONS`; "auto" is "file" where it can be, else "none".
@@ -85,7 +85,7 @@ def choose_quantization(quantize: str, dtype: torch.dtype, device: torch.device,
     if quantize == "none":
         return quantize
     if quantize == "file" and not is_gguf:
-        raise InvalidRequest("quantize='file': is for a GGUF file; use quantize='none' or 'int8' here")
+        raise InvalidRequest("quantize='file': is for a GGUF file; use quantize='none', 'int8' or 'int4' here")
     if device.type != "cpu":
         raise InvalidRequest(f"quantize={quantize!r}: its kernels are for CPUs; use device='cpu' or quantize='none'")
     if not can_pack(dtype, device):

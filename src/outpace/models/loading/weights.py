@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from outpace.lib.stages import stage
-from outpace.models.loading.block_model import read_blocks
+from outpace.models.loading.block_model import fill_blocks, read_blocks
+from outpace.models.loading.int4 import quantized, weights_of_model
 from outpace.models.loading.precision import compute_dtype
 from outpace.models.loading.registry import Source
 
@@ -28,13 +29,16 @@ def read_model(
         source, config: of the weights, from `resolve` and `read_config`.
         dtype, device: of the model.
         attention: name of the implementation.
-        quantize: "file" to multiply a GGUF file's blocks as they are.
+        quantize: "file" to multiply a GGUF file's blocks as they are, "int4" to quantise weights into such blocks.
 
     Raises:
         ModelError: nothing readable under that name, or weights that do not fit the config.
     """
-    if quantize == "file" and source.gguf is not None:
-        return read_blocks(source.gguf, config, compute_dtype(dtype, device), attention)
+    if quantize in ("file", "int4") and source.gguf is not None:
+        return read_blocks(source.gguf, config, compute_dtype(dtype, device), attention, quantize)
     from outpace.models.loading.checkpoint import read_whole  # imports transformers, which takes three seconds
 
-    return read_whole(source, config, dtype, device, attention)
+    model = read_whole(source, config, dtype, device, attention)
+    if quantize == "int4":
+        fill_blocks(model, quantized(model, weights_of_model(model)), model.dtype)
+    return model

@@ -1,0 +1,53 @@
+"""Quantise matrices into the block formats of GGUF files (cpp/quantize.h): by search, without calibration data."""
+
+import ctypes
+from typing import Any
+
+import numpy as np
+
+from outpace.kernels.blocks import FORMATS
+from outpace.kernels.build import call, threads
+from outpace.kernels.formats import BLOCK_SIZES, BlockFormat
+
+_F = BlockFormat
+READ = FORMATS | {_F.F32, _F.BF16}
+"""The formats that can be quantised."""
+
+
+def chosen_format(inputs: int, is_sensitive: bool) -> BlockFormat | None:
+    """The format for a matrix of so many inputs; None where no block fits them.
+
+    Args:
+        inputs: columns.
+        is_sensitive: it gets 6 or 8 bits instead of 4 or 5.
+    """
+    if inputs % 256 == 0:
+        return _F.Q6_K if is_sensitive else _F.Q4_K
+    if inputs % 32 == 0:
+        return _F.Q8_0 if is_sensitive else _F.Q5_0
+    return None
+
+
+def quantize(
+    data: np.ndarray[Any, np.dtype[np.uint8]], kind: BlockFormat, to: BlockFormat
+) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Rows of numbers as rows of blocks.
+
+    Args:
+        data: [rows, bytes per row] of the numbers.
+        kind: their format, one of `READ`.
+        to: Q4_K, Q6_K, Q5_0 or Q8_0.
+
+    Returns:
+        [rows, bytes per row] of the blocks.
+    """
+    assert kind in READ, kind
+    data = np.ascontiguousarray(data)
+    size, width = BLOCK_SIZES[kind]
+    rows, inputs = len(data), data.shape[1] // width * size
+    size, width = BLOCK_SIZES[to]
+    assert inputs % size == 0, "rows must be whole blocks"
+    blocks = np.empty((rows, inputs // size * width), dtype=np.uint8)
+    where = ctypes.c_void_p(data.ctypes.data), ctypes.c_int64(rows), inputs, ctypes.c_void_p(blocks.ctypes.data)
+    call("quantize", int(to), int(kind), *where, threads())
+    return blocks

@@ -1,0 +1,142 @@
+"""Models whose weights are quantised at load, `quantize="int4"`."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import outpace
+from outpace.kernels.blocks import BlockEmbedding, BlockLinear
+from outpace.kernels.formats import BlockFormat
+from outpace.kernels.linear import KernelLinear
+from outpace.models.attention import ATTENTION_NAME
+from outpace.models.exactness import probe
+from outpace.models.loading.block_model import fill_blocks, read_blocks
+from outpace.models.loading.gguf import read_gguf
+from outpace.models.loading.int4 import is_sensitive, quantized, weights_of_model
+from outpace.models.loading.load import load_target
+from outpace.models.target import TransformersTarget
+from tests.unit.models.gguf_models import write_model
+from tests.unit.models.tiny import FAMILIES, needs_kernels, save_tiny_model, stock_model, tiny_config
+
+F = BlockFormat
+# Sizes of whole blocks; the layers' widths differ, so that both kinds of block occur.
+SIZES: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 256, "num_attention_heads": 6}
+INNER = {"gpt2": {"n_inner": 256}, "qwen3_moe": {"moe_intermediate_size": 64}}
+pytestmark = needs_kernels
+
+
+def sized(family: str) -> Any:
+    return tiny_config(family, **SIZES, **INNER.get(family, {}))
+
+
+def int4_target(config: Any, dtype: torch.dtype = torch.float32) -> TransformersTarget:
+    model = stock_model(config, ATTENTION_NAME, dtype)
+    fill_blocks(model, quantized(model, weights_of_model(model)), dtype)
+    return TransformersTarget(model, 256, 4, (), quantize="int4")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_matrix_is_quantised_and_passes_are_bitwise(family: str) -> None:
+    """Guards against layers that stay whole, weights of another layer or transposed ones, and results that depend on
+    the batch, in every family."""
+    config = sized(family)
+    target, stock = int4_target(config), stock_model(config)
+    blocks = quantized(stock, weights_of_model(stock))
+    for name, parameter in stock.named_parameters():
+        values = torch.from_numpy(np.array(blocks[name].floats()))
+        assert (values - parameter).norm() < 0.1 * parameter.norm(), name
+        parameter.data = values
+    exactness = probe(target)
+    assert exactness.is_bitwise, exactness.reason
+    assert (target.native is not None) == (family not in ("gpt2", "gpt_neox", "qwen3_moe"))
+    layers = [layer for layer in target.decoder.modules() if isinstance(layer, nn.Linear | KernelLinear)]
+    routers = 2 if family == "qwen3_moe" else 0
+    assert sum(not isinstance(layer, BlockLinear) for layer in layers) == routers
+    assert isinstance(target.head.layer, BlockLinear)
+    ids = torch.arange(1, 30)[None] * 7 % config.vocab_size
+    expected = stock(ids).logits[0].detach()
+    target.rewind_slot(0, 0)
+    found = target.head.scores(_hidden(target, ids[0]))
+    assert torch.corrcoef(torch.stack((found.flatten(), expected.flatten())))[0, 1] > 0.995
+
+
+def _hidden(target: TransformersTarget, ids: torch.Tensor) -> torch.Tensor:
+    from outpace.core.tree import Topology
+    from outpace.models.packed import PassPart
+
+    chain = Topology.chain(len(ids))
+    return target.run([PassPart(0, ids, chain.depth_tensor, chain.ancestor_mask, is_prompt=True)])
+
+
+def test_more_bits_where_the_recipe_says_so() -> None:
+    """Guards against a matrix that loses the bits that llama.cpp's Q4_K_M gives it: values and last products of 12 of
+    24 layers, and the LM head."""
+    names = ("self_attn.v_proj", "mlp.down_proj", "self_attn.q_proj", "mlp.up_proj")
+    more = {name: [at for at in range(24) if is_sensitive(f"model.layers.{at}.{name}.weight", 24)] for name in names}
+    assert more["self_attn.q_proj"] == more["mlp.up_proj"] == []
+    assert more["self_attn.v_proj"] == more["mlp.down_proj"] == [0, 1, 2, 5, 8, 11, 14, 17, 20, 21, 22, 23]
+    assert is_sensitive("lm_head.weight", 24)
+    assert is_sensitive("model.embed_tokens.weight", 24)
+    assert is_sensitive("transformer.h.0.mlp.c_proj.weight", 24)
+    assert is_sensitive("model.layers.0.mlp.experts.down_proj", 24)
+
+
+def test_a_gguf_file_and_a_folder_give_the_same_weights(tmp_path: Path) -> None:
+    """Guards against rows of a file in another order, and against blocks of fewer bits that are quantised once more."""
+    config = sized("llama")
+    write_model(tmp_path / "whole.gguf", config)
+    model = read_blocks(read_gguf(tmp_path / "whole.gguf"), config, torch.float32, ATTENTION_NAME, "int4")
+    found, expected = TransformersTarget(model, 256, 4, (), quantize="int4"), int4_target(config)
+    ids = torch.arange(1, 20)
+    assert torch.equal(_hidden(found, ids), _hidden(expected, ids))
+    write_model(tmp_path / "halves.gguf", config, "F16")
+    model = read_blocks(read_gguf(tmp_path / "halves.gguf"), config, torch.float32, ATTENTION_NAME, "int4")
+    found = TransformersTarget(model, 256, 4, (), quantize="int4")
+    assert isinstance(found.head.layer, BlockLinear)
+    assert (_hidden(found, ids) - _hidden(expected, ids)).abs().max() < 1
+    write_model(tmp_path / "small.gguf", config, "Q4_0")
+    model = read_blocks(read_gguf(tmp_path / "small.gguf"), config, torch.float32, ATTENTION_NAME, "int4")
+    formats = {name for layer in model.modules() if isinstance(layer, BlockLinear) for name in layer.formats}
+    assert formats == {"Q4_0"}
+
+
+def test_tied_embeddings_share_their_blocks() -> None:
+    """Guards against a table in two copies, and an LM head without the weights of its embedding."""
+    config = tiny_config("qwen2", **SIZES, tie_word_embeddings=True)
+    target = int4_target(config, torch.bfloat16)
+    embedding = target.decoder.get_input_embeddings()  # type: ignore[operator]
+    assert isinstance(embedding, BlockEmbedding)
+    assert isinstance(target.head.layer, BlockLinear)
+    assert embedding.table.data is target.head.layer.weights[0].data
+    assert embedding.table.format == F.Q8_0
+
+
+def test_odd_widths_stay_whole(tmp_path: Path) -> None:
+    """Guards against rows that are no whole blocks read as if they were."""
+    config = tiny_config("llama", hidden_size=48, intermediate_size=80)
+    target = int4_target(config)
+    assert target.native is not None
+    assert not any(isinstance(layer, BlockLinear) for layer in target.decoder.modules())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_method_answers_as_plain_decoding(dtype: str, tmp_path: Path) -> None:
+    """Guards against drafts that are accepted where plain decoding of the same blocks says another token."""
+    folder = save_tiny_model(tmp_path / "m", **SIZES)
+    prompts = [list(range(start, start + 20)) * 3 for start in (5, 40)]
+    answers = []
+    for method in ("plain", "lookup"):
+        model = outpace.load(str(folder), method=method, quantize="int4", dtype=dtype, device="cpu")
+        assert model.target.quantize == "int4"
+        answers.append([one.token_ids for one in model.generate(prompts, max_new_tokens=40, ignore_eos=True)])
+    assert answers[0] == answers[1]
+
+
+def test_load_accepts_it(tmp_path: Path) -> None:
+    """Guards against an option that is accepted and has no effect."""
+    target, _ = load_target(str(save_tiny_model(tmp_path / "m", **SIZES)), "auto", "cpu", None, 1, quantize="int4")
+    assert isinstance(target.head.layer, BlockLinear)
