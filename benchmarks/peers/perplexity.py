@@ -59,9 +59,10 @@ def main(
         ids, theirs = score_in_llama_cpp(programs / "llama-perplexity", model, text, context, count, Path(scratch))
     windows = with_bos(ids, read_gguf(Path(model)).values.get("tokenizer.ggml.bos_token_id"))
     scores = {"llama.cpp": theirs}
-    for dtype in ("auto", "float32"):
-        target, codec = load_target(model, dtype, "cpu", context, 1)
-        scores[f"outpace/{dtype}"] = score(target, windows)
+    # The file's own blocks, and its weights as numbers in float32.
+    for name, dtype, quantize in (("file", "auto", "auto"), ("float32", "float32", "none")):
+        target, codec = load_target(model, dtype, "cpu", context, 1, quantize)
+        scores[f"outpace/{name}"] = score(target, windows)
         is_same = codec.encode(text)[: ids.numel()] == ids.flatten().tolist()
         del target
         gc.collect()
