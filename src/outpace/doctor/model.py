@@ -89,7 +89,8 @@ def dtype(precision: Precision) -> Finding:
     """Whether a CPU has instructions for what it is asked to multiply."""
     stored, computed = (str(one).removeprefix("torch.") for one in (precision.stored, precision.computed))
     measured = stored if stored == computed else f"{stored} weights, computed in {computed}"
-    measured += "" if precision.quantize == "none" else f", products in {precision.quantize}"
+    formats = {"none": "", "file": ", products in the file's formats"}
+    measured += formats.get(precision.quantize, f", products in {precision.quantize}")
     remedy = ""
     if precision.device == "cpu":
         has = "bfloat16" if precision.has_bfloat16 else "float32, not bfloat16"
