@@ -33,7 +33,7 @@ FLAGS = (
     *("-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"),
 )
 VARIABLE = "OUTPACE_KERNELS"
-_BUILD_SECONDS = 300
+_BUILD_SECONDS = 900
 _INSTALL = "install GCC's C++ compiler (`apt install g++` or `dnf install gcc-c++`)"
 # What oneDNN is held to by ONEDNN_MAX_CPU_ISA holds these kernels too: one variable for all products. Each with a flag
 # of CPUs that have it, for a name beyond what there is holds nothing down.
