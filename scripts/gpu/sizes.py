@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
-from outpace.models.attention import ATTENTION_NAME
+from outpace.models.attention import ATTENTION_NAME, register_attention
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,8 @@ def random_target(sizes: Sizes, device: torch.device, dtype: torch.dtype) -> Pre
         tie_word_embeddings=False,
     )
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=dtype)
+        register_attention()
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME, dtype=dtype)
     return model.to(device).eval()
 
 

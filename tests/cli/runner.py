@@ -15,11 +15,13 @@ def run(*arguments: str, lines: str | None = None) -> Result:
 
 def last_json(result: Result) -> Any:
     assert result.exit_code == 0, (result.output, result.exception)
-    return json.loads(result.stdout.strip().splitlines()[-1])
+    lines = result.stdout.strip().splitlines()
+    begins = max(index for index, line in enumerate(lines) if line.startswith(("{", "[")))
+    return json.loads("\n".join(lines[begins:]))
 
 
 def run_json(*arguments: str) -> Any:
-    """The JSON of a command's last line; its error is raised."""
+    """The JSON that a command prints last, on one line or several; its error is raised."""
     result = run(*arguments)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception

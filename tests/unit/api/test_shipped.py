@@ -12,7 +12,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 import outpace
-from outpace.drafters import load as net_loading
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import write_net
@@ -210,7 +209,7 @@ def test_a_vocabulary_comes_from_the_hub_with_its_drafter(drafters: Path, monkey
         assert name == "owner/name"
         return str(drafters / "eagle3")
 
-    monkeypatch.setattr(net_loading, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     model = load("tiny", "fr-spec", drafter="owner/name")
     assert "vocabulary.safetensors" in asked[0]
     assert bool((drafted(model) % 2 == 0).all())

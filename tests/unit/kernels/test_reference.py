@@ -115,6 +115,7 @@ KERNELS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], Compared] | str]] =
     "linear": ("product.h", linear),
     "pack": ("product.h", pack),
     "place": ("block_product.h", BLOCKS + "test_a_product_is_that_of_the_reference"),
+    "quantize": ("quantize.h", "tests.unit.kernels.test_quantize:test_blocks_are_legal_and_near_the_weights"),
     "dequantize": ("formats.h", BLOCKS + "test_rows_are_dequantized_as_the_format_says"),
     "attend": ("attention.h", attend),
     "run": ("decoder.h", run),

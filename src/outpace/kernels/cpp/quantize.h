@@ -1,4 +1,5 @@
 // Weights into the block formats of GGUF files (formats.h), by search and without data to calibrate with.
+// Python reference: gguf.quants.dequantize of what it makes, as outpace.kernels.quantize describes.
 //
 // A part is as many weights as share a scale. Sixteen parts are searched together, one in each lane. Of every part:
 // candidates for the range of its codes; for the codes that a candidate leads to, the scale and the minimum of least

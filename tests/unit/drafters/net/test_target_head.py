@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outpace.drafters import load as load_module
 from outpace.drafters.convert import convert, read_head
 from outpace.drafters.kinds import write_net
 from outpace.drafters.load import load_net
@@ -109,7 +108,7 @@ def test_of_a_target_on_the_hub_only_the_heads_shard_is_fetched(
         asked.extend(allow_patterns)
         return where
 
-    monkeypatch.setattr(load_module, "snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert torch.equal(read_head("org/target", 50, 24), HEAD)
     assert asked == ["config.json", "model.safetensors.index.json", "model-2.safetensors"]
 
