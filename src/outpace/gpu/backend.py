@@ -67,7 +67,7 @@ class SideStream:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def overlapped(self) -> Iterator[None]:
         """What is launched inside waits for all that was launched before, and for nothing that is launched later."""
         if self._stream is None:
             yield
@@ -77,7 +77,7 @@ class SideStream:
             yield
 
     def join(self, made: Sequence[Tensor]) -> None:
-        """What is launched from here on waits for all that was launched beside it, and may read what was made there."""
+        """Work launched after this call waits for all work of the other stream, and may read its results."""
         if self._stream is None:
             return
         current = torch.cuda.current_stream(self._device)

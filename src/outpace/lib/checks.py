@@ -169,7 +169,7 @@ def path_of(name: str | Path) -> Path:
     """A path as it was named, with ~ for a home folder, whether or not anything is there.
 
     Raises:
-        InvalidRequest: nothing can be there: a name too long, the home of nobody, a folder that may not be entered.
+        InvalidRequest: the path cannot exist: too long a name, an unknown user's home, a folder without permission.
     """
     try:
         path = Path(name).expanduser()

@@ -201,8 +201,8 @@ MOST_KEPT = 16
 class ProposerStore:
     """Proposers by method, with what they have learned.
 
-    Whoever holds one, such as an open request, keeps it here too: asked for again, the method is the same object. Of
-    the others the last ones asked for are kept, and with them the memory of their slots. All share the drafter's nets.
+    A proposer that is in use, such as by an open request, is always returned for its method. Of the unused ones, the
+    most recently used are cached, with the memory of their slots. All share the drafter's nets.
     """
 
     def __init__(self, drafters: DrafterStore) -> None:

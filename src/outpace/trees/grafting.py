@@ -343,7 +343,7 @@ class GraftedProposer(Nested):
         ]
         started = perf_counter()
         if self._place == "root":
-            with self._side.beside():
+            with self._side.overlapped():
                 pending = torch.tensor([request.ids[-1:] for request in requests], device=self._device)  # [R, 1]
                 retrieved = self.retriever.prepare(retrievers, requests, list(pending))
         asked = perf_counter()

@@ -48,7 +48,7 @@ def test_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
     monkeypatch.setattr(torch.cuda, "stream", stream)
     beside = SideStream(torch.device("cuda"))
-    with beside.beside():
+    with beside.overlapped():
         said.append("retrieve")
     said.append("draft")
     made: Any = Made(said)
@@ -61,7 +61,7 @@ def test_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cpu_does_it_at_once() -> None:
     """Guards against a CPU that is asked for streams it does not have."""
     beside = SideStream(torch.device("cpu"))
-    with beside.beside():
+    with beside.overlapped():
         made = torch.ones(2)
     beside.join([made])
     assert made.sum() == 2

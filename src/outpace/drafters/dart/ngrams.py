@@ -140,7 +140,7 @@ def _are_keys(keys: Tensor, bound: int) -> bool:
 
 
 CANDIDATES = 64
-"""Ids per depth that are scored: more than the widest shape looks at, few beside a vocabulary."""
+"""Ids per depth that are scored: more than the widest shape uses, and few compared with a vocabulary."""
 
 
 @dataclass(frozen=True, eq=False)
