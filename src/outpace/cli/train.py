@@ -31,6 +31,7 @@ from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest
 
 Answers = Annotated[str, typer.Option(help="Folder of regenerated answers.")]
+Stored = Annotated[str, typer.Option(help="Format of features: bfloat16, float16 or float8_e4m3fn.")]
 Settings = Annotated[
     list[str] | None, typer.Argument(metavar="SECTION.FIELD=VALUE", help="Over the recipe and --config.")
 ]
@@ -166,7 +167,7 @@ def capture(
     out: Annotated[Path, typer.Option(help="Folder for the features; an interrupted run resumes there.")],
     settings: Settings = None,
     config: Config = None,
-    stored: Annotated[str, typer.Option(help="bfloat16, float16 or float8_e4m3fn.")] = "bfloat16",
+    stored: Stored = "bfloat16",
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
@@ -272,6 +273,11 @@ def regenerate(
         str | None, typer.Option(help="The target's name there; by default the server's only model.")
     ] = None,
     api_key: ApiKey = None,
+    features: Annotated[
+        str | None, typer.Option(help="Folder for hidden states, recorded while answering; of --taps.")
+    ] = None,
+    taps: Annotated[str | None, typer.Option(help="Which: as 1,12,24 of hidden_states, 24 layers' last.")] = None,
+    stored: Stored = "bfloat16",
     **settings: Any,
 ) -> None:
     """Let the target answer prompts: token ids by prompt id, resumable."""
@@ -282,21 +288,30 @@ def regenerate(
         raise InvalidRequest(f"method={method!r}, drafter={drafter!r}: an endpoint drafts as it likes; leave them out")
     if endpoint is None and endpoint_model is not None:
         raise InvalidRequest(f"endpoint_model={endpoint_model!r}: there is no endpoint to ask for it; leave it out")
+    if (features is None) != (taps is None) or (features is not None and (endpoint is not None or method != "plain")):
+        raise InvalidRequest(
+            f"features={features!r}, taps={taps!r}: give both or neither, with method=plain and without an endpoint"
+        )
     how = validated(RegenerateSettings, settings)
     items = read_workloads(prompts)
     quieten_transformers()
     from outpace.models.loading.load import load_vocabulary_facts
-    from outpace.train.answers import EndpointAnswerer, EngineAnswerer, regenerate, sampling_of, store_for
+    from outpace.train.answers import EndpointAnswerer, EngineAnswerer, regenerate, sampling_of, store_for, taps_of
+    from outpace.train.features import FeatureStore, about_features
 
     params, facts = sampling_of(how), load_vocabulary_facts(target)
     store = store_for(out, items, target, facts=facts, params=params, endpoint=endpoint, dtype=dtype)
     answerer: EngineAnswerer | EndpointAnswerer
+    recorded = None
     if endpoint is None:
         loaded = LoadSettings(
             model=target, method=method, drafter=drafter, dtype=dtype, device=device, max_model_len=max_model_len
         )
         model = load(loaded, how.batch_size)
-        answerer = EngineAnswerer(model, params, method)
+        wanted = None if taps is None else taps_of(taps, model.target.config.num_hidden_layers)
+        answerer = EngineAnswerer(model, params, method, wanted)
+        if features is not None and wanted is not None:
+            recorded = FeatureStore(features, about_features(target, model.target, wanted, stored, store.about))
     else:
         from outpace.endpoint.client import Endpoint
         from outpace.endpoint.server import find_server
@@ -306,7 +321,7 @@ def regenerate(
         answerer = EndpointAnswerer(endpoint, name, facts[0], facts[2], params, how.batch_size, api_key=api_key)
     before, made, tokens, started = len(store.done), 0, 0, perf_counter()
     with progress_bar("answers", len({item.id for item in items} - store.done)) as advance:
-        for conversation in regenerate(items, store, answerer):
+        for conversation in regenerate(items, store, answerer, recorded):
             made += 1
             tokens += sum(map(len, conversation.answers))
             advance()

@@ -45,7 +45,12 @@ def training_samples(
             ids = torch.tensor([*prompt, *answer])[:max_length]
             if len(ids) > len(prompt):
                 mask = torch.arange(len(ids)) >= len(prompt)
-                yield TrainingSample(f"{item.id}/{turn}", ids, mask)
+                yield TrainingSample(sequence_name(item, turn), ids, mask)
+
+
+def sequence_name(item: WorkItem, turn: int) -> str:
+    """What samples and their features are called."""
+    return f"{item.id}/{turn}"
 
 
 def encode_prompt(codec: TextCodec, item: WorkItem, turn: int, texts: list[str]) -> list[int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from outpace.data.answers import PartFolder, contradiction, opened
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.frozen import FrozenTarget
+from outpace.models.packed import PackedModel
 from outpace.train.data import SampleSet
 from outpace.train.records import check_disk
 
@@ -135,18 +136,24 @@ class FeatureStore:
 
 
 def about_features(
-    target_name: str, target: FrozenTarget, taps: tuple[int, ...], dtype: str, max_length: int, answers: str
+    target_name: str,
+    target: FrozenTarget | PackedModel,
+    taps: Sequence[int],
+    dtype: str,
+    answers: Mapping[str, Any],
+    max_length: int | None = None,
 ) -> dict[str, Any]:
-    """What features depend on, as `FeatureStore` records it; `answers` is a hash."""
+    """What features depend on, as `FeatureStore` records it. `answers`: the settings they were made with, so that more
+    of the same can be added; `max_length`: of a sequence."""
     return {
         "target": target_name,
         "target_dtype": str(target.dtype).removeprefix("torch."),
         "vocab_size": target.vocab_size,
         "taps": list(taps),
-        "width": len(taps) * target.hidden_size,
+        "width": len(taps) * target.config.hidden_size,
         "dtype": dtype,
-        "max_length": max_length,
-        "answers": answers,
+        "max_length": max_length or target.max_length,
+        "answers": {name: value for name, value in answers.items() if name != "format"},
     }
 
 

@@ -148,7 +148,7 @@ def capture_features(run: Run, dtype: str, note: Callable[[str], None], done: Ca
     objective = build(run, target, codec, samples, samples.held_out(run.settings.data.held_out))
     if not objective.taps:
         raise InvalidRequest(f"method={run.method!r}: reads no features under these settings; train without them")
-    about = about_features(run.target, target, objective.taps, dtype, longest, answers_hash(answers))
+    about = about_features(run.target, target, objective.taps, dtype, read_about(answers), longest)
     store, tokens = FeatureStore(run.out, about), int(samples.lengths.sum())
     size, before = store.bytes_of(tokens), len(store)
     note(f"{len(samples)} sequences, {tokens} tokens: {size / 1e9:.3f} GB in {dtype}")
