@@ -150,7 +150,7 @@ def _ceiling(file: Path, threads: int) -> Callable[[], float]:
 
 
 def _shipped_draft(model: str) -> str | None:
-    found = shipped_for(model).get("draft-lm")
+    found = shipped_for(model).drafters.get("draft-lm")
     return None if found is None else str(found)
 
 

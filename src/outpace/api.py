@@ -195,7 +195,8 @@ class Model:
         codec: its tokenizer.
         engine: the engine that all calls share.
         method, method_name: the default method, and what it is called.
-        method_from: "named", "the default", or "from the profile of" a date and the file that `outpace tune` wrote.
+        method_from: "named", "the default" and what ships for it, or "from the profile of" a date and the file that
+            `outpace tune` wrote.
         drafter: name of the drafter that was given for all methods, if any.
         drafters: the drafters of the methods.
         exactness: whether results are batch-invariant on this machine, which is probed at load.

@@ -16,7 +16,7 @@ from outpace.drafters.training.settings import settings_of
 from outpace.lib.checkpoint import INDEX, WEIGHTS
 from outpace.methods.catalog import parse_method
 from outpace.methods.stores import default_method
-from outpace.models.loading.shipped import shipped_folder, shipped_for, shipped_transitions, size_of
+from outpace.models.loading.shipped import shipped_folder, shipped_for, size_of
 from tests.real.certified import assert_certified
 
 TARGET = "smollm2-135m"
@@ -49,7 +49,7 @@ def test_transitions_that_ship_are_worth_having(exact: Model) -> None:
     assert answers[0] == answers[1] == answers[2]
     plain, cold, known = steps
     assert known < 0.9 * cold < 0.9 * plain
-    with safe_open(shipped_transitions(TARGET), framework="pt") as file:
+    with safe_open(shipped_for(TARGET).transitions, framework="pt") as file:
         origin = file.metadata()
     assert origin["target"] == TARGET
     assert int(origin["tokens"]) > 1_000_000
@@ -70,7 +70,7 @@ def test_a_shipped_drafter_drafts_well(exact: Model, method: str, least: float) 
 def test_the_default_is_what_was_fastest(exact: Model) -> None:
     """Guards against a default that leaves what ships aside where passes are dear, and drafts with it where they are
     cheap (docs/results.md)."""
-    cheap, dear = (default_method(TARGET, exact.drafters, passes_are_cheap) for passes_are_cheap in (True, False))
+    cheap, dear = (default_method(exact.drafters, has_kernels) for has_kernels in (True, False))
     assert (cheap, dear) == ("outpace:draft=none", "outpace")
     assert parse_method(dear).drafter == "domino"
     assert exact.method == (dear if exact.target.native is None else cheap)
@@ -78,7 +78,7 @@ def test_the_default_is_what_was_fastest(exact: Model) -> None:
 
 def test_what_ships_is_small_and_whole() -> None:
     """Guards against a package that grows without notice, and drafters without origin, licence or vocabulary."""
-    folders = shipped_for(TARGET)
+    folders = shipped_for(TARGET).drafters
     assert set(folders) == KINDS
     assert all(size_of(folder).megabytes < 16 for folder in folders.values())
     assert sum(file.stat().st_size for file in shipped_folder().rglob("*") if file.is_file()) < 40e6

@@ -47,7 +47,7 @@ class MatrixOptions(BaseModel):
     warm: str | None = Field(
         default=None,
         description="file made by `outpace warmup` that drafting starts from: transitions and, with shape=gated, "
-        "gates; or one of transitions by `outpace train transitions`; shipped for the one that ships with a built-in "
+        "gates; or one of transitions by `outpace train transitions`; shipped for the one that ships with the "
         "target; none, the default, starts with nothing learned",
     )
 

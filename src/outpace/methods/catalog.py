@@ -115,8 +115,6 @@ BUILT_IN: dict[str, Method] = {
     **{name: method for kind in KINDS.values() for name, method in kind.methods.items()},
     **union.METHODS,
 }
-BEST = {"smollm2-135m": "outpace"}
-"""What targets with shipped drafters draft with by default: the fastest on prompts kept for it (docs/log.md)."""
 WITHOUT_DRAFTER = "outpace:draft=none"
 
 

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from outpace.lib.checks import path_of, shown
 from outpace.lib.errors import InvalidRequest, OutpaceError
-from outpace.methods.catalog import MethodLike, methods, parse_method
+from outpace.methods.catalog import MethodLike, MethodSpec, methods, parse_method
 from outpace.methods.stores import DrafterStore, default_method, stored_proposer
 from outpace.models.costs_file import identity
 from outpace.models.target import TransformersTarget
@@ -153,7 +153,18 @@ def choose(
     drafters = DrafterStore(name, target, codec, drafter)
     if method is not None:
         return Choice(method, drafters, drafter, "named")
-    return Choice(default_method(name, drafters, target.native is not None), drafters, drafter, "the default")
+    chosen = default_method(drafters, target.native is not None)
+    return Choice(chosen, drafters, drafter, _origin(parse_method(chosen), drafters))
+
+
+def _origin(spec: MethodSpec, drafters: DrafterStore) -> str:
+    """The default in words, with the shipped files that it drafts with."""
+    found, used = drafters.shipment, []
+    if drafters.named_kind is None and spec.drafter in found.drafters:
+        used.append(f"{found.target}/{spec.drafter}")
+    if found.transitions is not None:
+        used.append(f"the transitions of {found.target}")
+    return f"the default, with {' and '.join(used)}, which ship" if used else "the default"
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ from outpace.drafters.method import LANGUAGE_MODEL, said_of
 from outpace.drafters.packing import pack_net
 from outpace.drafters.ranked_vocabulary import FILE_NAME
 from outpace.lib.errors import InvalidRequest
-from outpace.methods.catalog import BEST, WITHOUT_DRAFTER, MethodSpec, build_proposer, parse_method
+from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, build_proposer
 from outpace.models.draft import EARLY_EXIT, DraftModel, load_drafter
 from outpace.models.loading.registry import resolve
-from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names, shipped_transitions
+from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names
 from outpace.models.target import TransformersTarget
 from outpace.models.tokenizer import TextCodec
 from outpace.trees.grafting import GraftedProposer, JoinedRetriever
@@ -52,14 +52,16 @@ class DrafterStore:
         drafter: folder, hub id, shipped name or early exit, which then serves every method; None takes what ships for
             a method's kind, and the target's own first layers where no language model does.
 
+    Attributes:
+        shipment: what ships for the target.
+
     Raises:
         ModelError: there is no such drafter, or it cannot be read.
     """
 
     def __init__(self, name: str, target: TransformersTarget, codec: TextCodec, drafter: str | None) -> None:
         self._target, self._codec, self._drafter = target, codec, drafter
-        self._shipped = {kind: Place(str(folder), folder) for kind, folder in shipped_for(name).items()}
-        self._transitions = shipped_transitions(name)
+        self.shipment = shipped_for(name, target.config, codec)
         self._named = None if drafter is None else _place_of(drafter)
         self._model: DraftModel | None = None
         self._nets: dict[str, tuple[nn.Module, str]] = {}
@@ -77,7 +79,9 @@ class DrafterStore:
     def kinds(self) -> tuple[str, ...]:
         """The kinds of drafters at hand: of the one that was named, or of those that ship and the target's own first
         layers."""
-        return tuple({**self._shipped, LANGUAGE_MODEL: None}) if self.named_kind is None else (self.named_kind,)
+        return (
+            tuple({**self.shipment.drafters, LANGUAGE_MODEL: None}) if self.named_kind is None else (self.named_kind,)
+        )
 
     def check_kind(self, wanted: str | None, method: str, other: str) -> None:
         """Refuse a drafter that was named, and is not of the kind that a method drafts with."""
@@ -101,7 +105,7 @@ class DrafterStore:
             net=lambda: self.net(kind),
             vocabulary=_vocabulary_of(place),
             fingerprint=lambda: self.fingerprint(kind),
-            transitions=self._transitions,
+            transitions=self.shipment.transitions,
         )
 
     def language_model(self) -> DraftModel:
@@ -141,7 +145,8 @@ class DrafterStore:
         return self._read(place)
 
     def _place(self, kind: str | None) -> Place | None:
-        return self._named or (None if kind is None else self._shipped.get(kind))
+        folder = None if kind is None else self.shipment.drafters.get(kind)
+        return self._named or (None if folder is None else Place(str(folder), folder))
 
     def _read(self, place: Place) -> tuple[nn.Module, str]:
         if place.name not in self._nets:
@@ -173,18 +178,21 @@ def _vocabulary_of(place: Place | None) -> Path | None:
     return file if file is not None and file.is_file() else None
 
 
-def default_method(target: str, drafters: DrafterStore, passes_are_cheap: bool = False) -> str:
-    """The method to take where none is named: the best for the drafter net that was named, or for those that ship with
-    the target, else what needs none. Chosen by speed on a CPU (docs/log.md).
+def default_method(drafters: DrafterStore, has_kernels: bool = False) -> str:
+    """The method to take where none is named: that of the drafter net that was named, or what is best with the drafters
+    that ship for the target, else what needs none.
 
     Args:
-        passes_are_cheap: the target's passes are one call to compiled kernels; a small model's drafter then costs more
-            than it gains (docs/results.md).
+        drafters: of the target.
+        has_kernels: the target's passes are one call to compiled kernels.
     """
     if drafters.named_kind is not None:
         return kinds()[drafters.named_kind].default_method
-    best = None if passes_are_cheap else BEST.get(target)
-    return WITHOUT_DRAFTER if best is None or parse_method(best).drafter not in shipped_for(target) else best
+    found = drafters.shipment
+    if has_kernels and found.default_method is not None:
+        return found.default_method
+    nets = (kind for kind in kinds().values() if kind.net is not None and kind.name in found.drafters)
+    return next((kind.default_method for kind in nets), WITHOUT_DRAFTER)
 
 
 def stored_proposer(spec: MethodSpec, drafters: DrafterStore) -> Proposer:

@@ -12,7 +12,7 @@ from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, parse_method
 from outpace.models.export import export, export_draft
 from outpace.models.loading.config import is_bare, read_config
 from outpace.models.loading.registry import resolve
-from outpace.models.loading.shipped import find_drafter, shipped_for, shipped_names, shipped_transitions
+from outpace.models.loading.shipped import Shipment, find_drafter, shipped_for, shipped_names
 from outpace.trees.retrieval.suffix import CONTINUATION
 from outpace.vllm.settings import KEY, check_drafts, linear_method
 
@@ -39,12 +39,13 @@ def speculation(
         exports: a folder for models that vLLM cannot read as they are.
     """
     named = None if drafter is None else find_drafter(drafter)
-    spec = parse_method(method or _method_for(model, named))
+    shipment = shipped_for(model)
+    spec = parse_method(method or _method_for(shipment, named))
     if budget is not None and spec.budget is not None:
         raise InvalidRequest(f"budget={budget} and method={str(spec)!r} were both given: leave one of them out")
     tokens = spec.budget if budget is None else budget
     check_drafts(tokens or 0, "budget")
-    found = _drafter_for(spec, model, named)
+    found = _drafter_for(spec, shipment, named)
     if spec.name == "plain" or tokens == 0:
         return None, None
     if spec.name == "lookup":
@@ -52,7 +53,7 @@ def speculation(
     if found is None or spec.name not in MODELS or not _is_chain(spec):
         linear_method(str(spec))
         config = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens or LONGEST}
-        given = {"method": str(spec), "drafter": found, "transitions": shipped_transitions(model)}
+        given = {"method": str(spec), "drafter": found, "transitions": shipment.transitions}
         return config, {KEY: {name: str(value) for name, value in given.items() if value is not None}}
     if spec.name == "linear":
         folder = exports / Path(model).name
@@ -64,18 +65,18 @@ def speculation(
     return {"method": MODELS[spec.name].vllm, "model": found, "num_speculative_tokens": length}, None
 
 
-def _method_for(model: str, drafter: str | None) -> str:
+def _method_for(shipment: Shipment, drafter: str | None) -> str:
     """The method where none is named: the chain of the drafter, else what needs none."""
     if drafter is None:
-        shipped = shipped_for(model)
-        return next((name for name, kind in MODELS.items() if kind.name in shipped and kind.net), WITHOUT_DRAFTER)
+        nets = (name for name, kind in MODELS.items() if kind.name in shipment.drafters and kind.net)
+        return next(nets, WITHOUT_DRAFTER)
     kind = _kind_of(drafter)
     if kinds()[kind].vllm is None:
         raise InvalidRequest(f"drafter={drafter!r} is {said_of(kind)}: name a method that drafts with one")
     return next(iter(kinds()[kind].methods))
 
 
-def _drafter_for(spec: MethodSpec, model: str, named: str | None) -> str | None:
+def _drafter_for(spec: MethodSpec, shipment: Shipment, named: str | None) -> str | None:
     """Folder or hub id of what a method drafts with: the one that was named, or what ships; None if it needs none."""
     wanted = spec.drafter
     if wanted is None:
@@ -83,11 +84,11 @@ def _drafter_for(spec: MethodSpec, model: str, named: str | None) -> str | None:
             raise InvalidRequest(f"drafter={named!r}: method {str(spec)!r} needs none; leave it out")
         return None
     if named is None:
-        if wanted not in shipped_for(model):
+        if wanted not in shipment.drafters:
             raise InvalidRequest(
                 f"method={str(spec)!r}: needs {said_of(wanted)}: name it with --drafter; {shipped_names()}"
             )
-        return str(shipped_for(model)[wanted])
+        return str(shipment.drafters[wanted])
     if spec.name in MODELS and _kind_of(named) != wanted:
         raise InvalidRequest(
             f"drafter={named!r} is {said_of(_kind_of(named))}, and method {spec.name!r} needs {said_of(wanted)} in vLLM"

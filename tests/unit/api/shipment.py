@@ -1,5 +1,6 @@
 """A small target that counts as built in and pulled, and random drafters that ship for it, in a test's folder."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import write_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
-from outpace.methods import stores
 from outpace.models.loading import registry, shipped
-from outpace.models.loading.registry import BuiltIn
+from outpace.models.loading.config import read_config
+from outpace.models.loading.registry import BuiltIn, resolve
+from outpace.models.tokenizer import read_tokenizer
 from tests.unit.drafters.source.learned import BLOCK, random_net
 from tests.unit.methods.test_presets import HEAD, OURS
 from tests.unit.models.tiny import save_tiny_model
@@ -40,7 +42,17 @@ def ship(root: Path) -> Path:
     save_tiny_model(folder / "draft-lm", num_hidden_layers=1, max_position_embeddings=2048)
     for kind in WITH_VOCABULARY:
         save_vocabulary(folder / kind / "vocabulary.safetensors", EVEN, 264)
+    describe(folder, pulled)
     return root / "drafters"
+
+
+def describe(folder: Path, target: Path, **changes: Any) -> None:
+    """Write the `target.json` of a folder of drafters: for models called tiny or tiny-something."""
+    source = resolve(str(target))
+    facts = shipped.facts_of(read_config(source), read_tokenizer(source), ("tiny", "tiny-*"))
+    changes = {"default_method": "outpace:draft=none"} | changes
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "target.json").write_text(json.dumps(facts.model_dump() | changes))
 
 
 def install(patch: pytest.MonkeyPatch, root: Path, drafters: Path) -> None:
@@ -48,7 +60,6 @@ def install(patch: pytest.MonkeyPatch, root: Path, drafters: Path) -> None:
     patch.setenv("OUTPACE_HOME", str(root / "home"))
     patch.setattr(registry, "BUILT_IN", {"tiny": BuiltIn("tiny==1.0", "tiny.gguf", 0, "", "made here")})
     patch.setattr(shipped, "shipped_folder", lambda: drafters)
-    patch.setattr(stores, "BEST", {"tiny": "domino:budget=3"})
 
 
 def load(name: str, method: str | None = None, **options: Any) -> outpace.Model:

@@ -1,5 +1,6 @@
 """Drafters that ship with the project: by name, by default, one per kind of method, with their vocabulary."""
 
+import json
 import subprocess
 import sys
 import zipfile
@@ -17,22 +18,17 @@ from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import write_net
 from outpace.drafters.load import load_net
 from outpace.drafters.ranked_vocabulary import save_vocabulary
+from outpace.kernels.build import loaded_kernels
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.methods import stores
 from outpace.methods.stores import matrix_of
-from outpace.models.loading.shipped import (
-    find_drafter,
-    shipped,
-    shipped_folder,
-    shipped_for,
-    shipped_transitions,
-    size_of,
-)
+from outpace.models.loading.shipped import Shipment, find_drafter, shipped, shipped_folder, shipped_for, size_of
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import save_matrix
-from tests.unit.api.shipment import KINDS, install, load, ship
+from tests.unit.api.shipment import KINDS, describe, install, load, ship
 from tests.unit.drafters.source.learned import PROMPTS, random_net
 from tests.unit.methods.test_presets import OURS
+from tests.unit.models.tiny import needs_kernels, save_tiny_model, write_tiny_gguf
 
 ROOT = Path(__file__).parents[3]
 
@@ -101,14 +97,14 @@ def test_the_union_begins_with_the_transitions_that_ship(drafters: Path) -> None
     matrix = TransitionMatrix(264, torch.device("cpu"), context=2)
     matrix.update(torch.tensor([5, 6]), torch.arange(16).view(2, 8), torch.tensor([4, 5]))
     file = drafters / "transitions" / "transitions.safetensors"
-    assert shipped_transitions("tiny") is None
+    assert shipped_for("tiny").transitions is None
     with pytest.raises(InvalidRequest, match=r"warm=shipped: no transitions ship .*outpace train transitions"):
         load("tiny", "recycle:warm=shipped")
     file.parent.mkdir()
     try:
         save_matrix(file, matrix)
-        assert shipped_transitions("tiny") == file
-        assert tuple(shipped_for("tiny")) == KINDS
+        assert shipped_for("tiny").transitions == file
+        assert tuple(shipped_for("tiny").drafters) == KINDS
         model = load("tiny")
         begun = "outpace:draft=none", "outpace", "outpace:warm=shipped", "recycle:warm=shipped", "graft:warm=shipped"
         for method in (*begun, "outpace:warm=none", "recycle", "recycle:warm=none", "graft"):
@@ -121,8 +117,8 @@ def test_the_union_begins_with_the_transitions_that_ship(drafters: Path) -> None
         learned = matrix_of(model.proposer("outpace:draft=none"))
         assert learned is not None
         assert learned.rows().pairs.tolist() == [[4, 5], [5, 6]]
-        folder = str(drafters.parents[1] / "home" / "models" / "tiny")
-        assert shipped_transitions(folder) is None
+        assert load("tiny", "outpace:draft=none").method_from == "named"
+        assert model.method_from.endswith("the transitions of tiny, which ship")
     finally:
         rmtree(file.parent)
 
@@ -151,35 +147,85 @@ def test_a_drafter_that_is_named_is_used_without_a_method(drafters: Path) -> Non
         assert sum(passes) > 0
 
 
-def test_only_a_target_loaded_by_its_name_has_drafters(drafters: Path) -> None:
-    """Guards against nets that draft for weights they were not trained for, and an error without a way out."""
-    folder = drafters.parents[1] / "home" / "models" / "tiny"
-    assert tuple(shipped_for("tiny")) == KINDS
-    assert shipped_for(str(folder)) == shipped_for("other") == {}
+def test_every_copy_of_a_model_finds_its_drafters(drafters: Path, tmp_path: Path) -> None:
+    """Guards against drafters that serve the built-in name alone, and ones of a model with other sizes or names."""
+    pulled = drafters.parents[1] / "home" / "models" / "tiny"
+    assert tuple(shipped_for("tiny").drafters) == KINDS
+    assert tuple(shipped_for(str(pulled)).drafters) == KINDS
+    copy = save_tiny_model(tmp_path / "Tiny_16 bit", eos_token_id=None, max_position_embeddings=2048)
+    model = load(str(copy))
+    assert (model.drafters.shipment.target, model.method) == (
+        "tiny",
+        "outpace:draft=none" if loaded_kernels() else "outpace",
+    )
+    assert len(drafted(model, "domino"))
+    named = copytree(copy, tmp_path / "other")
+    assert shipped_for(str(named)) == Shipment()
+    config = json.loads((named / "config.json").read_text())
+    (named / "config.json").write_text(json.dumps(config | {"_name_or_path": "owner/tiny-it"}))
+    assert tuple(shipped_for(str(named)).drafters) == KINDS
+    assert shipped_for(str(save_tiny_model(tmp_path / "tiny", num_hidden_layers=4))) == Shipment()
+    assert shipped_for("owner/other") == Shipment(), "nothing is asked of the hub"
+
+
+def test_a_gguf_file_finds_its_drafters_by_its_metadata(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a file that has to keep its name, drafters for a model with other tokens, and padding ids that
+    count as tokens."""
+    file = write_tiny_gguf(tmp_path / "renamed.gguf", "Tiny Instruct")
+    describe(tmp_path / "drafters" / "tiny", file)
+    install(monkeypatch, root, tmp_path / "drafters")
+    copytree(root / "drafters" / "tiny" / "eagle3", tmp_path / "drafters" / "tiny" / "eagle3")
+    assert tuple(shipped_for(str(file)).drafters) == ("eagle3",)
+    assert load(str(file)).drafters.shipment.target == "tiny"
+    assert shipped_for(str(write_tiny_gguf(tmp_path / "other.gguf", "Else"))) == Shipment()
+    describe(tmp_path / "drafters" / "tiny", file, tokens_sha256="0" * 64)
+    assert shipped_for(str(file)) == Shipment()
+    describe(tmp_path / "drafters" / "tiny", file, heads="many")
+    with pytest.raises(ModelError, match=r"target.json: heads='many': .*install the package again"):
+        shipped_for(str(file))
+
+
+def test_a_model_that_nothing_ships_for_is_told_how_to_get_a_drafter(tmp_path: Path) -> None:
+    """Guards against an error without a way out."""
+    folder = str(save_tiny_model(tmp_path / "other", max_position_embeddings=2048))
     complaint = "needs a trained drafter of kind {0}: name its checkpoint.*`outpace train {0}`; shipped are tiny/dflash"
-    for target, method in ((str(folder), "domino"), ("tiny", "medusa")):
+    for target, method in ((folder, "domino"), ("tiny", "medusa")):
         with pytest.raises(InvalidRequest, match=complaint.format(method)):
             load(target, method)
-    assert load(str(folder), "linear").drafters.language_model().config.num_hidden_layers == 2, "early exit"
-    Path("tiny").symlink_to(folder)
-    assert shipped_for("tiny") == {}, "a local folder of that name is another model"
+    assert load(folder, "linear").drafters.language_model().config.num_hidden_layers == 2, "early exit"
 
 
 @pytest.mark.usefixtures("without_kernels")
 def test_the_best_method_that_ships_is_the_default(
     root: Path, drafters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Guards against a default whose drafter is not there, and drafters that nobody uses."""
-    assert load("tiny").method == "domino:budget=3"
-    assert len(drafted(load("tiny")))
-    assert load(str(root / "home" / "models" / "tiny")).method == "outpace:draft=none"
-    (tmp_path / "few" / "tiny").mkdir(parents=True)
-    copytree(drafters / "eagle3", tmp_path / "few" / "tiny" / "eagle3")
-    for folder in (tmp_path / "few", tmp_path / "none"):
+    """Guards against a default whose drafter is not there, drafters that nobody uses, and a choice that nobody sees."""
+    model = load("tiny")
+    assert (model.method, model.method_from) == ("outpace", "the default, with tiny/domino, which ship")
+    assert len(drafted(model))
+    few = tmp_path / "few"
+    copytree(drafters / "eagle3", few / "tiny" / "eagle3")
+    (few / "tiny" / "target.json").write_bytes((drafters / "target.json").read_bytes())
+    for folder, method in ((few, "outpace:draft=eagle3"), (tmp_path / "none", "outpace:draft=none")):
         install(monkeypatch, root, folder)
-        assert load("tiny").method == "outpace:draft=none"
+        assert load("tiny").method == method
     with pytest.raises(InvalidRequest, match="no drafter ships with this installation"):
         load("tiny", "domino")
+
+
+@needs_kernels
+@pytest.mark.parametrize(("stated", "method"), [(None, "outpace"), ("domino:budget=3", "domino:budget=3")])
+def test_kernels_have_a_default_of_their_own(
+    stated: str | None, method: str, root: Path, drafters: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards against a drafter that ships and is left aside with compiled kernels, or against the method that was
+    measured as faster there."""
+    copytree(drafters, tmp_path / "drafters" / "tiny")
+    describe(tmp_path / "drafters" / "tiny", root / "home" / "models" / "tiny", default_method=stated)
+    install(monkeypatch, root, tmp_path / "drafters")
+    assert load("tiny").method == method
 
 
 @pytest.mark.parametrize("method", ["eagle3", "fr-spec", "linear", "dynatree"])

@@ -20,6 +20,7 @@ from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest
 from outpace.methods import stores
 from outpace.methods.stores import learns
+from outpace.models.loading.shipped import Shipment
 from outpace.testing import ToySource, blend
 from outpace.trees.keyed_acceptance import KeyedAcceptance
 from outpace.trees.proposer import GrowingProposer
@@ -207,7 +208,7 @@ def test_records_have_the_options_that_were_in_effect(
     save_vocabulary(drafter / "vocabulary.safetensors", torch.arange(0, 264, 2), 264)
     transitions = tmp_path / "transitions.safetensors"
     save_matrix(transitions, TransitionMatrix(264, torch.device("cpu"), context=2))
-    monkeypatch.setattr(stores, "shipped_transitions", lambda name: transitions)
+    monkeypatch.setattr(stores, "shipped_for", lambda *target: Shipment("tiny", transitions=transitions))
     model = outpace.load(str(folder), "plain", dtype="float32", device="cpu", max_num_seqs=2, drafter=str(drafter))
     names = ("plain", "outpace:draft=eagle3", "eagle3", "graft:as=paper,budget=7", "samd")
     records = BenchRun(model, plan(methods=names, items=ITEMS[:2], batch_size=1, budget=None)).records()

@@ -221,13 +221,14 @@ def save_tiny_model(
     return folder
 
 
-def write_tiny_gguf(path: Path) -> Path:
+def write_tiny_gguf(path: Path, name: str = "tiny") -> Path:
     """A complete GGUF file: a Llama of two layers in float32 with a byte tokenizer, EOS id 2."""
     from gguf import GGUFWriter
 
     width, inner, heads, kv_heads = 32, 64, 4, 2
     tokens = ["<unk>", "<bos>", "<eos>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "he", "ll"]
     writer = GGUFWriter(str(path), "llama")
+    writer.add_name(name)
     writer.add_context_length(128)
     writer.add_embedding_length(width)
     writer.add_block_count(2)

@@ -23,7 +23,7 @@ from outpace.methods.stores import matrix_of
 from outpace.models.draft import write_bare
 from outpace.models.frozen import FrozenTarget
 from outpace.models.loading.load import load_target
-from outpace.models.loading.shipped import shipped
+from outpace.models.loading.shipped import Shipment, shipped
 from outpace.trees.retrieval.transition_matrix import TransitionMatrix
 from outpace.trees.retrieval.warm_file import save_matrix
 from outpace.vllm import launch
@@ -202,7 +202,8 @@ def test_the_union_begins_there_with_what_ships(
     matrix = TransitionMatrix(264, torch.device("cpu"), context=2)
     matrix.update(torch.tensor([5]), torch.arange(8)[None], torch.tensor([4]))
     save_matrix(tmp_path / "rows.safetensors", matrix)
-    monkeypatch.setattr("outpace.vllm.speculation.shipped_transitions", lambda name: tmp_path / "rows.safetensors")
+    shipment = Shipment("tiny", transitions=tmp_path / "rows.safetensors")
+    monkeypatch.setattr("outpace.vllm.speculation.shipped_for", lambda name: shipment)
     assert _serve(model, "--method", "outpace:draft=none").exit_code == 0
     given = _config(started[0], "--additional-config")
     assert given == {"outpace": {"method": "outpace:draft=none", "transitions": str(tmp_path / "rows.safetensors")}}

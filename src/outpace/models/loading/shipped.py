@@ -1,17 +1,84 @@
-"""Trained drafters that ship with the project, named TARGET/KIND, where TARGET is a built-in model."""
+"""Trained drafters that ship with the project, named TARGET/KIND, and the models that they are for.
 
-from dataclasses import dataclass
+The folder of a target holds `target.json`: its shape, a hash of its vocabulary and patterns of its names. Any file of
+that model, in any precision, finds the drafters by these. A wrong match costs speed only.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import safe_open
 
+from outpace.lib.checkpoint import read_object
 from outpace.lib.checks import path_of
 from outpace.lib.errors import ModelError
-from outpace.models.loading import registry
+from outpace.models.loading.config import CONFIG_NAME, read_config
+from outpace.models.loading.gguf import read_gguf
+from outpace.models.loading.registry import resolve
+from outpace.models.tokenizer import TextCodec, read_tokenizer
 
-TRANSITIONS = "transitions/transitions.safetensors"
-"""Transition counts, in a target's folder."""
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+TARGET, TRANSITIONS = "target.json", "transitions/transitions.safetensors"
+"""Files in a target's folder: what it is, and its transition counts."""
+_HASHED = 16  # every so manyth token of a vocabulary is hashed: all of 150,000 would take 0.2 s at each load
+
+
+class TargetFacts(BaseModel):
+    """The contents of `target.json`.
+
+    Attributes:
+        layers, hidden, heads, vocabulary: sizes of the model's config.
+        tokens: ids from 0 on that have a token of their own; what follows them is padding.
+        tokens_sha256: as `vocabulary_hash` makes it of these.
+        names: patterns, as of `fnmatch`, of names as `_plain` writes them.
+        default_method: the fastest where the target's passes run in compiled kernels, by measurement; None for the
+            default of the first kind that ships.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    tokens: int
+    tokens_sha256: str
+    names: tuple[str, ...]
+    default_method: str | None = None
+
+    def fits(self, config: "PretrainedConfig") -> bool:
+        """Whether a model has this shape."""
+        return _sizes(config) == (self.layers, self.hidden, self.heads, self.vocabulary)
+
+    def is_named(self, name: str) -> bool:
+        """Whether a model is known by a name of these patterns."""
+        return any(fnmatchcase(_plain(one), pattern) for one in _names(name) for pattern in self.names)
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """What ships for a target.
+
+    Attributes:
+        target: its name; empty where nothing ships.
+        drafters: folders by kind.
+        transitions: file of transition counts.
+        default_method: as in `TargetFacts`.
+    """
+
+    target: str = ""
+    drafters: Mapping[str, Path] = field(default_factory=dict)
+    transitions: Path | None = None
+    default_method: str | None = None
 
 
 @dataclass(frozen=True)
@@ -35,37 +102,104 @@ def shipped() -> dict[str, Path]:
     return {f"{folder.parent.name}/{folder.name}": folder for folder in found}
 
 
-def shipped_for(target: str) -> dict[str, Path]:
-    """Kinds and folders of the drafters that were trained for a built-in target; none for a folder, a file or a hub id,
-    whose weights may be others."""
-    if not _is_built_in(target):
-        return {}
-    return {name.partition("/")[2]: folder for name, folder in shipped().items() if name.partition("/")[0] == target}
+def shipped_for(name: str, config: "PretrainedConfig | None" = None, codec: TextCodec | None = None) -> Shipment:
+    """What ships for a target.
+
+    Args:
+        name: what the target is loaded by.
+        config, codec: of the target; None to read them where its name matches.
+
+    Raises:
+        ModelError: a `target.json` that cannot be read.
+    """
+    for file in sorted(shipped_folder().glob(f"*/{TARGET}")):
+        facts = read_facts(file)
+        if (config is not None and not facts.fits(config)) or not facts.is_named(name):
+            continue
+        config = read_config(resolve(name)) if config is None else config
+        codec = read_tokenizer(resolve(name)) if codec is None else codec
+        if facts.fits(config) and vocabulary_hash(codec, facts.tokens) == facts.tokens_sha256:
+            drafters = {path.parent.name: path.parent for path in sorted(file.parent.glob("*/config.json"))}
+            transitions = file.parent / TRANSITIONS
+            found = transitions if transitions.is_file() else None
+            return Shipment(file.parent.name, drafters, found, facts.default_method)
+    return Shipment()
 
 
-def shipped_transitions(target: str) -> Path | None:
-    """The file of transition counts that ships for a built-in target; None if there is none."""
-    file = shipped_folder() / target / TRANSITIONS
-    return file if _is_built_in(target) and file.is_file() else None
+def read_facts(file: Path) -> TargetFacts:
+    """Read a `target.json`."""
+    try:
+        return TargetFacts.model_validate(read_object(file))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = f"{file}: {'.'.join(map(str, first['loc']))}={first['input']!r}"
+        raise ModelError(f"{where}: {first['msg']}; install the package again") from error
 
 
-def _is_built_in(target: str) -> bool:
-    """Whether a name means a built-in model; a local folder of that name takes precedence."""
-    return not path_of(target).is_dir() and target in registry.BUILT_IN
+def facts_of(config: "PretrainedConfig", codec: TextCodec, names: tuple[str, ...]) -> TargetFacts:
+    """What a target's `target.json` should hold."""
+    layers, hidden, heads, vocabulary = _sizes(config)
+    backend = codec.tokenizer.backend_tokenizer
+    tokens = backend.get_vocab_size()
+    while (backend.id_to_token(tokens - 1) or "[PAD").startswith("[PAD"):
+        tokens -= 1
+    return TargetFacts(
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        vocabulary=vocabulary,
+        tokens=tokens,
+        tokens_sha256=vocabulary_hash(codec, tokens),
+        names=names,
+    )
+
+
+def vocabulary_hash(codec: TextCodec, count: int) -> str:
+    """A hash of a vocabulary's first `count` tokens in the order of their ids, of which every 16th is read."""
+    backend = codec.tokenizer.backend_tokenizer
+    tokens = [backend.id_to_token(number) or "" for number in range(0, count, _HASHED)]
+    return hashlib.sha256("\n".join(tokens).encode()).hexdigest()
+
+
+def _sizes(config: "PretrainedConfig") -> tuple[int, int, int, int]:
+    text = config.get_text_config()
+    return text.num_hidden_layers, text.hidden_size, text.num_attention_heads, text.vocab_size
+
+
+def _plain(name: str) -> str:
+    """A name in lower case, its words joined by hyphens: files, hubs and metadata write one name in several ways."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def _names(name: str) -> Iterator[str]:
+    """What a model is called: by its file, folder or hub id, then by its metadata."""
+    path = path_of(name)
+    yield path.absolute().name.removesuffix(".gguf")
+    values: dict[str, Any] = {}
+    if path.suffix == ".gguf" and path.is_file():
+        values = read_gguf(path).values
+    elif (path / CONFIG_NAME).is_file():
+        values = read_object(path / CONFIG_NAME)
+    for key in ("general.name", "_name_or_path", "_model_name_or_path"):
+        if isinstance(found := values.get(key), str):
+            yield Path(found).name
+    parts = [values.get(f"general.{key}") for key in ("basename", "size_label", "finetune")]
+    if any(parts):
+        yield "-".join(str(part) for part in parts if part)
 
 
 def find_drafter(name: str) -> str:
     """The folder of a shipped drafter; any other name unchanged. A local folder of that name takes precedence.
 
     Raises:
-        ModelError: a built-in target's name with a kind that does not ship for it.
+        ModelError: a target's name with a kind that does not ship for it.
     """
     if path_of(name).is_dir():
         return name
     if name in shipped():
         return str(shipped()[name])
-    target, slash, _ = name.partition("/")
-    if slash and target in registry.BUILT_IN:
+    target, slash, kind = name.partition("/")
+    if slash and kind and (shipped_folder() / target / TARGET).is_file():
         raise ModelError(f"drafter={name!r}: does not ship; {shipped_names()}")
     return name
 
