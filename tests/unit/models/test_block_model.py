@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from outpace.core.tree import Topology
-from outpace.kernels.blocks import BlockLinear
+from outpace.kernels.blocks import BlockLinear, BlockWeight
 from outpace.lib.errors import ModelError
 from outpace.models.exactness import probe
-from outpace.models.loading.block_model import read_blocks
+from outpace.models.loading.block_model import fill_blocks, read_blocks
 from outpace.models.loading.gguf import read_gguf
+from outpace.models.loading.gguf_weights import weights_of
 from outpace.models.packed import PassPart
 from outpace.models.target import TransformersTarget
 from tests.unit.models.gguf_models import write_model
@@ -91,3 +93,43 @@ def test_a_head_restricted_to_some_ids_scores_them_alike(tmp_path: Path) -> None
     assert torch.equal(part.own_scores(hidden), target.head.scores(hidden)[:, ids])
     assert target.head.restricted(ids) is part
     assert outputs.logits.isfinite().all()
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_matrices_are_read_from_the_file_as_the_mapping_shows_them(family: str, tmp_path: Path) -> None:
+    """Guards against rows read from another place in the file than they are mapped at, such as the rows of Llama's
+    queries, which are in another order, and the later experts of a stack, and against a mapping that is still read."""
+    path = tmp_path / "m.gguf"
+    config = tiny_config(family, **SIZES_OF.get(family, SIZES))
+    write_model(path, config, "Q4_0")
+    file = read_gguf(path)
+    from_file, from_mapping = read_blocks(file, config, torch.float32, "outpace"), stock_model(config)
+    fill_blocks(from_mapping, weights_of(file, config), torch.float32)
+    assert layers_of(from_file)
+    for (name, first), (_, second) in zip(layers_of(from_file), layers_of(from_mapping), strict=True):
+        for (_, panels, _), (_, expected, _) in zip(first._pieces, second._pieces, strict=True):
+            assert torch.equal(panels, expected), name
+
+
+def test_a_file_that_changes_while_it_is_loaded_is_refused(tmp_path: Path) -> None:
+    """Guards against a program that is killed by a signal, or weights of two files in one model, where a download goes
+    on or a file is replaced after its header was read."""
+    path, config = tmp_path / "m.gguf", tiny_config("qwen2", **SIZES)
+    write_model(path, config, "Q8_0")
+    whole, file = path.read_bytes(), read_gguf(path)
+    path.rename(tmp_path / "first.gguf")
+    with pytest.raises(ModelError, match=r"m\.gguf: cannot be read again: .*No such file"):
+        read_blocks(file, config, torch.float32, "outpace")
+    path.write_bytes(whole)
+    with pytest.raises(ModelError, match="was replaced by another file while it was loaded; load it again"):
+        read_blocks(file, config, torch.float32, "outpace")
+    weight = file.tensors["blk.0.attn_q.weight"]
+    with path.open("rb") as cut:
+        past_the_end = cut.fileno(), len(whole) - weight.data.size // 2
+        rows = [BlockWeight(weight.kind, weight.data, weight.shape[-1], name=weight.name)]
+        with pytest.raises(ModelError, match=r"blk\.0\.attn_q\.weight: the file was cut off while it was read"):
+            BlockLinear(rows, None, torch.float32, place=lambda data: past_the_end)
+
+
+def layers_of(model: nn.Module) -> list[tuple[str, BlockLinear]]:
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, BlockLinear)]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outpace.kernels.blocks import FORMATS, BlockEmbedding, BlockLinear, BlockWeight, Slabs
+from outpace.kernels.blocks import FORMATS, BlockEmbedding, BlockLinear, BlockWeight, Place, Slabs, in_memory
 from outpace.kernels.formats import BlockFormat
 from outpace.kernels.linear import KernelLinear, Kind
 from outpace.lib.errors import ModelError
@@ -53,23 +53,27 @@ def read_blocks(
     """
     weights = weights_of(file, config)
     model = _empty_model(config, dtype, attention)
-    fill_blocks(model, quantized(model, weights) if quantize == "int4" else weights, dtype)
+    with file.opened() as place:
+        fill_blocks(model, quantized(model, weights) if quantize == "int4" else weights, dtype, place)
     file.release()  # all but the embedding's rows has been copied
     model.requires_grad_(False)
     model.eval()
     return model
 
 
-def fill_blocks(model: "PreTrainedModel", weights: Mapping[str, Weight], dtype: torch.dtype) -> None:
+def fill_blocks(
+    model: "PreTrainedModel", weights: Mapping[str, Weight], dtype: torch.dtype, place: Place = in_memory
+) -> None:
     """Give a model its weights, with layers of kernels in place of its own.
 
     Args:
         model: with or without data.
         weights: by the names of its parameters, all of them.
         dtype: of hidden states, norms and biases.
+        place: as of `BlockLinear`.
     """
     with stage("packing weights", sum(prod(weight.shape) for weight in weights.values())):
-        builder = _Builder(weights, dtype)
+        builder = _Builder(weights, dtype, place)
         builder.fill(model, "")
         head = model.get_output_embeddings()
         if isinstance(head, nn.Linear):  # the embedding's weight
@@ -92,8 +96,8 @@ def _empty_model(config: Any, dtype: torch.dtype, attention: str) -> "PreTrained
 
 
 class _Builder:
-    def __init__(self, weights: Mapping[str, Weight], dtype: torch.dtype) -> None:
-        self._weights, self._dtype, self._allocate = weights, dtype, Slabs()
+    def __init__(self, weights: Mapping[str, Weight], dtype: torch.dtype, place: Place) -> None:
+        self._weights, self._dtype, self._allocate, self._place = weights, dtype, Slabs(), place
 
     def fill(self, module: nn.Module, prefix: str) -> None:
         """Give a module and all below it their weights."""
@@ -128,6 +132,7 @@ class _Builder:
                 bias,
                 self._dtype,
                 self._allocate,
+                self._place,
             )
         else:
             kind, stored = _arithmetic(self._weights[names[0]])
@@ -180,7 +185,7 @@ class _Builder:
     def _expert(self, stack: Weight, index: int) -> KernelLinear:
         if _are_blocks([stack]):
             layer: KernelLinear = BlockLinear(
-                [_block(tensor, index) for tensor in stack.tensors], None, self._dtype, self._allocate
+                [_block(tensor, index) for tensor in stack.tensors], None, self._dtype, self._allocate, self._place
             )
         else:
             layer = KernelLinear(torch.from_numpy(np.array(stack.floats()[index])), None, Kind.FLOAT32, self._dtype)

@@ -6,10 +6,14 @@ have 64 bits, so a damaged file can announce more than any memory holds: every c
 """
 
 import mmap
+import os
 import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
+from os.path import samestat
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +62,38 @@ class GgufFile:
         values: by key; an array of texts is a list, an array of numbers a NumPy array.
         tensors: by name.
         content: the mapped file.
+        status: of the file when it was mapped.
     """
 
     path: Path
     values: dict[str, Any]
     tensors: dict[str, GgufTensor]
     content: mmap.mmap
+    status: os.stat_result
+
+    @contextmanager
+    def opened(self) -> Iterator[Callable[[np.ndarray[Any, Any]], tuple[int, int]]]:
+        """Open the file to read what its mapping shows: yields a function that returns, for a view of the mapping, the
+        descriptor of the file and where the view begins in it, and (-1, 0) for another array.
+
+        Raises:
+            ModelError: the file is gone, or another one has taken its name.
+        """
+        whole = np.frombuffer(self.content, np.uint8)
+        begin, end = whole.ctypes.data, whole.ctypes.data + len(whole)
+        try:
+            file = self.path.open("rb")
+        except OSError as error:
+            raise ModelError(f"{self.path}: cannot be read again: {error}") from error
+        with file:
+            if not samestat(os.fstat(file.fileno()), self.status):
+                raise ModelError(f"{self.path}: was replaced by another file while it was loaded; load it again")
+
+            def place(data: np.ndarray[Any, Any]) -> tuple[int, int]:
+                address = data.ctypes.data
+                return (file.fileno(), address - begin) if begin <= address < end else (-1, 0)
+
+            yield place
 
     def release(self) -> None:
         """Take the file's pages out of the process's memory; those that are read again come back."""
@@ -86,8 +116,9 @@ def read_gguf(path: Path) -> GgufFile:
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
+            status = os.fstat(file.fileno())
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return _read(_Cursor(content), path)
+        return _read(_Cursor(content), path, status)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     except (OSError, ValueError) as error:
@@ -157,7 +188,7 @@ class _Cursor:
         return texts
 
 
-def _read(cursor: _Cursor, path: Path) -> GgufFile:
+def _read(cursor: _Cursor, path: Path, status: os.stat_result) -> GgufFile:
     if cursor.number("<I", "its magic") != int.from_bytes(b"GGUF", "little"):
         raise ValueError("it does not begin with GGUF")
     version = cursor.number("<I", "its version")
@@ -177,7 +208,7 @@ def _read(cursor: _Cursor, path: Path) -> GgufFile:
     if not tensors:
         raise ValueError("it holds no weights")
     found = _read_tensors(cursor, tensors, values.get("general.alignment", _DEFAULT_ALIGNMENT))
-    return GgufFile(path, values, found, cursor.content)
+    return GgufFile(path, values, found, cursor.content, status)
 
 
 def _read_tensors(cursor: _Cursor, count: int, alignment: object) -> dict[str, GgufTensor]:
