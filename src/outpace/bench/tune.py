@@ -29,6 +29,8 @@ WITHOUT_DRAFTER = (
 WITH_DRAFTER = {
     "domino": ("outpace", "domino", "domino:shape=beam,budget=7", "domino:shape=beam,budget=15"),
     "dflash": ("outpace:draft=dflash", "dflash:shape=beam,budget=7", "dflash:shape=beam,budget=15"),
+    "dspark": ("outpace:draft=dspark", "dspark", "dspark:shape=beam,budget=7", "dspark:shape=beam,budget=15"),
+    "dflash2": ("outpace:draft=dflash2", "dflash2", "dflash2:shape=beam,budget=7", "dflash2:shape=beam,budget=15"),
     "eagle3": ("outpace:draft=eagle3", "eagle3:budget=7", "eagle3:budget=15", "eagle3:budget=31", "graft:budget=15"),
     "medusa": ("medusa:budget=7", "medusa:budget=15", "medusa:budget=31"),
     "dart": ("dart:budget=7", "dart:budget=15", "dart:budget=31"),

@@ -19,8 +19,8 @@ def convert(
         typer.Option(
             "--to",
             metavar="LAYOUT",
-            help="eagle3: midlayer, speculators. dflash: z-lab. domino: domino, sglang. medusa: authors, vllm. "
-            "dart: dart. All known layouts are read.",
+            help="eagle3: midlayer, speculators. dflash: z-lab. domino: domino, sglang. dspark: specforge. "
+            "dflash2: z-lab. medusa: authors, vllm. dart: dart. All known layouts are read.",
         ),
     ],
     target: Annotated[

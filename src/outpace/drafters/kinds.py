@@ -15,10 +15,16 @@ from outpace.drafters.dart.net import DartNet
 from outpace.drafters.dflash import methods as dflash
 from outpace.drafters.dflash.files import export_dflash, is_dflash, probe_dflash, read_dflash
 from outpace.drafters.dflash.net import DFlashNet
+from outpace.drafters.dflash2 import methods as dflash2
+from outpace.drafters.dflash2.files import export_dflash2, is_dflash2, probe_dflash2, read_dflash2
+from outpace.drafters.dflash2.net import DFlash2Net
 from outpace.drafters.domino import methods as domino
 from outpace.drafters.domino.files import export_domino, is_domino, probe_domino, read_domino
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.draft_lm import methods as draft_lm
+from outpace.drafters.dspark import methods as dspark
+from outpace.drafters.dspark.files import export_dspark, is_dspark, probe_dspark, read_dspark
+from outpace.drafters.dspark.net import DSparkNet
 from outpace.drafters.eagle3 import methods as eagle3
 from outpace.drafters.eagle3.files import HEADLESS, export_eagle3, is_eagle3, probe_eagle3, read_eagle3
 from outpace.drafters.eagle3.net import Eagle3Net
@@ -47,6 +53,31 @@ def _layouts(export: Callable[..., tuple[Any, ...]], *names: str) -> dict[str, W
 
 
 _ROWS = (
+    DrafterKind(
+        name="dspark",
+        title="DSpark: DFlash with a Markov head and a confidence head, brought near the target's distributions.",
+        net=DSparkNet,
+        matches=is_dspark,
+        read=read_dspark,
+        layouts=_layouts(export_dspark, "specforge"),
+        probe=probe_dspark,
+        methods=dspark.METHODS,
+        default_method="outpace:draft=dspark",
+        objective=_objective("dspark"),
+        new="head.",
+    ),
+    DrafterKind(
+        name="dflash2",
+        title="DFlash 2: DFlash with convolutions in the block and a selector over pairs of neighbours.",
+        net=DFlash2Net,
+        matches=is_dflash2,
+        read=read_dflash2,
+        layouts=_layouts(export_dflash2, "z-lab"),
+        probe=probe_dflash2,
+        methods=dflash2.METHODS,
+        default_method="outpace:draft=dflash2",
+        objective=_objective("dflash2"),
+    ),
     DrafterKind(
         name="domino",
         title="Domino: DFlash with a causal correction, under the base-anchored curriculum.",
@@ -120,8 +151,8 @@ _ROWS = (
     ),
 )
 KINDS: Mapping[str, DrafterKind] = MappingProxyType({kind.name: kind for kind in _ROWS})
-"""Our own kinds by name. The first whose `matches` is true reads a checkpoint: Domino's configs match DFlash's too, and
-DART's match EAGLE-3's."""
+"""Our own kinds by name. The first whose `matches` is true reads a checkpoint: configs of DSpark, DFlash 2 and Domino
+match DFlash's too, and DART's match EAGLE-3's."""
 
 
 @lru_cache(maxsize=1)

@@ -213,7 +213,7 @@ REASONS = {
     "disable_padded_drafter_batch": "batches are never padded here",
     "disable_eagle_block_drop": "there are no cache blocks here",
     "use_heterogeneous_vocab": "a draft model must have the target's tokenizer here",
-    "parallel_drafting": "among the methods here dart, dflash, domino and medusa draft in one pass, and they always do",
+    "parallel_drafting": "here dart, medusa and the methods of block drafters always draft in one pass",
     "num_speculative_tokens_per_batch_size": _SCHEDULE,
     "disable_by_batch_size": _SCHEDULE,
     "speculative_token_tree": "give the method's own shape instead, as in method='eagle3:shape=beam'",

@@ -8,8 +8,10 @@ from pydantic import Field, model_validator
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import SHIPPED, BuildContext
 from outpace.drafters.dflash.methods import DFLASH
+from outpace.drafters.dflash2.methods import DFLASH2
 from outpace.drafters.domino.methods import DOMINO
 from outpace.drafters.draft_lm.methods import LINEAR
+from outpace.drafters.dspark.methods import DSPARK
 from outpace.drafters.eagle3.methods import EAGLE3
 from outpace.drafters.method import Method
 from outpace.drafters.model_options import ModelOptions
@@ -20,7 +22,9 @@ from outpace.trees.retrieval.warm_file import load_matrix
 from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import UnionPlan, UnionProposer
 
-DRAFTS = {"domino": DOMINO, "dflash": DFLASH, "eagle3": EAGLE3, "linear": LINEAR}
+DRAFTS = {
+    "domino": DOMINO, "dflash": DFLASH, "dflash2": DFLASH2, "dspark": DSPARK, "eagle3": EAGLE3, "linear": LINEAR
+}  # fmt: skip
 MOST_PRICED = 31  # nodes of a tree on a CPU where the cost model chooses the number
 _OF_DRAFT = ("draft_budget", "depth", "beam", "skip_draft_above", "vocabulary")
 
@@ -28,7 +32,7 @@ _OF_DRAFT = ("draft_budget", "depth", "beam", "skip_draft_above", "vocabulary")
 class OutpaceOptions(MatrixOptions, Options):
     """Options of the union. With matrix=private, requests learn acceptance rates for themselves, too."""
 
-    draft: Literal["domino", "dflash", "eagle3", "linear", "none"] = Field(
+    draft: Literal["domino", "dflash", "dflash2", "dspark", "eagle3", "linear", "none"] = Field(
         default="domino",
         description="what drafts; linear is a draft model, or the target's own first layers, a pass for each depth",
     )

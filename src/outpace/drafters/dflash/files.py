@@ -53,7 +53,12 @@ def read_dflash(checkpoint: Checkpoint) -> DFlashNet:
     """A DFlash drafter from any of its public layouts, recognised by the config."""
     fields = Fields(checkpoint.config, f"{checkpoint.name}: config.json")
     if "speculators_model_type" in fields:
-        config = build(DFlashConfig, _speculators_values(fields), fields.where)
+        if flag("sample_from_anchor", fields):
+            raise ModelError(
+                f"{fields.where}: sample_from_anchor=true: a DFlash block whose anchor's position drafts is not "
+                "supported"
+            )
+        config = build(DFlashConfig, speculators_values(fields), fields.where)
     else:
         inner = fields.inside("dflash_config")
         check_architecture(fields, (ARCHITECTURE,))
@@ -90,25 +95,26 @@ def dflash_values(fields: Fields, more: Sequence[str] = ()) -> dict[str, Any]:
         "target_layer_ids": as_tuple(inner.need("target_layer_ids") if ids is None else ids),
         "target_layers": target_layers,
         "target_hidden_size": agreed("target_hidden_size", fields, inner) or values["hidden_size"],
-        "sliding_causal": _causal(inner, values["layer_types"]),
+        "sliding_causal": _causal(fields, inner, values["layer_types"]),
     }
 
 
-def _causal(inner: Fields, layer_types: Sequence[str]) -> bool:
-    """Whether sliding layers are causal inside the block: yes, unless `causal` is false."""
-    causal = flag("causal", inner)
-    if causal and "full_attention" in layer_types:
-        raise ModelError(f"{inner.where}: causal=true, but full attention layers of a block are never causal here")
-    return causal is not False
+def _causal(fields: Fields, inner: Fields, layer_types: Sequence[str]) -> bool:
+    """Whether sliding layers are causal inside the block: yes, unless vLLM's or z-lab's field for it is false."""
+    stated = {f"{inner.where}: causal": flag("causal", inner), f"{fields.where}: is_causal": flag("is_causal", fields)}
+    found = {name: value for name, value in stated.items() if value is not None}
+    if len(set(found.values())) > 1:
+        raise ModelError(f"{' and '.join(found)} disagree; correct one")
+    if True in found.values() and "full_attention" in layer_types:
+        raise ModelError(f"{next(iter(found))}=true, but full attention layers of a block are never causal here")
+    return False not in found.values()
 
 
-def _speculators_values(fields: Fields) -> dict[str, Any]:
-    kind = fields.get("speculators_model_type")
-    if kind != "dflash":
-        raise ModelError(f"{fields.where}: speculators_model_type={kind!r}: not a DFlash drafter")
-    if flag("sample_from_anchor", fields):
+def speculators_values(fields: Fields, kind: str = "dflash") -> dict[str, Any]:
+    """Values of a DFlashConfig from the layout of speculators, for one of its model types."""
+    if fields.get("speculators_model_type") != kind:
         raise ModelError(
-            f"{fields.where}: sample_from_anchor=true: a DFlash block whose anchor's position drafts is not supported"
+            f"{fields.where}: speculators_model_type={fields.get('speculators_model_type')!r}: not a {kind} drafter"
         )
     values = read_decoder(fields.inside("transformer_layer_config"))
     if fields.get("draft_vocab_size", values["vocab_size"]) != values["vocab_size"]:
@@ -176,9 +182,9 @@ def zlab_config(config: DFlashConfig, tensors: dict[str, Tensor]) -> dict[str, A
         "mask_token_id": config.mask_token_id,
         "target_layer_ids": list(config.target_layer_ids),
     }
-    if config.sliding_window is not None and not config.sliding_causal:
-        inner["causal"] = False
     written = {"architectures": [ARCHITECTURE], **write_decoder(config), "block_size": config.block_size}
+    if config.sliding_window is not None and not config.sliding_causal:
+        inner["causal"] = written["is_causal"] = False
     if config.target_layers is not None:
         written["num_target_layers"] = config.target_layers
     return written | {"dflash_config": inner, "dtype": dtype_name(tensors["fc.weight"])}

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from outpace.drafters.dflash.net import DFlashLayer, DFlashNet
 from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.dspark.net import DSparkNet
 from outpace.drafters.layers import GatedMLP, LayerConfig, Projections, Rotary
 from outpace.drafters.net_slots import NetSlots, Rows, Sight
 from outpace.kernels import structs
@@ -18,7 +19,7 @@ from outpace.models.plain_decoder import RMSNorm
 
 LAYERS = (Projections, GatedMLP, RMSNorm, Rotary)
 """The layers of nets that kernels compute."""
-_CLASSES = (DFlashNet, DominoNet, DFlashLayer, *LAYERS)
+_CLASSES = (DFlashNet, DominoNet, DSparkNet, DFlashLayer, *LAYERS)
 
 
 def compiled_block(net: DFlashNet, slots: NetSlots) -> "tuple[CompiledBlock | None, str]":

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
+from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Net
 from outpace.drafters.domino.net import DominoConfig, DominoNet
+from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
 from outpace.drafters.fields import write_decoder
 
 SIZES: dict[str, Any] = {
@@ -33,6 +35,8 @@ SLIDING: dict[str, Any] = {
     "sliding_window": 4,
 }
 HEAD: dict[str, Any] = {"emb_dim": 7, "gru_hidden_dim": 10, "shift_label": True, "pure_draft_prefix_len": 1}
+MARKOV: dict[str, Any] = {"markov_rank": 7, "enable_confidence_head": True, "confidence_head_with_markov": True}
+CONVOLVED: dict[str, Any] = {"conv_kernel_size": 2, "conv_group_size": 4, "selector_rank": 7, "selector_top_k": 9}
 
 
 def generator(seed: int) -> torch.Generator:
@@ -60,6 +64,18 @@ def small_dflash(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: A
 
 def small_domino(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> DominoNet:
     net = DominoNet(DominoConfig(**{**SIZES, **HEAD, **changes}))
+    randomise(net, dtype, seed)
+    return net
+
+
+def small_dspark(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> DSparkNet:
+    net = DSparkNet(DSparkConfig(**{**SIZES, **MARKOV, **changes}))
+    randomise(net, dtype, seed)
+    return net
+
+
+def small_dflash2(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> DFlash2Net:
+    net = DFlash2Net(DFlash2Config(**{**SIZES, **CONVOLVED, **changes}))
     randomise(net, dtype, seed)
     return net
 
@@ -138,11 +154,11 @@ def relative_error(have: Tensor | Iterable[Tensor], want: Tensor | Iterable[Tens
     return float((have.double() - want.double()).abs().max() / want.double().abs().max())
 
 
-def speculators_files(net: DFlashNet) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def speculators_files(net: DFlashNet, kind: str = "dflash") -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors of a DFlash drafter as speculators writes them."""
     config = net.config
     return {
-        "speculators_model_type": "dflash",
+        "speculators_model_type": kind,
         "architectures": ["DFlashSpeculator"],
         "transformer_layer_config": write_decoder(config),
         "draft_vocab_size": config.vocab_size,

@@ -17,7 +17,7 @@ from outpace.drafters.kinds import KINDS, kind_of, write_net
 from outpace.drafters.load import load_net
 from outpace.lib.checkpoint import read_checkpoint, write_checkpoint
 from outpace.lib.errors import InvalidRequest, ModelError
-from tests.unit.drafters.net.block_nets import SLIDING, small_dflash, small_domino
+from tests.unit.drafters.net.block_nets import SLIDING, small_dflash, small_dflash2, small_domino, small_dspark
 from tests.unit.drafters.net.small import dart_net, eagle3_net
 from tests.unit.drafters.net.test_load import write_all
 from tests.unit.drafters.net.test_medusa import medusa
@@ -161,6 +161,8 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "shared": lambda: medusa(torch.float32, head="shared", draft_vocab_size=20),
     "dflash": lambda: small_dflash(torch.float32, **SLIDING),
     "domino": lambda: small_domino(torch.float32),
+    "dspark": lambda: small_dspark(torch.float32),
+    "dflash2": lambda: small_dflash2(torch.float32),
 }
 
 

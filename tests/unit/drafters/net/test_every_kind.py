@@ -10,12 +10,20 @@ import torch
 from outpace.drafters.kinds import KINDS
 from outpace.drafters.load import load_net
 from outpace.lib.checkpoint import write_checkpoint
-from tests.unit.drafters.net.block_nets import SLIDING, small_dflash, small_domino, speculators_files
+from tests.unit.drafters.net.block_nets import (
+    SLIDING,
+    small_dflash,
+    small_dflash2,
+    small_domino,
+    small_dspark,
+    speculators_files,
+)
 from tests.unit.drafters.net.small import dart_net, eagle3_net
 from tests.unit.drafters.net.test_medusa import VARIANTS, medusa
 
 NETS: dict[str, Callable[..., Any]] = {
-    "dart": dart_net, "dflash": small_dflash, "domino": small_domino, "eagle3": eagle3_net, "medusa": medusa,
+    "dart": dart_net, "dflash": small_dflash, "dflash2": small_dflash2, "domino": small_domino, "dspark": small_dspark,
+    "eagle3": eagle3_net, "medusa": medusa,
 }  # fmt: skip
 BLOCKS: list[dict[str, Any]] = [{}, SLIDING, SLIDING | {"sliding_causal": False}, {"attention_bias": True},
                                 {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}]  # fmt: skip
@@ -32,6 +40,8 @@ WRITTEN: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("dart", "dart"): [{}, {"draft_vocab_size": 50}, {"rope_theta": 1e6}],
     ("dflash", "z-lab"): BLOCKS,
     ("dflash", "speculators"): [one | {"target_layers": None} for one in BLOCKS],  # which this layout does not state
+    ("dflash2", "z-lab"): [*BLOCKS, {"output_multiplier": 0.5, "final_logit_softcapping": 20.0}],
+    ("dspark", "specforge"): [*BLOCKS, {"confidence_head_with_markov": False}, {"enable_confidence_head": False}],
     ("domino", "domino"): [{}, SLIDING, IN_PLACE, IN_PLACE | {"pure_draft_prefix_len": 0}],
     ("domino", "sglang"): [{}, SLIDING, IN_PLACE],
     ("eagle3", "midlayer"): EAGLES,

@@ -15,7 +15,9 @@ import torch
 
 from outpace.drafters.dart.files import export_dart
 from outpace.drafters.dflash.files import export_dflash
+from outpace.drafters.dflash2.files import export_dflash2
 from outpace.drafters.domino.files import export_domino
+from outpace.drafters.dspark.files import export_dspark
 from outpace.drafters.eagle3.files import export_eagle3
 from outpace.drafters.fusion import FusionConfig, membership
 from outpace.drafters.kinds import KINDS, kind_of
@@ -33,7 +35,7 @@ NOT_KEPT = {"auto_map", "base_model_name_or_path", "target_model_type", "transfo
 }
 EXPORTS: dict[str, Callable[..., Any]] = {
     "Eagle3Net": export_eagle3, "DFlashNet": export_dflash, "DominoNet": export_domino, "MedusaNet": export_medusa,
-    "DartNet": export_dart,
+    "DartNet": export_dart, "DFlash2Net": export_dflash2, "DSparkNet": export_dspark,
 }  # fmt: skip
 
 

@@ -88,7 +88,9 @@ def test_a_language_model_is_no_net_and_is_refused_by_name(tmp_path: Path) -> No
     """Guards against a draft model for `linear` read as a net, and an error that does not say what could be read."""
     folder = str(save_tiny_model(tmp_path))
     assert not is_net(folder)
-    with pytest.raises(ModelError, match=r"LlamaForCausalLM.*known kinds are domino, dflash, dart, eagle3, medusa"):
+    with pytest.raises(
+        ModelError, match=r"LlamaForCausalLM.*known kinds are dspark, dflash2, domino, dflash, dart, eagle3, medusa"
+    ):
         load_net(folder)
 
 

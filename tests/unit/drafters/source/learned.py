@@ -11,8 +11,12 @@ from outpace.core.protocols import Proposer
 from outpace.drafters.dart.net import DartConfig, DartNet
 from outpace.drafters.dart.source import DartSource
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
+from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Net
+from outpace.drafters.dflash2.source import DFlash2Source
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.domino.source import block_source
+from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
+from outpace.drafters.dspark.source import DSparkSource
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.eagle3.source import EagleSource
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
@@ -53,6 +57,7 @@ BLOCK: dict[str, Any] = {
 }
 SUBSET = torch.arange(0, VOCAB, 3)  # for kinds whose drafts come from these ids alone
 PROMPTS = [random_ids(9, 1), random_ids(30, 2), random_ids(3, 3)]
+CONVOLVED = {"conv_kernel_size": 2, "conv_group_size": 16, "selector_rank": 8, "selector_top_k": 6}
 KINDS: dict[str, dict[str, Any]] = {
     "dflash": {},
     "dflash-sliding": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 5},
@@ -67,6 +72,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "medusa-subset": {"draft_vocab_size": 60, "head": "own"},
     "dflash-subset": {},
     "domino-subset": {"shift_label": True, "pure_draft_prefix_len": 1},
+    "dspark": {"markov_rank": 8},
+    "dspark-subset": {"markov_rank": 8},
+    "dspark-confident": {"markov_rank": 8, "enable_confidence_head": True, "confidence_head_with_markov": True},
+    "dflash2": CONVOLVED,
+    "dflash2-subset": CONVOLVED,
     "eagle3-subset": {"draft_vocab_size": 60, "own_head": True},
     "eagle3": {"draft_vocab_size": VOCAB},
     "eagle3-ranked": {"draft_vocab_size": 60, "norm_output": True, "qk_norm": True},
@@ -111,15 +121,21 @@ def source_of(kind: str, target: TransformersTarget, pack: bool = False, **optio
         if heads.token_map is not None:
             heads.token_map.copy_(torch.arange(60) * 2)
         return MedusaSource(heads.to(target.device), target.head, 3, vocabulary=vocabulary, **options)
-    if kind.startswith("domino"):
-        block: DFlashNet = DominoNet(DominoConfig(**SIZES, **BLOCK, emb_dim=8, gru_hidden_dim=12, **KINDS[kind]))
+    make: Callable[..., Any] = block_source
+    if kind.startswith("dspark"):
+        block: DFlashNet = DSparkNet(DSparkConfig(**SIZES, **BLOCK, **KINDS[kind]))
+        make = DSparkSource
+    elif kind.startswith("dflash2"):
+        block, make = DFlash2Net(DFlash2Config(**SIZES, **BLOCK, **KINDS[kind])), DFlash2Source
+    elif kind.startswith("domino"):
+        block = DominoNet(DominoConfig(**SIZES, **BLOCK, emb_dim=8, gru_hidden_dim=12, **KINDS[kind]))
     else:
         block = DFlashNet(DFlashConfig(**SIZES, **BLOCK, **KINDS[kind]))
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
     random_net(block)
     if pack:
         pack_net(block)
-    return block_source(block.to(target.device), embedding, head, *size, **options)
+    return make(block.to(target.device), embedding, head, *size, **options)
 
 
 def proposer_of(shape: str, source: Any, device: str = "cpu", leaves_room: bool = False) -> Proposer:

@@ -107,13 +107,13 @@ def test_drafts_in_a_batch_are_those_made_alone(kind: str) -> None:
         )
 
 
-@pytest.mark.parametrize("kind", ["medusa", "dflash", "domino-shifted", "eagle3", "dart"])
+@pytest.mark.parametrize("kind", ["medusa", "dflash", "domino-shifted", "dspark", "eagle3", "dart"])
 def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -> None:
     """Guards against rows of a restricted head that stand for other ids, and corrections that miss them."""
     target = tiny_target(tiny_config("llama"))
     ids = PROMPTS[1]
     found: list[Tensor] = []
-    subset = {"domino-shifted": "domino-subset", "dflash": "dflash-subset"}.get(kind, kind)
+    subset = {"domino-shifted": "domino-subset", "dflash": "dflash-subset", "dspark": "dspark-subset"}.get(kind, kind)
     for name in (kind, subset):
         source = source_of(name, target)
         if kind == "medusa":  # the kinds differ in more than the subset
@@ -137,7 +137,7 @@ def test_a_restricted_vocabulary_is_the_full_one_without_the_others(kind: str) -
     assert bool(torch.isneginf(restricted[:, others]).all())
 
 
-@pytest.mark.parametrize("kind", ["domino", "domino-shifted"])
+@pytest.mark.parametrize("kind", ["domino", "domino-shifted", "dspark"])
 def test_a_pool_of_all_ids_is_the_full_correction(kind: str) -> None:
     """Guards against a pool that moves the wrong logits; a small pool still drafts."""
     target = tiny_target(tiny_config("llama"))
@@ -151,6 +151,22 @@ def test_a_pool_of_all_ids_is_the_full_correction(kind: str) -> None:
         answers.append((session.generated, session.metrics.accepted, session.metrics.steps))
     assert answers[0] == answers[1]
     assert answers[2][0] == answers[0][0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_scores_of_candidates_add_up_to_the_confidence(temperature: float) -> None:
+    """Guards against a confidence head that is read and changes nothing, or of another token or depth."""
+    target = tiny_target(tiny_config("llama"))
+    source = source_of("dspark-confident", target)
+    state = prefilled(source, target, 0, PROMPTS[1])
+    source.begin([state], [draft_request(PROMPTS[1], 20, 4, temperature=temperature)])
+    pending = torch.tensor(PROMPTS[1][-1:])
+    levels = [Frontier(pending, [0], [-1]), Frontier(torch.tensor([3, 6]), [0] * 2, [0] * 2)]
+    for depth, frontier in enumerate(levels):
+        found = source.expand([state], frontier, VOCAB)
+        hidden = state.hidden[depth].expand(len(frontier.tokens), -1)
+        confidence = source.net.head.confidence(frontier.tokens, hidden).sigmoid()
+        torch.testing.assert_close(found.log_probs.exp().sum(dim=1), confidence, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

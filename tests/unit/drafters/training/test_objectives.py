@@ -20,10 +20,15 @@ from tests.unit.drafters.training.test_eagle3 import VARIANTS
 from tests.unit.models.tiny import tiny_config, tiny_target
 
 DOMINO = blocks.NET | test_domino_objective.HEAD
+SELECTED = blocks.NET | {"conv_group_size": 8, "selector_rank": 8, "selector_top_k": 6}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dflash": ("dflash", blocks.NET | SLIDING, {}),
     **{name: ("domino", DOMINO, {"strategy": name}) for name in test_domino_objective.STRATEGIES},
     "unshifted": ("domino", DOMINO | {"shift_label": False, "pure_draft_prefix_len": 0}, {}),
+    "dspark": ("dspark", blocks.NET | {"markov_rank": 8}, {}),
+    "dspark-pool": ("dspark", blocks.NET | {"markov_rank": 8}, {"vocabulary": 20, "sampled": 9}),
+    "dflash2": ("dflash2", SELECTED, {}),
+    "dflash2-pool": ("dflash2", SELECTED, {"vocabulary": 20, "sampled": 9, "labels": "target-softmax"}),
     "dart": ("dart", {"draft_vocab_size": 12}, {}),
     "eagle3": ("eagle3", {"draft_vocab_size": 12}, {}),
     "eagle3-variants": ("eagle3", VARIANTS, {}),

@@ -1,0 +1,43 @@
+"""Training of block drafters with a `NeighbourHead`, which reads the true token before each draft."""
+
+import torch
+from torch import Tensor
+
+from outpace.drafters.dflash.neighbours import NeighbourNet
+from outpace.drafters.dflash.objective import DFlashObjective, block_outputs, right_runs
+from outpace.drafters.training.batch import Anchors, Batch
+
+
+class NeighbourObjective(DFlashObjective):
+    """A block drafter with a `NeighbourHead` in training."""
+
+    net: NeighbourNet
+
+    def _drafting(self, batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor]:
+        """Block outputs that predict the drafts after anchors, [A, D, H], and the true tokens before those, [A, D]."""
+        positions = [self.net.config.draft_step(depth).position for depth in range(1, self.depth + 1)]
+        hidden = block_outputs(self.net, self.target, batch, anchors)[:, positions]
+        pending = batch.ids[anchors.rows, anchors.positions]
+        return hidden, torch.cat((pending[:, None], anchors.followed(batch, self.depth)[0][:, :-1]), dim=1)
+
+    @torch.no_grad()
+    def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
+        """As `Objective.hits`; false after the first wrong draft."""
+        ids, own = anchors.followed(batch, self.depth)  # [A, D]
+        hidden, before = self._drafting(batch, anchors)
+
+        def scores(depth: int, chains: Tensor) -> Tensor:
+            rows = hidden[chains, depth - 1]
+            return self.net.head.scores(self.scores(rows), before[chains, depth - 1], rows)
+
+        return right_runs(ids, own, scores)
+
+
+def wake(net: NeighbourNet, seed: int) -> None:
+    """Initialise a `NeighbourHead` so that it learns from the first step: training begins with the backbone's logits,
+    because `successors` are zero, and their first gradients depend on the token before, because `predecessors` are
+    drawn at full scale."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        net.head.predecessors.copy_(torch.randn(net.head.predecessors.shape, generator=generator))
+        net.head.successors.zero_()

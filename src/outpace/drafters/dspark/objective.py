@@ -1,0 +1,92 @@
+"""DSpark's training: DFlash's blocks, whose distributions are brought near the target's (arXiv 2607.05147).
+
+    L = 0.1 CE + 0.9 |p - q|_1 + BCE(c, c*)        c* = 1 - |p - q|_1 / 2
+
+p is the target's distribution, q the drafter's after the true token before. c* is the probability that a token drawn
+from q is accepted, and c the confidence head's estimate of it.
+"""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from outpace.drafters.dflash.neighbour_objective import NeighbourObjective, wake
+from outpace.drafters.dflash.objective import DFlashNetSettings, DFlashObjectiveSettings, block_fields
+from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
+from outpace.drafters.fields import build
+from outpace.drafters.kind import Training
+from outpace.drafters.training.batch import Batch, Facts, random_anchors
+from outpace.drafters.training.losses import LossVocabulary, summed_with_gradients, weighted_cross_entropy
+from outpace.drafters.training.objective import initialise
+from outpace.models.frozen import FrozenTarget
+
+CE_SHARE, DISTANCE_SHARE = 0.1, 0.9
+
+
+class DSparkNetSettings(DFlashNetSettings):
+    """Sizes of a new DSpark drafter: those of its backbone, and of its head."""
+
+    block_size: int = Field(default=7, ge=2, description="Tokens of a block, the anchor included; as many are drafted.")
+    markov_rank: int = Field(default=256, ge=1, description="Rank of the Markov head.")
+
+
+class DSparkObjectiveSettings(DFlashObjectiveSettings):
+    """DSpark's loss."""
+
+    labels: Literal["target-softmax"] = Field(
+        default="target-softmax", description="The loss compares with the target's distributions."
+    )
+
+
+class DSparkObjective(NeighbourObjective):
+    """A DSpark drafter in training. Where the loss compares some ids only, distributions are of these ids."""
+
+    net: DSparkNet
+
+    def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
+        """As `Objective.forward`; "ce", "distance" and "confidence" are the three losses."""
+        anchors = random_anchors(batch, self.settings.anchors)
+        if not len(anchors):
+            return self._nothing("weight", "ce", "distance", "confidence")
+        rows = self._supervised(batch, anchors, self.depth)
+        own, compared, head = rows.own, rows.compared, self.net.head
+        places = compared.labels(anchors.followed(batch, self.depth)[0])[0][own]  # [R]
+        blocks, tokens = self._drafting(batch, anchors)
+        hidden, before = blocks[own], tokens[own]  # [R, H], [R]
+        confidence = head.confidence(before, hidden)  # [R]
+        assert confidence is not None, "drafters in training have the head"
+        right = head.successors if compared.ids is None else head.successors[compared.ids]  # [K, r]
+
+        def losses(
+            hidden: Tensor, left: Tensor, confidence: Tensor, truth: Tensor, places: Tensor, weights: Tensor
+        ) -> Tensor:
+            scores = rows.logits(hidden) + nn.functional.linear(left, right)
+            distance = (scores.softmax(dim=-1) - rows.labels(truth)).abs().sum(dim=-1)  # [R]
+            accepted = 1 - distance.detach() / 2
+            doubt = nn.functional.binary_cross_entropy_with_logits(confidence, accepted, reduction="none")
+            ce = weighted_cross_entropy(scores, places, weights)
+            apart, unsure = (distance * weights).sum(), (doubt * weights).sum()
+            return torch.stack([CE_SHARE * ce + DISTANCE_SHARE * apart + unsure, ce, apart, unsure])
+
+        pieces = (hidden, head.left(before, hidden), confidence, rows.truth, places, rows.weights)
+        loss, *parts = summed_with_gradients(losses, pieces, (right,), rows.at_once).unbind()
+        named = zip(("ce", "distance", "confidence"), parts, strict=True)
+        return {"loss": loss, "weight": rows.weights.sum()} | {name: part.detach() for name, part in named}
+
+
+def build_dspark(
+    net: DSparkNetSettings, objective: DSparkObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
+) -> DSparkObjective:
+    """A new DSpark drafter for a target, as `build_dflash`."""
+    fields = block_fields(net, target, facts)
+    heads = {"enable_confidence_head": True, "confidence_head_with_markov": True}
+    made = initialise(DSparkNet(build(DSparkConfig, fields | heads, "net")), seed)
+    wake(made, seed)
+    vocabulary = LossVocabulary.chosen(objective, facts, target.device)
+    return DSparkObjective(made.to(target.device), target, objective, vocabulary)
+
+
+TRAINING = Training(DSparkNetSettings, DSparkObjectiveSettings, build_dspark)

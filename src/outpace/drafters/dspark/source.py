@@ -1,0 +1,41 @@
+"""DSpark as a source: DFlash's block, corrected at every node by the token before it."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import logsigmoid
+
+from outpace.core.drafting import Candidates, Frontier
+from outpace.drafters.dflash.neighbour_source import NeighbourSource
+from outpace.drafters.dflash.source import BlockLevel
+from outpace.drafters.dspark.net import DSparkNet
+
+
+class DSparkSource(NeighbourSource):
+    """A DSpark net on slots of its own. With a confidence head the scores of a node's candidates add up to the
+    confidence instead of 1, so that shapes and prices end a path where it is low.
+
+    Args:
+        pool: draft only from this many ids per block, those with the best base logits at any depth; None for all.
+    """
+
+    net: DSparkNet
+
+    def __init__(self, net: DSparkNet, *arguments: Any, pool: int | None = None, **options: Any) -> None:
+        super().__init__(net, *arguments, **options)
+        self._pool = pool
+
+    def _candidates_of(self, base: Tensor) -> Tensor | None:
+        if self._pool is None or self._pool >= base.shape[1]:
+            return None
+        return base.amax(dim=0).topk(self._pool).indices[None]
+
+    @torch.inference_mode()
+    def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:
+        found = super()._candidates(level, frontier, width)
+        confidence = self.net.head.confidence(level.tokens.to(self._device), self._hidden(level))
+        if confidence is None or found.log_probs is None:
+            return found
+        return replace(found, log_probs=found.log_probs + logsigmoid(confidence)[:, None])
