@@ -212,18 +212,19 @@ def stored_features(
 def expected(
     samples: SampleSet, target: FrozenTarget, stored: Callable[[str], Tensor] | None = None
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The target's distributions over whole sequences, prompts included, for tables of transitions. `stored`: reads
-    captured inputs of the target's head [T, H] by a sequence's name; None to run the target. Yields of each sequence
-    its ids [T], the likeliest ids after each [T, 16], and their probabilities [T, 16]."""
+    """The target's distributions over sequences, prompts included, for tables of transitions. `stored`: reads captured
+    inputs of the target's head [T, H] by a sequence's name; None to run the target. Yields of each sequence its ids
+    but the last [T - 1], the likeliest ids after each [T - 1, 16], and their probabilities [T - 1, 16]."""
     for index in range(len(samples)):
         sample = samples[index]
         if stored is None:
             hidden = target.features(sample.ids[None].to(target.device), [len(sample.ids)], (target.layers,))[0]
         else:
             hidden = stored(sample.name).to(target.device)
-        found = [_likeliest(target, rows) for rows in hidden.split(ROWS)]
+        # What is recorded while answering lacks the features of the last token.
+        found = [_likeliest(target, rows) for rows in hidden[:-1].split(ROWS)]
         ids, probs = (torch.cat(parts) for parts in zip(*found, strict=True))
-        yield sample.ids, ids, probs
+        yield sample.ids[:-1], ids, probs
 
 
 def _likeliest(target: FrozenTarget, hidden: Tensor) -> tuple[Tensor, Tensor]:
