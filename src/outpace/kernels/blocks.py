@@ -39,14 +39,15 @@ def in_memory(data: np.ndarray[Any, Any]) -> tuple[int, int]:
 
 @dataclass(frozen=True, eq=False)
 class BlockWeight:
-    """A matrix [out, in] as a GGUF file stores it.
+    """A matrix [out, in] as a GGUF file stores it, or in panels.
 
     Attributes:
         format: one of `FORMATS`.
-        data: [rows, bytes per row] of the file.
+        data: [rows, bytes per row] of the file; in panels, all their bytes.
         inputs: columns.
-        order: [out] int64, the file's row of each output; None for the same order.
+        order: [out] int64, the row of each output; None for the same order.
         name: in the file, for errors.
+        packed: the number of rows that are in panels; None for the file's layout.
     """
 
     format: BlockFormat
@@ -54,14 +55,19 @@ class BlockWeight:
     inputs: int
     order: np.ndarray[Any, np.dtype[np.int64]] | None = None
     name: str = "a matrix"
+    packed: int | None = None
 
     @property
     def outputs(self) -> int:
-        return len(self.data if self.order is None else self.order)
+        if self.order is not None:
+            return len(self.order)
+        return len(self.data) if self.packed is None else self.packed
 
     @property
     def nbytes(self) -> int:
-        return self.outputs * int(self.data.shape[1])
+        """Bytes in the file."""
+        size, width = BLOCK_SIZES[self.format]
+        return self.outputs * self.inputs // size * width
 
     def take(self, ids: Tensor) -> "BlockWeight":
         """The matrix made of rows `ids` [K]."""
@@ -72,8 +78,9 @@ class BlockWeight:
         """Rows `ids` [K], or all, as float32 [K, in]. Python reference: `gguf.quants.dequantize`."""
         rows = self if ids is None else self.take(ids)
         found = torch.empty(rows.outputs, self.inputs)
-        where = _address(self.data), _address(rows.order), ctypes.c_int64(rows.outputs), self.inputs
-        call("dequantize", int(self.format), *where, ctypes.c_void_p(found.data_ptr()), threads())
+        where = _address(self.data), int(self.packed is not None), _address(rows.order)
+        shape = ctypes.c_int64(rows.outputs), self.inputs
+        call("dequantize", int(self.format), *where, *shape, ctypes.c_void_p(found.data_ptr()), threads())
         return found
 
 
@@ -100,7 +107,7 @@ class BlockLinear(KernelLinear):
         place: Place = in_memory,
     ) -> None:
         nn.Module.__init__(self)
-        self.weights, self.dtype, self.scales = tuple(weights), dtype, None
+        self.dtype, self.scales = dtype, None
         self.inputs, self.outputs = weights[0].inputs, sum(weight.outputs for weight in weights)
         self.bias = None if bias is None else bias.detach().float()
         self._pieces: list[tuple[PanelMatrix, Tensor, Tensor | None]] = []
@@ -109,6 +116,11 @@ class BlockLinear(KernelLinear):
             own = None if self.bias is None else self.bias[start : start + weight.outputs]
             self._pieces.append(_placed(weight, own, allocate or _allocate, place))
             start += weight.outputs
+        # What the panels are made of is not kept: rows are read from them too.
+        self.weights = tuple(
+            replace(weight, data=panels.numpy(), order=None, packed=weight.outputs)
+            for weight, (_, panels, _) in zip(weights, self._pieces, strict=True)
+        )
         for (matrix, *_), (following, *_) in zip(self._pieces, self._pieces[1:], strict=False):
             matrix.next = ctypes.pointer(following)
         self.matrix = self._pieces[0][0]
@@ -161,8 +173,9 @@ def _placed(
     weight: BlockWeight, bias: Tensor | None, allocate: Callable[[int], Tensor], place: Place
 ) -> tuple[PanelMatrix, Tensor, Tensor | None]:
     """A matrix for the kernels, with the panels and the bias that it points to."""
-    size, file_bytes = BLOCK_SIZES[weight.format]
-    assert weight.data.shape[1] == weight.inputs // size * file_bytes, "rows must have the format's bytes"
+    if weight.packed is None:
+        size, file_bytes = BLOCK_SIZES[weight.format]
+        assert weight.data.shape[1] == weight.inputs // size * file_bytes, "rows must have the format's bytes"
     assert weight.data.flags.c_contiguous, "rows must follow each other in memory"
     padding = -weight.outputs % PANEL
     own = None if bias is None else nn.functional.pad(bias, (0, padding))
@@ -176,7 +189,8 @@ def _placed(
     panels = allocate(packed_bytes(matrix))
     matrix.panels = panels.data_ptr()
     descriptor, offset = place(weight.data)
-    source = _address(weight.data), descriptor, ctypes.c_int64(offset), _address(weight.order)
+    where = int(weight.packed is not None), descriptor, ctypes.c_int64(offset)
+    source = _address(weight.data), *where, _address(weight.order)
     outcome = kernels().outpace_place(ctypes.byref(matrix), *source, ctypes.c_void_p(matrix.panels), threads())
     if outcome == _NOT_FINITE:
         raise ModelError(f"{weight.name}: has weights that are NaN or infinite; download the file again")
@@ -193,7 +207,7 @@ def packed_bytes(matrix: PanelMatrix) -> int:
 
 
 class BlockEmbedding(nn.Module):
-    """An embedding whose rows are read from a GGUF file.
+    """An embedding whose rows are read from a GGUF file, or from the LM head's panels where both have one weight.
 
     Args:
         table: [V, H].

@@ -140,3 +140,18 @@ def test_load_accepts_it(tmp_path: Path) -> None:
     """Guards against an option that is accepted and has no effect."""
     target, _ = load_target(str(save_tiny_model(tmp_path / "m", **SIZES)), "auto", "cpu", None, 1, quantize="int4")
     assert isinstance(target.head.layer, BlockLinear)
+
+
+def test_an_embedding_tied_to_the_head_is_there_once() -> None:
+    """Guards against two copies of the largest matrix, and an embedding that reads other rows of the head's panels."""
+    config = tiny_config("qwen2", **SIZES, tie_word_embeddings=True)
+    model = stock_model(config, ATTENTION_NAME, torch.float32)
+    blocks = quantized(model, weights_of_model(model))
+    expected = blocks["model.embed_tokens.weight"].floats()
+    fill_blocks(model, blocks, torch.float32)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    assert isinstance(embedding, BlockEmbedding)
+    assert isinstance(head, BlockLinear)
+    assert np.shares_memory(embedding.table.data, head.weights[0].data)
+    ids = torch.arange(config.vocab_size)
+    assert np.array_equal(embedding(ids).numpy(), expected)

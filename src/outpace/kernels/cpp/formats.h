@@ -190,26 +190,20 @@ static inline void unpack(const uint8_t* block, Unpacked& to) {
   }
 }
 
-// A row of a file as numbers, each rounded as the reference rounds it.
-static inline void dequantize_row(int32_t format, const uint8_t* file, int inputs, float* to) {
-  with_form(format, [&](auto form) {
-    using F = decltype(form);
-    Unpacked block;
-    for (int first = 0; first < inputs; first += F::inputs, file += F::file_bytes) {
-      unpack<F::id>(file, block);
-      const float unit = F::unit == kHalf ? half_at(block.unit) : from_exponent(*block.unit);
-      const float least = F::has_minimum ? half_at(block.least) : 0;
-      for (int part = 0; part < F::parts; ++part) {
-        const float scale = F::scale == kNone ? unit
-                            : unit * float(F::scale == kSigned ? int(int8_t(block.scales[part])) : int(block.scales[part]));
-        const float minimum = F::is_super ? least * float(block.minima[part]) : -least;
-        for (int at = part * F::shared; at < (part + 1) * F::shared; ++at) {
-          const int code = F::has_table ? table_of<F::id>()[block.codes[at]] : block.codes[at];
-          to[first + at] = F::has_minimum ? scale * float(code) - minimum : scale * float(code - F::offset);
-        }
-      }
+// A block as numbers, each rounded as the reference rounds it.
+template <class F>
+static inline void dequantize_block(const Unpacked& block, float* to) {
+  const float unit = F::unit == kHalf ? half_at(block.unit) : from_exponent(*block.unit);
+  const float least = F::has_minimum ? half_at(block.least) : 0;
+  for (int part = 0; part < F::parts; ++part) {
+    const float scale = F::scale == kNone ? unit
+                        : unit * float(F::scale == kSigned ? int(int8_t(block.scales[part])) : int(block.scales[part]));
+    const float minimum = F::is_super ? least * float(block.minima[part]) : -least;
+    for (int at = part * F::shared; at < (part + 1) * F::shared; ++at) {
+      const int code = F::has_table ? table_of<F::id>()[block.codes[at]] : block.codes[at];
+      to[at] = F::has_minimum ? scale * float(code) - minimum : scale * float(code - F::offset);
     }
-  });
+  }
 }
 
 static inline size_t file_row_bytes(int32_t format, int inputs) {
@@ -271,10 +265,66 @@ static inline void place_scales(const Unpacked& block, int output, uint8_t* to) 
   if constexpr (F::has_minimum) std::memcpy(to + F::least_at + 2 * output, block.least, 2);
 }
 
+// What `place_codes` and `place_scales` made of a block of output `output`, back from a block of a panel.
+template <class F>
+static inline void unplace(const uint8_t* from, int output, Unpacked& to) {
+  constexpr uint32_t kFifteen = 0x0f0f0f0fu, kThree = 0x03030303u;
+  const int half = output / 16, own = output % 16;
+  for (int group = 0; group < F::groups; ++group) {
+    uint32_t four;
+    if constexpr (F::codes == kBytes) four = four_at(from + group * 128 + output * 4);
+    else if constexpr (F::codes == kNibbles) four = four_at(from + group * 64 + own * 4) >> 4 * half & kFifteen;
+    else four = four_at(from + group / 2 * 64 + own * 4) >> (group % 2 * 4 + half * 2) & kThree;
+    put_four(to.codes + 4 * group, four);
+    for (int plane = 0; plane < F::planes; ++plane) {
+      const int bits = from[F::code_bytes + (group * F::planes + plane) * 16 + own / 2 + 8 * half] >> own % 2 * 4;
+      for (int at = 0; at < 4; ++at) to.codes[4 * group + at] |= uint8_t((bits >> at & 1) << (int(F::codes) + plane));
+    }
+  }
+  if constexpr (F::is_super)
+    for (int part = 0; part < F::parts; ++part) {
+      const uint8_t scale = from[F::scales_at + part * kOutputs + output];
+      to.scales[part] = F::scale == kPacked ? scale & 15 : scale;
+      if constexpr (F::scale == kPacked) to.minima[part] = scale >> 4;
+      else if constexpr (F::has_minimum) to.minima[part] = from[F::minima_at + part * kOutputs + output];
+    }
+  to.unit = from + F::units_at + (F::unit == kHalf ? 2 : 1) * output;
+  to.least = from + F::least_at + 2 * output;
+}
+
+// A row of a weight: in a file's layout, or output `output` of a panel.
+struct Row {
+  const uint8_t* start;
+  int output = -1;
+};
+
+// Row `index` of a weight that is in a file's layout or in panels.
+static inline Row row_of(int32_t format, const uint8_t* weight, bool is_packed, int64_t index, int inputs) {
+  if (!is_packed) return {weight + size_t(index) * file_row_bytes(format, inputs), -1};
+  return {weight + size_t(index / kOutputs) * block_panel_bytes(format, inputs), int(index % kOutputs)};
+}
+
+template <class F>
+static inline void unpack_of(const Row& row, int block, Unpacked& to) {
+  if (row.output < 0) unpack<F::id>(row.start + size_t(block) * F::file_bytes, to);
+  else unplace<F>(row.start + size_t(block) * F::bytes, row.output, to);
+}
+
+static inline void dequantize_row(int32_t format, const Row& row, int inputs, float* to) {
+  with_form(format, [&](auto form) {
+    using F = decltype(form);
+    Unpacked unpacked;
+    for (int block = 0; block < inputs / F::inputs; ++block) {
+      unpack_of<F>(row, block, unpacked);
+      dequantize_block<F>(unpacked, to + block * F::inputs);
+    }
+  });
+}
+
 static inline bool is_finite(const uint8_t* half) { return (half[1] & 0x7c) != 0x7c; }
 
-// One panel of a weight: `rows` are the addresses of its rows in a file, `count` of them. Whether its factors are finite.
-static inline bool place_panel(int32_t format, const uint8_t* const* rows, int count, int inputs, uint8_t* to) {
+// One panel of a weight of `count` rows. Whether its factors are finite.
+static inline bool place_panel(int32_t format, const Row* rows, int count, int inputs, uint8_t* to) {
   bool finite = true;
   with_form(format, [&](auto form) {
     using F = decltype(form);
@@ -286,7 +336,7 @@ static inline bool place_panel(int32_t format, const uint8_t* const* rows, int c
           Unpacked& own = half ? high : low;
           const int index = output + 16 * half;
           if (index < count) {
-            unpack<F::id>(rows[index] + size_t(block) * F::file_bytes, own);
+            unpack_of<F>(rows[index], block, own);
             place_scales<F>(own, index, to);
             if constexpr (F::unit == kHalf) finite &= is_finite(own.unit);
             if constexpr (F::has_minimum) finite &= is_finite(own.least);

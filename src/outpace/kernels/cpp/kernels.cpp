@@ -130,24 +130,28 @@ void outpace_prefer_large_pages(void* memory, int64_t bytes) {
 #endif
 }
 
-// Lay out rows of a weight in a format of files: row `order[i]`, or row i where `order` is null. The rows are at `file`
-// in memory, or, where a descriptor is given, at `offset` in its file: reading a panel's rows into a small buffer costs
-// a fifth of the page faults of a mapping, and the pages do not count as memory of this process.
-int32_t outpace_place(const Matrix* m, const uint8_t* file, int32_t descriptor, int64_t offset, const int64_t* order,
-                      void* panels, int32_t threads) {
+// Lay out rows of a weight in a format of files: row `order[i]`, or row i where `order` is null. The rows are at `from`,
+// in the file's layout or in panels, or, where a descriptor is given, at `offset` in its file: reading a panel's rows
+// into a small buffer costs a fifth of the page faults of a mapping, and the pages are no memory of this process.
+int32_t outpace_place(const Matrix* m, const uint8_t* from, int32_t is_packed, int32_t descriptor, int64_t offset,
+                      const int64_t* order, void* panels, int32_t threads) {
   const size_t row_bytes = file_row_bytes(m->kind - kFromFile, m->inputs), bytes = panel_bytes(*m);
   std::atomic<int32_t> outcome{kPlaced};
   pool().run(threads, [&](Team& team) {
     std::vector<uint8_t> read(descriptor < 0 ? 0 : kPanel * row_bytes);
     team.share(panels_of(*m), [&](int panel) {
-      const uint8_t* rows[kPanel];
+      Row rows[kPanel];
       const int first = panel * kPanel, count = std::min(kPanel, m->outputs - first);
       for (int output = 0; output < count; ++output) {
-        const size_t at = size_t(order ? order[first + output] : first + output) * row_bytes;
-        rows[output] = descriptor < 0 ? file + at : &read[output * row_bytes];
+        const int64_t index = order ? order[first + output] : first + output;
+        if (descriptor < 0) {
+          rows[output] = row_of(m->kind - kFromFile, from, is_packed, index, m->inputs);
+          continue;
+        }
+        rows[output].start = &read[output * row_bytes];
         // Rows in the file's order are read together.
         const size_t together = order ? 1 : output == 0 ? count : 0;
-        if (descriptor >= 0 && !read_part(descriptor, &read[output * row_bytes], together * row_bytes, offset + at)) {
+        if (!read_part(descriptor, &read[output * row_bytes], together * row_bytes, offset + index * row_bytes)) {
           outcome = kUnread;
           return;
         }
@@ -158,13 +162,14 @@ int32_t outpace_place(const Matrix* m, const uint8_t* file, int32_t descriptor, 
   return outcome;
 }
 
-// Rows `order[i]` of a weight in a format of files as float32 [count, inputs], or row i where `order` is null.
-void outpace_dequantize(int32_t format, const uint8_t* file, const int64_t* order, int64_t count, int32_t inputs, float* to,
-                        int32_t threads) {
-  const size_t row_bytes = file_row_bytes(format, inputs);
+// Rows `order[i]` of a weight in a format of files as float32 [count, inputs], or row i where `order` is null. They are
+// at `from`, in the file's layout or in panels.
+void outpace_dequantize(int32_t format, const uint8_t* from, int32_t is_packed, const int64_t* order, int64_t count,
+                        int32_t inputs, float* to, int32_t threads) {
   pool().run(count > 1 ? threads : 1, [&](Team& team) {
     team.share(int(count), [&](int row) {
-      dequantize_row(format, file + size_t(order ? order[row] : row) * row_bytes, inputs, to + size_t(row) * inputs);
+      const Row own = row_of(format, from, is_packed, order ? order[row] : row, inputs);
+      dequantize_row(format, own, inputs, to + size_t(row) * inputs);
     });
   });
 }
@@ -181,7 +186,7 @@ void outpace_quantize(int32_t format, int32_t from, const uint8_t* rows, int64_t
       const uint8_t* own = rows + size_t(row) * width;
       if (from == kFloats) std::memcpy(numbers.data(), own, width);
       else if (from == kBfloat16s) for (int at = 0; at < inputs; ++at) numbers[at] = as_float(((const uint16_t*)own)[at]);
-      else dequantize_row(from, own, inputs, numbers.data());
+      else dequantize_row(from, {own}, inputs, numbers.data());
       quantize_row(format, numbers.data(), inputs, blocks + size_t(row) * row_bytes);
     });
   });

@@ -77,8 +77,12 @@ def fill_blocks(
         builder.fill(model, "")
         head = model.get_output_embeddings()
         if isinstance(head, nn.Linear):  # the embedding's weight
-            name = next(name for name, module in model.named_modules() if module is model.get_input_embeddings())
-            model.set_output_embeddings(builder.linear([f"{name}.weight"], None))
+            embedding = model.get_input_embeddings()
+            name = next(name for name, module in model.named_modules() if module is embedding)
+            layer = builder.linear([f"{name}.weight"], None)
+            model.set_output_embeddings(layer)
+            if isinstance(layer, BlockLinear) and isinstance(embedding, BlockEmbedding):
+                (embedding.table,) = layer.weights
 
 
 def _empty_model(config: Any, dtype: torch.dtype, attention: str) -> "PreTrainedModel":
