@@ -22,6 +22,7 @@ from outpace.models.layers.linear import PackedLinear
 from outpace.models.packed import PassPart
 from outpace.models.target import TransformersTarget
 
+FEWER_BITS = "use a GGUF file or --quantize int4 (int8 stays closer to the full weights)"
 ROWS, CONTEXT, SECONDS = 16, 64, 2.0
 _SMALL_MS = 2.0  # below it fixed costs decide, and there is nothing to gain
 _SLOW_READ, _EXPENSIVE_ROWS, _MUCH_OVERHEAD = 2.5, 2.5, 0.4
@@ -56,10 +57,10 @@ class Precision:
     """What a model is stored and computed in.
 
     Attributes:
-        quantize: "none" or "int8".
+        quantize: as of `choose_quantization`.
         device: "cpu" or "cuda".
         held_by: the variable that disables the CPU's instructions for bfloat16; empty if none does.
-        has_kernels: whether compiled kernels multiply: they have int8, and widen stored bfloat16.
+        has_kernels: whether compiled kernels multiply: they have fewer bits, and widen stored bfloat16.
     """
 
     stored: torch.dtype
@@ -101,19 +102,19 @@ def dtype(precision: Precision) -> Finding:
 
 def _dtype_remedy(precision: Precision) -> str:
     kernels, held = precision.has_kernels, precision.held_by
-    int8 = ", or use --quantize int8" if kernels else ""
+    fewer_bits = f", or {FEWER_BITS}" if kernels else ""
     if precision.computed == torch.float64:
         return "use --dtype auto: float64 has no packed products, and is for comparisons"
     if precision.quantize != "none":
         return ""
     if precision.stored == torch.float16:
-        return f"use --dtype auto{int8}: no CPU here multiplies float16, its weights are computed in float32"
+        return f"use --dtype auto{fewer_bits}: no CPU here multiplies float16, its weights are computed in float32"
     if held:
-        return f"unset {held}{int8}: it hides instructions for bfloat16"
+        return f"unset {held}{fewer_bits}: it hides instructions for bfloat16"
     if precision.stored == torch.bfloat16 and not precision.has_bfloat16 and not kernels:
         return "use --dtype float32, or see 'kernels': without them weights are rounded, and as wide as before"
     if precision.stored == torch.float32 and (precision.has_bfloat16 or kernels):
-        return f"use --dtype bfloat16{int8}: float32 reads twice the bytes"
+        return f"use --dtype bfloat16{fewer_bits}: float32 reads twice the bytes"
     return ""
 
 
@@ -200,8 +201,8 @@ def rows(times: MeasuredPasses, is_quantized: bool, can_quantize: bool) -> Findi
     measured = f"{times.many:.1f} ms, {ratio:.1f} times a pass of one row"
     remedy = ""
     if ratio > _EXPENSIVE_ROWS and times.many > _SMALL_MS:
-        cheaper = "" if is_quantized or not can_quantize else "--quantize int8, or "
-        remedy = f"use {cheaper}smaller trees, as --budget 7: rows are expensive here"
+        cheaper = "" if is_quantized or not can_quantize else f"{FEWER_BITS}, or "
+        remedy = f"{cheaper}use smaller trees, as --budget 7: rows are expensive here"
     return finding(f"pass of {ROWS} rows", measured, remedy, ms=times.many, ratio=ratio)
 
 
@@ -239,7 +240,7 @@ def pass_remedies(target: TransformersTarget, problems: Sequence[str]) -> tuple[
         see = f"see {', '.join(map(repr, problems))} first"
         return see, see
     alone = "set OMP_NUM_THREADS=1 and compare: threads may wait for each other longer than they compute"
-    return ("use --quantize int8" if target.quantize == "none" else alone), alone
+    return (FEWER_BITS if target.quantize == "none" else alone), alone
 
 
 def _part(slot: int, shape: Topology, ids: Tensor, is_prompt: bool = False) -> PassPart:

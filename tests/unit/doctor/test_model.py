@@ -13,6 +13,7 @@ from outpace.doctor.model import MeasuredPasses, Precision
 from outpace.models.exactness import Exactness
 from tests.unit.models.tiny import needs_kernels, save_tiny_model, tiny_config, tiny_target
 
+FEWER = "use a GGUF file or --quantize int4 (int8 stays closer to the full weights)"
 BANDWIDTH = 20e9
 TIMES = MeasuredPasses(one=10.0, many=16.0, linears=8.0, weight_bytes=180_000_000)
 ZEN = "flags : avx2 avx512f avx512_vnni avx512_bf16"
@@ -47,7 +48,7 @@ DEAR = replace(TIMES, many=40.0)
         (doctor.reading(replace(TIMES, one=40.0), BANDWIDTH, "do it"), "40.0 ms", "do it"),
         (doctor.reading(MeasuredPasses(1.0, 2.0, 0.1, 1000), BANDWIDTH, "do it"), "", ""),
         (doctor.rows(TIMES, False, True), "1.6 times", ""),
-        (doctor.rows(DEAR, False, True), "4.0 times", "use --quantize int8, or smaller trees, as --budget 7"),
+        (doctor.rows(DEAR, False, True), "4.0 times", f"{FEWER}, or use smaller trees, as --budget 7"),
         (doctor.rows(DEAR, True, True), "", "use smaller trees"),
         (doctor.rows(DEAR, False, False), "", "use smaller trees"),
         (doctor.overhead(TIMES, "do it"), "20% of a pass", ""),
@@ -73,7 +74,7 @@ def test_a_decoder_that_runs_by_its_modules() -> None:
     assert doctor.pass_remedies(target, ["cores"]) == ("see 'one call'",) * 2
     native = tiny_target(tiny_config("llama"))
     assert doctor.pass_remedies(native, ["other work"]) == ("see 'other work' first",) * 2
-    assert doctor.pass_remedies(native, [])[0] == "use --quantize int8"
+    assert doctor.pass_remedies(native, [])[0] == FEWER
     assert "float32" in doctor.one_call("Python, because of that", "llama", torch.float64).remedy
 
 
@@ -95,13 +96,13 @@ WIDENED: dict[str, object] = {"computed": torch.float32, "has_bfloat16": False}
     [
         ({}, ""),
         ({"quantize": "int8"}, ""),
-        (F32, "use --dtype bfloat16, or use --quantize int8: float32 reads"),
-        (F32 | {"has_bfloat16": False}, "use --dtype bfloat16, or use --quantize int8: float32 reads"),
+        (F32, f"use --dtype bfloat16, or {FEWER}: float32 reads"),
+        (F32 | {"has_bfloat16": False}, f"use --dtype bfloat16, or {FEWER}: float32 reads"),
         (F32 | {"has_bfloat16": False, "has_kernels": False}, ""),
-        (F32 | {"has_bfloat16": False, "held_by": "X"}, "unset X, or use --quantize int8: it hides"),
-        ({"stored": torch.float16, "computed": torch.float32}, "use --dtype auto, or use --quantize int8: no CPU"),
+        (F32 | {"has_bfloat16": False, "held_by": "X"}, f"unset X, or {FEWER}: it hides"),
+        ({"stored": torch.float16, "computed": torch.float32}, f"use --dtype auto, or {FEWER}: no CPU"),
         (WIDENED, ""),
-        (WIDENED | {"held_by": "X"}, "unset X, or use --quantize int8: it hides"),
+        (WIDENED | {"held_by": "X"}, f"unset X, or {FEWER}: it hides"),
         (WIDENED | {"has_kernels": False}, "use --dtype float32, or see 'kernels'"),
         ({"stored": torch.float64, "computed": torch.float64}, "use --dtype auto: float64"),
         ({"stored": torch.float16, "computed": torch.float16, "device": "cuda"}, ""),
