@@ -1,6 +1,9 @@
 """Put the drafter of a finished training run where drafters ship from, with its provenance and a model card.
 
 python scripts/ship_drafter.py RUN drafters/TARGET/KIND
+
+Matrices are stored in 8 bits. A new target also needs --target, the model, and --names, patterns of its names: they are
+written into drafters/TARGET/target.json, by which files of that model find the drafter.
 """
 
 import argparse
@@ -14,20 +17,25 @@ import yaml
 from outpace.drafters.domino.files import export_domino
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.load import load_net
+from outpace.drafters.method import LANGUAGE_MODEL
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
-from outpace.lib.checkpoint import write_checkpoint, write_index
-from outpace.models.loading.shipped import size_of
+from outpace.lib.checkpoint import WEIGHTS, write_checkpoint, write_index
+from outpace.lib.int8 import quantize_file
+from outpace.models.loading.config import read_config
+from outpace.models.loading.registry import resolve
+from outpace.models.loading.shipped import TARGET, facts_of, size_of
+from outpace.models.tokenizer import read_tokenizer
 
-LIMIT_MB, RECIPE = 16.0, "recipe.yaml"
+LIMIT_MB, RECIPE = 64.0, "recipe.yaml"
 CARD = """---
-base_model: HuggingFaceTB/SmolLM2-135M-Instruct
+base_model: {base}
 license: apache-2.0
 tags: [speculative-decoding, outpace]
 ---
 
 # {kind} drafter for {target}
 
-Drafts for SmolLM2-135M-Instruct in Outpace: `outpace.load("{target}", "{method}")`. The output is the target's,
+Drafts for {base} in Outpace: `outpace.load("{target}", "{method}")`. The output is the target's,
 token for token; the drafter only makes it faster.
 
 - **Weights**: {parameters:,} parameters in {dtype}, {megabytes:.1f} MB. Embedding and LM head are the
@@ -58,13 +66,24 @@ def main() -> None:
     parser.add_argument("run", type=Path)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--hardware", default="one CPU core")
+    parser.add_argument("--base", default="HuggingFaceTB/SmolLM2-135M-Instruct", help="the target on the hub")
+    parser.add_argument("--target", help="the target's file, folder or name, if it has no target.json yet")
+    parser.add_argument("--names", nargs="*", default=[], help="patterns of its names, as qwen2.5-coder-1.5b-instruct*")
     given = parser.parse_args()
     target, kind = given.folder.parts[-2:]
     scratch = given.folder.with_name(f"{kind}.new")  # the shipped one stays until the new one is complete
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(given.run / "drafter", scratch)
+    facts = given.folder.parent / TARGET
+    if not facts.is_file():
+        if not (given.target and given.names):
+            parser.error(f"{facts}: is not there; give --target and --names")
+        write_facts(facts, given.target, tuple(given.names))
     if kind == "domino":
         drop_rows(scratch)
+    if kind != LANGUAGE_MODEL:
+        quantize_file(scratch / WEIGHTS, scratch / "config.json")
+        write_index(scratch)
     provenance = without_folders(json.loads((given.run / "provenance.json").read_text()))
     log = [json.loads(line) for line in (given.run / "log.jsonl").read_text().splitlines()]
     best = kept_by([line for line in log if "held_out" in line], provenance["run"]["settings"]["training"]["min_gain"])
@@ -80,6 +99,13 @@ def main() -> None:
     scratch.rename(given.folder)
     (given.folder / "README.md").write_text(card(target, kind, given, provenance, measured, steps, hours))
     print(json.dumps({"folder": str(given.folder), "megabytes": size, **provenance["result"]}))
+
+
+def write_facts(file: Path, target: str, names: tuple[str, ...]) -> None:
+    """Describe a target for `outpace.models.loading.shipped`."""
+    source = resolve(target)
+    facts = facts_of(read_config(source), read_tokenizer(source), names)
+    file.write_text(json.dumps(facts.model_dump(exclude_none=True), indent=2) + "\n")
 
 
 def kept_by(measured: list[dict[str, Any]], min_gain: float) -> dict[str, Any]:
@@ -136,6 +162,8 @@ def card(
     training = run["settings"]["training"]
     epochs = steps * training["batch_size"] / data["sequences"]
     return CARD.format(
+        base=given.base,
+        dtype=training["dtype"] if kind == LANGUAGE_MODEL else "int8 with a scale per row",
         kind=kind,
         note=NOTES.get(kind, ""),
         start=f"from the weights of `{run['start']['sha256'][:16]}` on, " if run["start"] else "",
@@ -143,7 +171,6 @@ def card(
         method=METHODS.get(kind, kind),
         target=target,
         parameters=size.parameters,
-        dtype=training["dtype"],
         megabytes=size.megabytes,
         device=provenance["device"],
         precision="bfloat16 where it multiplies" if provenance["precision"] == "bf16" else "float32",

@@ -15,14 +15,15 @@ def convert(
     ],
     out: Annotated[str, typer.Argument(metavar="OUT", help="Folder to write; must not exist.")],
     layout: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--to",
             metavar="LAYOUT",
             help="eagle3: midlayer, speculators. dflash: z-lab. domino: domino, sglang. dspark: specforge. "
-            "dflash2: z-lab. medusa: authors, vllm. dart: dart. All known layouts are read.",
+            "dflash2: z-lab. medusa: authors, vllm. dart: dart. By default the kind's first. All known layouts are "
+            "read.",
         ),
-    ],
+    ] = None,
     target: Annotated[
         str | None, typer.Option(metavar="MODEL", help="The target's name, which the layout speculators keeps.")
     ] = None,
@@ -40,6 +41,14 @@ def convert(
             metavar="DTYPE", help="Cast to float32, bfloat16 (SGLang's for Domino) or float16; by default none."
         ),
     ] = None,
+    weights: Annotated[
+        str,
+        typer.Option(
+            metavar="FORMAT",
+            help="plain; or int8: half of bfloat16's size, and what the compiled kernels multiply. Only this engine "
+            "reads int8.",
+        ),
+    ] = "plain",
     as_json: AsJson = False,
 ) -> None:
     """Write a drafter in another layout, read it back and compare: exit status 1, and no OUT, if it differs."""
@@ -49,16 +58,24 @@ def convert(
         from outpace.models.loading.shipped import find_drafter
 
         done = convert_files(
-            find_drafter(source), out, layout, target=target, target_weights=target_weights, dtype=dtype
+            find_drafter(source),
+            out,
+            layout,
+            target=target,
+            target_weights=target_weights,
+            dtype=dtype,
+            weights=weights,
         )
+    stored = done.dtype if done.weights == "plain" else done.weights
     difference = done.difference if math.isfinite(done.difference) else None  # JSON knows no infinity
     if as_json:
         report = {"in": source, "out": out, "kind": done.kind, "layout": done.layout, "dtype": done.dtype}
+        report["weights"] = done.weights
         verdict = {"difference": difference, "changed": done.changed, "equal": done.is_equal}
         print(json.dumps(report | verdict))
     else:
         console.print(
-            f"{'EQUAL' if done.is_equal else 'DIFFERENT'}: {done.kind} as {done.layout} in {done.dtype}, "
+            f"{'EQUAL' if done.is_equal else 'DIFFERENT'}: {done.kind} as {done.layout} in {stored}, "
             f"largest relative difference of forwards {done.difference:g}"
             f"{''.join(f'; {change}' for change in done.changed)}{'' if done.is_equal else f'; {out} is removed'}",
             highlight=False,

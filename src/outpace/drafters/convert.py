@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from outpace.drafters.kind import Random
 from outpace.drafters.kinds import kind_of
 from outpace.drafters.load import load_net, locate
 from outpace.drafters.medusa.net import MedusaNet
-from outpace.lib.checkpoint import INDEX, WEIGHTS, filled, opened, read_object, weight_map
+from outpace.lib.checkpoint import INDEX, MEDUSA_WEIGHTS, WEIGHTS, filled, opened, read_object, weight_map
 from outpace.lib.checks import path_of
 from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.int8 import quantize_file
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+WEIGHTS_IN = ("plain", "int8")
 NAMES_TARGET = "speculators"  # the one layout that keeps the target's name
 
 
@@ -30,7 +33,9 @@ class Conversion:
     Attributes:
         kind, layout, dtype: of the file written.
         difference: between the forwards of the net and of the file, relative to the largest output; 0.0 for equal bits.
+            Of a file in 8 bits, the rounding.
         changed: settings and weights that the file gives otherwise, in words.
+        weights: "plain" or "int8".
     """
 
     kind: str
@@ -38,20 +43,23 @@ class Conversion:
     dtype: str
     difference: float
     changed: tuple[str, ...]
+    weights: str = "plain"
 
     @property
     def is_equal(self) -> bool:
-        return self.difference == 0.0 and not self.changed
+        """Whether the file is the drafter that was read; in 8 bits, apart from the rounding of its matrices."""
+        return not self.changed and (self.difference == 0.0 or (self.weights == "int8" and isfinite(self.difference)))
 
 
 def convert(
     source: str,
     out: str | Path,
-    layout: str,
+    layout: str | None = None,
     *,
     target: str | None = None,
     target_weights: str | None = None,
     dtype: str | None = None,
+    weights: str = "plain",
 ) -> Conversion:
     """Write a drafter in another layout, and compare what was written with what was read.
 
@@ -60,11 +68,12 @@ def convert(
     Args:
         source: folder or hub id of a drafter in any known layout.
         out: a folder that does not exist yet.
-        layout: one of the kind's.
+        layout: one of the kind's; None for the first.
         target: name of the target, for the layout "speculators", which keeps it.
         target_weights: folder or hub id of the target, for a drafter that borrows its LM head and a layout that holds
             one. The file has the wider dtype of the two.
         dtype: "float32", "bfloat16" or "float16" to cast to; None keeps the file's.
+        weights: "plain" for numbers of that dtype, "int8" for matrices in 8 bits (`lib.int8`), which this engine reads.
 
     Raises:
         InvalidRequest: `out` exists or is `source`; a layout that the kind does not have; a bad dtype or target;
@@ -78,8 +87,11 @@ def convert(
         raise InvalidRequest(f"out={str(out)!r}: exists; choose a new folder")
     if dtype is not None and dtype not in DTYPES:
         raise InvalidRequest(f"dtype={dtype!r}: choose one of {', '.join(DTYPES)}")
+    if weights not in WEIGHTS_IN:
+        raise InvalidRequest(f"weights={weights!r}: choose one of {', '.join(WEIGHTS_IN)}")
     net = load_net(source)
     kind = kind_of(net)
+    layout = next(iter(kind.layouts)) if layout is None else layout
     if layout not in kind.layouts:
         raise InvalidRequest(f"layout={layout!r}: {source} is of kind {kind.name}; choose {' or '.join(kind.layouts)}")
     if target is not None and layout != NAMES_TARGET:
@@ -91,7 +103,11 @@ def convert(
         kind.layouts[layout](net, folder, target)
         again = load_net(str(folder))
         difference, changed = largest_difference(net, again), changed_settings(net, again) + changed_weights(net, again)
-        done = Conversion(kind.name, layout, dtype_name(next(again.parameters())), difference, tuple(changed))
+        if weights == "int8" and difference == 0.0:
+            (file,) = (path for name in (WEIGHTS, MEDUSA_WEIGHTS) if (path := folder / name).is_file())
+            quantize_file(file, folder / "config.json")
+            difference = largest_difference(net, load_net(str(folder)))
+        done = Conversion(kind.name, layout, dtype_name(next(again.parameters())), difference, tuple(changed), weights)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

@@ -14,9 +14,8 @@ from outpace.kernels.build import call, threads
 from outpace.kernels.instructions import multiplies_bfloat16
 from outpace.kernels.structs import PanelMatrix
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.int8 import Int8Weight, rotation_of
 
-# Rotations of inputs are blocks of the largest power of two that divides their number, up to this.
-_LARGEST_ROTATION = 512
 PANEL, _PADDING = 32, 64
 FROM_FILE = 256  # kFromFile of cpp/formats.h: kinds of matrices in formats of GGUF files
 
@@ -68,21 +67,27 @@ class KernelLinear(nn.Module):
         bias: [out] or None.
         kind: the arithmetic.
         dtype: of the results; None for the weight's.
+        int8: the weight's codes, if they are known: then it is int8, and the weight is not read.
 
     Attributes:
         matrix: what the kernels read.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, kind: Kind, dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        kind: Kind,
+        dtype: torch.dtype | None = None,
+        int8: Int8Weight | None = None,
+    ) -> None:
         super().__init__()
+        kind = kind if int8 is None else Kind.INT8
         self.outputs, self.inputs = weight.shape
         self.kind, self.dtype = kind, dtype or weight.dtype
         whole = -(-self.outputs // PANEL) * PANEL
         self.bias = None if bias is None else nn.functional.pad(bias.detach().float(), (0, whole - self.outputs))
         self.scales = torch.zeros(whole) if kind == Kind.INT8 else None
-        block = 1
-        while kind == Kind.INT8 and block < _LARGEST_ROTATION and self.inputs % (2 * block) == 0:
-            block *= 2
         self.panels = torch.empty(whole * -(-self.inputs // _PADDING) * _PADDING, dtype=_STORED[kind])
         self.matrix = PanelMatrix(
             panels=self.panels.data_ptr(),
@@ -91,11 +96,23 @@ class KernelLinear(nn.Module):
             outputs=self.outputs,
             inputs=self.inputs,
             kind=kind,
-            block=block,
+            block=rotation_of(self.inputs) if kind == Kind.INT8 else 1,
         )
+        if int8 is not None:
+            self._place(int8)
+            return
         wide = weight.detach().to(torch.float16 if kind == Kind.HALVES else torch.float32).contiguous()
         places = _pointer(wide), _pointer(self.panels), _pointer(self.scales)
         call("pack", ctypes.byref(self.matrix), *places, threads())
+
+    def _place(self, int8: Int8Weight) -> None:
+        """Lay out codes in panels, as the kernels do with those that they compute."""
+        assert self.scales is not None
+        together = _TOGETHER[Kind.INT8]
+        whole = torch.full((len(self.scales), len(self.panels) // len(self.scales)), 128, dtype=torch.uint8)
+        whole[: self.outputs, : self.inputs] = int8.codes.view(torch.uint8) ^ 128  # code + 128
+        self.panels.copy_(whole.view(-1, PANEL, whole.shape[1] // together, together).transpose(1, 2).reshape(-1))
+        self.scales[: self.outputs] = int8.scales
 
     @property
     def nbytes(self) -> int:

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from outpace.lib.errors import ModelError
+from outpace.lib.int8 import attach, int8_of, is_quantized, widened
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -45,7 +46,8 @@ def read_checkpoint(folder: str | Path) -> Checkpoint:
     path = Path(folder).expanduser()
     if not (path / "config.json").is_file():
         raise ModelError(f"{folder}: no config.json there; give the folder of a drafter checkpoint")
-    return Checkpoint(str(folder), read_object(path / "config.json"), _read_tensors(path))
+    config, tensors = read_object(path / "config.json"), _read_tensors(path)
+    return Checkpoint(str(folder), config, widened(tensors, str(folder)) if is_quantized(config) else tensors)
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -260,6 +262,7 @@ def filled(build: Callable[[], N], tensors: Mapping[str, Tensor], name: str) -> 
     with torch.no_grad():
         for key, weight in net.state_dict(keep_vars=True).items():
             weight.copy_(tensors[key])
+            attach(weight, int8_of(tensors[key]))
     return net
 
 

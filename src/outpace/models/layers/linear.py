@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from outpace.kernels.build import loaded_kernels
 from outpace.kernels.instructions import has_tiles, multiplies_bfloat16
 from outpace.kernels.linear import KernelLinear, kind_of
+from outpace.lib.int8 import int8_of, stacked
 from outpace.lib.stages import advance
 
 Make = Callable[[Tensor, Tensor | None], nn.Module]
@@ -47,7 +48,7 @@ def frozen_layers(dtype: torch.dtype, rounded_to: torch.dtype | None = None, qua
     has_kernels, kind = loaded_kernels() is not None, kind_of(dtype, rounded_to, quantize)
 
     def make(weight: Tensor, bias: Tensor | None) -> nn.Module:
-        layer = KernelLinear(weight, bias, kind) if has_kernels else PackedLinear(weight, bias)
+        layer = KernelLinear(weight, bias, kind, int8=int8_of(weight)) if has_kernels else PackedLinear(weight, bias)
         advance(weight.numel())
         return layer
 
@@ -157,7 +158,7 @@ def _pack_siblings(module: nn.Module, layers: dict[str, nn.Linear], make: Make) 
     biases = [layer.bias for layer in layers.values()]
     if any(bias is None for bias in biases) != all(bias is None for bias in biases):
         return
-    weight = torch.cat([layer.weight.detach() for layer in layers.values()])
+    weight = stacked([layer.weight for layer in layers.values()])
     together = make(weight, None if biases[0] is None else torch.cat([bias.detach() for bias in biases]))
     sizes = [layer.out_features for layer in layers.values()]
     for index, name in enumerate(layers):

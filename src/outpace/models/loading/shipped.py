@@ -19,6 +19,7 @@ from safetensors import safe_open
 from outpace.lib.checkpoint import read_object
 from outpace.lib.checks import path_of
 from outpace.lib.errors import ModelError
+from outpace.lib.int8 import SCALE
 from outpace.models.loading.config import CONFIG_NAME, read_config
 from outpace.models.loading.gguf import read_gguf
 from outpace.models.loading.registry import resolve
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 TARGET, TRANSITIONS = "target.json", "transitions/transitions.safetensors"
 """Files in a target's folder: what it is, and its transition counts."""
+_WEIGHTS = ("F64", "F32", "BF16", "F16", "I8")
 _HASHED = 16  # every so manyth token of a vocabulary is hashed: all of 150,000 would take 0.2 s at each load
 
 
@@ -219,8 +221,9 @@ def size_of(folder: Path) -> Size:
     for file in sorted(folder.glob("model*.safetensors")):
         try:
             with safe_open(file, framework="pt") as opened:
-                tensors = [opened.get_slice(name) for name in opened.keys()]  # noqa: SIM118
-                parameters += sum(prod(one.get_shape()) for one in tensors if "F" in one.get_dtype())
+                names = [name for name in opened.keys() if not name.endswith(SCALE)]  # noqa: SIM118
+                tensors = [opened.get_slice(name) for name in names]
+                parameters += sum(prod(one.get_shape()) for one in tensors if one.get_dtype() in _WEIGHTS)
         except Exception as error:
             raise ModelError(f"{file}: cannot be read: {error}; install the package again") from error
     return Size(parameters, sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) / 1e6)

@@ -1,0 +1,129 @@
+"""Weights in 8 bits: as int8 products compute them, and as drafters' files store them.
+
+A row [in] is cut into blocks of the largest power of two that divides its length, at most 512. Each block is rotated by
+the orthonormal Hadamard matrix of its size, which spreads outliers, and the row is rounded to whole numbers from -127
+to 127 with one scale. A file stores tensor X as `X` (int8) and `X_scale` (float32, one per row).
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from outpace.lib.errors import ModelError
+
+FIELD, FORMAT = "quantization_config", {"quant_method": "outpace-int8"}
+"""In config.json: other engines refuse a format that they do not know."""
+SCALE = "_scale"
+LARGEST_ROTATION = 512
+_LEAST_ROWS, _LEAST_COLUMNS = 8, 32  # of a matrix that is worth storing in 8 bits
+_ATTRIBUTE = "_outpace_int8"
+
+
+class Int8Weight(NamedTuple):
+    """A rotated and rounded matrix.
+
+    Attributes:
+        codes: [out, in] int8.
+        scales: [out] float32.
+    """
+
+    codes: Tensor
+    scales: Tensor
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """The weight [out, in] that these codes stand for."""
+        return _rotated(self.codes.float() * self.scales[:, None]).to(dtype)
+
+
+def quantized(weight: Tensor) -> Int8Weight:
+    """A weight [out, in] in 8 bits, bit for bit as the kernels pack it (`prepare` in cpp/rows.h)."""
+    rotated = _rotated(weight.detach().float())
+    most = rotated.abs().amax(dim=1)
+    scales = torch.where(most > 0, most / 127, torch.ones_like(most))
+    return Int8Weight((rotated * (1 / scales)[:, None]).round().to(torch.int8), scales)
+
+
+def rotation_of(inputs: int) -> int:
+    """Numbers of a block that are rotated together."""
+    return min(inputs & -inputs, LARGEST_ROTATION)
+
+
+def _rotated(rows: Tensor) -> Tensor:
+    """Rows [R, in] with each block rotated; the rotation is its own inverse."""
+    block = rotation_of(rows.shape[1])
+    found, step = rows * (1 / torch.tensor(float(block)).sqrt()), 1
+    while step < block:
+        low, high = found.view(len(rows), -1, 2, step).unbind(2)
+        found, step = torch.stack((low + high, low - high), dim=2).view(len(rows), -1), 2 * step
+    return found
+
+
+def attach(weight: Tensor, int8: Int8Weight | None) -> Tensor:
+    """Let a weight remember the codes that it was read from, if any. Kernels multiply these; all else, the weight."""
+    if int8 is not None:
+        setattr(weight, _ATTRIBUTE, int8)
+    return weight
+
+
+def int8_of(weight: Tensor) -> Int8Weight | None:
+    """The codes that a weight was read from; None if there are none."""
+    found: Int8Weight | None = getattr(weight, _ATTRIBUTE, None)
+    return found
+
+
+def stacked(weights: Sequence[Tensor]) -> Tensor:
+    """Weights with the same inputs below each other, and so their codes if all have some."""
+    codes = [one for one in map(int8_of, weights) if one is not None]
+    together = None
+    if len(codes) == len(weights):
+        together = Int8Weight(torch.cat([one.codes for one in codes]), torch.cat([one.scales for one in codes]))
+    return attach(torch.cat([weight.detach() for weight in weights]), together)
+
+
+def is_quantized(config: Mapping[str, object]) -> bool:
+    """Whether a config.json describes weights in 8 bits of this format."""
+    return config.get(FIELD) == FORMAT
+
+
+def widened(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """A file's tensors with floats in place of codes, which they remember.
+
+    Raises:
+        ModelError: codes without a scale for each row.
+    """
+    scales = {key: tensor for key, tensor in tensors.items() if key.endswith(SCALE)}
+    floats = [one.dtype for key, one in tensors.items() if one.is_floating_point() and key not in scales]
+    dtype, found = (floats or [torch.bfloat16])[0], {}
+    for key, tensor in tensors.items():
+        if tensor.dtype == torch.int8:
+            own = scales.get(key + SCALE)
+            if tensor.ndim != 2 or own is None or own.dtype != torch.float32 or own.shape != tensor.shape[:1]:
+                raise ModelError(f"{name}: {key} is int8 and needs {key}{SCALE}, a float32 for each row; convert again")
+            if not bool(own.isfinite().all()):
+                raise ModelError(f"{name}: {key}{SCALE} has values that are NaN or infinite; convert again")
+            int8 = Int8Weight(tensor, own)
+            found[key] = attach(int8.dequantized(dtype), int8)
+        elif key not in scales:
+            found[key] = tensor
+    if left := sorted(key for key in scales if key.removesuffix(SCALE) not in tensors):
+        raise ModelError(f"{name}: {', '.join(left)}: scales without codes; convert again")
+    return found
+
+
+def quantize_file(weights: Path, config: Path) -> None:
+    """Store the matrices of a drafter's safetensors file in 8 bits, in place."""
+    tensors: dict[str, Tensor] = {}
+    for key, tensor in load_file(weights).items():
+        is_matrix = tensor.ndim == 2 and tensor.shape[0] >= _LEAST_ROWS and tensor.shape[1] >= _LEAST_COLUMNS
+        if is_matrix and tensor.is_floating_point():
+            tensors[key], tensors[key + SCALE] = quantized(tensor)
+        else:
+            tensors[key] = tensor
+    save_file(tensors, weights, {"format": "pt"})
+    fields = json.loads(config.read_text(encoding="utf-8")) | {FIELD: FORMAT}
+    config.write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
