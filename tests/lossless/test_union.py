@@ -61,7 +61,9 @@ def assert_same(expected: Sequence[Session], sessions: Sequence[Session]) -> Non
 
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("source", ["domino", "dflash", "dflash2", "dspark-confident", "eagle3", "draft-lm", "none"])
+@pytest.mark.parametrize(
+    "source", ["domino", "lattice", "dflash", "dflash2", "dspark-confident", "eagle3", "draft-lm", "none"]
+)
 def test_lossless(source: str, options: str, plan: str) -> None:
     """Guards against features and rows of a drafter that go astray when a path is accepted of which it drafted only
     the beginning or nothing, in rounds that it was left out of, and against features that choose what is said."""

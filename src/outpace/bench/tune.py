@@ -28,6 +28,7 @@ WITHOUT_DRAFTER = (
 )
 WITH_DRAFTER = {
     "domino": ("outpace", "domino", "domino:shape=beam,budget=7", "domino:shape=beam,budget=15"),
+    "lattice": ("outpace:draft=lattice", "lattice:budget=7", "lattice"),
     "dflash": ("outpace:draft=dflash", "dflash:shape=beam,budget=7", "dflash:shape=beam,budget=15"),
     "dspark": ("outpace:draft=dspark", "dspark", "dspark:shape=beam,budget=7", "dspark:shape=beam,budget=15"),
     "dflash2": ("outpace:draft=dflash2", "dflash2", "dflash2:shape=beam,budget=7", "dflash2:shape=beam,budget=15"),

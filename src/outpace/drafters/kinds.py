@@ -29,6 +29,9 @@ from outpace.drafters.eagle3 import methods as eagle3
 from outpace.drafters.eagle3.files import HEADLESS, export_eagle3, is_eagle3, probe_eagle3, read_eagle3
 from outpace.drafters.eagle3.net import Eagle3Net
 from outpace.drafters.kind import DrafterKind, Writer
+from outpace.drafters.lattice import methods as lattice
+from outpace.drafters.lattice.files import export_lattice, is_lattice, probe_lattice, read_lattice
+from outpace.drafters.lattice.net import LatticeNet
 from outpace.drafters.medusa import methods as medusa
 from outpace.drafters.medusa.files import export_medusa, is_medusa, probe_medusa, read_medusa
 from outpace.drafters.medusa.net import MedusaNet
@@ -94,6 +97,19 @@ _ROWS = (
         vllm="dflash",
     ),
     DrafterKind(
+        name="lattice",
+        title="Lattice: DFlash with scores for pairs of neighbouring candidates, for trees from one pass.",
+        net=LatticeNet,
+        matches=is_lattice,
+        read=read_lattice,
+        layouts=_layouts(export_lattice, "lattice"),
+        probe=probe_lattice,
+        methods=lattice.METHODS,
+        default_method="outpace:draft=lattice",
+        objective=_objective("lattice"),
+        new="pair_head.",
+    ),
+    DrafterKind(
         name="dflash",
         title="DFlash: a block of masks filled in one pass, from the target's hidden states.",
         net=DFlashNet,
@@ -151,8 +167,8 @@ _ROWS = (
     ),
 )
 KINDS: Mapping[str, DrafterKind] = MappingProxyType({kind.name: kind for kind in _ROWS})
-"""Our own kinds by name. The first whose `matches` is true reads a checkpoint: configs of DSpark, DFlash 2 and Domino
-match DFlash's too, and DART's match EAGLE-3's."""
+"""Our own kinds by name. The first whose `matches` is true reads a checkpoint: configs of Domino, DSpark,
+DFlash 2 and the lattice match DFlash's too, and DART's match EAGLE-3's."""
 
 
 @lru_cache(maxsize=1)

@@ -23,6 +23,7 @@ def shaped(
     context: BuildContext,
     budget: int,
     defaults: Mapping[str, Any] = MappingProxyType({}),
+    grower: type[GrowingProposer] = GrowingProposer,
 ) -> Proposer:
     """The proposer of a source under the shape that its options name.
 
@@ -32,6 +33,7 @@ def shaped(
         context: what it is built in.
         budget: drafted nodes unless the options say otherwise.
         defaults: of the shape's settings that the options do not name, where they are not the shape's own.
+        grower: class of the proposer under a shape that grows.
 
     Raises:
         InvalidRequest: a warm-up's file has not the gates that it is asked for.
@@ -46,7 +48,7 @@ def shaped(
         return StaticProposer(source, shape.static(), budget, context.device, leaves_room)
     acceptance = KeyedAcceptance() if options.is_calibrated else None
     is_private = options.calibration == "private"
-    return GrowingProposer(source, shape.growing(settings), budget, leaves_room, acceptance, is_private)
+    return grower(source, shape.growing(settings), budget, leaves_room, acceptance, is_private)
 
 
 def _settings(options: ModelOptions, context: BuildContext, defaults: Mapping[str, Any]) -> BaseModel | None:

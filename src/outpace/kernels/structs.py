@@ -148,6 +148,17 @@ class Growing(ctypes.Structure):
     ]
 
 
+class Lattice(ctypes.Structure):
+    """One request's block with candidates for every depth (lattice.h)."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("pending", "a", "b", "places", "ids", "gates", "base", "others", "sharpness")),
+        *((name, c_void_p) for name in ("noise", "endings", "scores", "log_mass", "tokens", "parents", "path_scores")),
+        ("temperature", c_float),
+        *((name, c_int32) for name in ("depth", "width", "rank", "ending_count", "budget", "max_depth", "count")),
+    ]
+
+
 class Learning(ctypes.Structure):
     """The tokens that followed accepted nodes (growth.h)."""
 

@@ -13,6 +13,7 @@ from outpace.drafters.domino.methods import DOMINO
 from outpace.drafters.draft_lm.methods import LINEAR
 from outpace.drafters.dspark.methods import DSPARK
 from outpace.drafters.eagle3.methods import EAGLE3
+from outpace.drafters.lattice.methods import BEST, LATTICE
 from outpace.drafters.method import Method
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.options import MAX_BUDGET, OF_MATRIX, MatrixOptions, Options, idle_option
@@ -23,7 +24,8 @@ from outpace.trees.union.acceptance import AcceptanceModel, priors
 from outpace.trees.union.proposer import UnionPlan, UnionProposer
 
 DRAFTS = {
-    "domino": DOMINO, "dflash": DFLASH, "dflash2": DFLASH2, "dspark": DSPARK, "eagle3": EAGLE3, "linear": LINEAR
+    "domino": DOMINO, "lattice": LATTICE, "dflash": DFLASH, "dflash2": DFLASH2, "dspark": DSPARK, "eagle3": EAGLE3,
+    "linear": LINEAR,
 }  # fmt: skip
 MOST_PRICED = 31  # nodes of a tree on a CPU where the cost model chooses the number
 _OF_DRAFT = ("draft_budget", "depth", "beam", "skip_draft_above", "vocabulary")
@@ -32,12 +34,17 @@ _OF_DRAFT = ("draft_budget", "depth", "beam", "skip_draft_above", "vocabulary")
 class OutpaceOptions(MatrixOptions, Options):
     """Options of the union. With matrix=private, requests learn acceptance rates for themselves, too."""
 
-    draft: Literal["domino", "dflash", "dflash2", "dspark", "eagle3", "linear", "none"] = Field(
+    draft: Literal["domino", "lattice", "dflash", "dflash2", "dspark", "eagle3", "linear", "none"] = Field(
         default="domino",
         description="what drafts; linear is a draft model, or the target's own first layers, a pass for each depth",
     )
     draft_budget: int = Field(default=15, ge=1, le=MAX_BUDGET, description="nodes that it drafts at most")
-    depth: int = Field(default=3, ge=1, le=64, description="drafted tokens on the longest path of its beam")
+    depth: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description="drafted tokens on the longest path of its beam; by default 3, and with draft=lattice the block",
+    )
     beam: int = Field(default=10, ge=1, le=64, description="nodes of a level of its beam that are expanded")
     retrieve: Literal["none", "matrix", "suffix", "both"] = Field(
         default="both",
@@ -81,6 +88,8 @@ class OutpaceOptions(MatrixOptions, Options):
         if self.draft == "none":
             for name in self.model_fields_set.intersection(_OF_DRAFT):
                 raise ValueError(idle_option(self, name, "draft=none", "choose a draft"))
+        if self.draft == "lattice" and "beam" in self.model_fields_set:
+            raise ValueError(idle_option(self, "beam", "draft=lattice, which grows best-first", "leave it out"))
         if self.priced and "skip_draft_above" in self.model_fields_set:
             raise ValueError(idle_option(self, "skip_draft_above", "priced=true", "leave it out"))
         idle = {"none": (*OF_MATRIX, "skip_draft_above"), "suffix": OF_MATRIX}.get(self.retrieve, ())
@@ -123,10 +132,13 @@ def _outpace(options: OutpaceOptions, context: BuildContext) -> Proposer:
 
 
 def _beam(options: OutpaceOptions, context: BuildContext, budget: int) -> Proposer:
-    """A beam of the method that drafts."""
-    given = options.model_dump(include={"depth", "beam", "noise", "vocabulary"})
-    given |= {"shape": "beam", "budget": budget, "breadth": options.beam}
-    if options.noise:
+    """A beam of the method that drafts, or the best-first tree of the lattice."""
+    given = options.model_dump(include={"depth", "noise", "vocabulary"}, exclude_none=True) | {"budget": budget}
+    if options.draft == "lattice":
+        given |= {"shape": BEST}
+    else:
+        given |= {"shape": "beam", "depth": options.depth or 3, "beam": options.beam, "breadth": options.beam}
+    if options.noise and options.draft != "lattice":
         given["calibration"] = "off"  # prices of its own weigh keyed scores
     draft = DRAFTS[options.draft]
     drafting = draft.options.model_validate(given)

@@ -266,20 +266,26 @@ class Trainer:
         self._stale = self._stale + 1 if is_final and not is_better else 0
         if is_better:
             self._best, self._figure = rate, played.tokens_per_step
+            with self._accelerator.autocast(), _unsharded(self._module):
+                self._objective.calibrate(self._batches(self._choosing))
             self._export()
         shown = {"tokens_per_step": played.tokens_per_step, "by_position": played.by_position, "best": self._figure}
         self._record({"step": self._step, "held_out": shown, "chosen_by": {"tokens_per_step": rate}})
 
     def _simulated(self, indices: Sequence[int]) -> Simulation:
         """The simulation of some sequences, over all processes."""
-        accelerator, size = self._accelerator, self._settings.micro_batch_size
+        accelerator = self._accelerator
         own = indices[accelerator.process_index :: accelerator.num_processes]
-        batches = (
-            self._with_features(collate_examples(0, [self._examples[index, 0] for index in own[start : start + size]]))
-            for start in range(0, len(own), size)
-        )
         with accelerator.autocast(), _unsharded(self._module):
-            return simulate(self._objective, batches).over_processes(accelerator, self._objective.depth)
+            played = simulate(self._objective, self._batches(own))
+            return played.over_processes(accelerator, self._objective.depth)
+
+    def _batches(self, indices: Sequence[int]) -> Iterator[Batch]:
+        """Some sequences, with features."""
+        size = self._settings.micro_batch_size
+        for start in range(0, len(indices), size):
+            group = [self._examples[index, 0] for index in indices[start : start + size]]
+            yield self._with_features(collate_examples(0, group))
 
     def _export(self) -> None:
         """Write the drafter in place of the one before."""

@@ -110,6 +110,7 @@ def draw(switch: pytest.MonkeyPatch) -> Compared:
 
 
 BLOCKS = "tests.unit.kernels.test_blocks:"
+LATTICE = "tests.unit.drafters.source.test_lattice:"
 GROWTH = "tests.unit.trees.union.test_native_growth:"
 KERNELS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], Compared] | str]] = {
     "linear": ("product.h", linear),
@@ -121,6 +122,7 @@ KERNELS: dict[str, tuple[str, Callable[[pytest.MonkeyPatch], Compared] | str]] =
     "run": ("decoder.h", run),
     "context": ("context.h", drafts("dflash-sliding")),
     "correct": ("domino_head.h", drafts("domino")),
+    "weave": ("lattice.h", LATTICE + "test_scores_and_trees_of_the_kernels_are_those_of_the_reference"),
     "top": ("topk.h", top),
     "draw": ("draw.h", draw),
     "text_extend": ("suffix.h", GROWTH + "test_a_text_that_grows_is_matched_as_in_python"),

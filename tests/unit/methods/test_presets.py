@@ -15,6 +15,7 @@ from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.kinds import write_net
+from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.ranked_vocabulary import save_vocabulary
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -50,7 +51,8 @@ def write_drafters(folder: Path) -> dict[str, Path]:
     write_net(random_net(DominoNet(DominoConfig(**OURS, **BLOCK, **HEAD))), folder / "domino", "sglang")
     sizes: dict[str, Any] = {"hidden_size": 48, "vocab_size": 264, "draft_vocab_size": 264, "heads": 4}
     write_net(random_net(MedusaNet(MedusaConfig(**sizes))), folder / "medusa", "authors")
-    return {name: folder / name for name in ("eagle3", "dflash", "domino", "medusa", "dart")}
+    write_net(random_net(LatticeNet(LatticeConfig(**OURS, **BLOCK, rank=6, candidates=9))), folder / "lattice")
+    return {name: folder / name for name in ("eagle3", "dflash", "domino", "medusa", "dart", "lattice")}
 
 
 @pytest.mark.parametrize(
@@ -67,6 +69,10 @@ def write_drafters(folder: Path) -> dict[str, Path]:
         "graft-dflash:budget=6,min_prob=0.01",
         "graft-domino:budget=6,min_prob=0.01,retrieve=both",
         "domino:shape=beam,budget=12,depth=3,breadth=3,retrieve=suffix,reserved=0.3",
+        "lattice",
+        "lattice:shape=chain",
+        "lattice:budget=9,depth=3,retrieve=suffix,reserved=0.3",
+        "outpace:draft=lattice,budget=12",
         "outpace:budget=12",
         "outpace:draft=eagle3,budget=12,beam=3,depth=2,draft_budget=5",
         "outpace:draft=dflash,budget=12,retrieve=none,noise=false",

@@ -8,6 +8,7 @@ from torch import Tensor
 from outpace.drafters.dflash.net import DFlashLayer, DFlashNet
 from outpace.drafters.domino.net import DominoNet
 from outpace.drafters.dspark.net import DSparkNet
+from outpace.drafters.lattice.net import LatticeNet
 from outpace.drafters.layers import GatedMLP, LayerConfig, Projections, Rotary
 from outpace.drafters.net_slots import NetSlots, Rows, Sight
 from outpace.kernels import structs
@@ -19,14 +20,14 @@ from outpace.models.plain_decoder import RMSNorm
 
 LAYERS = (Projections, GatedMLP, RMSNorm, Rotary)
 """The layers of nets that kernels compute."""
-_CLASSES = (DFlashNet, DominoNet, DSparkNet, DFlashLayer, *LAYERS)
+_CLASSES = (DFlashNet, DominoNet, DSparkNet, LatticeNet, DFlashLayer, *LAYERS)
 
 
 def compiled_block(net: DFlashNet, slots: NetSlots) -> "tuple[CompiledBlock | None, str]":
     """The net in few calls, None where its own Python runs; and which of both it is, in words."""
     try:
         check_slots(slots)
-        check_exact(net, _CLASSES, kept=("head",))
+        check_exact(net, _CLASSES, kept=("head", "pair_head"))
         block = CompiledBlock(net, slots)
         _compare(net, block, slots)
     except NotCompiled as reason:

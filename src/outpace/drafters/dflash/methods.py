@@ -11,20 +11,27 @@ from outpace.drafters.method import Method, preset
 from outpace.drafters.model_options import ModelOptions
 from outpace.drafters.shaped import shaped
 from outpace.lib.errors import InvalidRequest
+from outpace.trees.proposer import GrowingProposer
 
 GRAFTED: dict[str, Any] = {"shape": "cut", "retrieve": "matrix", "place": "tail"}
 """Graft on a block drafter (its appendix F): a chain that is cut where the draft is uncertain, and retrieval after it.
 As there, it takes no more rows than the block: its default budget is what the block drafts, on every device."""
 
 
-def block_proposer(options: ModelOptions, context: BuildContext, source: BlockSource, method: str) -> Proposer:
+def block_proposer(
+    options: ModelOptions,
+    context: BuildContext,
+    source: BlockSource,
+    method: str,
+    grower: type[GrowingProposer] = GrowingProposer,
+) -> Proposer:
     """The proposer of a block drafter's source."""
     if options.shape == "chain" and (options.budget or 0) > source.depth:
         raise InvalidRequest(
             f"method {method!r}: budget={options.budget}, but a block of this drafter drafts {source.depth} tokens"
         )
     budget = source.depth if options.shape in ("chain", "cut") else context.default_budget(15, 60)
-    return shaped(source, options, context, budget)
+    return shaped(source, options, context, budget, grower=grower)
 
 
 def _dflash(options: ModelOptions, context: BuildContext) -> Proposer:

@@ -235,7 +235,14 @@ class BlockSource(BaseSource):
 
     @torch.inference_mode()
     def _draft_blocks(self, states: Sequence[BlockState], pending: Tensor) -> None:
-        """One pass over [pending, MASK, ...] of every request, one product with the LM head."""
+        """Draft a block for every request."""
+        for state, rows, logits in zip(states, *self._block(states, pending), strict=True):
+            self._take_block(state, rows, logits)
+
+    @torch.inference_mode()
+    def _block(self, states: Sequence[BlockState], pending: Tensor) -> tuple[Tensor, Tensor]:
+        """One pass over [pending, MASK, ...] of every request, one product with the LM head. Returns outputs [R, D, H]
+        and base logits [R, D, K]."""
         config, size = self.net.config, self.net.config.block_size
         tokens = torch.full((len(states), size), config.mask_token_id, device=self._device)
         tokens[:, 0] = pending.to(self._device)
@@ -243,9 +250,7 @@ class BlockSource(BaseSource):
         embedded = self._embed(tokens.flatten())  # [R * B, H]
         outputs = self._pass(parts, embedded)[0] if self._native is None else self._native.block(embedded, parts)
         wanted = outputs.unflatten(0, (-1, size))[:, self._positions]  # [R, D, H]
-        base = self._scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))  # [R, D, K]
-        for state, rows, logits in zip(states, wanted, base, strict=True):
-            self._take_block(state, rows, logits)
+        return wanted, self._scores(wanted.flatten(0, 1)).unflatten(0, (len(states), -1))
 
     def _take_block(self, state: BlockState, hidden: Tensor, base: Tensor) -> None:
         """Store the outputs [D, H] and base logits [D, K] of a request's block."""

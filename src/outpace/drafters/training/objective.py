@@ -1,7 +1,7 @@
 """The base of all training objectives, and what builds a new net: initial weights and sizes."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,6 +82,10 @@ class Objective(nn.Module, ABC):
         Returns:
             [A, depth] bool: the token drafted at depth k + 1 after each anchor is the true one; false beyond the end.
         """
+
+    def calibrate(self, batches: Iterable[Batch]) -> None:
+        """Fit the calibration of the drafter's probabilities, if it has one, on held-out sequences before it is
+        written."""
 
     def _nothing(self, *names: str) -> dict[str, Tensor]:
         """The losses of a batch without anchors; all parameters take part."""

@@ -4,6 +4,7 @@
 #include "domino_head.h"
 #include "draw.h"
 #include "growth.h"
+#include "lattice.h"
 #include "quantize.h"
 #include "topk.h"
 #include <cerrno>
@@ -230,6 +231,16 @@ void outpace_text_extend(Automaton* text, const int64_t* ids, int64_t count) {
 // Trees of several requests, grown best-first.
 void outpace_grow(const Layout* layout, Growing* trees, int32_t count) {
   for (int index = 0; index < count; ++index) Grower(*layout, trees[index]).grow();
+}
+
+// Pair scores of several requests' blocks, and a tree for each that has a budget.
+void outpace_weave(Lattice* blocks, int32_t count, int32_t threads) {
+  pool().run(count > 1 ? threads : 1, [&](Team& team) {
+    team.share(count, [&](int index) {
+      score_pairs(blocks[index]);
+      grow_best_first(blocks[index]);
+    });
+  });
 }
 
 // Learn from the verified trees, in the order of requests.

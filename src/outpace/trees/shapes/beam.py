@@ -49,6 +49,12 @@ class SearchConfig(BeamConfig):
     level_decay: float = Field(default=0.9, ge=0.5, le=1, description="see level_power")
 
 
+class BestFirstConfig(ShapeConfig):
+    """Settings of the best-first tree."""
+
+    depth: int = Field(default=64, ge=1, le=64, description="drafted tokens on the longest path at most")
+
+
 class DddConfig(BeamConfig):
     """Settings of Dynamic Depth Decoding (arXiv 2409.00142).
 
@@ -115,6 +121,14 @@ class Beam(PlainShape):
                 best = scores.flatten().topk(min(self.beam, scores.numel())).indices
                 expanded[mine[best // scores.shape[1]], best % scores.shape[1]] = True
         return selected, expanded
+
+
+class BestFirst(Beam):
+    """The nodes of most probable paths. A source that knows all of them at once grows this tree itself; level by level
+    it is a beam."""
+
+    def __init__(self, config: BestFirstConfig) -> None:
+        super().__init__(BeamConfig(depth=config.depth))
 
 
 class DynamicDepth(Beam):

@@ -13,7 +13,17 @@ from pydantic import BaseModel
 
 from outpace.core.drafting import GrowingShape, StaticShape
 from outpace.lib.plugins import plugins
-from outpace.trees.shapes.beam import Beam, BeamConfig, DddConfig, DynamicDepth, Priced, PricedConfig, SearchConfig
+from outpace.trees.shapes.beam import (
+    Beam,
+    BeamConfig,
+    BestFirst,
+    BestFirstConfig,
+    DddConfig,
+    DynamicDepth,
+    Priced,
+    PricedConfig,
+    SearchConfig,
+)
 from outpace.trees.shapes.dynatree import DynaTreeConfig, DynaTreeShape, FixedTree, FixedTreeConfig
 from outpace.trees.shapes.gates import Cut, CutConfig, Echo, EchoConfig, Gated, GatedConfig
 from outpace.trees.shapes.rank_paths import Chain, MedusaTemplate
@@ -55,6 +65,7 @@ BUILT_IN = {
     "beam": Shape(Beam, "EAGLE-2's dynamic tree: a beam, and the best nodes of all levels", BeamConfig),
     "priced": Shape(Priced, "a beam whose levels and nodes must be worth their time, as measured here", PricedConfig),
     "search": Shape(Beam, "DART's tree search: the beam with its constants", SearchConfig, False, False),
+    "best-first": Shape(BestFirst, "the nodes of the most probable paths, in one call", BestFirstConfig, False, False),
     "fixed": Shape(FixedTree, "the same depth and breadth whatever the draft believes", FixedTreeConfig),
     "dynatree": Shape(DynaTreeShape, "DynaTree: breadth and depth follow confidence and history", DynaTreeConfig),
     "gated": Shape(Gated, "Graft's gates: a beam that ends in doubt, which frees slots", GatedConfig),

@@ -12,6 +12,7 @@ from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Net
 from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
 from outpace.drafters.fields import write_decoder
+from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
 
 SIZES: dict[str, Any] = {
     "hidden_size": 24,
@@ -77,6 +78,13 @@ def small_dspark(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: A
 def small_dflash2(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> DFlash2Net:
     net = DFlash2Net(DFlash2Config(**{**SIZES, **CONVOLVED, **changes}))
     randomise(net, dtype, seed)
+    return net
+
+
+def small_lattice(dtype: torch.dtype = torch.float64, seed: int = 1, **changes: Any) -> LatticeNet:
+    net = LatticeNet(LatticeConfig(**{**SIZES, "rank": 7, "candidates": 4, **changes}))
+    randomise(net, dtype, seed)
+    net.pair_head.temperatures.copy_(torch.tensor([1.0, 0.5, 2.0, 1.25]))
     return net
 
 

@@ -16,6 +16,7 @@ from tests.unit.drafters.net.block_nets import (
     small_dflash2,
     small_domino,
     small_dspark,
+    small_lattice,
     speculators_files,
 )
 from tests.unit.drafters.net.small import dart_net, eagle3_net
@@ -23,7 +24,7 @@ from tests.unit.drafters.net.test_medusa import VARIANTS, medusa
 
 NETS: dict[str, Callable[..., Any]] = {
     "dart": dart_net, "dflash": small_dflash, "dflash2": small_dflash2, "domino": small_domino, "dspark": small_dspark,
-    "eagle3": eagle3_net, "medusa": medusa,
+    "eagle3": eagle3_net, "medusa": medusa, "lattice": small_lattice,
 }  # fmt: skip
 BLOCKS: list[dict[str, Any]] = [{}, SLIDING, SLIDING | {"sliding_causal": False}, {"attention_bias": True},
                                 {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}]  # fmt: skip
@@ -46,6 +47,7 @@ WRITTEN: dict[tuple[str, str], list[dict[str, Any]]] = {
     ("domino", "sglang"): [{}, SLIDING, IN_PLACE],
     ("eagle3", "midlayer"): EAGLES,
     ("eagle3", "speculators"): EAGLES + SPECIAL,
+    ("lattice", "lattice"): [{}, SLIDING, {"candidates": 3}],
     ("medusa", "authors"): [VARIANTS[at] for at in (0, 1, 4)],
     ("medusa", "vllm"): VARIANTS[:4],
 }

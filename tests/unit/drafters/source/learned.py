@@ -19,6 +19,8 @@ from outpace.drafters.dspark.net import DSparkConfig, DSparkNet
 from outpace.drafters.dspark.source import DSparkSource
 from outpace.drafters.eagle3.net import Eagle3Config, Eagle3Net
 from outpace.drafters.eagle3.source import EagleSource
+from outpace.drafters.lattice.net import LatticeConfig, LatticeNet
+from outpace.drafters.lattice.source import LatticeSource
 from outpace.drafters.medusa.net import MedusaConfig, MedusaNet
 from outpace.drafters.medusa.source import MedusaSource
 from outpace.drafters.packing import pack_net
@@ -63,6 +65,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "dflash-sliding": {"layer_types": ("sliding_attention", "full_attention"), "sliding_window": 5},
     "domino": {"shift_label": False, "pure_draft_prefix_len": 0},
     "domino-shifted": {"shift_label": True, "pure_draft_prefix_len": 1},
+    "lattice": {"rank": 6, "candidates": 5},
+    "lattice-subset": {"rank": 20, "candidates": 8},
     "dart": {"draft_vocab_size": VOCAB, "draft_length": 5},
     "dart-ranked": {"draft_vocab_size": 60, "draft_length": 2},
     "dart-subset": {"draft_vocab_size": VOCAB, "draft_length": 4},
@@ -127,6 +131,9 @@ def source_of(kind: str, target: TransformersTarget, pack: bool = False, **optio
         make = DSparkSource
     elif kind.startswith("dflash2"):
         block, make = DFlash2Net(DFlash2Config(**SIZES, **BLOCK, **KINDS[kind])), DFlash2Source
+    elif kind.startswith("lattice"):
+        block, make = LatticeNet(LatticeConfig(**SIZES, **BLOCK, **KINDS[kind])), LatticeSource
+        block.pair_head.temperatures.copy_(torch.tensor([1.0, 1.5, 0.7, 2.0, 1.0]))
     elif kind.startswith("domino"):
         block = DominoNet(DominoConfig(**SIZES, **BLOCK, emb_dim=8, gru_hidden_dim=12, **KINDS[kind]))
     else:

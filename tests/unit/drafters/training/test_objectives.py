@@ -21,6 +21,7 @@ from tests.unit.models.tiny import tiny_config, tiny_target
 
 DOMINO = blocks.NET | test_domino_objective.HEAD
 SELECTED = blocks.NET | {"conv_group_size": 8, "selector_rank": 8, "selector_top_k": 6}
+LATTICE = blocks.NET | {"rank": 12, "candidates": 4}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dflash": ("dflash", blocks.NET | SLIDING, {}),
     **{name: ("domino", DOMINO, {"strategy": name}) for name in test_domino_objective.STRATEGIES},
@@ -29,6 +30,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "dspark-pool": ("dspark", blocks.NET | {"markov_rank": 8}, {"vocabulary": 20, "sampled": 9}),
     "dflash2": ("dflash2", SELECTED, {}),
     "dflash2-pool": ("dflash2", SELECTED, {"vocabulary": 20, "sampled": 9, "labels": "target-softmax"}),
+    "lattice": ("lattice", LATTICE, {}),
+    "lattice-softmax": ("lattice", LATTICE, {"labels": "target-softmax", "vocabulary": 20, "sampled": 5}),
     "dart": ("dart", {"draft_vocab_size": 12}, {}),
     "eagle3": ("eagle3", {"draft_vocab_size": 12}, {}),
     "eagle3-variants": ("eagle3", VARIANTS, {}),

@@ -41,7 +41,7 @@ class Moody(AcceptanceModel):
         self.weights[ranked(0)] = 7.0 if self._lessons // 4 % 2 else 0.0
 
 
-@pytest.mark.parametrize("kind", ["eagle3", "dflash", "domino"])
+@pytest.mark.parametrize("kind", ["eagle3", "dflash", "domino", "lattice"])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_trained_drafter_keeps_up_with_rounds_that_it_is_left_out_of(kind: str, temperature: float) -> None:
     """Guards against features or rows of a net that go astray where retrieval stands in for it: its own trees must be
@@ -119,13 +119,13 @@ def test_noise_is_heard_by_all_or_none(noise: bool) -> None:
 
 def test_options_that_cannot_be_are_refused() -> None:
     """Guards against options that are read as something else, and drafters of another kind than is drafted with."""
-    for draft in ("domino", "dflash", "eagle3"):
+    for draft in ("domino", "dflash", "lattice", "eagle3"):
         assert parse_method(f"outpace:draft={draft}").drafter == draft
     assert parse_method("outpace").drafter == OutpaceOptions().draft
     for option in (
         "draft=medusa", "draft_budget=0", "draft_budget=99999", "depth=0", "depth=65", "beam=0", "retrieve=all",
         "min_prob=1", "min_prob=-0.1", "skip_draft_above=-1", "matrix=ours", "budget=-1", "depth=2,draft=none",
-        "skip_draft_above=0,draft=none",
+        "skip_draft_above=0,draft=none", "beam=3,draft=lattice",
         "warm=x,retrieve=suffix", "matrix=private,retrieve=none",
         "skip_draft_above=2,retrieve=none", "skip_draft_above=0,retrieve=none",
     ):  # fmt: skip

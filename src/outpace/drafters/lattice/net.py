@@ -1,0 +1,71 @@
+"""The lattice drafter: DFlash's block, and a score for every pair of neighbouring candidates.
+
+One pass over the block gives base logits U_t of every depth t. Its best ids are the candidates of that depth. A product
+of low rank scores candidate b at depth t after candidate a at depth t - 1:
+
+    S_t(a, b) = U_t(b) + <A(a) * H(h_t), B(b)>        A(a) = W_A E[a], B(b) = W_B E[b], H(h) = W_H h + bias
+
+E is the target's embedding and h_t the block's output. The probability of b after a is a softmax over the candidates of
+depth t and one further entry for all other ids, whose score is the logsumexp of their base logits. So the probability
+of every path through the lattice is known without another pass.
+"""
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
+from outpace.drafters.layers import Size, fill_with_nan
+
+
+class LatticeConfig(DFlashConfig):
+    """A DFlash drafter with pair scores.
+
+    Attributes:
+        rank: of the product that scores pairs.
+        candidates: ids per depth.
+    """
+
+    rank: Size
+    candidates: int = Field(ge=2, le=64)
+
+
+class PairHead(nn.Module):
+    """The three projections of the pair scores.
+
+    Attributes:
+        temperatures: [D] of each depth, by which its scores are divided so that probabilities of paths are calibrated.
+    """
+
+    temperatures: Tensor
+
+    def __init__(self, config: LatticeConfig) -> None:
+        super().__init__()
+        self.a = nn.Linear(config.target_hidden_size, config.rank, bias=False)
+        self.b = nn.Linear(config.target_hidden_size, config.rank, bias=False)
+        self.h = nn.Linear(config.hidden_size, config.rank)
+        self.register_buffer("temperatures", torch.ones(config.block_size - 1))
+        fill_with_nan(self)
+
+    def scores(self, before: Tensor, hidden: Tensor, after: Tensor) -> Tensor:
+        """What pairs add to base logits, [R, C].
+
+        Args:
+            before: [R, H] embeddings of the tokens before.
+            hidden: [R, H] block outputs at the depths of the candidates.
+            after: [R, C, H] embeddings of the candidates.
+        """
+        # W_B is multiplied with one row instead of C rows.
+        wanted = (self.a(before) * self.h(hidden)) @ self.b.weight  # [R, H]
+        product: Tensor = (after @ wanted[..., None].to(after.dtype))[..., 0]
+        return product
+
+
+class LatticeNet(DFlashNet):
+    """The parallel backbone with its pair head."""
+
+    config: LatticeConfig
+
+    def __init__(self, config: LatticeConfig) -> None:
+        super().__init__(config)
+        self.pair_head = PairHead(config)

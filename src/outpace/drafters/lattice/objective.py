@@ -1,0 +1,217 @@
+"""Training of the lattice drafter: DFlash's blocks, with scores of pairs above them.
+
+    L = (1 - mix) L_base + mix (L_pair + total_variation * TV)
+
+L_base is the cross-entropy of the base logits. L_pair is that of the scores of pairs, over the candidates of each depth
+and the entry for all other ids, after the token that the target chose before. Scores depend on nothing but neighbours,
+so feeding the true tokens is exact. The true token counts as a candidate where it is none: else its pairs would not be
+learned. That makes probabilities a little too high, which the temperatures correct.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from outpace.drafters.dflash.objective import (
+    DFlashNetSettings,
+    DFlashObjective,
+    DFlashObjectiveSettings,
+    SupervisedRows,
+    block_fields,
+    block_outputs,
+    right_runs,
+)
+from outpace.drafters.fields import build
+from outpace.drafters.kind import Training
+from outpace.drafters.lattice.net import LatticeConfig, LatticeNet, PairHead
+from outpace.drafters.training.batch import Anchors, Batch, Facts, all_anchors, random_anchors
+from outpace.drafters.training.losses import LossVocabulary, summed_with_gradients, weighted_cross_entropy
+from outpace.drafters.training.objective import initialise
+from outpace.lib.errors import InvalidRequest
+from outpace.models.frozen import FrozenTarget
+
+ABSENT = -1e4  # logit of a candidate that is there already
+BINS, AT_ONCE = 15, 256
+TEMPERATURES = [0.5 * 1.05**step for step in range(43)]  # to 3.9
+
+
+class LatticeNetSettings(DFlashNetSettings):
+    """Sizes of a new lattice drafter: those of its backbone, and of its scores."""
+
+    rank: int = Field(default=256, ge=1, description="Of the product that scores pairs.")
+    candidates: int = Field(default=16, ge=2, le=64, description="Ids per depth.")
+
+
+class LatticeObjectiveSettings(DFlashObjectiveSettings):
+    """The lattice's loss."""
+
+    anchors: int = Field(default=256, ge=1, description="Most blocks per sequence, drawn anew in every epoch.")
+    mix: float = Field(default=0.5, gt=0, lt=1, description="Share of the scores of pairs in the loss.")
+    total_variation: float = Field(
+        default=1.0, ge=0, description="Weight of the total variation distance, with labels=target-softmax."
+    )
+
+
+class LatticeObjective(DFlashObjective):
+    """A lattice drafter in training."""
+
+    net: LatticeNet
+    settings: LatticeObjectiveSettings
+
+    def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
+        """As `Objective.forward`; "base" and "pair" are the two losses."""
+        anchors = random_anchors(batch, self.settings.anchors)
+        if not len(anchors):
+            return self._nothing("weight", "base", "pair")
+        rows = self._supervised(batch, anchors, self.depth)
+        hidden = block_outputs(self.net, self.target, batch, anchors)[:, 1:]  # [A, D, H]
+        before = tokens_before(batch, anchors, self.depth)
+        mix = self.settings.mix
+
+        def losses(hidden: Tensor, before: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
+            labels, scores = rows.labels(truth), rows.logits(hidden)
+            base = weighted_cross_entropy(scores, labels, weights)
+            pair = (self._pair_losses(rows, scores, labels, hidden, before) * weights).sum()
+            return torch.stack([(1 - mix) * base + mix * pair, base, pair])
+
+        pieces = hidden[rows.own], before[rows.own], rows.truth, rows.weights
+        weights = tuple(self.net.pair_head.parameters())
+        loss, base, pair = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
+        return {"loss": loss, "weight": rows.weights.sum(), "base": base.detach(), "pair": pair.detach()}
+
+    def _pair_losses(
+        self, rows: SupervisedRows, scores: Tensor, labels: Tensor, hidden: Tensor, before: Tensor
+    ) -> Tensor:
+        """[R] losses of scores of pairs. `scores`: [R, K] base logits. `before`: [R] the token before each."""
+        ids = rows.compared.ids
+        ranked = scores.shape[1] if self.vocabulary.ranked is None else len(self.vocabulary.ranked)
+        is_soft = labels.is_floating_point()
+        with torch.no_grad():
+            best = labels.argmax(dim=1) if is_soft else labels
+            top = scores[:, :ranked].topk(min(self.net.config.candidates, ranked), dim=1).indices
+            chosen = torch.cat((top, best[:, None]), dim=1)  # [R, C + 1]
+            repeated = torch.zeros_like(chosen, dtype=torch.bool)
+            repeated[:, -1] = (top == best[:, None]).any(dim=1)
+            wanted = labels.gather(1, chosen) if is_soft else (chosen == best[:, None]).float()
+            wanted = wanted.masked_fill(repeated, 0.0)
+            wanted = torch.cat((wanted, (1 - wanted.sum(dim=1, keepdim=True)).clamp(min=0)), dim=1)  # [R, C + 2]
+        others = scores.scatter(1, chosen, ABSENT).logsumexp(dim=1, keepdim=True)
+        pairs = self._pairs(before, hidden, chosen if ids is None else ids[chosen])
+        moved = (scores.gather(1, chosen) + pairs).masked_fill(repeated, ABSENT)
+        log_probs = torch.cat((moved, others), dim=1).log_softmax(dim=1)
+        losses = -(wanted * log_probs).sum(dim=1)
+        if is_soft:
+            losses = losses + self.settings.total_variation * (log_probs.exp() - wanted).abs().sum(dim=1) / 2
+        return losses
+
+    def _pairs(self, before: Tensor, hidden: Tensor, ids: Tensor) -> Tensor:
+        """What the head adds to logits of ids [R, C] after tokens [R], at block outputs [R, H]: [R, C] float32."""
+        # Rows of a quantised embedding are dequantised once each.
+        distinct, places = ids.unique(return_inverse=True)
+        dtype = self.net.norm.weight.dtype
+        after = self.target.embed(distinct).to(dtype)[places]  # [R, C, H]
+        return self.net.pair_head.scores(self.target.embed(before).to(dtype), hidden, after).float()
+
+    @torch.no_grad()
+    def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
+        """As `Objective.hits`; false after the first wrong draft; pairs are scored after the true tokens."""
+        ids, own = anchors.followed(batch, self.depth)  # [A, D]
+        before = tokens_before(batch, anchors, self.depth)
+        hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, B, H]
+
+        def scores(depth: int, chains: Tensor) -> Tensor:
+            base = self.scores(hidden[chains, depth])  # [R, V]
+            moved, _, found = self._moved(base, hidden[chains, depth], before[chains, depth - 1])
+            return torch.full_like(base, -torch.inf).scatter(1, found, moved)
+
+        return right_runs(ids, own, scores)
+
+    def _moved(self, base: Tensor, hidden: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores [R, C] of the candidates of base logits [R, V] after tokens [R], as in drafting; the logit [R] of all
+        other ids; and the candidates' ids."""
+        best = base.topk(min(self.net.config.candidates, self.target.vocab_size), dim=1)
+        others = base.scatter(1, best.indices, ABSENT).logsumexp(dim=1)
+        return best.values + self._pairs(before, hidden, best.indices), others, best.indices
+
+    @torch.no_grad()
+    def calibrate(self, batches: Iterable[Batch]) -> None:
+        """Fit a temperature for each depth, from the first on: the one with which probabilities of greedy chains down
+        to that depth differ least from how often they are right."""
+        depths = range(self.depth)
+        kept: list[list[tuple[Tensor, Tensor, Tensor]]] = [
+            [] for _ in depths
+        ]  # scores, right, and whether there are any
+        for batch in batches:
+            anchors = all_anchors(batch)
+            for group in anchors.split(AT_ONCE) if len(anchors) else []:
+                ids, own = group.followed(batch, self.depth)
+                hidden = block_outputs(self.net, self.target, batch, group)
+                before = batch.ids[group.rows, group.positions]
+                for depth in depths:
+                    moved, others, found = self._moved(self.scores(hidden[:, depth + 1]), hidden[:, depth + 1], before)
+                    before = found.gather(1, moved.argmax(dim=1, keepdim=True))[:, 0]
+                    entries = torch.cat((moved, others[:, None]), dim=1)
+                    kept[depth].append((entries, before == ids[:, depth], own[:, depth]))
+        if not kept[0]:
+            return
+        right, likely, temperatures = torch.tensor(True), torch.tensor(1.0), list[float]()
+        for pieces in kept:
+            scores, is_right, own = (torch.cat(part).cpu() for part in zip(*pieces, strict=True))
+            right = right & is_right
+            fits = []
+            for temperature in TEMPERATURES:
+                chains = likely * (scores / temperature).softmax(dim=1)[:, :-1].amax(dim=1)  # [N]
+                fits.append((calibration_error(chains[own], right[own]), temperature, chains))
+            _, temperature, likely = min(fits, key=lambda fit: fit[0])
+            temperatures.append(temperature)
+        self.net.pair_head.temperatures.copy_(torch.tensor(temperatures))
+
+
+def calibration_error(likely: Tensor, right: Tensor) -> float:
+    """Expected calibration error of probabilities [N] of what was right [N] bool, over bins of equal width."""
+    bins = (likely * BINS).long().clamp(max=BINS - 1)
+    difference = torch.zeros(BINS).index_add(0, bins, likely.float() - right.float())
+    return float(difference.abs().sum()) / max(len(likely), 1)
+
+
+def tokens_before(batch: Batch, anchors: Anchors, depth: int) -> Tensor:
+    """[A, depth] the token before each of those that follow the anchors."""
+    pending = batch.ids[anchors.rows, anchors.positions]
+    return torch.cat((pending[:, None], anchors.followed(batch, depth)[0][:, :-1]), dim=1)
+
+
+def build_lattice(
+    net: LatticeNetSettings, objective: LatticeObjectiveSettings, target: FrozenTarget, facts: Facts, seed: int
+) -> LatticeObjective:
+    """A new lattice drafter for a target, as `build_dflash`."""
+    compared = objective.vocabulary or target.vocab_size
+    if net.candidates >= compared:
+        raise InvalidRequest(
+            f"net.candidates={net.candidates}: must be below the {compared} ids that the loss compares; take fewer, or "
+            "a larger objective.vocabulary"
+        )
+    config = build(LatticeConfig, block_fields(net, target, facts), "net")
+    made = initialise(LatticeNet(config), seed)
+    wake(made.pair_head, target, seed)
+    made = made.to(target.device)
+    return LatticeObjective(made, target, objective, LossVocabulary.chosen(objective, facts, target.device))
+
+
+def wake(head: PairHead, target: FrozenTarget, seed: int) -> None:
+    """Initialise the pair head so that it learns from the first step: W_B is zero, so training begins with the base
+    logits, and A and H are of the order of 1, so the gradient of W_B is not small. `target`: A matches the scale of its
+    embedding."""
+    generator = torch.Generator().manual_seed(seed)
+    embedded = target.embed(torch.arange(target.vocab_size, device=target.device)).float()  # [V, H]
+    scale = 1 / float(embedded.square().mean().sqrt().clamp_min(1e-6))
+    with torch.no_grad():
+        drawn = torch.randn(head.a.weight.shape, generator=generator) / math.sqrt(head.a.in_features)
+        head.a.weight.copy_(drawn * scale)
+        head.b.weight.zero_()
+        head.h.bias.fill_(1.0)
+
+
+TRAINING = Training(LatticeNetSettings, LatticeObjectiveSettings, build_lattice, {"training": {"epochs": 3.0}})

@@ -1,0 +1,195 @@
+"""The lattice drafter as a source: one pass, then scores of all pairs of candidates, and trees over them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from outpace.core.drafting import Candidates, Frontier
+from outpace.core.protocols import DraftRequest
+from outpace.core.tree import DraftTree, Topology
+from outpace.drafters.best import best_ids, counts_scores_alone
+from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
+from outpace.drafters.lattice import reference
+from outpace.drafters.lattice.net import LatticeNet
+from outpace.kernels import lattice as kernel
+from outpace.kernels.build import loaded_kernels
+from outpace.kernels.exact import path_taken
+from outpace.kernels.lattice import LatticeRows, Woven
+from outpace.kernels.topk import largest
+from outpace.models.head import LmHead, SubsetHead
+from outpace.sampling.noise import noise_key
+from outpace.sampling.scores import Pool
+
+_ROWS_AT_ONCE = 4096  # embeddings of a table
+
+
+@dataclass(eq=False)
+class LatticeState(BlockState):
+    """One request.
+
+    Attributes:
+        ids: [D, C] candidates of each depth.
+        woven: their scores after each candidate of the depth above.
+    """
+
+    ids: Tensor = field(default_factory=lambda: torch.empty(0))
+    woven: Woven | None = None
+
+
+class LatticeSource(BlockSource):
+    """A lattice net on slots of its own.
+
+    A round costs one pass over the block and one call for the scores of all pairs. No level of a tree needs the network
+    again.
+    """
+
+    net: LatticeNet
+
+    def __init__(
+        self,
+        net: LatticeNet,
+        embed: Callable[[Tensor], Tensor],
+        head: LmHead | SubsetHead,
+        max_length: int,
+        max_slots: int,
+        noise: bool = True,
+    ) -> None:
+        super().__init__(net, embed, head, max_length, max_slots, noise)
+        ids = head.ids
+        self.width = min(net.config.candidates, head.vocab_size if ids is None else len(ids))
+        # Without a ranked vocabulary the tables would be large: each round then projects its own candidates.
+        self._tables = None if ids is None else self._projected(ids)
+        self._sharpness = 1 / net.pair_head.temperatures.float()
+        self._has_kernels = self._device.type == "cpu" and loaded_kernels() is not None
+        self.computed_by["pairs"] = path_taken(None if self._has_kernels else "there are no compiled kernels")
+
+    def open(self, slot: int, alone: bool = False) -> LatticeState:
+        return LatticeState(super().open(slot, alone).slot)
+
+    def grows(self, requests: Sequence[DraftRequest]) -> bool:
+        """Whether `trees` serves requests: logits and keyed noise alone decide what is best."""
+        return counts_scores_alone([request.stream for request in requests], self._noise, wants_entropy=False)
+
+    @torch.inference_mode()
+    def trees(
+        self, states: Sequence[LatticeState], requests: Sequence[DraftRequest], limits: Sequence[int]
+    ) -> list[DraftTree]:
+        """The trees of a round, after `begin`: of each request the nodes of most probable paths, best first. `limits`:
+        how deep each may be."""
+        wanted = [index for index, limit in enumerate(limits) if limit > 0 and requests[index].budget]
+        trees = [DraftTree.chain(torch.tensor(request.ids[-1:], device=self._device)) for request in requests]
+        pending = torch.tensor([requests[index].ids[-1] for index in wanted], device=self._device)
+        woven = self._weave([states[index] for index in wanted], pending, [limits[index] for index in wanted])
+        for index, one in zip(wanted, woven, strict=True):
+            shape = Topology.of(one.parents.tolist())
+            trees[index] = DraftTree(one.tokens.to(self._device), shape, draft_passes=1, scores=one.path_scores)
+        return trees
+
+    @torch.inference_mode()
+    def _draft_blocks(self, states: Sequence[BlockState], pending: Tensor) -> None:
+        self._weave([_own(state) for state in states], pending, [0] * len(states))
+
+    def _weave(self, states: Sequence[LatticeState], pending: Tensor, limits: Sequence[int]) -> list[Woven]:
+        """Draft a block for each state, score its pairs, and grow a tree as deep as its limit; none for 0."""
+        if not states:
+            return []
+        hidden, base = self._block(states, pending)  # [R, D, H], [R, D, K]
+        temperatures = [self._temperature(state.asked) for state in states]
+        base, others, columns = self._candidates_of(base, torch.tensor(temperatures, device=self._device))
+        ids = columns if self._head.ids is None else self._head.ids[columns]
+        tables, places = self._tables, columns
+        if tables is None:
+            tables, places = self._projected(ids.flatten()), torch.arange(ids.numel()).view(ids.shape)
+        head, dtype = self.net.pair_head, self.net.norm.weight.dtype
+        gates = head.h(hidden.flatten(0, 1).to(dtype)).float().unflatten(0, (len(states), -1))  # [R, D, r]
+        before = head.a(self._embed(pending.to(self._device)).to(dtype)).float()  # [R, r]
+        rows = []
+        for index, (state, limit) in enumerate(zip(states, limits, strict=True)):
+            stream, keys = state.asked.stream, list[tuple[int, int]]()
+            if limit and self._noise and not stream.params.is_greedy:
+                first = stream.first_position
+                keys = [noise_key(stream.seed, stream.sample_index, first + depth) for depth in range(self.depth)]
+            rows.append(
+                LatticeRows(
+                    before[index].contiguous(),
+                    *tables,
+                    places=places[index].contiguous(),
+                    ids=ids[index].contiguous(),
+                    gates=gates[index].contiguous(),
+                    base=base[index].contiguous(),
+                    others=others[index].contiguous(),
+                    sharpness=self._sharpness,
+                    temperature=temperatures[index],
+                    token=stream.ids[-1],
+                    budget=state.asked.budget if limit else 0,
+                    max_depth=limit,
+                    endings=stream.ending_ids,
+                    keys=keys,
+                )
+            )
+        found: list[Woven] = kernel.weave(rows) if self._has_kernels else reference.weave(rows)
+        for state, one, woven in zip(states, rows, found, strict=True):
+            state.ids, state.woven = one.ids, woven
+        return found
+
+    def _candidates_of(self, base: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The candidates of base logits [R, D, K]: their logits [R, D, C] and the logits of all others together [R, D],
+        so that softmax at the requests' temperatures [R] gives probabilities; and their columns [R, D, C]."""
+        warm = temperatures[:, None, None]
+        scaled = (base / warm).flatten(0, 1)
+        if self._has_kernels:
+            log_probs, columns = largest(scaled, self.width, normalised=True)
+        else:
+            log_probs, columns = scaled.log_softmax(dim=-1).topk(self.width, dim=-1)
+        none = torch.log1p(-log_probs.exp().sum(dim=-1).clamp(max=1 - 1e-6))  # [R * D]
+        shape = base.shape[:2]
+        return (
+            log_probs.unflatten(0, shape) * warm,
+            none.unflatten(0, shape) * warm[..., 0],
+            columns.unflatten(0, shape),
+        )
+
+    def _temperature(self, request: DraftRequest) -> float:
+        params = request.stream.params
+        return 1.0 if params.is_greedy or not self._noise else params.temperature
+
+    @torch.inference_mode()
+    def _projected(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """A and B [K, r] float32 of ids [K]."""
+        head, dtype = self.net.pair_head, self.net.norm.weight.dtype
+        pieces = [self._embed(part).to(dtype) for part in ids.split(_ROWS_AT_ONCE)]
+        a, b = (torch.cat([layer(piece).float() for piece in pieces]).contiguous() for layer in (head.a, head.b))
+        return a, b
+
+    def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:
+        logits: list[Tensor] = []
+        ids: list[Tensor] = []
+        masses: list[Tensor] = []
+        for state, tokens in zip(level.states, level.tokens.to(self._device).split(level.sizes), strict=True):
+            own, at = _own(state), level.depth
+            assert own.woven is not None, "a block comes before its levels"
+            rows = torch.zeros_like(tokens) if not at else (own.ids[at - 1] == tokens[:, None]).int().argmax(dim=1)
+            logits.append(own.woven.scores[at, rows])
+            masses.append(own.woven.log_mass[at, rows])
+            ids.append(own.ids[at].expand(len(tokens), -1))
+        paths = [path for state in level.states for path in state.paths]
+        best = best_ids(
+            torch.cat(logits),
+            level.streams,
+            [level.depth] * len(paths),
+            width,
+            self._noise,
+            paths,
+            Pool(torch.cat(ids), self._head.vocab_size),
+            frontier.wants_entropy,
+            frontier.draws,
+        )
+        log_probs = best.log_probs + torch.cat(masses)[:, None]
+        return Candidates(best.tokens, log_probs, int(level.is_first), best.entropy, best.draft_probs)
+
+
+def _own(state: BlockState) -> LatticeState:
+    assert isinstance(state, LatticeState)
+    return state
