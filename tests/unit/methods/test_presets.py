@@ -208,10 +208,11 @@ def test_fr_spec_needs_a_vocabulary_and_a_full_head(target: Path, drafters: dict
 def test_the_wrong_kind_of_drafter_is_refused(target: Path, drafters: dict[str, Path]) -> None:
     """Guards against a net of one kind run as another, a language model read as a net, or the reverse."""
     wanted = {"linear": "a language model"} | {kind: f"a drafter of kind {kind}" for kind in drafters}
-    wanted |= {f"outpace:draft={kind}": f"a drafter of kind {kind}" for kind in ("dflash", "eagle3")}
+    wanted |= {f"outpace:draft={kind}": f"a drafter of kind {kind}" for kind in ("dflash", "eagle3", "lattice")}
     wanted |= {"outpace": wanted["domino"], "samd:draft=eagle3": wanted["eagle3"], "graft-dflash": wanted["dflash"]}
     wanted |= {"graft": wanted["eagle3"], "fixed": wanted["linear"]}
     remedy = {"dflash": "outpace:draft=dflash", "eagle3": "outpace:draft=eagle3", "domino": "outpace"}
+    remedy |= {"lattice": "outpace:draft=lattice"}
     remedy |= {"language": "outpace:draft=linear"}
     for kind, drafter in (*drafters.items(), ("language", target)):
         model = outpace.load(str(target), "plain", drafter=str(drafter), dtype="float32", device="cpu")

@@ -180,11 +180,11 @@ class LatticeSource(BlockSource):
             level.streams,
             [level.depth] * len(paths),
             width,
-            self._noise,
-            paths,
-            Pool(torch.cat(ids), self._head.vocab_size),
-            frontier.wants_entropy,
-            frontier.draws,
+            noise=self._noise,
+            paths=paths,
+            pool=Pool(torch.cat(ids), self._head.vocab_size),
+            wants_entropy=frontier.wants_entropy,
+            draws=frontier.draws,
         )
         log_probs = best.log_probs + torch.cat(masses)[:, None]
         return Candidates(best.tokens, log_probs, int(level.is_first), best.entropy, best.draft_probs)

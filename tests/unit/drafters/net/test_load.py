@@ -89,7 +89,8 @@ def test_a_language_model_is_no_net_and_is_refused_by_name(tmp_path: Path) -> No
     folder = str(save_tiny_model(tmp_path))
     assert not is_net(folder)
     with pytest.raises(
-        ModelError, match=r"LlamaForCausalLM.*known kinds are dspark, dflash2, domino, dflash, dart, eagle3, medusa"
+        ModelError,
+        match=r"LlamaForCausalLM.*known kinds are dspark, dflash2, domino, lattice, dflash, dart, eagle3, medusa",
     ):
         load_net(folder)
 
