@@ -6,28 +6,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-OWN_KEYS_AT_ONCE = 1024
-"""Keys of chains per block. Every row of a block is scored against all of them though it sees only its own chain's:
-larger blocks waste work, smaller ones make many small products."""
-
-
-def attend_where(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
-    """Grouped-query attention under a mask.
-
-    Args:
-        query: [N, Q, heads, D].
-        key, value: [N, K, kv_heads, D].
-        visible: [N, Q, K] bool, or [Q, K] for all sequences; every row must see at least one key.
-
-    Returns:
-        [N, Q, heads, D].
-    """
-    group = query.shape[2] // key.shape[2]
-    # Not all fused kernels with a mask support grouped heads; copying keys is cheap in a training step.
-    keys, values = (rows.repeat_interleave(group, dim=2).transpose(1, 2) for rows in (key, value))
-    mask = visible if visible.ndim == 2 else visible[:, None]
-    out: Tensor = torch.nn.functional.scaled_dot_product_attention(query.transpose(1, 2), keys, values, attn_mask=mask)
-    return out.transpose(1, 2)
+ROWS_AT_ONCE = 256
+"""Rows of chains per block: scores of more exceed a CPU's caches, and fewer make many small products."""
 
 
 class ChainAttention:
@@ -62,7 +42,7 @@ class ChainAttention:
         Returns:
             [A, Q, heads, D].
         """
-        sizes = self._block_sizes(max(1, OWN_KEYS_AT_ONCE // key.shape[1]))
+        sizes = self._block_sizes(max(1, ROWS_AT_ONCE // query.shape[1]))
         blocks = zip(*(rows.split(sizes) for rows in (query, key, value, self._before)), strict=True)
         parts, start = [], 0
         for own, size in zip(blocks, sizes, strict=True):
@@ -90,17 +70,31 @@ def _attend(
     visible: Tensor,
     window: int | None,
 ) -> Tensor:
-    """Chains [C, Q or K, ...] of one sequence over earlier keys [P, ...], `before` [C] of which each sees."""
-    count, wide = query.shape[:2]
-    places = torch.arange(len(earlier_key), device=before.device)
-    sees_earlier = (places < before[:, None]).repeat_interleave(wide, dim=0)  # [C * Q, P]
+    """Chains [C, Q or K, ...] of one sequence over earlier keys [P, ...], `before` [C] of which each sees.
+
+    Products with earlier keys are one for all chains, products with own keys one per chain. A fused kernel would need
+    all keys of a block in one list, most of them masked, and on a CPU takes three times as long."""
+    (count, wide, heads, size), (own, kv_heads) = query.shape, key.shape[1:3]
+    group, earlier = heads // kv_heads, len(earlier_key)
+    places = torch.arange(earlier, device=before.device)
+    hidden = (places >= before[:, None])[:, None]  # [C, 1, P]
     if window is not None:
-        own_places = (before[:, None] + torch.arange(wide, device=before.device)).flatten()  # [C * Q]
-        sees_earlier &= places > own_places[:, None] - window
-    itself = torch.eye(count, dtype=torch.bool, device=before.device)[:, None, :, None]
-    sees_own = (itself & visible[:, None, :]).reshape(count * wide, -1)  # [C * Q, C * K]
-    seen = torch.cat((sees_earlier, sees_own), dim=1)  # [C * Q, P + C * K]
-    keys, values = (
-        torch.cat((rows, own.flatten(0, 1)))[None] for rows, own in ((earlier_key, key), (earlier_value, value))
+        row_places = before[:, None] + torch.arange(wide, device=before.device)  # [C, Q]
+        hidden = hidden | (places <= row_places[..., None] - window)  # [C, Q, P]
+    rows = query.unflatten(2, (kv_heads, group)).permute(2, 0, 3, 1, 4) * size**-0.5  # [kv_heads, C, group, Q, D]
+    mine, theirs = key.permute(2, 0, 3, 1), value.permute(2, 0, 1, 3)  # [kv_heads, C, D, K], [kv_heads, C, K, D]
+    scores = torch.cat(
+        (
+            (rows.flatten(1, 3) @ earlier_key.permute(1, 2, 0))
+            .view(kv_heads, count, group, wide, earlier)
+            .masked_fill(hidden[:, None], -torch.inf),
+            (rows.flatten(2, 3) @ mine)
+            .view(kv_heads, count, group, wide, own)
+            .masked_fill(~visible, -torch.inf),
+        ),
+        dim=-1,
     )
-    return attend_where(query.flatten(0, 1)[None], keys, values, seen).view(query.shape)
+    of_earlier, of_own = scores.softmax(dim=-1).split((earlier, own), dim=-1)
+    out = (of_earlier.flatten(1, 3) @ earlier_value.transpose(0, 1)).view(rows.shape)
+    out = out + (of_own.flatten(2, 3) @ theirs).view(rows.shape)
+    return out.permute(1, 3, 0, 2, 4).flatten(2, 3)

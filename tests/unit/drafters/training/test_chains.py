@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from outpace.drafters.training import attention
-from outpace.drafters.training.attention import ChainAttention, attend_where
+from outpace.drafters.training.attention import ChainAttention
 
 SEQUENCES = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2])
 BEFORE = torch.tensor([0, 5, 3, 2, 9, 4, 2, 1])
@@ -21,6 +21,25 @@ def tensors(wide: int, own: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor
     earlier, later = (drawn(3, 9, 2, 8, seed=seed) for seed in (0, 1))
     key, value = (drawn(8, own, 2, 8, seed=seed) for seed in (2, 3))
     return earlier, later, drawn(8, wide, 4, 8, seed=4), key, value
+
+
+def attend_where(query: Tensor, key: Tensor, value: Tensor, visible: Tensor) -> Tensor:
+    """Grouped-query attention under a mask.
+
+    Args:
+        query: [N, Q, heads, D].
+        key, value: [N, K, kv_heads, D].
+        visible: [N, Q, K] bool, or [Q, K] for all sequences; every row must see at least one key.
+
+    Returns:
+        [N, Q, heads, D].
+    """
+    group = query.shape[2] // key.shape[2]
+    # Not all fused kernels with a mask support grouped heads; copying keys is cheap in a training step.
+    keys, values = (rows.repeat_interleave(group, dim=2).transpose(1, 2) for rows in (key, value))
+    mask = visible if visible.ndim == 2 else visible[:, None]
+    out: Tensor = torch.nn.functional.scaled_dot_product_attention(query.transpose(1, 2), keys, values, attn_mask=mask)
+    return out.transpose(1, 2)
 
 
 def dense(earlier_key: Tensor, earlier_value: Tensor, query: Tensor, key: Tensor, value: Tensor, see: Tensor) -> Tensor:
@@ -40,7 +59,7 @@ def test_blocks_of_chains_attend_as_each_chain_alone(
     wide: int, own: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against chains that see one another's rows or later pairs, and against blocks across sequences."""
-    monkeypatch.setattr(attention, "OWN_KEYS_AT_ONCE", at_once)
+    monkeypatch.setattr(attention, "ROWS_AT_ONCE", at_once)
     visible = torch.ones(wide, own, dtype=torch.bool).tril(own - wide)
     given = earlier_key, earlier_value, query, key, value = tensors(wide, own)
     found = ChainAttention(earlier_key, earlier_value, SEQUENCES, BEFORE)(query, key, value, visible)

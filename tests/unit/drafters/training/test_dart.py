@@ -64,7 +64,7 @@ def test_the_loss_is_that_of_each_anchor_alone(
     net: dict[str, Any], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against mask rows that see those of other anchors or later pairs, positions or depths off by one."""
-    monkeypatch.setattr(attention, "OWN_KEYS_AT_ONCE", 20)
+    monkeypatch.setattr(attention, "ROWS_AT_ONCE", 20)
     objective = objective_of(3, net, anchors=count, gamma=2.5)
     with torch.no_grad():  # wide weights: at 0.02 attention adds next to nothing
         for weight in objective.net.parameters():

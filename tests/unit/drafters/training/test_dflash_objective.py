@@ -57,7 +57,7 @@ def test_the_loss_is_that_of_every_block_by_itself(kind: str, monkeypatch: pytes
     batch = blocks.short(objective.taps)
     _, loss, weight = blocks.reference(objective, batch, all_anchors(batch), gamma=3.0)
     for rows in (1, 15, 512):  # blocks by themselves, in threes, all together
-        monkeypatch.setattr(attention, "OWN_KEYS_AT_ONCE", rows)
+        monkeypatch.setattr(attention, "ROWS_AT_ONCE", rows)
         terms = objective(batch, 0.5)
         assert terms["loss"].item() == pytest.approx(loss, rel=1e-5)
         assert terms["weight"].item() == pytest.approx(weight, rel=1e-6)

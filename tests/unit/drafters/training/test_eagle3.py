@@ -95,7 +95,7 @@ def test_the_loss_is_that_of_each_chain_alone(
     net: dict[str, Any], labels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Guards against steps that see other chains' rows, positions, tokens or labels off by one."""
-    monkeypatch.setattr(attention, "OWN_KEYS_AT_ONCE", 20)
+    monkeypatch.setattr(attention, "ROWS_AT_ONCE", 20)
     objective = objective_of(3, net, labels=labels)
     with torch.no_grad():  # wide weights: at 0.02 attention adds next to nothing
         for weight in objective.net.parameters():
