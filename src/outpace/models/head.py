@@ -51,6 +51,7 @@ class LmHead:
         self.vocab_size: int = layer.outputs if isinstance(layer, KernelLinear) else layer.weight.shape[0]
         self.ids: Tensor | None = None  # as in SubsetHead; None for all
         self.fixed_rows: int | None = None
+        self._scored: tuple[Tensor, Tensor] | None = None  # ids, and their rows of the weight
         self._subsets: WeakValueDictionary[bytes, SubsetHead] = WeakValueDictionary()
 
     @property
@@ -110,7 +111,9 @@ class LmHead:
         """Logits [..., V] in the compute dtype, or [..., K] of some ids; gradients reach hidden states [..., H]."""
         weight, bias = self._weight, self._bias
         if ids is not None:
-            weight, bias = weight[ids], None if bias is None else bias[ids]
+            if self._scored is None or self._scored[0] is not ids:  # a training step scores the same ids many times
+                self._scored = ids, weight[ids]
+            weight, bias = self._scored[1], None if bias is None else bias[ids]
         return self._capped(nn.functional.linear(hidden.to(weight.dtype), weight, bias))
 
     def restricted(self, ids: Tensor) -> "SubsetHead":

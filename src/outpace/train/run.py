@@ -313,6 +313,12 @@ def begin_with(objective: Objective, folder: str) -> None:
     else:  # a language model
         described = own = {}
         tensors = {f"model.{name}": one for name, one in read_checkpoint(locate(found, FILES, "start")).tensors.items()}
+    ranked, file = objective.vocabulary.ranked, locate(found, FILES, "start") / FILE_NAME
+    if ranked is not None and file.is_file():
+        ids: Tensor = load_vocabulary(file, objective.target.vocab_size).to(ranked.device)
+        if len(ids) == len(ranked):
+            objective.compare(objective.vocabulary.of(ids))
+    tensors = objective.narrowed(tensors)
     wrong = [
         f"{name}={described[name]!r} there, {own[name]!r} here"
         for name in sorted(described.keys() & own.keys())
@@ -337,11 +343,6 @@ def begin_with(objective: Objective, folder: str) -> None:
     with torch.no_grad():
         for name, tensor in tensors.items():
             here[name].copy_(tensor)
-    ranked, file = objective.vocabulary.ranked, locate(found, FILES, "start") / FILE_NAME
-    if ranked is not None and file.is_file():
-        ids: Tensor = load_vocabulary(file, objective.target.vocab_size).to(ranked.device)
-        if len(ids) == len(ranked):
-            objective.compare(objective.vocabulary.of(ids))
 
 
 def weights_hash(folder: str) -> str:

@@ -50,7 +50,7 @@ def make_optimizers(net: nn.Module, rates: TrainingSettings) -> list[Optimizer]:
     if matrices:
         made.append(Muon(matrices, lr=rate, weight_decay=decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"))
     if rest:
-        made.append(AdamW(rest, lr=rate, betas=rates.betas, weight_decay=decay))
+        made.append(AdamW(rest, lr=rate, betas=rates.betas, weight_decay=decay, fused=True))
     return made
 
 

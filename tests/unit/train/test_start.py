@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from outpace.drafters.domino.net import DominoNet
+from outpace.drafters.load import load_net
 from outpace.drafters.training.losses import LossVocabulary
 from outpace.drafters.training.objective import Objective
 from outpace.lib.errors import InvalidRequest, ModelError
@@ -73,6 +75,30 @@ def test_what_is_drafted_stays_the_same(size: int, kept: bool, tmp_path: Path) -
     assert len(compared) == len(wanted) + 5
     best = after.scores(torch.randn(9, after.target.hidden_size)).argmax(dim=-1)
     assert torch.isin(best, wanted).all()
+
+
+def test_rows_stay_with_their_ids(tmp_path: Path) -> None:
+    """Guards against W2's rows of ids that are never drafted in an optimizer, rows read as those of other ids, and a
+    drafter written with other rows than zeros there."""
+    limits: dict[str, Any] = {"vocabulary": 12, "sampled": 4}
+    before, after = domino.fresh(0, **limits), domino.fresh(1, **limits)
+    weight, ids = before.net.head.vocabulary_weight, before.vocabulary.ranked
+    assert ids is not None
+    assert weight.shape[0] == 12
+    with torch.no_grad():
+        weight.copy_(torch.arange(1.0, 13.0)[:, None].expand_as(weight))
+    after.compare(LossVocabulary((ids + 1) % tiny.VOCAB, tiny.VOCAB, 4))
+    folder = written(before, tmp_path / "drafter")
+    net = load_net(folder)
+    assert isinstance(net, DominoNet)
+    stored = net.head.vocabulary_weight
+    assert stored.shape[0] == tiny.VOCAB
+    assert torch.equal(stored[ids], weight)
+    assert not stored[[at for at in range(tiny.VOCAB) if at not in ids]].any()
+    begin_with(after, folder)
+    assert torch.equal(after.net.head.vocabulary_weight, weight)
+    assert after.vocabulary.ranked is not None
+    assert torch.equal(after.vocabulary.ranked, ids)
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ before the anchor, and itself. The loss is the cross-entropy of each position wi
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet, LayerType, default_target_layer_ids
@@ -21,11 +21,13 @@ from outpace.drafters.training.batch import Anchors, Batch, Facts, random_anchor
 from outpace.drafters.training.losses import (
     FEW_ROWS,
     Compared,
+    Loss,
     LossVocabulary,
     VocabularySettings,
     depth_weights,
+    paced_weights,
+    row_losses,
     summed_with_gradients,
-    weighted_cross_entropy,
 )
 from outpace.drafters.training.objective import Objective, initialise, layer_sizes
 from outpace.drafters.training.settings import Section
@@ -75,6 +77,21 @@ class DFlashObjectiveSettings(VocabularySettings):
     labels: Labels = Field(
         default="tokens", description="tokens, as the authors; or target-softmax, the distributions they came from."
     )
+    loss: Loss = Field(
+        default="ce",
+        description="ce: cross-entropy; tv-mix: a tenth of it and 0.9 of the sum of differences (DSpark); lk: KL, and "
+        "the more total variation the more drafts are accepted (LK losses). The last two need labels=target-softmax.",
+    )
+    depth_weights: Literal["decay", "d-pace"] = Field(
+        default="decay",
+        description="decay: as gamma says; d-pace: by the tokens that a round may still gain there (D-PACE).",
+    )
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> Self:
+        if self.loss != "ce" and self.labels != "target-softmax":
+            raise ValueError(f"loss={self.loss}: compares with distributions; set objective.labels=target-softmax")
+        return self
 
 
 class DFlashObjective(Objective):
@@ -107,11 +124,14 @@ class DFlashObjective(Objective):
         rows = self._supervised(batch, anchors, self.depth)
         hidden = block_outputs(self.net, self.target, batch, anchors)[:, 1:]  # [A, D, H]
 
-        def losses(hidden: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
-            return weighted_cross_entropy(rows.logits(hidden), rows.labels(truth), weights)[None]
+        def losses(hidden: Tensor, truth: Tensor, depths: Tensor) -> Tensor:
+            found, accepted = row_losses(rows.logits(hidden), rows.labels(truth), rows.loss)
+            weights = rows.weigh(depths, accepted)
+            return torch.stack([(found * weights).sum(), weights.sum()])
 
-        loss = summed_with_gradients(losses, (hidden[rows.own], rows.truth, rows.weights), at_once=rows.at_once)
-        return {"loss": loss[0], "weight": rows.weights.sum()}
+        pieces = hidden[rows.own], rows.truth, rows.depths
+        loss, weight = summed_with_gradients(losses, pieces, at_once=rows.at_once).unbind()
+        return {"loss": loss, "weight": weight.detach()}
 
     @torch.no_grad()
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
@@ -132,9 +152,10 @@ class DFlashObjective(Objective):
             before = anchors.positions[:, None] + torch.arange(depth, device=ids.device)  # of the token before each
             rows = anchors.rows[:, None].expand_as(own)
             truth = batch.features[rows[own], before[own], -self.target.hidden_size :]
-        gamma = self.settings.gamma or default_gamma(self.net.config.block_size)
-        weights = depth_weights(depth, gamma, ids.device).expand(len(anchors), -1)[own]
-        return SupervisedRows(own, truth, weights, compared, self.target)
+        settings = self.settings
+        gamma = settings.gamma or default_gamma(self.net.config.block_size)
+        decay = depth_weights(depth, gamma, ids.device) if settings.depth_weights == "decay" else None
+        return SupervisedRows(own, truth, decay, settings.loss, compared, self.target)
 
 
 def build_dflash(
@@ -229,14 +250,24 @@ class SupervisedRows:
     Attributes:
         own: [A, D] bool, which positions.
         truth: true ids [R], as indices of the compared ids; or features [R, H] of the target's distributions.
-        weights: [R].
+        decay: [D] weights of depths; None for D-PACE's.
     """
 
     own: Tensor
     truth: Tensor
-    weights: Tensor
+    decay: Tensor | None
+    loss: Loss
     compared: Compared
     target: FrozenTarget
+
+    @property
+    def depths(self) -> Tensor:
+        """[R] int64, the depth of each row, from 0."""
+        return self.own.nonzero()[:, 1]
+
+    def weigh(self, depths: Tensor, accepted: Tensor) -> Tensor:
+        """Weights [R] of whole blocks. `depths`, `accepted`: as of `paced_weights`."""
+        return paced_weights(depths, accepted, self.own.shape[1]) if self.decay is None else self.decay[depths]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The target's head on outputs [R, H]: [R, K] in float32 at least."""
@@ -249,9 +280,10 @@ class SupervisedRows:
         return self.logits(truth).softmax(dim=-1) if truth.is_floating_point() else truth
 
     @property
-    def at_once(self) -> int:
-        """Rows to score at a time."""
-        return self.compared.rows_at_once(FEW_ROWS, self.target.vocab_size)
+    def at_once(self) -> list[int]:
+        """How many rows to score at a time: whole blocks, of about `FEW_ROWS` rows."""
+        size = max(1, FEW_ROWS // self.own.shape[1])
+        return [int(blocks.sum()) for blocks in self.own.split(size)]
 
 
 def right_runs(ids: Tensor, own: Tensor, scores: Callable[[int, Tensor], Tensor]) -> Tensor:

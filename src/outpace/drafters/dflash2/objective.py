@@ -16,7 +16,7 @@ from outpace.drafters.dflash2.net import DFlash2Config, DFlash2Layer, DFlash2Net
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
 from outpace.drafters.training.batch import Batch, Facts, random_anchors
-from outpace.drafters.training.losses import LossVocabulary, summed_with_gradients, weighted_cross_entropy
+from outpace.drafters.training.losses import LossVocabulary, row_losses, summed_with_gradients, weighted_cross_entropy
 from outpace.drafters.training.objective import initialise
 from outpace.models.frozen import FrozenTarget
 
@@ -50,19 +50,21 @@ class DFlash2Objective(NeighbourObjective):
         right = head.successors if ranked is None else head.successors[ranked]  # [K, r]
         count = min(self.net.config.selector_top_k, len(right))
 
-        def losses(hidden: Tensor, left: Tensor, truth: Tensor, places: Tensor, weights: Tensor) -> Tensor:
+        def losses(hidden: Tensor, left: Tensor, truth: Tensor, places: Tensor, depths: Tensor) -> Tensor:
             scores = rows.logits(hidden)
-            base = weighted_cross_entropy(scores, rows.labels(truth), weights)
+            of_base, accepted = row_losses(scores, rows.labels(truth), rows.loss)
+            weights = rows.weigh(depths, accepted)
+            base = (of_base * weights).sum()
             best = scores[:, : len(right)].topk(count).indices  # [R, k]
             pairs = scores.gather(1, best) + torch.einsum("rd,rkd->rk", left, right[best])
             is_true = best == places[:, None]
             found = weights * is_true.any(dim=1)
             selector = weighted_cross_entropy(pairs, is_true.int().argmax(dim=1), found)
-            return torch.stack([base + selector, base, selector])
+            return torch.stack([base + selector, base, selector, weights.sum()])
 
-        pieces = (hidden, head.left(before, hidden), rows.truth, places, rows.weights)
-        loss, base, selector = summed_with_gradients(losses, pieces, (right,), rows.at_once).unbind()
-        return {"loss": loss, "weight": rows.weights.sum(), "base": base.detach(), "selector": selector.detach()}
+        pieces = (hidden, head.left(before, hidden), rows.truth, places, rows.depths)
+        loss, base, selector, weight = summed_with_gradients(losses, pieces, (right,), rows.at_once).unbind()
+        return {"loss": loss, "weight": weight.detach(), "base": base.detach(), "selector": selector.detach()}
 
 
 def build_dflash2(

@@ -26,7 +26,7 @@ from outpace.drafters.domino.net import DominoConfig, DominoHead, DominoNet
 from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
 from outpace.drafters.training.batch import Anchors, Batch, Facts, random_anchors
-from outpace.drafters.training.losses import FEW_ROWS, LossVocabulary, summed_with_gradients, weighted_cross_entropy
+from outpace.drafters.training.losses import FEW_ROWS, LossVocabulary, row_losses, summed_with_gradients
 from outpace.drafters.training.objective import initialise
 from outpace.models.frozen import FrozenTarget
 
@@ -71,6 +71,7 @@ class DominoObjective(DFlashObjective):
 
     net: DominoNet
     settings: DominoObjectiveSettings
+    by_id = ("head.embed_proj.2.weight",)
 
     def forward(self, batch: Batch, progress: float) -> Mapping[str, Tensor]:
         """As `Objective.forward`; "base" and "final" are the two losses."""
@@ -90,19 +91,22 @@ class DominoObjective(DFlashObjective):
         corrected = torch.tensor([config.draft_step(at).corrected for at in range(1, depth + 1)], device=fed.device)
         share = self._base_share(progress)
 
-        def losses(hidden: Tensor, states: Tensor, corrected: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
+        def losses(hidden: Tensor, states: Tensor, corrected: Tensor, truth: Tensor, depths: Tensor) -> Tensor:
             labels, scores = rows.labels(truth), rows.logits(hidden)
-            moved = scores + self._correction(hidden, states, corrected, rows.compared.ids)
-            base, final = (weighted_cross_entropy(logits, labels, weights) for logits in (scores, moved))
+            moved = scores + self._correction(hidden, states, corrected, scores.shape[1])
+            of_base, _ = row_losses(scores, labels, rows.loss)
+            of_final, accepted = row_losses(moved, labels, rows.loss)
+            weights = rows.weigh(depths, accepted)
+            base, final = ((found * weights).sum() for found in (of_base, of_final))
             # With lambda = 0 the base needs no gradient.
             loss = (1 - share) * final + share * base if share else final
-            return torch.stack([loss, base, final])
+            return torch.stack([loss, base, final, weights.sum()])
 
         own = rows.own
-        pieces = (hidden[own], states[own], corrected.expand_as(own)[own], rows.truth, rows.weights)
+        pieces = (hidden[own], states[own], corrected.expand_as(own)[own], rows.truth, rows.depths)
         weights = tuple(self.net.head.embed_proj.parameters())
-        loss, base, final = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
-        return {"loss": loss, "weight": rows.weights.sum(), "base": base.detach(), "final": final.detach()}
+        loss, base, final, weight = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
+        return {"loss": loss, "weight": weight.detach(), "base": base.detach(), "final": final.detach()}
 
     def may_stop(self, progress: float) -> bool:
         """Once lambda is small: before, the loss depends little on the head."""
@@ -127,19 +131,17 @@ class DominoObjective(DFlashObjective):
     def _embed(self, ids: Tensor) -> Tensor:
         return self.target.embed(ids).to(self.net.norm.weight.dtype)
 
-    def _correction(self, hidden: Tensor, states: Tensor, corrected: Tensor, ids: Tensor | None) -> Tensor:
-        """What the head adds to base logits, [R, V] or [R, K] of some ids (section 4.1.2).
+    def _correction(self, hidden: Tensor, states: Tensor, corrected: Tensor, count: int) -> Tensor:
+        """What the head adds to base logits (section 4.1.2), [R, count]: zero for ids that are never drafted, which
+        follow those that are.
 
         Args:
             hidden: [R, H] of the positions that draft.
             states: [R, G] before these drafts.
             corrected: [R] bool; false where the base logits are used alone.
-            ids: [K]; None for all.
         """
-        head = self.net.head
-        low = head.low_rank(hidden, states) * corrected[:, None]  # [R, r]
-        weight = head.vocabulary_weight if ids is None else head.vocabulary_weight[ids]
-        return nn.functional.linear(low, weight)
+        moves = self.net.head.correction(hidden, states) * corrected[:, None]
+        return nn.functional.pad(moves, (0, count - moves.shape[1]))
 
     @torch.no_grad()
     def _drafts(self, hidden: Tensor, pending: Tensor) -> Tensor:
@@ -150,12 +152,14 @@ class DominoObjective(DFlashObjective):
         for depth in range(1, hidden.shape[1] + 1):
             if depth > 1:
                 state = head.step(state, self._embed(drafts[-1]))
-            corrected = torch.full_like(pending, self.net.config.draft_step(depth).corrected, dtype=torch.bool)
-            pieces = zip(*(rows.split(FEW_ROWS) for rows in (hidden[:, depth - 1], state, corrected)), strict=True)
+            is_corrected = self.net.config.draft_step(depth).corrected
+            pieces = zip(*(rows.split(FEW_ROWS) for rows in (hidden[:, depth - 1], state)), strict=True)
             best = torch.cat(
                 [
-                    (self.target.logits(rows, ids).float() + self._correction(rows, before, where, ids)).argmax(dim=-1)
-                    for rows, before, where in pieces
+                    (self.target.logits(rows, ids).float() + is_corrected * head.correction(rows, before)).argmax(
+                        dim=-1
+                    )
+                    for rows, before in pieces
                 ]
             )
             drafts.append(best if ids is None else ids[best])
@@ -172,7 +176,9 @@ class DominoObjective(DFlashObjective):
             base = self.scores(hidden[chains, depth - 1])
             if not self.net.config.draft_step(depth).corrected:
                 return base
-            return base + self.net.head.correction(hidden[chains, depth - 1], states[chains, depth - 1])
+            moves = self.net.head.correction(hidden[chains, depth - 1], states[chains, depth - 1]).to(base.dtype)
+            ranked = self.vocabulary.ranked
+            return base + moves if ranked is None else base.index_add(1, ranked, moves)
 
         return right_runs(ids, own, scores)
 

@@ -39,6 +39,7 @@ class DSparkObjectiveSettings(DFlashObjectiveSettings):
     labels: Literal["target-softmax"] = Field(
         default="target-softmax", description="The loss compares with the target's distributions."
     )
+    loss: Literal["tv-mix"] = Field(default="tv-mix", description="Its own, with cross-entropies of the true tokens.")
 
 
 class DSparkObjective(NeighbourObjective):
@@ -61,20 +62,21 @@ class DSparkObjective(NeighbourObjective):
         right = head.successors if compared.ids is None else head.successors[compared.ids]  # [K, r]
 
         def losses(
-            hidden: Tensor, left: Tensor, confidence: Tensor, truth: Tensor, places: Tensor, weights: Tensor
+            hidden: Tensor, left: Tensor, confidence: Tensor, truth: Tensor, places: Tensor, depths: Tensor
         ) -> Tensor:
             scores = rows.logits(hidden) + nn.functional.linear(left, right)
             distance = (scores.softmax(dim=-1) - rows.labels(truth)).abs().sum(dim=-1)  # [R]
             accepted = 1 - distance.detach() / 2
+            weights = rows.weigh(depths, accepted)
             doubt = nn.functional.binary_cross_entropy_with_logits(confidence, accepted, reduction="none")
             ce = weighted_cross_entropy(scores, places, weights)
             apart, unsure = (distance * weights).sum(), (doubt * weights).sum()
-            return torch.stack([CE_SHARE * ce + DISTANCE_SHARE * apart + unsure, ce, apart, unsure])
+            return torch.stack([CE_SHARE * ce + DISTANCE_SHARE * apart + unsure, weights.sum(), ce, apart, unsure])
 
-        pieces = (hidden, head.left(before, hidden), confidence, rows.truth, places, rows.weights)
-        loss, *parts = summed_with_gradients(losses, pieces, (right,), rows.at_once).unbind()
+        pieces = (hidden, head.left(before, hidden), confidence, rows.truth, places, rows.depths)
+        loss, weight, *parts = summed_with_gradients(losses, pieces, (right,), rows.at_once).unbind()
         named = zip(("ce", "distance", "confidence"), parts, strict=True)
-        return {"loss": loss, "weight": rows.weights.sum()} | {name: part.detach() for name, part in named}
+        return {"loss": loss, "weight": weight.detach()} | {name: part.detach() for name, part in named}
 
 
 def build_dspark(

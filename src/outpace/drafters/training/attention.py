@@ -88,13 +88,12 @@ def _attend(
             (rows.flatten(1, 3) @ earlier_key.permute(1, 2, 0))
             .view(kv_heads, count, group, wide, earlier)
             .masked_fill(hidden[:, None], -torch.inf),
-            (rows.flatten(2, 3) @ mine)
-            .view(kv_heads, count, group, wide, own)
-            .masked_fill(~visible, -torch.inf),
+            (rows.flatten(2, 3) @ mine).view(kv_heads, count, group, wide, own).masked_fill(~visible, -torch.inf),
         ),
         dim=-1,
     )
     of_earlier, of_own = scores.softmax(dim=-1).split((earlier, own), dim=-1)
     out = (of_earlier.flatten(1, 3) @ earlier_value.transpose(0, 1)).view(rows.shape)
     out = out + (of_own.flatten(2, 3) @ theirs).view(rows.shape)
-    return out.permute(1, 3, 0, 2, 4).flatten(2, 3)
+    attended: Tensor = out.permute(1, 3, 0, 2, 4).flatten(2, 3)
+    return attended

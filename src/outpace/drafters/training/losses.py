@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -16,6 +16,10 @@ from outpace.drafters.training.batch import Facts
 from outpace.drafters.training.settings import Section
 from outpace.lib.errors import InvalidRequest
 
+Loss = Literal["ce", "tv-mix", "lk"]
+CE_SHARE = 0.1  # DSpark
+LK_DECAY = 3.0  # LK losses, hybrid
+PACE_FLOOR = 0.5  # D-PACE's alpha, by which no acceptance counts as less
 ROWS_AT_ONCE = 1024
 FEW_ROWS = 256  # float32 scores of more rows exceed a CPU's caches
 
@@ -31,13 +35,17 @@ def summed(compute: Callable[..., Tensor], rows: Sequence[Tensor], at_once: int 
 
 
 def summed_with_gradients(
-    compute: Callable[..., Tensor], rows: Sequence[Tensor], weights: Sequence[Tensor] = (), at_once: int = FEW_ROWS
+    compute: Callable[..., Tensor],
+    rows: Sequence[Tensor],
+    weights: Sequence[Tensor] = (),
+    at_once: int | list[int] = FEW_ROWS,
 ) -> Tensor:
     """Like `summed`, but computes nothing twice: a piece's gradients are computed together with its loss.
 
     Args:
         compute: gets a piece of each tensor and returns sums [S]; the first is the loss.
         rows: tensors [R, ...], split into the same pieces.
+        at_once: rows of a piece, or of each.
 
     Returns:
         [S], of which only the first is differentiable.
@@ -50,7 +58,9 @@ def summed_with_gradients(
 
 class _Summed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, compute: Callable[..., Tensor], at_once: int, count: int, *tensors: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, compute: Callable[..., Tensor], at_once: int | list[int], count: int, *tensors: Tensor
+    ) -> Tensor:
         rows, weights = tensors[:count], tensors[count:]
         wanted = ctx.needs_input_grad[3 : 3 + count]
         total: Tensor | int = 0
@@ -88,37 +98,91 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> T
         labels: ids [R], or distributions [R, V].
         weights: [R].
     """
+    return (row_losses(logits, labels)[0] * weights).sum()
+
+
+def row_losses(logits: Tensor, labels: Tensor, loss: Loss = "ce") -> tuple[Tensor, Tensor]:
+    """Losses [R] of logits [R, V], in float32 at least; and without gradients how likely each row's draft is accepted,
+    [R]: the probability of the true id, or the overlap of the two distributions.
+
+    Args:
+        logits: [R, V].
+        labels: ids [R], or distributions [R, V], which losses other than "ce" need.
+    """
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    loss: Tensor = _CrossEntropy.apply(wide, labels, weights)  # type: ignore[no-untyped-call]
-    return loss
+    made: tuple[Tensor, Tensor] = _RowLosses.apply(wide, labels, loss)  # type: ignore[no-untyped-call]
+    return made
 
 
-class _CrossEntropy(torch.autograd.Function):
-    """Computes its gradient in place; the stock one allocates three more tensors [R, V]."""
+class _RowLosses(torch.autograd.Function):
+    """Computes its gradient in place; the stock cross-entropy allocates three more tensors [R, V]."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
         log_probs = torch.log_softmax(logits, dim=-1)
-        ctx.save_for_backward(log_probs, labels, weights)
-        if labels.is_floating_point():
-            return -((log_probs * labels).sum(dim=-1) * weights).sum()
-        return -(log_probs.gather(1, labels[:, None])[:, 0] * weights).sum()
+        if not labels.is_floating_point():
+            assert loss == "ce", f"{loss} compares with distributions"
+            losses = -log_probs.gather(1, labels[:, None])[:, 0]
+            ctx.save_for_backward(log_probs, labels)
+            accepted = torch.exp(-losses)
+        else:
+            entropies = -(log_probs * labels).sum(dim=-1)
+            accepted = torch.minimum(log_probs.exp(), labels).sum(dim=-1)
+            if loss == "ce":
+                share, losses = torch.ones_like(accepted), entropies
+            elif loss == "tv-mix":
+                share = torch.full_like(accepted, CE_SHARE)
+                losses = CE_SHARE * entropies + (1 - CE_SHARE) * 2 * (1 - accepted)
+            else:
+                share = torch.exp(-LK_DECAY * accepted)
+                divergences = entropies + torch.xlogy(labels, labels).sum(dim=-1)
+                losses = share * divergences + (1 - share) * (1 - accepted)
+            ctx.save_for_backward(log_probs, labels, share)
+        ctx.rate = 2.0 if loss == "tv-mix" else 1.0  # of the total variation distance
+        ctx.mark_non_differentiable(accepted)
+        return losses, accepted
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, outer: Tensor) -> tuple[Tensor, None, None]:
-        log_probs, labels, weights = ctx.saved_tensors
+    def backward(ctx: Any, outer: Tensor, _: Tensor) -> tuple[Tensor, None, None]:
+        log_probs, labels, *rest = ctx.saved_tensors
         gradient = log_probs.exp_()
-        if labels.is_floating_point():
-            gradient -= labels
-        else:
+        if not rest:
             gradient[torch.arange(len(labels), device=labels.device), labels] -= 1
-        return gradient.mul_((weights * outer)[:, None]), None, None
+            return gradient.mul_(outer[:, None]), None, None
+        share = rest[0][:, None]
+        far = ctx.rate * (1 - share)  # of the total variation distance, whose gradient is p (sum of p[p < q] - [p < q])
+        if bool(far.any()):
+            below = gradient < labels
+            lost = (gradient * below).sum(dim=-1, keepdim=True)
+            gradient *= (share + far * lost) - far * below
+        gradient -= share * labels
+        return gradient.mul_(outer[:, None]), None, None
 
 
 def depth_weights(depth: int, gamma: float, device: torch.device) -> Tensor:
     """[depth] exp(-(k - 1) / gamma) for depths k from 1 (DFlash; Domino 4.2)."""
     return torch.exp(-torch.arange(depth, device=device, dtype=torch.float32) / gamma)
+
+
+def paced_weights(depths: Tensor, accepted: Tensor, depth: int) -> Tensor:
+    """D-PACE's weights (arXiv 2605.18810): how many tokens a round may still gain at a draft and after it.
+
+    Args:
+        depths: [R] int64, of each supervised row, from 0; ascending within a block.
+        accepted: [R] how likely each draft is accepted, given that those before are.
+        depth: most rows of a block.
+
+    Returns:
+        [R] without gradients.
+    """
+    starts = torch.cat((depths.new_ones(1, dtype=torch.bool), depths[1:] <= depths[:-1]))
+    blocks = starts.cumsum(0) - 1  # [R]
+    likely = accepted.new_ones(int(blocks[-1]) + 1, depth)
+    likely[blocks, depths] = PACE_FLOOR + (1 - PACE_FLOOR) * accepted.detach()
+    reached = torch.zeros_like(likely)
+    reached[blocks, depths] = likely.cumprod(dim=1)[blocks, depths]  # depths that are not supervised gain nothing
+    return reached.flip(1).cumsum(dim=1).flip(1)[blocks, depths]
 
 
 class VocabularySettings(Section):

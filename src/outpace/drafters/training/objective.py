@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,9 +32,14 @@ class Objective(nn.Module, ABC):
         taps: the target's hidden states that `batch.features` holds, concatenated.
         depth: most tokens that a chain drafts per round.
         vocabulary: which ids the loss compares; None for all.
+
+    Attributes:
+        by_id: names of the weights in `net` with a row per id of the target. In training they have a row per id that
+            the drafter drafts: the others would cost an optimizer's time and memory and never be used.
     """
 
     target: FrozenTarget
+    by_id: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -48,10 +53,32 @@ class Objective(nn.Module, ABC):
         self.net, self.taps, self.depth = net, taps, depth
         object.__setattr__(self, "target", target)
         self.compare(vocabulary or LossVocabulary())
+        for name, rows in self.narrowed({name: net.get_parameter(name).detach() for name in self.by_id}).items():
+            layer, _, parameter = name.rpartition(".")
+            setattr(net.get_submodule(layer), parameter, nn.Parameter(rows))
 
     def compare(self, vocabulary: LossVocabulary) -> None:
         """Let the loss compare these ids, and the drafter draft them."""
         self.vocabulary, self.scores = vocabulary, self.target.drafting_head(vocabulary.ranked)
+
+    def narrowed(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of a whole drafter as `net` has them in training."""
+        ranked = self.vocabulary.ranked
+        if ranked is None:
+            return dict(tensors)
+        return {name: one[ranked.to(one.device)] if name in self.by_id else one for name, one in tensors.items()}
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The reverse of `narrowed`: zeros for ids that are not drafted."""
+        ranked = self.vocabulary.ranked
+        if ranked is None:
+            return dict(tensors)
+        return {
+            name: one.new_zeros(self.target.vocab_size, *one.shape[1:]).index_copy_(0, ranked.to(one.device), one)
+            if name in self.by_id
+            else one
+            for name, one in tensors.items()
+        }
 
     def may_stop(self, progress: float) -> bool:
         """Whether training may stop early, at this part of the training (0 to 1): not while the loss still changes."""
@@ -111,7 +138,7 @@ class Objective(nn.Module, ABC):
         """
         del codec
         wanted = DTYPES[dtype]
-        cast = {name: one.to(wanted) if one.is_floating_point() else one for name, one in tensors.items()}
+        cast = {name: one.to(wanted) if one.is_floating_point() else one for name, one in self.whole(tensors).items()}
         net = filled(partial(type(self.net), self.net.config), cast, str(folder))
         write_net(net, folder, self.layout)
         self.write_vocabulary(folder)

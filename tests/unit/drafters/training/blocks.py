@@ -99,7 +99,7 @@ def reference(objective: BlockObjective, batch: Batch, anchors: Anchors, gamma: 
     domino = config.model_dump() if isinstance(objective, DominoObjective) else None
     is_shifted = domino is not None and domino["shift_label"]
     sizes = config.model_dump() | {"layer_types": config.layer_types or ("full_attention",) * config.layers}
-    weights = {name: weight.detach() for name, weight in objective.net.named_parameters()}
+    weights = objective.whole({name: weight.detach() for name, weight in objective.net.named_parameters()})
     embedding, head = tiny.frozen().embedding.double(), tiny.frozen().head.double()
     compared = objective.vocabulary.draw(batch.step_seed)
     ids_of = list(range(tiny.VOCAB)) if compared.ids is None else compared.ids.tolist()

@@ -11,17 +11,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from outpace.drafters.dflash import objective as dflash_objective
 from outpace.drafters.dflash.objective import (
     DFlashNetSettings,
     DFlashObjective,
     DFlashObjectiveSettings,
     block_fields,
+    block_outputs,
     build_dflash,
     default_gamma,
 )
 from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary
 from outpace.drafters.training import attention
 from outpace.drafters.training.batch import Batch, Facts, all_anchors, random_anchors
+from outpace.drafters.training.losses import Loss, row_losses
+from outpace.drafters.training.settings import settings_of
 from outpace.lib.checkpoint import INDEX, WEIGHTS
 from outpace.lib.errors import InvalidRequest, ModelError
 from outpace.models.frozen import FrozenTarget
@@ -48,6 +52,43 @@ def trained(seed: int, kind: str = "plain") -> DFlashObjective:
     objective = fresh(seed, anchors=16, **KINDS.get(kind, {}))
     blocks.learn(objective, 12 if kind == "plain" else 4)
     return objective
+
+
+@pytest.mark.parametrize("loss", ["ce", "lk"])
+def test_blocks_may_be_weighted_by_what_they_may_gain(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards against D-PACE's weights from a part of a block, or from probabilities of another row."""
+    labels = "tokens" if loss == "ce" else "target-softmax"
+    chosen = {"depth_weights": "d-pace", "loss": loss, "labels": labels}
+    objective = blocks.wild(fresh(loss=chosen))
+    batch = blocks.short(objective.taps)
+    anchors = all_anchors(batch)
+    ids, own = anchors.followed(batch, objective.depth)
+    hidden = block_outputs(objective.net, objective.target, batch, anchors)[:, 1:]
+    loss_sum = weight_sum = 0.0
+    for at in range(len(anchors)):
+        reached, terms = 1.0, []
+        for depth in range(int(own[at].sum())):
+            truth = ids[at, depth][None]
+            if loss == "lk":
+                read = batch.features[anchors.rows[at], anchors.positions[at] + depth, -objective.target.hidden_size :]
+                truth = objective.target.logits(read[None]).double().softmax(dim=-1)
+            found, accepted = row_losses(objective.target.logits(hidden[at, depth][None]).double(), truth, loss)
+            reached *= 0.5 + 0.5 * accepted.item()
+            terms.append((found.item(), reached))
+        weights = [sum(gained for _, gained in terms[depth:]) for depth in range(len(terms))]
+        loss_sum += sum(weight * found for weight, (found, _) in zip(weights, terms, strict=True))
+        weight_sum += sum(weights)
+    for rows in (1, 512):
+        monkeypatch.setattr(dflash_objective, "FEW_ROWS", rows)
+        made = objective(batch, 0.0)
+        assert made["loss"].item() == pytest.approx(loss_sum, rel=1e-4)
+        assert made["weight"].item() == pytest.approx(weight_sum, rel=1e-4)
+
+
+def test_a_loss_of_distributions_needs_them() -> None:
+    """Guards against a setting that is ignored, or fails in the first step."""
+    with pytest.raises(InvalidRequest, match=r"loss=lk: .* set objective\.labels=target-softmax"):
+        settings_of("domino", None, ["objective.loss=lk"])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -10,8 +10,11 @@ from torch import Tensor, nn
 
 from outpace.drafters.training.batch import Facts
 from outpace.drafters.training.losses import (
+    Loss,
     LossVocabulary,
     VocabularySettings,
+    paced_weights,
+    row_losses,
     summed,
     summed_with_gradients,
     weighted_cross_entropy,
@@ -99,6 +102,41 @@ def test_the_gradient_of_half_precision_logits() -> None:
     assert logits.grad is not None
     assert exact.grad is not None
     assert torch.allclose(logits.grad.double(), exact.grad, rtol=1e-2, atol=1e-4)
+
+
+def by_formula(logits: Tensor, target: Tensor, loss: Loss) -> Tensor:
+    """The losses as the papers write them."""
+    draft = logits.softmax(dim=-1)
+    entropy, distance = -(target * draft.log()).sum(dim=-1), (draft - target).abs().sum(dim=-1)
+    if loss == "tv-mix":
+        return 0.1 * entropy + 0.9 * distance
+    share = torch.exp(-3 * torch.minimum(draft, target).sum(dim=-1)).detach() if loss == "lk" else 1.0
+    divergence = entropy + (target * target.log()).sum(dim=-1) * (loss == "lk")
+    return share * divergence + (1 - share) * distance / 2
+
+
+@pytest.mark.parametrize("loss", ["ce", "tv-mix", "lk"])
+def test_losses_of_distributions_are_the_papers(loss: Loss) -> None:
+    """Guards against a gradient of the total variation of the wrong sign or size, and a lambda that is learned."""
+    generator = torch.Generator().manual_seed(3)
+    logits, other = (torch.randn(7, IDS, generator=generator, dtype=torch.float64) * 2 for _ in range(2))
+    logits, target, weights = logits.requires_grad_(), other.softmax(dim=-1), torch.linspace(0.2, 2, 7).double()
+    found, accepted = row_losses(logits, target, loss)
+    wanted = by_formula(logits, target, loss)
+    torch.testing.assert_close(found, wanted)
+    (gradient,) = torch.autograd.grad((found * weights).sum(), logits)
+    torch.testing.assert_close(gradient, torch.autograd.grad((wanted * weights).sum(), logits)[0])
+    torch.testing.assert_close(accepted, torch.minimum(logits.softmax(dim=-1), target).sum(dim=-1).detach())
+    assert not accepted.requires_grad
+
+
+def test_paced_weights_are_the_tokens_still_to_be_gained() -> None:
+    """Guards against weights of another block's drafts, and positions without a label that end a block or gain."""
+    depths = torch.tensor([0, 1, 2, 0, 2, 1])  # three blocks: all depths, without the second, the second alone
+    accepted = torch.tensor([0.8, 0.2, 0.6, 0.4, 1.0, 0.0], dtype=torch.float64)
+    first, second, third = 0.9, 0.9 * 0.6, 0.9 * 0.6 * 0.8
+    wanted = [first + second + third, second + third, third, 0.7 + 0.7, 0.7, 0.5]
+    assert paced_weights(depths, accepted, 3).tolist() == pytest.approx(wanted)
 
 
 COUNTS = torch.tensor([5, 0, 9, 1, 7, 0, 2, 3, 0, 4])
