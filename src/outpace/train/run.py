@@ -40,6 +40,7 @@ from outpace.train.trainer import Trainer
 ANSWERS = "answers"
 # Settings that may change when a run resumes: they change nothing of what is learned, except by rounding.
 FREE = {"training": {"keep", "save_every", "micro_batch_size"}, "data": {"workers"}}
+LENGTH = {"epochs", "max_steps"}  # which may change too if the learning rate does not depend on it so far
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 FILES = ("*.json", *WEIGHTS)
 
@@ -106,7 +107,8 @@ def train(
     if accelerator.is_main_process:
         run.out.mkdir(parents=True, exist_ok=True)
         check_disk(run.out, disk_needed(objective, run.settings.training.keep), "states and drafter")
-        about = {**_notes(accelerator), "data": _sizes(samples, held_out)}
+        length = run.settings.training.model_dump(include=LENGTH)
+        about = {**_notes(accelerator), "data": _sizes(samples, held_out), "length": length}
         claim(run.out, _dependencies(run, items, folder, codec), about)
     accelerator.wait_for_everyone()
     accelerator.init_trackers("tensorboard")
@@ -238,6 +240,8 @@ def _dependencies(run: Run, items: Sequence[WorkItem], answers: Path, codec: Tex
     settings = run.settings.model_dump(mode="json", serialize_as_any=True)
     for section, names in FREE.items():
         settings[section] = {name: value for name, value in settings[section].items() if name not in names}
+    if run.settings.training.schedule == "wsd":
+        settings["training"] = {name: value for name, value in settings["training"].items() if name not in LENGTH}
     return {
         "method": run.method,
         "target": run.target,

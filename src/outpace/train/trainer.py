@@ -18,8 +18,9 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import AdamW, Muon, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from transformers import get_cosine_schedule_with_warmup
+from transformers import get_cosine_schedule_with_warmup, get_wsd_schedule
 
 from outpace.drafters.training.batch import Batch, all_anchors, sample_seed
 from outpace.drafters.training.objective import Objective
@@ -32,6 +33,7 @@ STATES, DRAFTER = "states", "drafter"
 # Rows of these are looked up or scored one by one, so their gradients are not those of matrices.
 BY_ROW = ("embed_tokens", "lm_head", "embed_proj.2")
 MOMENTUM = 0.95
+FALL, LOWEST = 0.2, 0.1  # of the schedule "wsd": part of the steps, and of the learning rate
 ANCHORS_AT_ONCE = 256
 
 
@@ -51,6 +53,20 @@ def make_optimizers(net: nn.Module, rates: TrainingSettings) -> list[Optimizer]:
         made.append(Muon(matrices, lr=rate, weight_decay=decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"))
     if rest:
         made.append(AdamW(rest, lr=rate, betas=rates.betas, weight_decay=decay, fused=True))
+    return made
+
+
+def schedule_of(optimizer: Optimizer, settings: TrainingSettings, steps: int) -> LRScheduler:
+    """How the learning rate changes over so many steps."""
+    warmup = math.ceil(settings.warmup_ratio * steps)
+    made: LRScheduler
+    if settings.schedule == "cosine":
+        made = get_cosine_schedule_with_warmup(optimizer, warmup, steps)
+    else:
+        fall = min(math.ceil(FALL * steps), steps - warmup)
+        made = get_wsd_schedule(
+            optimizer, warmup, fall, num_training_steps=steps, decay_type="linear", min_lr_ratio=LOWEST
+        )
     return made
 
 
@@ -175,8 +191,7 @@ class Trainer:
         self.steps = min(steps, settings.max_steps or steps)
         made = make_optimizers(objective.net, settings)
         self._module, *self._optimizers = accelerator.prepare(objective, *made)
-        warmup = math.ceil(settings.warmup_ratio * self.steps)
-        self._schedules = [get_cosine_schedule_with_warmup(optimizer, warmup, self.steps) for optimizer in made]
+        self._schedules = [schedule_of(optimizer, settings, self.steps) for optimizer in made]
         accelerator.register_for_checkpointing(*self._schedules)
         self._states, self._log = States(folder / STATES, settings.keep), RunLog(folder)
         self._choosing, self._quoted = data.samples.halves(data.held_out)
@@ -237,7 +252,7 @@ class Trainer:
             )
         self._divide_gradients(weight)
         norm = accelerator.clip_grad_norm_(self._module.parameters(), self._settings.clip)
-        rate = self._schedules[0].get_last_lr()[0]
+        rate = float(self._schedules[0].get_last_lr()[0])
         step_all(self._optimizers)
         for schedule in self._schedules:
             schedule.step()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from outpace.drafters.training.settings import TrainingSettings
-from outpace.train.trainer import make_optimizers
+from outpace.train.trainer import make_optimizers, schedule_of, step_all
 from tests.unit.drafters.training import tiny
 from tests.unit.drafters.training.test_domino_objective import fresh
 
@@ -50,3 +50,22 @@ def test_muon_learns(seed: int) -> None:
                 optimizer.step()
                 optimizer.zero_grad()
     assert curve[-1] < 0.75 * curve[0]
+
+
+@pytest.mark.parametrize("steps", [1, 4, 100])
+def test_a_flat_schedule_falls_at_its_end(steps: int) -> None:
+    """Guards against a rate that falls early, so that a longer run would have learned something else, or to zero."""
+    settings = TrainingSettings(schedule="wsd", learning_rate=0.5, warmup_ratio=0.1)
+    rates: dict[int, list[float]] = {}
+    for count in (steps, 3 * steps):
+        (optimizer,) = make_optimizers(nn.Linear(1, 1), settings)
+        schedule = schedule_of(optimizer, settings, count)
+        rates[count] = []
+        for _ in range(count):
+            rates[count].append(float(schedule.get_last_lr()[0]))
+            step_all([optimizer])
+            schedule.step()
+        assert schedule.get_last_lr()[0] == pytest.approx(0.05)
+    if steps == 100:
+        assert rates[100][10:81] == [0.5] * 71 == rates[300][30:101]
+        assert rates[100][90] == pytest.approx(0.275)

@@ -60,7 +60,12 @@ class TrainingSettings(Section):
         description="adamw, as all authors use, or muon for matrices and AdamW for the rest, which learns more in "
         "short runs (docs/log.md).",
     )
-    learning_rate: float = Field(default=6e-4, gt=0, description="After the warm-up; falls to zero as a cosine.")
+    learning_rate: float = Field(default=6e-4, gt=0, description="After the warm-up.")
+    schedule: Literal["cosine", "wsd"] = Field(
+        default="cosine",
+        description="cosine: falls to zero; wsd: stays, and over the last fifth falls to a tenth, so that a run may "
+        "resume with more epochs or max_steps.",
+    )
     warmup_ratio: float = Field(default=0.04, ge=0, lt=1, description="Part of all steps.")
     betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Of AdamW.")
     weight_decay: float = Field(default=0.0, ge=0, description="Of AdamW and Muon.")
