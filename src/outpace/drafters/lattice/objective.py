@@ -29,7 +29,7 @@ from outpace.drafters.fields import build
 from outpace.drafters.kind import Training
 from outpace.drafters.lattice.net import LatticeConfig, LatticeNet, PairHead
 from outpace.drafters.training.batch import Anchors, Batch, Facts, all_anchors, random_anchors
-from outpace.drafters.training.losses import LossVocabulary, summed_with_gradients, weighted_cross_entropy
+from outpace.drafters.training.losses import LossVocabulary, row_losses, summed_with_gradients
 from outpace.drafters.training.objective import initialise
 from outpace.lib.errors import InvalidRequest
 from outpace.models.frozen import FrozenTarget
@@ -72,16 +72,18 @@ class LatticeObjective(DFlashObjective):
         before = tokens_before(batch, anchors, self.depth)
         mix = self.settings.mix
 
-        def losses(hidden: Tensor, before: Tensor, truth: Tensor, weights: Tensor) -> Tensor:
+        def losses(hidden: Tensor, before: Tensor, truth: Tensor, depths: Tensor) -> Tensor:
             labels, scores = rows.labels(truth), rows.logits(hidden)
-            base = weighted_cross_entropy(scores, labels, weights)
+            of_base, accepted = row_losses(scores, labels, rows.loss)
+            weights = rows.weigh(depths, accepted)
+            base = (of_base * weights).sum()
             pair = (self._pair_losses(rows, scores, labels, hidden, before) * weights).sum()
-            return torch.stack([(1 - mix) * base + mix * pair, base, pair])
+            return torch.stack([(1 - mix) * base + mix * pair, base, pair, weights.sum()])
 
-        pieces = hidden[rows.own], before[rows.own], rows.truth, rows.weights
+        pieces = hidden[rows.own], before[rows.own], rows.truth, rows.depths
         weights = tuple(self.net.pair_head.parameters())
-        loss, base, pair = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
-        return {"loss": loss, "weight": rows.weights.sum(), "base": base.detach(), "pair": pair.detach()}
+        loss, base, pair, weight = summed_with_gradients(losses, pieces, weights, rows.at_once).unbind()
+        return {"loss": loss, "weight": weight.detach(), "base": base.detach(), "pair": pair.detach()}
 
     def _pair_losses(
         self, rows: SupervisedRows, scores: Tensor, labels: Tensor, hidden: Tensor, before: Tensor
