@@ -34,6 +34,11 @@ def counts_scores_alone(streams: Sequence[Stream], noise: bool, wants_entropy: b
     )
 
 
+def scaled_entropy(entropy: Tensor | None, log_mass: Tensor) -> Tensor | None:
+    """The entropy [F] of probabilities that are multiplied by the mass of all candidates, -sum m p log(m p)."""
+    return None if entropy is None else log_mass.exp() * (entropy - log_mass)
+
+
 def draws_of(streams: Sequence[Stream], depths: Sequence[int], noise: bool, ids: Tensor | None) -> KeyedDraws | None:
     """The keyed draws whose noise decides which ids of each row are best; None where there are none. `ids`: [C] of the
     columns of all rows, or [F, C] of each row's; None where columns are ids."""

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from outpace.core.drafting import Candidates, Frontier
+from outpace.drafters.best import scaled_entropy
 from outpace.drafters.dflash.neighbour_source import NeighbourSource
 from outpace.drafters.dflash.source import BlockLevel
 from outpace.drafters.dspark.net import DSparkNet
@@ -38,4 +39,5 @@ class DSparkSource(NeighbourSource):
         confidence = self.net.head.confidence(level.tokens.to(self._device), self._hidden(level))
         if confidence is None or found.log_probs is None:
             return found
-        return replace(found, log_probs=found.log_probs + logsigmoid(confidence)[:, None])
+        mass = logsigmoid(confidence)
+        return replace(found, log_probs=found.log_probs + mass[:, None], entropy=scaled_entropy(found.entropy, mass))

@@ -9,7 +9,7 @@ from torch import Tensor
 from outpace.core.drafting import Candidates, Frontier
 from outpace.core.protocols import DraftRequest
 from outpace.core.tree import DraftTree, Topology
-from outpace.drafters.best import best_ids, counts_scores_alone
+from outpace.drafters.best import best_ids, counts_scores_alone, scaled_entropy
 from outpace.drafters.dflash.source import BlockLevel, BlockSource, BlockState
 from outpace.drafters.lattice import reference
 from outpace.drafters.lattice.net import LatticeNet
@@ -186,8 +186,9 @@ class LatticeSource(BlockSource):
             wants_entropy=frontier.wants_entropy,
             draws=frontier.draws,
         )
-        log_probs = best.log_probs + torch.cat(masses)[:, None]
-        return Candidates(best.tokens, log_probs, int(level.is_first), best.entropy, best.draft_probs)
+        mass = torch.cat(masses)
+        entropy = scaled_entropy(best.entropy, mass)
+        return Candidates(best.tokens, best.log_probs + mass[:, None], int(level.is_first), entropy, best.draft_probs)
 
 
 def _own(state: BlockState) -> LatticeState:
