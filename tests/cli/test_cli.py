@@ -239,6 +239,7 @@ def test_convert_writes_compares_and_says_so(tmp_path: Path, monkeypatch: pytest
         "dtype": "bfloat16",
         "difference": 0.0,
         "changed": [],
+        "weights": "plain",
         "equal": True,
     }
     assert (tmp_path / "out" / "config.json").is_file()

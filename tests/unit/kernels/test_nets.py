@@ -180,7 +180,9 @@ def test_trees(kind: str, temperature: float) -> None:
     drafted = []
     for pack in (False, True):
         source = source_of(kind, target, pack=pack)
-        assert (source._native is not None) == pack
+        assert (source._native is not None) == (
+            pack and not kind.startswith("dflash2")
+        )  # no kernel computes its convolutions
         recorder = Recorder(proposer_of("beam", source), [])  # type: ignore[arg-type]
         params = [SamplingParams(max_new_tokens=12, temperature=temperature, seed=seed) for seed in range(len(PROMPTS))]
         sessions = decode(Engine(target), PROMPTS, params, [recorder] * len(PROMPTS))  # type: ignore[list-item]

@@ -47,7 +47,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {family: (family, {}) for family 
     "neox": ("gpt_neox", {"use_parallel_residual": False}),
 }
 # Fields that describe no computation, or that GGUF files lack.
-_IGNORED = {"bos_token_id", "eos_token_id", "pad_token_id", "dtype", "architectures", "_name_or_path"}
+_IGNORED = {
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "dtype",
+    "architectures",
+    "_name_or_path",
+    "_model_name_or_path",
+}
 _IGNORED |= {"sliding_window_pattern", "_sliding_window_pattern"}  # of which layer_types are computed
 _FIXED: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"mlp_only_layers": []},

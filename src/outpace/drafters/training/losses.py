@@ -98,10 +98,10 @@ def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor) -> T
         labels: ids [R], or distributions [R, V].
         weights: [R].
     """
-    return (row_losses(logits, labels)[0] * weights).sum()
+    return (row_losses(logits, labels, "ce")[0] * weights).sum()
 
 
-def row_losses(logits: Tensor, labels: Tensor, loss: Loss = "ce") -> tuple[Tensor, Tensor]:
+def row_losses(logits: Tensor, labels: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
     """Losses [R] of logits [R, V], in float32 at least; and without gradients how likely each row's draft is accepted,
     [R]: the probability of the true id, or the overlap of the two distributions.
 
