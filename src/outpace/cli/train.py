@@ -276,7 +276,9 @@ def regenerate(
     features: Annotated[
         str | None, typer.Option(help="Folder for hidden states, recorded while answering; of --taps.")
     ] = None,
-    taps: Annotated[str | None, typer.Option(help="Which: as 1,12,24 of hidden_states, 24 layers' last.")] = None,
+    taps: Annotated[
+        str | None, typer.Option(metavar="LAYERS", help="Which, as transformers' hidden_states: 1,12,24.")
+    ] = None,
     stored: Stored = "bfloat16",
     **settings: Any,
 ) -> None:

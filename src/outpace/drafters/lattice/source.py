@@ -59,6 +59,7 @@ class LatticeSource(BlockSource):
         super().__init__(net, embed, head, max_length, max_slots, noise)
         ids = head.ids
         self.width = min(net.config.candidates, head.vocab_size if ids is None else len(ids))
+        self._asked = 0  # candidates that a shape reads of a node
         # Without a ranked vocabulary the tables would be large: each round then projects its own candidates.
         self._tables = None if ids is None else self._projected(ids)
         self._sharpness = 1 / net.pair_head.temperatures.float()
@@ -78,6 +79,7 @@ class LatticeSource(BlockSource):
     ) -> list[DraftTree]:
         """The trees of a round, after `begin`: of each request the nodes of most probable paths, best first. `limits`:
         how deep each may be."""
+        self._asked = 0
         wanted = [index for index, limit in enumerate(limits) if limit > 0 and requests[index].budget]
         trees = [DraftTree.chain(torch.tensor(request.ids[-1:], device=self._device)) for request in requests]
         pending = torch.tensor([requests[index].ids[-1] for index in wanted], device=self._device)
@@ -86,6 +88,10 @@ class LatticeSource(BlockSource):
             shape = Topology.of(one.parents.tolist())
             trees[index] = DraftTree(one.tokens.to(self._device), shape, draft_passes=1, scores=one.path_scores)
         return trees
+
+    def expand(self, states: Sequence[BlockState], frontier: Frontier, width: int) -> Candidates:
+        self._asked = width
+        return super().expand(states, frontier, width)
 
     @torch.inference_mode()
     def _draft_blocks(self, states: Sequence[BlockState], pending: Tensor) -> None:
@@ -139,10 +145,11 @@ class LatticeSource(BlockSource):
         so that softmax at the requests' temperatures [R] gives probabilities; and their columns [R, D, C]."""
         warm = temperatures[:, None, None]
         scaled = (base / warm).flatten(0, 1)
+        count = min(max(self.width, self._asked), base.shape[-1])  # static trees read so many ranks
         if self._has_kernels:
-            log_probs, columns = largest(scaled, self.width, normalised=True)
+            log_probs, columns = largest(scaled, count, normalised=True)
         else:
-            log_probs, columns = scaled.log_softmax(dim=-1).topk(self.width, dim=-1)
+            log_probs, columns = scaled.log_softmax(dim=-1).topk(count, dim=-1)
         none = torch.log1p(-log_probs.exp().sum(dim=-1).clamp(max=1 - 1e-6))  # [R * D]
         shape = base.shape[:2]
         return (

@@ -154,10 +154,11 @@ def test_a_pool_of_all_ids_is_the_full_correction(kind: str) -> None:
 
 
 @pytest.mark.parametrize("shape", ["template", "beam"])
-def test_a_shape_may_ask_for_more_ids_than_the_selector_keeps(shape: str) -> None:
-    """Guards against a static tree whose ranks lie beyond the ids that a selector of few ids scores: an IndexError."""
+@pytest.mark.parametrize("kind", ["dflash2", "lattice"])
+def test_a_shape_may_ask_for_more_ids_than_the_head_scores(kind: str, shape: str) -> None:
+    """Guards against a static tree whose ranks lie beyond the ids that a head of few ids scores: an IndexError."""
     target = tiny_target(tiny_config("llama"))
-    source = source_of("dflash2", target)
+    source = source_of(kind, target)
     engine = Engine(target)
     (session,) = engine.add(PROMPTS[0], SamplingParams(max_new_tokens=6), proposer_of(shape, source))
     while not engine.is_idle:
@@ -166,7 +167,7 @@ def test_a_shape_may_ask_for_more_ids_than_the_selector_keeps(shape: str) -> Non
     state = prefilled(source, target, 1, PROMPTS[1])
     source.begin([state], [draft_request(PROMPTS[1], 20, 4)])
     pending = Frontier(torch.tensor(PROMPTS[1][-1:]), [0], [-1])
-    assert source.expand([state], pending, 9).tokens.shape == (1, 9)  # of which the selector keeps 6
+    assert source.expand([state], pending, 9).tokens.shape == (1, 9)  # more than the 6 of its config
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
