@@ -17,8 +17,7 @@ class NeighbourObjective(DFlashObjective):
         """Block outputs that predict the drafts after anchors, [A, D, H], and the true tokens before those, [A, D]."""
         positions = [self.net.config.draft_step(depth).position for depth in range(1, self.depth + 1)]
         hidden = block_outputs(self.net, self.target, batch, anchors)[:, positions]
-        pending = batch.ids[anchors.rows, anchors.positions]
-        return hidden, torch.cat((pending[:, None], anchors.followed(batch, self.depth)[0][:, :-1]), dim=1)
+        return hidden, anchors.tokens_before(batch, self.depth)
 
     @torch.no_grad()
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:

@@ -7,13 +7,15 @@ The block's base logits U come from one pass. What follows token a at depth t is
 so each node of a tree has logits of its own, at the cost of one low-rank product.
 """
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 
 from outpace.drafters.dflash.net import DFlashConfig, DFlashNet
 
 
-class NeighbourHead(nn.Module):
+class NeighbourHead(nn.Module, ABC):
     """Low-rank scores of neighbouring tokens.
 
     Attributes:
@@ -26,6 +28,7 @@ class NeighbourHead(nn.Module):
         self.predecessors = nn.Parameter(torch.empty(vocab_size, rank))
         self.successors = nn.Parameter(torch.empty(vocab_size, rank))
 
+    @abstractmethod
     def left(self, tokens: Tensor, hidden: Tensor) -> Tensor:
         """[R, r] whose product with rows of `successors` is added to the base logits of what follows.
 
@@ -33,7 +36,6 @@ class NeighbourHead(nn.Module):
             tokens: [R] ids.
             hidden: [R, H] outputs of the block that predict the tokens after them.
         """
-        raise NotImplementedError
 
     def scores(self, base: Tensor, tokens: Tensor, hidden: Tensor) -> Tensor:
         """[R, V] what is drafted from, of base logits [R, V]; the other arguments as of `left`."""

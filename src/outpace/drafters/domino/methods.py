@@ -1,6 +1,9 @@
 """Methods of Domino: DFlash's block with a causal correction, and Graft on it."""
 
+from typing import Annotated
+
 from pydantic import Field
+from torch import Tensor
 
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
@@ -13,18 +16,31 @@ from outpace.drafters.model_options import ModelOptions
 CPU_POOL = 2048
 
 
+PoolSize = Annotated[
+    int | None,
+    Field(
+        ge=0,
+        description="ids per block that drafts come from; 0 for the whole vocabulary; by default 2048 on a CPU, unless "
+        "a ranked vocabulary is drafted from, and all elsewhere",
+    ),
+]
+
+
+def pool_of(size: int | None, context: BuildContext, vocabulary: Tensor | None) -> int | None:
+    """Ids per block; None for all. `size`: the option; `vocabulary`: the ranked one, if drafts come from it."""
+    # Among a few thousand ids, to choose costs more than to score them all.
+    usual = context.default_budget(CPU_POOL, 0) if vocabulary is None else 0
+    context.resolved["pool"] = pool = usual if size is None else size
+    return pool or None
+
+
 class DominoOptions(ModelOptions):
     """Domino."""
 
     every_position: bool = Field(
         default=False, description="with shifted labels draft B tokens per block, as the authors do, instead of B - 1"
     )
-    pool: int | None = Field(
-        default=None,
-        ge=0,
-        description="ids per block that drafts come from; 0 for the whole vocabulary; by default 2048 on a CPU, unless "
-        "a ranked vocabulary is drafted from, and all elsewhere",
-    )
+    pool: PoolSize = None
     gate_table: bool = Field(
         default=False,
         description="on: what the causal head's GRU makes of each id's embedding is computed once at load and looked "
@@ -39,10 +55,7 @@ def domino_proposer(
     net, target = context.trained(net_class, method, method)
     net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
     vocabulary = context.ranked_vocabulary(options.vocabulary)
-    # Among a few thousand ids, to choose costs more than to score them all.
-    usual = context.default_budget(CPU_POOL, 0) if vocabulary is None else 0
-    pool = usual if options.pool is None else options.pool
-    context.resolved["pool"] = pool
+    pool = pool_of(options.pool, context, vocabulary)
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
     source = DominoSource(
         net,
@@ -52,7 +65,7 @@ def domino_proposer(
         target.max_slots,
         options.noise,
         every_position=options.every_position,
-        pool=pool or None,
+        pool=pool,
         gate_table=options.gate_table,
     )
     return block_proposer(options, context, source, method)

@@ -1,11 +1,9 @@
 """Methods of DSpark."""
 
-from pydantic import Field
-
 from outpace.core.protocols import Proposer
 from outpace.drafters.build_context import BuildContext
 from outpace.drafters.dflash.methods import block_proposer
-from outpace.drafters.domino.methods import CPU_POOL
+from outpace.drafters.domino.methods import PoolSize, pool_of
 from outpace.drafters.dspark.net import DSparkNet
 from outpace.drafters.dspark.source import DSparkSource
 from outpace.drafters.method import Method
@@ -15,24 +13,17 @@ from outpace.drafters.model_options import ModelOptions
 class DSparkOptions(ModelOptions):
     """DSpark."""
 
-    pool: int | None = Field(
-        default=None,
-        ge=0,
-        description="ids per block that drafts come from; 0 for the whole vocabulary; by default 2048 on a CPU, unless "
-        "a ranked vocabulary is drafted from, and all elsewhere",
-    )
+    pool: PoolSize = None
 
 
 def _dspark(options: DSparkOptions, context: BuildContext) -> Proposer:
     net, target = context.trained(DSparkNet, "dspark", "dspark")
     net.config.check_target(target.config.hidden_size, target.config.num_hidden_layers, target.vocab_size)
     vocabulary = context.ranked_vocabulary(options.vocabulary)
-    usual = context.default_budget(CPU_POOL, 0) if vocabulary is None else 0
-    pool = usual if options.pool is None else options.pool
-    context.resolved["pool"] = pool
+    pool = pool_of(options.pool, context, vocabulary)
     head = target.head if vocabulary is None else target.head.restricted(vocabulary)
     sizes = target.max_length, target.max_slots
-    source = DSparkSource(net, target.embedding, head, *sizes, noise=options.noise, pool=pool or None)
+    source = DSparkSource(net, target.embedding, head, *sizes, noise=options.noise, pool=pool)
     return block_proposer(options, context, source, "dspark")
 
 

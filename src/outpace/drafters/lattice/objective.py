@@ -69,7 +69,7 @@ class LatticeObjective(DFlashObjective):
             return self._nothing("weight", "base", "pair")
         rows = self._supervised(batch, anchors, self.depth)
         hidden = block_outputs(self.net, self.target, batch, anchors)[:, 1:]  # [A, D, H]
-        before = tokens_before(batch, anchors, self.depth)
+        before = anchors.tokens_before(batch, self.depth)
         mix = self.settings.mix
 
         def losses(hidden: Tensor, before: Tensor, truth: Tensor, depths: Tensor) -> Tensor:
@@ -116,7 +116,7 @@ class LatticeObjective(DFlashObjective):
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
         """As `Objective.hits`; false after the first wrong draft; pairs are scored after the true tokens."""
         ids, own = anchors.followed(batch, self.depth)  # [A, D]
-        before = tokens_before(batch, anchors, self.depth)
+        before = anchors.tokens_before(batch, self.depth)
         hidden = block_outputs(self.net, self.target, batch, anchors)  # [A, B, H]
 
         def scores(depth: int, chains: Tensor) -> Tensor:
@@ -172,12 +172,6 @@ def calibration_error(likely: Tensor, right: Tensor) -> float:
     bins = (likely * BINS).long().clamp(max=BINS - 1)
     difference = torch.zeros(BINS).index_add(0, bins, likely.float() - right.float())
     return float(difference.abs().sum()) / max(len(likely), 1)
-
-
-def tokens_before(batch: Batch, anchors: Anchors, depth: int) -> Tensor:
-    """[A, depth] the token before each of those that follow the anchors."""
-    pending = batch.ids[anchors.rows, anchors.positions]
-    return torch.cat((pending[:, None], anchors.followed(batch, depth)[0][:, :-1]), dim=1)
 
 
 def build_lattice(

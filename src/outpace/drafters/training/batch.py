@@ -104,6 +104,11 @@ class Anchors:
         own = inside & batch.mask[self.rows[:, None], where]
         return batch.ids[self.rows[:, None], where].where(own, 0), own
 
+    def tokens_before(self, batch: Batch, depth: int) -> Tensor:
+        """[A, depth] the token before each of those that follow the anchors."""
+        pending = batch.ids[self.rows, self.positions]
+        return torch.cat((pending[:, None], self.followed(batch, depth)[0][:, :-1]), dim=1)
+
 
 def all_anchors(batch: Batch) -> Anchors:
     """Every generated token that another generated token follows."""
