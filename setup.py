@@ -1,10 +1,14 @@
 """What pyproject.toml cannot say: trained drafters lie in `drafters/` here, and in `outpace/shipped/` of a wheel."""
 
 from pathlib import Path
-from shutil import copytree
+from shutil import copyfile
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
+
+SHIPPED = ("README.md", "*/target.json", "*/transitions/*", "smollm2-135m/*/*")
+"""Files in a wheel, as MANIFEST.in has them for a source archive. Drafters of larger models are too large for both:
+`outpace models pull` fetches them."""
 
 
 class BuildWithDrafters(build_py):
@@ -12,8 +16,12 @@ class BuildWithDrafters(build_py):
 
     def run(self) -> None:
         super().run()
-        if not self.editable_mode:
-            copytree("drafters", Path(self.build_lib, "outpace", "shipped"), dirs_exist_ok=True)
+        if self.editable_mode:
+            return
+        for file in (path for pattern in SHIPPED for path in Path("drafters").glob(pattern)):
+            copied = Path(self.build_lib, "outpace", "shipped", *file.parts[1:])
+            copied.parent.mkdir(parents=True, exist_ok=True)
+            copyfile(file, copied)
 
 
 setup(cmdclass={"build_py": BuildWithDrafters})
