@@ -13,7 +13,8 @@ from outpace.drafters.kinds import kind_of_config, kinds
 from outpace.lib.checkpoint import INDEX, MEDUSA_TORCH_WEIGHTS, TORCH_WEIGHTS, Checkpoint, read_checkpoint
 from outpace.lib.errors import ModelError
 
-_FILES = ("config.json", "*.safetensors", INDEX, TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS)
+FILES = ("config.json", "*.safetensors", INDEX, TORCH_WEIGHTS, MEDUSA_TORCH_WEIGHTS)
+"""Of a checkpoint's folder those that hold the drafter."""
 
 
 def is_net(name: str) -> bool:
@@ -28,7 +29,7 @@ def is_net(name: str) -> bool:
 
 def load_net(name: str) -> nn.Module:
     """Read a drafter net; no code of the checkpoint is run."""
-    return read_net(read_checkpoint(locate(name, _FILES, "drafter")))
+    return read_net(read_checkpoint(locate(name, FILES, "drafter")))
 
 
 def locate(name: str, files: Sequence[str], field: str) -> Path:

@@ -10,7 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from outpace.lib.checkpoint import read_checkpoint, write_checkpoint, write_index
 from outpace.lib.errors import ModelError
+from outpace.lib.int8 import FIELD as QUANTIZATION
 from outpace.models.loading.config import EMBEDDING, VOCABULARY, find_file, is_bare, read_config
 from outpace.models.loading.registry import Source, resolve
 from outpace.models.loading.weights import read_model
@@ -82,11 +84,34 @@ def export_draft(draft: str, target: Path, folder: Path) -> Path:
     return made
 
 
+def export_drafter(drafter: Path, folder: Path, also: str) -> Path:
+    """A drafter whose matrices are in 8 bits, with all weights in bfloat16.
+
+    Args:
+        drafter: its folder.
+        folder: of all exports.
+        also: a file that is copied if it is there.
+    """
+    made, identity = folder / drafter.name / "plain", _identity(Source(str(drafter), str(drafter), {}))
+    if _is_ready(made, identity):
+        return made
+    read = read_checkpoint(drafter)
+    shutil.rmtree(made, ignore_errors=True)
+    config = {name: value for name, value in read.config.items() if name != QUANTIZATION}
+    tensors = {name: one.bfloat16() if one.is_floating_point() else one for name, one in read.tensors.items()}
+    write_checkpoint(made, config, tensors)
+    write_index(made)
+    if (drafter / also).is_file():
+        shutil.copyfile(drafter / also, made / also)
+    (made / READY).write_text(json.dumps(identity))
+    return made
+
+
 def _write(folder: Path, config: "PretrainedConfig", weights: dict[str, Tensor]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     plain = copy.deepcopy(config)
-    for ours in ("quantization_config", EMBEDDING, VOCABULARY):  # not true of these weights
+    for ours in (QUANTIZATION, EMBEDDING, VOCABULARY):  # not true of these weights
         vars(plain).pop(ours, None)
     plain.dtype = torch.bfloat16
     plain.save_pretrained(folder)

@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Any
 
 from outpace.drafters.kinds import KINDS, kind_of_config, kinds
-from outpace.drafters.load import locate
+from outpace.drafters.load import FILES, locate
 from outpace.drafters.method import LANGUAGE_MODEL, said_of
+from outpace.drafters.ranked_vocabulary import FILE_NAME as VOCABULARY
 from outpace.lib.checkpoint import read_object
 from outpace.lib.errors import InvalidRequest, ModelError
+from outpace.lib.int8 import is_quantized
 from outpace.methods.catalog import WITHOUT_DRAFTER, MethodSpec, parse_method
-from outpace.models.export import export, export_draft
+from outpace.models.export import export, export_draft, export_drafter
 from outpace.models.loading.config import is_bare, read_config
 from outpace.models.loading.registry import resolve
 from outpace.models.loading.shipped import Shipment, find_drafter, shipped_for, shipped_names
@@ -55,11 +57,13 @@ def speculation(
         config = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": tokens or LONGEST}
         given = {"method": str(spec), "drafter": found, "transitions": shipment.transitions}
         return config, {KEY: {name: str(value) for name, value in given.items() if value is not None}}
+    folder = exports / Path(model).name
     if spec.name == "linear":
-        folder = exports / Path(model).name
         # Only a draft model without an embedding asks for its target, which may be large.
         target = export(model, folder) if is_bare(read_config(resolve(found)), found) else folder
         found = str(export_draft(found, target, folder / Path(found).name))
+    elif is_quantized(_config_of(found)):  # vLLM does not know our scales
+        found = str(export_drafter(locate(found, (*FILES, VOCABULARY), "drafter"), folder, VOCABULARY))
     _check_shares(found, workers)
     length = _length(spec, found, tokens)
     return {"method": MODELS[spec.name].vllm, "model": found, "num_speculative_tokens": length}, None

@@ -15,9 +15,16 @@ from typer.testing import CliRunner, Result
 
 from outpace import cli
 from outpace.core.settings import LoadSettings
+from outpace.drafters.convert import changed_weights
+from outpace.drafters.domino.files import IDS, export_domino
+from outpace.drafters.domino.net import DominoConfig, DominoNet
 from outpace.drafters.draft_lm.net import SmallSizes, make_bare, small_config
+from outpace.drafters.load import load_net
+from outpace.drafters.ranked_vocabulary import FILE_NAME, load_vocabulary, save_vocabulary
 from outpace.lib import threads
+from outpace.lib.checkpoint import INDEX, WEIGHTS, read_object, write_checkpoint, write_index
 from outpace.lib.errors import InvalidRequest
+from outpace.lib.int8 import quantize_file
 from outpace.methods.catalog import build_proposer, parse_method
 from outpace.methods.stores import matrix_of
 from outpace.models.draft import write_bare
@@ -32,6 +39,9 @@ from outpace.vllm.launch import ServeCommand, VllmMissing, VllmServer, command
 from outpace.vllm.nodes import Nodes
 from outpace.vllm.settings import read_settings
 from outpace.vllm.speculation import MODELS, speculation
+from tests.unit.api.shipment import SIZES
+from tests.unit.drafters.source.learned import BLOCK, random_net
+from tests.unit.methods.test_presets import HEAD
 from tests.unit.models.tiny import save_tiny_model
 
 DOMINO, EAGLE = "smollm2-135m/domino", "smollm2-135m/eagle3"
@@ -226,6 +236,32 @@ def test_models_that_vllm_cannot_read_are_exported(tmp_path: Path) -> None:
     assert found is not None
     assert found["method"] == "draft_model"
     assert "model.embed_tokens.weight" in load_file(Path(found["model"]) / "model.safetensors")
+
+
+def test_drafters_in_8_bits_are_exported(model: str, tmp_path: Path) -> None:
+    """Guards against codes that vLLM would load as weights, a list of tensors that are not there, and a drafter that
+    drafts other ids than here."""
+    drafter, ids = tmp_path / "domino", torch.arange(0, 264, 2)
+    made = random_net(DominoNet(DominoConfig(**SIZES, **BLOCK, **HEAD))).bfloat16()
+    write_checkpoint(drafter, *export_domino(made, "domino", ids=ids))
+    save_vocabulary(drafter / FILE_NAME, ids, 264)
+    quantize_file(drafter / WEIGHTS, drafter / "config.json")
+    write_index(drafter)
+    found = speculation(model, "domino", str(drafter), None, tmp_path / "exports")[0]
+    assert found is not None
+    plain = Path(found["model"])
+    assert plain != drafter
+    assert found["num_speculative_tokens"] == BLOCK["block_size"] - 1
+    tensors, listed = load_file(plain / WEIGHTS), json.loads((plain / INDEX).read_text())["weight_map"]
+    assert set(tensors) == set(listed)
+    assert {one.dtype for one in tensors.values() if one.is_floating_point()} == {torch.bfloat16}
+    assert {name for name, one in tensors.items() if not one.is_floating_point()} == {IDS}
+    assert "quantization_config" not in read_object(plain / "config.json")
+    assert torch.equal(load_vocabulary(plain / FILE_NAME, 264), ids)
+    assert not changed_weights(load_net(str(drafter)), load_net(str(plain)))
+    written = (plain / WEIGHTS).stat().st_mtime_ns
+    assert speculation(model, "domino", str(drafter), None, tmp_path / "exports")[0] == found
+    assert (plain / WEIGHTS).stat().st_mtime_ns == written
 
 
 def test_a_target_is_exported_only_for_drafters_that_need_it(tmp_path: Path) -> None:
