@@ -67,6 +67,7 @@ def test_the_demo_shows_the_default(
     monkeypatch.setattr(demo, "load", lambda name, **options: load("tiny", max_num_seqs=1))
     monkeypatch.setattr(demo, "ROUNDS", 1)
     monkeypatch.setattr(demo, "TOKENS", 20)
+    monkeypatch.setattr(demo, "SHOW_SECONDS", 1e9)
     with pytest.raises(SystemExit) as end:
         demo.main()
     shown = capsys.readouterr().out
@@ -87,12 +88,14 @@ def test_the_demo_shows_the_default(
 def test_the_demo_ends_with_eight_bits(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Guards against a default that drafts with a net where a pass is cheaper than its drafts."""
+    """Guards against a default that drafts with a net where a pass is cheaper than its drafts, and a division by zero
+    where the first token takes all the time there is."""
     install(monkeypatch, root, root / "drafters")
     assert load("tiny", max_num_seqs=1).method_name == "outpace:draft=none"
     monkeypatch.setattr(demo, "load", lambda name, quantize, **options: load("tiny", quantize=quantize, **options))
     monkeypatch.setattr(demo, "ROUNDS", 1)
     monkeypatch.setattr(demo, "TOKENS", 20)
+    monkeypatch.setattr(demo, "SHOW_SECONDS", 0.0)
     with pytest.raises(SystemExit) as end:
         demo.main()
     shown = capsys.readouterr().out
