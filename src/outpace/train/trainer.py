@@ -31,7 +31,7 @@ from outpace.train.records import RunLog, States, read_counters, replace_folder,
 
 STATES, DRAFTER = "states", "drafter"
 # Rows of these are looked up or scored one by one, so their gradients are not those of matrices.
-BY_ROW = ("embed_tokens", "lm_head", "embed_proj.2")
+BY_ROW = ("embed_tokens", "lm_head", "embed_proj.2", "predecessors", "successors")
 MOMENTUM = 0.95
 FALL, LOWEST = 0.2, 0.1  # of the schedule "wsd": part of the steps, and of the learning rate
 ANCHORS_AT_ONCE = 256

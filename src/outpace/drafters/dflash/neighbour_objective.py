@@ -12,12 +12,18 @@ class NeighbourObjective(DFlashObjective):
     """A block drafter with a `NeighbourHead` in training."""
 
     net: NeighbourNet
+    by_id = ("head.predecessors", "head.successors")
 
     def _drafting(self, batch: Batch, anchors: Anchors) -> tuple[Tensor, Tensor]:
         """Block outputs that predict the drafts after anchors, [A, D, H], and the true tokens before those, [A, D]."""
         positions = [self.net.config.draft_step(depth).position for depth in range(1, self.depth + 1)]
         hidden = block_outputs(self.net, self.target, batch, anchors)[:, positions]
         return hidden, anchors.tokens_before(batch, self.depth)
+
+    def _before(self, tokens: Tensor) -> Tensor:
+        """[R, r] the rows of `predecessors` of tokens [R]; zeros for ids that are not drafted."""
+        places, is_drafted = self.vocabulary.labels(tokens)
+        return self.net.head.predecessors[places] * is_drafted[:, None]
 
     @torch.no_grad()
     def hits(self, batch: Batch, anchors: Anchors) -> Tensor:
@@ -27,7 +33,11 @@ class NeighbourObjective(DFlashObjective):
 
         def scores(depth: int, chains: Tensor) -> Tensor:
             rows = hidden[chains, depth - 1]
-            return self.net.head.scores(self.scores(rows), before[chains, depth - 1], rows)
+            base, after, ranked = self.scores(rows), self._before(before[chains, depth - 1]), self.vocabulary.ranked
+            if ranked is None:
+                return self.net.head.scores(base, after, rows)
+            moved = self.net.head.scores(base[:, ranked], after, rows)
+            return torch.full_like(base, -torch.inf).index_copy(1, ranked, moved.to(base.dtype))
 
         return right_runs(ids, own, scores)
 

@@ -43,11 +43,15 @@ class NeighbourSource(BlockSource):
 
     @torch.inference_mode()
     def _logits(self, level: BlockLevel) -> Tensor:
-        left = self.net.head.left(level.tokens.to(self._device), self._hidden(level)).split(level.sizes)
+        left = self.net.head.left(self._before(level), self._hidden(level)).split(level.sizes)
         moved = [
             nn.functional.linear(own, state.rows[level.depth]) for own, state in zip(left, level.states, strict=True)
         ]
         return super()._logits(level) + torch.cat(moved)
+
+    def _before(self, level: BlockLevel) -> Tensor:
+        """[F, r] the row of `predecessors` of each node's token."""
+        return self.net.head.predecessors[level.tokens.to(self._device)]
 
     def _hidden(self, level: BlockLevel) -> Tensor:
         """[F, H] the block's output that predicts what follows each node."""

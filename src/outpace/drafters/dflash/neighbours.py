@@ -29,17 +29,17 @@ class NeighbourHead(nn.Module, ABC):
         self.successors = nn.Parameter(torch.empty(vocab_size, rank))
 
     @abstractmethod
-    def left(self, tokens: Tensor, hidden: Tensor) -> Tensor:
+    def left(self, before: Tensor, hidden: Tensor) -> Tensor:
         """[R, r] whose product with rows of `successors` is added to the base logits of what follows.
 
         Args:
-            tokens: [R] ids.
-            hidden: [R, H] outputs of the block that predict the tokens after them.
+            before: [R, r] the rows of `predecessors` of tokens.
+            hidden: [R, H] outputs of the block that predict what follows these.
         """
 
-    def scores(self, base: Tensor, tokens: Tensor, hidden: Tensor) -> Tensor:
+    def scores(self, base: Tensor, before: Tensor, hidden: Tensor) -> Tensor:
         """[R, V] what is drafted from, of base logits [R, V]; the other arguments as of `left`."""
-        return base + nn.functional.linear(self.left(tokens, hidden), self.successors)
+        return base + nn.functional.linear(self.left(before, hidden), self.successors)
 
 
 class NeighbourNet(DFlashNet):

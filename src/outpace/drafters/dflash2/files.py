@@ -62,6 +62,6 @@ def export_dflash2(
 def probe_dflash2(net: DFlash2Net, random: Random) -> list[Tensor]:
     """Outputs for random inputs, which conversion compares."""
     *context, hidden = probe_dflash(net, random)
-    tokens = torch.arange(len(hidden)) % net.config.vocab_size
-    pairs = net.head.left(tokens, hidden) @ net.head.successors.T
+    before = net.head.predecessors[torch.arange(len(hidden)) % net.config.vocab_size]
+    pairs = net.head.left(before, hidden) @ net.head.successors.T
     return [*context, hidden, net.config.base_logits(pairs)]

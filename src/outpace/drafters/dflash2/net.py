@@ -99,13 +99,13 @@ class Selector(NeighbourHead):
         self.hidden_projection = nn.Linear(config.hidden_size, config.selector_rank, bias=False)
         fill_with_nan(self)
 
-    def left(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        left: Tensor = self.predecessors[tokens] * self.hidden_projection(hidden)
+    def left(self, before: Tensor, hidden: Tensor) -> Tensor:
+        left: Tensor = before * self.hidden_projection(hidden)
         return left
 
-    def scores(self, base: Tensor, tokens: Tensor, hidden: Tensor) -> Tensor:
-        best = base.topk(self._top_k).indices  # [R, k]
-        moved = super().scores(base, tokens, hidden)
+    def scores(self, base: Tensor, before: Tensor, hidden: Tensor) -> Tensor:
+        best = base.topk(min(self._top_k, base.shape[1])).indices  # [R, k]
+        moved = super().scores(base, before, hidden)
         return torch.full_like(moved, -torch.inf).scatter(1, best, moved.gather(1, best))
 
 

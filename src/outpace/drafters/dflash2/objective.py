@@ -44,10 +44,8 @@ class DFlash2Objective(NeighbourObjective):
         own, compared, head = rows.own, rows.compared, self.net.head
         places = compared.labels(anchors.followed(batch, self.depth)[0])[0][own]  # [R]
         blocks, tokens = self._drafting(batch, anchors)
-        hidden, before = blocks[own], tokens[own]  # [R, H], [R]
-        # Ids drawn for the base stand for the rest, and are not drafted.
-        ranked = self.vocabulary.ranked
-        right = head.successors if ranked is None else head.successors[ranked]  # [K, r]
+        hidden, before = blocks[own], self._before(tokens[own])  # [R, H], [R, r]
+        right = head.successors  # [K, r]; ids drawn for the base stand for the rest, and are not drafted
         count = min(self.net.config.selector_top_k, len(right))
 
         def losses(hidden: Tensor, left: Tensor, truth: Tensor, places: Tensor, depths: Tensor) -> Tensor:

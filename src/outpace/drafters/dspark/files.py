@@ -120,7 +120,7 @@ def export_dspark(net: DSparkNet, layout: str, target: str | None = None) -> tup
 def probe_dspark(net: DSparkNet, random: Random) -> list[Tensor]:
     """Outputs for random inputs, which conversion compares."""
     *context, hidden = probe_dflash(net, random)
-    tokens = torch.arange(len(hidden)) % net.config.vocab_size
-    confidence = net.head.confidence(tokens, hidden)
-    scores = net.head.scores(hidden.new_zeros(len(hidden), net.config.vocab_size), tokens, hidden)
+    before = net.head.predecessors[torch.arange(len(hidden)) % net.config.vocab_size]
+    confidence = net.head.confidence(before, hidden)
+    scores = net.head.scores(hidden.new_zeros(len(hidden), net.config.vocab_size), before, hidden)
     return [*context, hidden, scores, *([] if confidence is None else [confidence])]

@@ -46,15 +46,15 @@ class MarkovHead(NeighbourHead):
         self.confidence_bias = nn.Parameter(torch.empty(1)) if has_confidence else None
         fill_with_nan(self)
 
-    def left(self, tokens: Tensor, hidden: Tensor) -> Tensor:
-        return self.predecessors[tokens]
+    def left(self, before: Tensor, hidden: Tensor) -> Tensor:
+        return before
 
-    def confidence(self, tokens: Tensor, hidden: Tensor) -> Tensor | None:
-        """[R] logits of the probability that a draft after these tokens is accepted; None without the head. Arguments
-        as of `left`."""
+    def confidence(self, before: Tensor, hidden: Tensor) -> Tensor | None:
+        """[R] logits of the probability that a draft after some tokens is accepted; None without the head. Arguments as
+        of `left`."""
         if self.confidence_weight is None:
             return None
-        inputs = torch.cat((hidden, self.predecessors[tokens]), dim=-1) if self._reads_token else hidden
+        inputs = torch.cat((hidden, before), dim=-1) if self._reads_token else hidden
         return nn.functional.linear(inputs, self.confidence_weight, self.confidence_bias)[:, 0].float()
 
 

@@ -56,15 +56,16 @@ class DSparkObjective(NeighbourObjective):
         own, compared, head = rows.own, rows.compared, self.net.head
         places = compared.labels(anchors.followed(batch, self.depth)[0])[0][own]  # [R]
         blocks, tokens = self._drafting(batch, anchors)
-        hidden, before = blocks[own], tokens[own]  # [R, H], [R]
+        hidden, before = blocks[own], self._before(tokens[own])  # [R, H], [R, r]
         confidence = head.confidence(before, hidden)  # [R]
         assert confidence is not None, "drafters in training have the head"
-        right = head.successors if compared.ids is None else head.successors[compared.ids]  # [K, r]
+        right = head.successors  # [K, r]
 
         def losses(
             hidden: Tensor, left: Tensor, confidence: Tensor, truth: Tensor, places: Tensor, depths: Tensor
         ) -> Tensor:
-            scores = rows.logits(hidden) + nn.functional.linear(left, right)
+            base, moves = rows.logits(hidden), nn.functional.linear(left, right)
+            scores = base + nn.functional.pad(moves, (0, base.shape[1] - moves.shape[1]))  # drawn ids are not drafted
             distance = (scores.softmax(dim=-1) - rows.labels(truth)).abs().sum(dim=-1)  # [R]
             accepted = 1 - distance.detach() / 2
             weights = rows.weigh(depths, accepted)

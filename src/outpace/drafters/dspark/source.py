@@ -36,7 +36,7 @@ class DSparkSource(NeighbourSource):
     @torch.inference_mode()
     def _candidates(self, level: BlockLevel, frontier: Frontier, width: int) -> Candidates:
         found = super()._candidates(level, frontier, width)
-        confidence = self.net.head.confidence(level.tokens.to(self._device), self._hidden(level))
+        confidence = self.net.head.confidence(self._before(level), self._hidden(level))
         if confidence is None or found.log_probs is None:
             return found
         mass = logsigmoid(confidence)

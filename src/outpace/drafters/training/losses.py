@@ -236,6 +236,7 @@ class LossVocabulary:
 
     def __init__(self, ranked: Tensor | None = None, vocab_size: int = 0, drawn: int = 0) -> None:
         self.ranked, self._size, self._drawn = ranked, vocab_size, drawn
+        self._places: Tensor | None = None
         if ranked is not None:
             places = torch.full((vocab_size,), -1, device=ranked.device)
             self._places = places.index_copy(0, ranked, torch.arange(len(ranked), device=ranked.device))
@@ -257,6 +258,10 @@ class LossVocabulary:
         # A drafter that cannot draft the EOS loses the last round of every answer.
         ends = [number for number in facts.special if facts.counts[number]]
         return cls(rank_tokens(facts.counts.cpu(), keep, ends).to(device), size, settings.sampled)
+
+    def labels(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """As `Compared.labels`, which is the same in every step."""
+        return Compared(places=self._places).labels(ids)
 
     def of(self, ranked: Tensor) -> "LossVocabulary":
         """The same with other ids [K], ascending."""

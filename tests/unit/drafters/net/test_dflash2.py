@@ -77,7 +77,7 @@ def test_the_selector_scores_pairs_of_the_best() -> None:
     """Guards against scores of ids outside the best, and gates by another row or token."""
     net, hidden, base = small_dflash2(), randn(3, 24), randn(3, 61, seed=4)
     weights, tokens = net.state_dict(), torch.tensor([5, 0, 60])
-    found = net.head.scores(base, tokens, hidden)
+    found = net.head.scores(base, net.head.predecessors[tokens], hidden)
     for row, token in enumerate(tokens.tolist()):
         best = base[row].argsort(descending=True)[:9].tolist()
         gate = weights["head.hidden_projection.weight"] @ hidden[row]

@@ -22,7 +22,8 @@ def test_the_heads_are_the_papers_equations() -> None:
     net, hidden = small_dspark(), randn(3, 24)
     weights, tokens = net.state_dict(), torch.tensor([5, 0, 60])
     base = randn(3, 61, seed=4)
-    scores, confidence = net.head.scores(base, tokens, hidden), net.head.confidence(tokens, hidden)
+    rows = net.head.predecessors[tokens]
+    scores, confidence = net.head.scores(base, rows, hidden), net.head.confidence(rows, hidden)
     assert confidence is not None
     for row, token in enumerate(tokens.tolist()):
         before = weights["head.predecessors"][token]
